@@ -206,6 +206,12 @@ class bl_lobby_reply_init(TypedDict, total=False):
     check: int
     sequence_end: int
 
+class bl_doorbell(CStruct):
+    ring: uint64_p
+
+class bl_doorbell_init(TypedDict, total=False):
+    ring: uint64_p | Sequence[int]
+
 class bl_session_line(CStruct):
     nonce: int
     boot_id: uint64_p
@@ -1786,6 +1792,7 @@ _Type = Literal[
     "bl_heartbeat_line",
     "bl_lobby_request",
     "bl_lobby_reply",
+    "bl_doorbell",
     "bl_session_line",
     "bl_request",
     "bl_reply",
@@ -1925,6 +1932,8 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_lobby_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lobby_request: ...
     @overload
     def from_buffer(self, of: Literal["bl_lobby_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lobby_reply: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_doorbell[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_doorbell: ...
     @overload
     def from_buffer(self, of: Literal["bl_session_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_session_line: ...
     @overload
@@ -2153,6 +2162,10 @@ class Ffi:
     def new(self, of: Literal["bl_lobby_reply *"], init: bl_lobby_reply | bl_lobby_reply_init = ..., /) -> bl_lobby_reply: ...
     @overload
     def new(self, of: Literal["bl_lobby_reply[]"], init: int | Sequence[bl_lobby_reply | bl_lobby_reply_init] = ..., /) -> bl_lobby_reply: ...
+    @overload
+    def new(self, of: Literal["bl_doorbell *"], init: bl_doorbell | bl_doorbell_init = ..., /) -> bl_doorbell: ...
+    @overload
+    def new(self, of: Literal["bl_doorbell[]"], init: int | Sequence[bl_doorbell | bl_doorbell_init] = ..., /) -> bl_doorbell: ...
     @overload
     def new(self, of: Literal["bl_session_line *"], init: bl_session_line | bl_session_line_init = ..., /) -> bl_session_line: ...
     @overload
@@ -2549,6 +2562,10 @@ class Ffi:
     def new(self, of: Literal["bl_lobby_reply **"], init: bl_lobby_reply | Null = ..., /) -> CPointer[bl_lobby_reply]: ...
     @overload
     def new(self, of: Literal["bl_lobby_reply *[]"], init: int | Sequence[bl_lobby_reply | Null] = ..., /) -> CPointer[bl_lobby_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_doorbell **"], init: bl_doorbell | Null = ..., /) -> CPointer[bl_doorbell]: ...
+    @overload
+    def new(self, of: Literal["bl_doorbell *[]"], init: int | Sequence[bl_doorbell | Null] = ..., /) -> CPointer[bl_doorbell]: ...
     @overload
     def new(self, of: Literal["bl_session_line **"], init: bl_session_line | Null = ..., /) -> CPointer[bl_session_line]: ...
     @overload
@@ -2995,6 +3012,8 @@ class Ffi:
     def cast(self, to: Literal["bl_lobby_request *", "volatile bl_lobby_request *"], what: CData | int, /) -> bl_lobby_request: ...
     @overload
     def cast(self, to: Literal["bl_lobby_reply *", "volatile bl_lobby_reply *"], what: CData | int, /) -> bl_lobby_reply: ...
+    @overload
+    def cast(self, to: Literal["bl_doorbell *", "volatile bl_doorbell *"], what: CData | int, /) -> bl_doorbell: ...
     @overload
     def cast(self, to: Literal["bl_session_line *", "volatile bl_session_line *"], what: CData | int, /) -> bl_session_line: ...
     @overload

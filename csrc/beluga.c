@@ -45,8 +45,10 @@
 
 #include "liveness/lock.c"
 #include "liveness/pidfds.c"
+#include "liveness/wake.c"
 #include "liveness/heartbeat.c"
 
+#include "rpc/doorbell.c"
 #include "rpc/lobby.c"
 #include "rpc/lane.c"
 #include "rpc/session.c"
@@ -156,6 +158,7 @@
 #include "sim/verbs.c"
 #include "sim/acts.c"
 #include "sim/liveness.c"
+#include "sim/wake.c"
 #include "sim/run.c"
 
 #include "sim/scenarios/litmus.c"
@@ -167,6 +170,8 @@
 #include "sim/scenarios/kv.c"
 #include "sim/scenarios/held.c"
 #include "sim/scenarios/sessions.c"
+#include "sim/scenarios/asleep.c"
+#include "sim/scenarios/doorbells.c"
 #include "sim/scenarios/takeover.c"
 #include "sim/scenarios/machines.c"
 #include "sim/scenarios/tasks.c"

@@ -86,8 +86,8 @@ typedef struct bl_quota {
     uint32_t reserved;
 } bl_quota;
 
-/* Set the quota. Any thread may call this while the server exists; the poll loop applies it within
- * a millisecond. A session keeps grants and pins above a new limit. */
+/* Set the quota. Any thread may call this while the server exists; it wakes the poll loop, which
+ * applies it. A session keeps grants and pins above a new limit. */
 void bl_server_limit(bl_server *server, const bl_quota *quota);
 
 /* Refuse new grants from now on, or grant again. Any thread may call this; bl_server_stat reports
@@ -108,7 +108,7 @@ int bl_server_declare_gone(bl_server *server);
  * _HOST_CLASH; or _SESSION_ALIVE: a session that was declared gone is alive. */
 int bl_server_serve_lanes(bl_server *server);
 
-/* Stand by: check the pool's server every few milliseconds, for timeout_ns. Returns 1 if this
+/* Stand by: check the pool's server every 10 ms, for timeout_ns. Returns 1 if this
  * server should try to take over (there is no server, it stopped, it is proven gone, or its
  * heartbeat stopped for lost_ns, or longer as measured by rpc/standby.c); 0 if it lives; or
  * -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Call it before the server serves; if taking over is

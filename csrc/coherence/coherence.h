@@ -235,6 +235,10 @@ static inline void bl_pause(const bl_memory *memory)
 /* Sleep for about ns nanoseconds; 0 yields the core to any thread that is ready. */
 void bl_nap(const bl_memory *memory, uint64_t ns);
 
+/* A server announces that it will sleep; a process of its host wakes it (liveness/wake.h). */
+#define bl_announce(memory, sleeper) ((void)(memory), bl_sleeper_announce(sleeper))
+#define bl_wake(memory, directory, waker) ((void)(memory), bl_waker_ring(directory, waker))
+
 #endif /* BL_SIM */
 
 /* ---- Composed verbs, for both builds. */

@@ -57,6 +57,12 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look, uint64_t written, co
 void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
+struct bl_sleeper;              /* liveness/wake.h */
+struct bl_waker;
+void bl_sim_announce(const bl_memory *memory, struct bl_sleeper *sleeper, const bl_site *site);
+void bl_sim_wake(const bl_memory *memory, const struct bl_waker *waker, const bl_site *site);
+uint64_t bl_sim_quiet_ns(const bl_memory *memory);
+
 /* Store into this host's cache, as an incorrect program would; there is no verb for this. */
 void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *source,
                        uint32_t size, const bl_site *site);
@@ -99,5 +105,8 @@ void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *sou
 #define bl_now_ns(memory) bl_sim_now_ns(memory)
 #define bl_pause(memory) bl_sim_pause(memory)
 #define bl_nap(memory, ns) bl_sim_nap(memory, ns)
+#define bl_announce(memory, sleeper) bl_sim_announce(memory, sleeper, BL_SITE("announce"))
+#define bl_wake(memory, directory, waker) bl_sim_wake(memory, waker, BL_SITE("wake"))
+#define bl_quiet_ns(memory) bl_sim_quiet_ns(memory)
 
 #endif

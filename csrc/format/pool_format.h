@@ -15,7 +15,7 @@
  *   +--------------------+  BL_CANDIDATE_OFFSET
  *   | candidate lines    |  one per host, for the election of a server     that host
  *   +--------------------+  BL_LOBBY_OFFSET
- *   | lobby              |  per host: request | reply half 0 | reply half 1
+ *   | lobby              |  per host: request | reply half 0 | reply half 1 | doorbell
  *   +--------------------+  session_offset
  *   | session table x 2  |  one line per lane and half                     server of that half
  *   +--------------------+  lane_offset
@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 enum bl_format_constant {
-    BL_FORMAT_VERSION = 4,
+    BL_FORMAT_VERSION = 5,
     BL_LINE_SIZE = 64,
     BL_POLL_STRIDE = 128,
     BL_PAGE_SIZE = 4096,
@@ -194,6 +194,13 @@ typedef struct bl_lobby_reply {
     uint32_t check;
     uint32_t sequence_end;
 } bl_lobby_reply;
+
+/* A host's doorbell (rpc/doorbell.h). A process of the host that sends a request after a pause
+ * writes a number that was never written there into all words. The server polls this line instead
+ * of the host's quiet lanes. */
+typedef struct bl_doorbell {
+    uint64_t ring[8];
+} bl_doorbell;
 
 /* A session line records the session of a lane, for the server's successor.
  *

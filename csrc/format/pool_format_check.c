@@ -23,7 +23,7 @@ BL_LIMIT(BL_SERVER_STRIDE == 2 * BL_POLL_STRIDE); /* epoch, heartbeat */
 BL_LIMIT(2 * BL_LINE_SIZE <= BL_POLL_STRIDE); /* a line and its second copy */
 BL_LIMIT(BL_HALF_COUNT * BL_SERVER_STRIDE <= BL_CANDIDATE_OFFSET);
 BL_LIMIT(BL_CANDIDATE_OFFSET + BL_HOST_COUNT * BL_POLL_STRIDE <= BL_LOBBY_OFFSET);
-BL_LIMIT((1 + BL_HALF_COUNT) * BL_POLL_STRIDE <= BL_LOBBY_STRIDE); /* request, replies */
+BL_LIMIT((2 + BL_HALF_COUNT) * BL_POLL_STRIDE <= BL_LOBBY_STRIDE); /* request, replies, doorbell */
 BL_LIMIT(BL_LOBBY_END == BL_LOBBY_OFFSET + BL_HOST_COUNT * BL_LOBBY_STRIDE);
 BL_LIMIT(BL_LOBBY_END % BL_PAGE_SIZE == 0 && BL_LOBBY_END < BL_STRIPE_SIZE);
 BL_LIMIT(sizeof(bl_superblock) <= BL_PAGE_SIZE);
@@ -117,6 +117,9 @@ BL_FIELD(bl_lobby_reply, live_count, 44);
 BL_FIELD(bl_lobby_reply, reserved, 48);
 BL_FIELD(bl_lobby_reply, check, 56);
 BL_FIELD(bl_lobby_reply, sequence_end, 60);
+
+BL_SIZE(bl_doorbell, 64);
+BL_FIELD(bl_doorbell, ring, 0);
 
 BL_SIZE(bl_session_line, 64);
 BL_FIELD(bl_session_line, nonce, 0);

@@ -38,7 +38,6 @@ typedef struct bl_liveness_path {
  * the lock under the final name has proof that the holder is gone. */
 #define BL_LIVENESS_NEW "new"
 #define BL_LIVENESS_ALIVE "alive"
-#define BL_LIVENESS_SOCKET "pidfds"    /* a server's socket: see liveness/pidfds.h */
 
 static bl_liveness_path bl_liveness_name(const char *directory, const char *kind, uint64_t nonce)
 {
@@ -161,6 +160,8 @@ void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t no
     (void)memory;
     if (remove) {
         unlink(bl_liveness_name(directory, BL_LIVENESS_SOCKET, nonce).text);
+        unlink(bl_liveness_name(directory, BL_LIVENESS_ASLEEP, nonce).text);
+        unlink(bl_liveness_name(directory, BL_LIVENESS_BELL, nonce).text);
         /* last, because the sweep searches for this file */
         unlink(bl_liveness_name(directory, BL_LIVENESS_ALIVE, nonce).text);
     }

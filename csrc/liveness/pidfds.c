@@ -48,6 +48,7 @@ struct bl_pidfds {
     int listener;
     uint32_t count;
     uint32_t count_max;
+    int waits;                  /* 1: a connection could not be accepted for lack of descriptors */
     bl_pidfds_peer peers[];
 };
 
@@ -59,8 +60,9 @@ static int bl_pidfds_address(const char *directory, uint64_t nonce, struct socka
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (descriptor < 0)
         return -errno;
-    snprintf(address->sun_path, sizeof address->sun_path, "/proc/self/fd/%d/pidfds-%016llx",
-             descriptor, (unsigned long long)nonce);
+    snprintf(address->sun_path, sizeof address->sun_path,
+             "/proc/self/fd/%d/" BL_LIVENESS_SOCKET "-%016llx", descriptor,
+             (unsigned long long)nonce);
     return descriptor;
 }
 
@@ -226,6 +228,7 @@ uint64_t bl_pidfds_look(bl_pidfds *pidfds)
     for (int i = 0; i < BL_PIDFDS_EVENTS && status == 0; i++) {
         if (epoll_wait(pidfds->epoll, &event, 1, 0) != 1)
             break;
+        pidfds->waits = 0;
         uint32_t place = event.data.u32;
         if (place == BL_PIDFDS_LISTENER) {
             status = bl_pidfds_accept(pidfds);
@@ -238,9 +241,12 @@ uint64_t bl_pidfds_look(bl_pidfds *pidfds)
             bl_crash_point("pidfds.ended");
             return nonce;
         }
+        pidfds->waits = status < 0;
     }
     return 0;
 }
+
+int bl_pidfds_descriptor(const bl_pidfds *pidfds) { return pidfds->waits ? -1 : pidfds->epoll; }
 
 void bl_pidfds_forget(bl_pidfds *pidfds, uint64_t nonce)
 {

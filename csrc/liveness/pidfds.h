@@ -35,6 +35,10 @@ void bl_pidfds_close(bl_pidfds *pidfds);
  * kernel buffers its bytes. */
 uint64_t bl_pidfds_look(bl_pidfds *pidfds);
 
+/* Return a descriptor that is readable when bl_pidfds_look() has work. Returns -1 while a
+ * connection cannot be accepted: the descriptor would stay readable. */
+int bl_pidfds_descriptor(const bl_pidfds *pidfds);
+
 /* Stop watching a session that ended. */
 void bl_pidfds_forget(bl_pidfds *pidfds, uint64_t nonce);
 

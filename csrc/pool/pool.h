@@ -38,6 +38,11 @@ static inline uint64_t bl_lobby_reply_offset(uint32_t host, uint32_t half)
     return bl_lobby_request_offset(host) + (1 + half) * BL_POLL_STRIDE;
 }
 
+static inline uint64_t bl_doorbell_offset(uint32_t host)
+{
+    return bl_lobby_reply_offset(host, BL_HALF_COUNT);
+}
+
 static inline uint64_t bl_session_offset(const bl_geometry *g, uint32_t lane, uint32_t half)
 {
     return g->session_offset + ((uint64_t)half * g->lane_count + lane) * BL_LINE_SIZE;

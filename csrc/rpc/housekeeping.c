@@ -17,10 +17,12 @@
 
 #include "coherence/crash_point.h"
 #include "pool/boot.h"
+#include "rpc/doorbell.h"
 #include "rpc/jobs.h"
 
 enum {
     BL_HOUSEKEEPING_PERIOD_NS = 100 * 1000,
+    BL_HOUSEKEEPING_ASLEEP_NS = 100 * 1000 * 1000, /* while the server sleeps */
     BL_LIVENESS_PERIOD_NS = 20 * 1000 * 1000,
     BL_SWEEP_MAX = 64           /* liveness locks without a session removed together */
 };
@@ -68,11 +70,13 @@ void bl_housekeeping_write(bl_server *server, uint32_t number)
 
 static void bl_live_remove(bl_server *server, uint32_t number)
 {
-    uint32_t kept = 0;
+    uint32_t kept = 0, busy = server->busy_count;
     /* the order of the others stays: rpc/quantum.h */
     for (uint32_t i = 0; i < server->live_count; i++)
         if (server->live[i] != number)
             server->live[kept++] = server->live[i];
+        else if (i < busy)
+            server->busy_count--;
     server->live_count = kept;
 }
 
@@ -314,13 +318,14 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         .next = 1,
         .window = 1,
         .since_ns = now_ns,
+        .busy_ns = now_ns,
         .answered = server->done,
         .allowance = {.tokens = server->quota.calls_per_s * BL_TOKEN, .filled_ns = now_ns},
         .liveness_lock = here ? bl_liveness_watch(memory, server->directory, request->nonce)
             : -ENOENT,
     };
     bl_operate_name(server, &server->lanes[number]);
-    server->live[server->live_count++] = number;
+    bl_doorbell_add(server, number);
     server->stat.attach_count++;
     bl_crash_point("give.taken");
     bl_housekeeping_write(server, number); /* a successor must know of it before the client knows */
@@ -438,11 +443,13 @@ static void bl_housekeeping_reap(bl_server *server)
 
 int bl_housekeeping_keep(bl_server *server, uint64_t now_ns)
 {
-    if (now_ns - server->housekeeping_ns < BL_HOUSEKEEPING_PERIOD_NS)
+    if (now_ns - server->housekeeping_ns <
+        (bl_server_asleep(server) ? BL_HOUSEKEEPING_ASLEEP_NS : BL_HOUSEKEEPING_PERIOD_NS))
         return 0;
     server->housekeeping_ns = now_ns;
     server->stat.housekeeping_count++;
     bl_operate_apply(server);
+    bl_doorbell_quieten(server, now_ns);
     bl_housekeeping_reap(server);
     bl_lobby_look(server, now_ns);
     if (now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS)

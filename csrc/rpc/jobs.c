@@ -157,8 +157,10 @@ int bl_function_answer(bl_server *server, uint32_t number, const uint8_t *reply,
     job->bytes = bytes;
     job->reply_size = bytes != NULL ? size : 0;
     job->status = bytes != NULL ? status : -ENOMEM;
-    if (bl_host_swap(&job->state, BL_JOB_RUNNING, BL_JOB_DONE))
+    if (bl_host_swap(&job->state, BL_JOB_RUNNING, BL_JOB_DONE)) {
+        bl_server_wake(server);
         return 0;
+    }
     bl_job_clear(job); /* the caller is gone */
     return 0;
 }

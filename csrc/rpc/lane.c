@@ -13,7 +13,7 @@
 #include <errno.h>
 
 #include "coherence/crash_point.h"
-#include "rpc/session_state.h"
+#include "rpc/doorbell.h"
 
 enum {
     BL_SEND_BATCH = 32,
@@ -116,14 +116,37 @@ static int bl_session_given_up(const bl_session *session)
     return !bl_verify(memory, line.nonce == session->nonce && line.state == BL_SESSION_LIVE);
 }
 
+/* Return 1 if the lane may be quiet, so that this call must ring. */
+static int bl_lane_quiet(bl_session *session, const bl_wait *wait, uint64_t ring_ns)
+{
+    uint64_t silent_ns = wait->start_ns - session->called_ns;
+    session->called_ns = wait->start_ns;
+    return silent_ns > ring_ns;
+}
+
 int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait *wait)
 {
     const bl_memory *memory = &session->pool->memory;
-    uint64_t looked = 0;
+    uint64_t looked = 0, ring_ns = bl_quiet_ns(memory) / BL_QUIET_RING_PART;
+    int rung = bl_lane_quiet(session, wait, ring_ns), woken = 0;
+    if (rung)
+        bl_doorbell_ring(session);
     for (;;) {
         uint32_t taken = bl_lane_take(session, replies, count);
         if (taken > 0)
             return (int)taken;
+        int asleep = !woken && bl_waker_asleep(&session->waker); /* bl_lane_take() has fenced */
+        if (!rung && (asleep || wait->waited_ns > ring_ns)) {
+            bl_doorbell_ring(session); /* the lane may have become quiet */
+            bl_crash_point("call.rung");
+            rung = 1;
+            continue; /* its fence: the doorbell is written before the server wakes */
+        }
+        if (asleep) {
+            bl_wake(memory, session->directory, &session->waker);
+            bl_crash_point("call.woken");
+            woken = 1;
+        }
         if (!bl_wait_turn(memory, wait))
             return -BL_ERROR_TIMEOUT;
         if (wait->waited_ns - looked > BL_EPOCH_LOOK_NS) {

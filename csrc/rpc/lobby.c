@@ -87,6 +87,7 @@ typedef struct bl_lobby_turn {
     uint64_t nonce;
     uint32_t operation;
     uint32_t open;              /* requests that a server may have granted without our knowledge */
+    uint32_t rung;              /* 1: the server of the last request was woken */
 } bl_lobby_turn;
 
 /* Write a request and wait for the current server's reply; the caller holds the host's lock. */
@@ -118,6 +119,8 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
                     return -BL_ERROR_HOST_CLASH;
                 continue;
             }
+            bl_waker_open(memory, session->directory, epoch.nonce, &session->waker);
+            turn->rung = 0;
             if (turn->operation == BL_LOBBY_ATTACH)
                 bl_pidfds_show(memory, session->directory, epoch.nonce, turn->nonce);
             bl_crash_point("ask.shown");
@@ -132,6 +135,10 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
             turn->open--;
             bl_crash_point("ask.answered");
             return reply->status;
+        }
+        if (serving && !turn->rung && bl_waker_asleep(&session->waker)) {
+            bl_wake(memory, session->directory, &session->waker); /* the reply's poll has fenced */
+            turn->rung = 1;
         }
         if (!bl_wait_turn(memory, turn->wait))
             return status < 0 ? status : serving ? -BL_ERROR_TIMEOUT : -BL_ERROR_NO_SERVER;

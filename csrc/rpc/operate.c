@@ -8,6 +8,16 @@
 #include "base/host_atomic.h"
 #include "rpc/server_state.h"
 
+/* Make the poll loop apply what was asked for. */
+static void bl_operate_ask(bl_server *server)
+{
+    bl_host_add(&server->asked.serial, 1);
+    if (server->epoch == 0)
+        bl_operate_apply(server); /* no loop runs yet */
+    else
+        bl_server_wake(server);
+}
+
 /* Two threads that ask at the same time may leave a mixture for a moment: then the serial changes
  * once more, and the loop takes the words again. */
 void bl_server_limit(bl_server *server, const bl_quota *quota)
@@ -16,17 +26,13 @@ void bl_server_limit(bl_server *server, const bl_quota *quota)
     bl_host_store(&server->asked.grant_count, quota->grant_count);
     bl_host_store(&server->asked.pin_count, quota->pin_count);
     bl_host_store(&server->asked.calls_per_s, quota->calls_per_s);
-    bl_host_add(&server->asked.serial, 1);
-    if (server->epoch == 0)
-        bl_operate_apply(server); /* no loop runs yet */
+    bl_operate_ask(server);
 }
 
 void bl_server_drain(bl_server *server, int draining)
 {
     bl_host_store(&server->asked.draining, draining != 0);
-    bl_host_add(&server->asked.serial, 1);
-    if (server->epoch == 0)
-        bl_operate_apply(server);
+    bl_operate_ask(server);
 }
 
 /* Fill the buckets of all sessions: they are not filled while calls are not limited. */

@@ -8,7 +8,8 @@
  * reply, every other lane has at most one turn, of at most one quantum. A lane that was served goes
  * behind all that were not, so a lane that waits is before every lane that was served since it
  * began to wait. It need not be seen at once: the round that misses it is the one turn of the
- * others.
+ * others. Before that, a quiet lane (rpc/doorbell.h) waits for the next poll of its doorbell:
+ * for less than BL_DOORBELL_REQUESTS calls and BL_DOORBELL_KEYS keys of the others.
  *
  * The caller decides what a request is, and handlers make sure that a request has at most
  * BL_CALL_KEYS_MAX keys.

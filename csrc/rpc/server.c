@@ -4,7 +4,7 @@
  * The server's poll loop. It runs without Python's lock and never enters Python, except for
  * handlers that were registered from there.
  *
- * A round, over all live lanes:
+ * A round, over all busy lanes (see rpc/doorbell.h):
  *   1  invalidate the next window of request lines of every lane; one full fence
  *   2  in the order of rpc/quantum.h: ask for a lane's whole window, then copy the lines that have
  *      arrived, in order, at most a quantum; a line is believed if its sequence is the expected
@@ -18,14 +18,18 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/minmax.h"
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
+#include "rpc/doorbell.h"
 
 enum {
-    BL_IDLE_SPIN_NS = 50 * 1000,        /* after so long without work: offer the core */
-    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* and after so long: nap, a hundredth of it more, ... */
-    BL_IDLE_NAP_PART = 100,
-    BL_IDLE_NAP_NS = 400 * 1000,        /* ... but a nap and a round must stay below 1 ms */
+    BL_IDLE_SPIN_NS = 50 * 1000,        /* idle for this time: yield the core between rounds */
+    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* idle for this time: sleep between rounds, ... */
+    BL_IDLE_NAP_PART = 100,             /* ... for a hundredth of the idle time, at most ... */
+    BL_IDLE_NAP_NS = 20 * 1000 * 1000,  /* ... this, since another host's call waits for it; */
+    BL_IDLE_ALONE_NS = 100 * 1000 * 1000, /* ... this, if only this host may use the pool; */
+    BL_IDLE_POLL_NS = 400 * 1000,       /* ... this, if nobody can wake the server */
     BL_ROUNDS_PER_CLOCK = 32
 };
 
@@ -279,24 +283,36 @@ static uint64_t bl_lane_turn(bl_server *server, uint32_t number)
     return turn.requests;
 }
 
-uint32_t bl_server_round(bl_server *server)
+/* Invalidate the lines that this round polls. */
+static void bl_round_refetch(const bl_server *server, uint64_t hosts)
 {
     const bl_memory *memory = &server->pool->memory;
-    uint32_t kept_count = 0, served_count = 0;
-    uint64_t before = server->done.requests;
-    server->round[0] = server->round[1];
-    server->round[1] = server->done;
-    if (server->round[0].requests != before && server->live_count > 1)
-        bl_fence_full(memory); /* the looks are not older than the turns before: rpc/quantum.h */
-    for (uint32_t i = 0; i < server->live_count; i++) {
+    for (; hosts != 0; hosts &= hosts - 1)
+        bl_invalidate(memory, bl_doorbell_offset((uint32_t)__builtin_ctzll(hosts)), BL_LINE_SIZE);
+    for (uint32_t i = 0; i < server->busy_count; i++) {
         uint32_t number = server->live[i];
         const bl_lane *lane = &server->lanes[number];
         for (uint32_t k = 0; k < lane->window; k++)
             bl_invalidate(memory, bl_server_request_offset(server, number, lane->next + k),
                           BL_LINE_SIZE);
     }
-    bl_fence_full(memory); /* the loads below must not be older than the invalidations */
-    for (uint32_t i = 0; i < server->live_count; i++) {
+    bl_fence_full(memory); /* the loads that follow must not be older than the invalidations */
+}
+
+uint32_t bl_server_round(bl_server *server)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t hosts = bl_doorbell_due(server);
+    uint32_t kept_count = 0, served_count = 0;
+    uint64_t before = server->done.requests;
+    server->round[0] = server->round[1];
+    server->round[1] = server->done;
+    if (server->round[0].requests != before && server->live_count > 1)
+        bl_fence_full(memory); /* the looks are not older than the turns before: rpc/quantum.h */
+    bl_round_refetch(server, hosts);
+    if (bl_doorbell_look(server, hosts))
+        bl_round_refetch(server, 0); /* a lane is loaded after its doorbell */
+    for (uint32_t i = 0; i < server->busy_count; i++) {
         uint32_t number = server->live[i];
         if (bl_lane_turn(server, number))
             server->served[served_count++] = number;
@@ -307,13 +323,34 @@ uint32_t bl_server_round(bl_server *server)
     return (uint32_t)(server->done.requests - before);
 }
 
-/* Return how long to nap: clients that called lately will call again soon. */
-static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
+/* Return how long to sleep: a client that called a short time ago is likely to call again soon. */
+static uint64_t bl_idle_nap_ns(const bl_server *server, uint64_t idle_ns)
 {
-    uint64_t nap_ns = idle_ns / BL_IDLE_NAP_PART;
+    uint64_t most_ns = server->pool->one_host ? BL_IDLE_ALONE_NS : BL_IDLE_NAP_NS;
     if (idle_ns < BL_IDLE_YIELD_NS)
         return 0;
-    return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
+    return bl_least(idle_ns / BL_IDLE_NAP_PART, server->sleeper ? most_ns : BL_IDLE_POLL_NS);
+}
+
+/* Rest after idle_ns without work. Returns 1 if the server was woken and must poll its lanes at
+ * once, else 0. */
+static int bl_server_rest(bl_server *server, uint64_t idle_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t nap_ns = bl_idle_nap_ns(server, idle_ns);
+    bl_doorbell_hasten(server);
+    if (nap_ns == 0 || !server->sleeper) {
+        bl_nap(memory, nap_ns);
+        return 0;
+    }
+    if (!bl_sleeper_announced(server->sleeper)) {
+        bl_announce(memory, server->sleeper);
+        bl_crash_point("serve.announced");
+        server->housekeeping_ns = 0; /* poll the lobby, too, before the sleep */
+        return 0;
+    }
+    return bl_sleeper_wait(memory, server->sleeper,
+                           server->pidfds ? bl_pidfds_descriptor(server->pidfds) : -1, nap_ns);
 }
 
 /* If a device fault at this offset is in a lane that was not broken before, mark the lane as broken
@@ -334,10 +371,11 @@ static int bl_lane_breaks(bl_server *server, uint64_t offset)
 static int bl_server_mend(bl_server *server)
 {
     int status = 0;
-    server->live_count = 0;
+    server->live_count = server->busy_count = 0;
+    server->quiet_hosts = 0;
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
         if (server->lanes[i].state == BL_SESSION_LIVE)
-            server->live[server->live_count++] = i;
+            bl_doorbell_add(server, i);
     for (uint32_t i = 0; i < server->pool->geometry.lane_count && status == 0; i++)
         if (server->lanes[i].state == BL_SESSION_LIVE && server->lanes[i].broken)
             status = bl_housekeeping_end(server, i, BL_END_SUSPECT);
@@ -357,14 +395,22 @@ static int bl_server_loop(void *context)
         uint32_t served = bl_server_round(server);
         uint64_t idle_ns = now - busy_ns;
         busy |= served;
-        if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS)
-            bl_nap(memory, bl_idle_nap_ns(idle_ns));
-        else if (++rounds % BL_ROUNDS_PER_CLOCK)
+        if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS) {
+            if (bl_server_rest(server, idle_ns)) {
+                bl_sleeper_rise(server->sleeper);
+                busy_ns = now = bl_now_ns(memory);
+                continue;
+            }
+        } else if (++rounds % BL_ROUNDS_PER_CLOCK) {
             continue; /* the clock and the housekeeping wait while there is work */
+        }
         now = bl_now_ns(memory);
         bl_guard_look(); /* this region lasts as long as the server */
-        if (busy > 0)
+        if (busy > 0) {
             busy_ns = now;
+            if (server->sleeper)
+                bl_sleeper_rise(server->sleeper); /* the work arrived without a ring */
+        }
         busy = 0;
         int status = bl_housekeeping_keep(server, now);
         if (status < 0)
@@ -390,6 +436,7 @@ void bl_server_stop(bl_server *server)
 {
     bl_shared_store(&server->stop, 1);
     bl_jobs_wake(server);
+    bl_server_wake(server);
 }
 
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context)

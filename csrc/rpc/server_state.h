@@ -21,6 +21,7 @@
 #include "liveness/heartbeat.h"
 #include "pool/epoch.h"
 #include "liveness/pidfds.h"
+#include "liveness/wake.h"
 #include "liveness/lock.h"
 #include "rpc/quota.h"
 #include "liveness/runtime.h"
@@ -45,6 +46,8 @@ typedef struct bl_lane {
     uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
     uint32_t pid;               /* as this host sees it; 0: not known */
     uint32_t kind;              /* that of its last report */
+    uint32_t busy_next;         /* next at the last change that quieten saw, ... */
+    uint64_t busy_ns;           /* ... and the time of it (rpc/doorbell.c) */
     uint32_t job;               /* 1 + the number of its job (rpc/jobs.h); 0: it has none */
     uint64_t since_ns;          /* when it got its state */
     uint64_t call_count;        /* calls that were answered */
@@ -113,6 +116,7 @@ struct bl_server {
     bl_silence silence;         /* seen by a standby */
     bl_watch watch;
     bl_pidfds *pidfds;          /* the pidfd watch of this host; NULL: not available */
+    bl_sleeper *sleeper;        /* lets this host wake the server; NULL: not available */
     bl_heartbeat heartbeat;
     bl_server_hooks hooks;
     struct {
@@ -121,10 +125,15 @@ struct bl_server {
         bl_calls calls;         /* next to the fields that each call reads anyway */
     } handlers[BL_METHOD_COUNT];
     bl_lane *lanes;
-    uint32_t *live;             /* numbers of the live lanes: the one that waited longest is
-                                 * first */
-    uint32_t *served;           /* lanes served in this round */
+    uint32_t *live;             /* numbers of the live lanes: the busy one that waited longest is
+                                 * first; the quiet ones are last (rpc/doorbell.h) */
+    uint32_t *served;           /* lanes served in this round; scratch space of rpc/doorbell.c */
     uint32_t live_count;
+    uint32_t busy_count;
+    uint32_t doorbell_rounds;   /* rounds since the last poll of doorbells, */
+    bl_work doorbell_done;      /* and the work done until then */
+    uint64_t quiet_hosts;       /* hosts that have quiet lanes, as bits */
+    uint64_t doorbell[BL_HOST_COUNT]; /* the value read last */
     uint32_t inherited_count;   /* SUSPECT sessions of earlier epochs */
     uint32_t inherited_devices; /* 1: some of those that are gone had devices */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
@@ -158,6 +167,20 @@ static inline void bl_server_count(bl_server *server, uint32_t method, int statu
     calls->call_count++;
     if (status < 0)
         calls->error_count++;
+}
+
+/* Wake the poll loop after another thread of this process made a change that the loop must see.
+ * Safe in a signal handler. */
+static inline void bl_server_wake(const bl_server *server)
+{
+    if (server->sleeper)
+        bl_sleeper_wake(server->sleeper);
+}
+
+/* Return 1 while the server sleeps between polls, else 0. */
+static inline int bl_server_asleep(const bl_server *server)
+{
+    return server->sleeper != NULL && bl_sleeper_announced(server->sleeper);
 }
 
 /* Apply what an operator asked for: the poll loop calls it between two rounds. */

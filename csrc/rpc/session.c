@@ -50,6 +50,7 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
         *out = NULL;
         if (session->parent != MAP_FAILED)
             munmap(session->parent, BL_PAGE_SIZE);
+        bl_waker_close(&session->waker);
         free(session->scratch);
         free(session);
     }
@@ -60,6 +61,7 @@ void bl_session_close(bl_session *session)
 {
     if (*session->parent && session->attached)
         bl_lobby_detach(session, BL_DETACH_TIMEOUT_NS);
+    bl_waker_close(&session->waker);
     munmap(session->parent, BL_PAGE_SIZE);
     free(session->scratch);
     free(session);

@@ -18,6 +18,7 @@
 #include "liveness/heartbeat.h"
 #include "pool/epoch.h"
 #include "liveness/pidfds.h"
+#include "liveness/wake.h"
 #include "liveness/lock.h"
 #include "liveness/runtime.h"
 #include "coherence/wait.h"
@@ -35,11 +36,14 @@ struct bl_session {
     uint32_t sent;                  /* sequence of the last request */
     uint32_t answered;              /* sequence of the last reply taken */
     uint32_t window;                /* reply lines looked at together */
+    uint64_t ring_count;            /* of the doorbell */
+    uint64_t called_ns;             /* when the last wait for a reply began */
     uint32_t attached;
     uint32_t devices;               /* 1: a device may write what is granted to it */
     int liveness_lock;              /* its descriptor */
     uint8_t *scratch;               /* bulk_size for a request, bulk_size for a reply */
     uint32_t *parent;               /* 1 here; a forked child reads 0 */
+    bl_waker waker;                 /* of the server that got the last request */
     bl_heartbeat heartbeat;
     bl_session_stat stat;
 };

@@ -27,7 +27,9 @@
 #include "rpc/server_state.h"
 
 enum {
-    BL_STANDBY_LOOK_NS = 2 * 1000 * 1000,
+    BL_STANDBY_LOOK_NS = 10 * 1000 * 1000,
+    BL_STANDBY_LOOK_LEAST_NS = 2 * 1000 * 1000,
+    BL_STANDBY_LOOKS = 20,      /* in the time for which a server may be silent, at least */
     BL_STANDBY_LATE_NS = 20 * 1000 * 1000,
     BL_STANDBY_ALIVE = 15,      /* 30 s, where the limit for another host's server is 2 s */
     BL_STANDBY_GAPS = 4,
@@ -130,10 +132,12 @@ int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
     const bl_memory *memory = &server->pool->memory;
     bl_watch_look look = {server, lost_ns};
     bl_wait wait = bl_wait_make(memory, timeout_ns);
+    uint64_t nap_ns = bl_most(bl_least(lost_ns / BL_STANDBY_LOOKS, BL_STANDBY_LOOK_NS),
+                              BL_STANDBY_LOOK_LEAST_NS);
     int status;
     while ((status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0 &&
            !bl_shared_load(&server->stop) && bl_wait_left_ns(memory, &wait) > 0)
-        bl_nap(memory, BL_STANDBY_LOOK_NS);
+        bl_nap(memory, nap_ns);
     if (status != 0)
         bl_watch_end(server); /* a watch that has the liveness lock prevents others from taking
                                * it */

@@ -276,8 +276,11 @@ static int bl_takeover_enter(bl_server *server)
     bl_crash_point("take.liveness_held");
     if (server->liveness_lock < 0)
         return server->liveness_lock;
-    return bl_pidfds_open(memory, server->directory, server->nonce,
-                          2 * server->pool->geometry.lane_count, &server->pidfds);
+    int status = bl_pidfds_open(memory, server->directory, server->nonce,
+                                2 * server->pool->geometry.lane_count, &server->pidfds);
+    return status < 0 ? status
+                      : bl_sleeper_open(memory, server->directory, server->nonce,
+                                        &server->sleeper);
 }
 
 static void bl_takeover_leave(bl_server *server, int forget)
@@ -286,6 +289,9 @@ static void bl_takeover_leave(bl_server *server, int forget)
     if (server->pidfds)
         bl_pidfds_close(server->pidfds);
     server->pidfds = NULL;
+    if (server->sleeper)
+        bl_sleeper_close(server->sleeper);
+    server->sleeper = NULL;
     if (server->liveness_lock >= 0)
         bl_liveness_end(memory, server->directory, server->nonce, server->liveness_lock, forget);
     if (server->lock >= 0)
@@ -400,6 +406,8 @@ void bl_server_forked(bl_server *server)
             close(held[i]);
     if (server->pidfds)
         bl_pidfds_close(server->pidfds);
+    if (server->sleeper)
+        bl_sleeper_close(server->sleeper);
     bl_jobs_forked(server);
 }
 

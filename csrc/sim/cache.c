@@ -279,12 +279,23 @@ void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
     process->invalidation[process->invalidation_count++] = line;
 }
 
+/* Let other processes see what this one stored into its sleeper's word (sim/wake.c). */
+static void bl_sim_words_fence(bl_sim_world *world, const bl_sim_process *process)
+{
+    for (uint32_t i = 0; i < world->sleeper_count; i++) {
+        bl_sleeper *sleeper = &world->sleeper[i];
+        if (sleeper->process == process && sleeper->held)
+            sleeper->word = 1, sleeper->held = 0;
+    }
+}
+
 void bl_sim_fence(bl_sim_world *world, bl_sim_process *process)
 {
     bl_sim_drain_all(world, process);
     while (process->invalidation_count)
         bl_sim_invalidation_complete(world, process, process->invalidation_count - 1);
     process->fenced_at = world->stat.steps;
+    bl_sim_words_fence(world, process);
     bl_sim_note_full_fence(process);
 }
 

@@ -130,6 +130,12 @@ uint64_t bl_pidfds_look(bl_pidfds *pidfds)
     return 0;
 }
 
+int bl_pidfds_descriptor(const bl_pidfds *pidfds)
+{
+    (void)pidfds;
+    return -1;
+}
+
 uint32_t bl_pidfds_pid(const bl_pidfds *pidfds, uint64_t nonce)
 {
     (void)pidfds, (void)nonce;

@@ -206,6 +206,13 @@ void bl_sim_catch_up(bl_sim_world *world)
     free((void *)(uintptr_t)late.source);
 }
 
+int bl_sim_left(const bl_memory *memory, const bl_site *site)
+{
+    bl_sim_catch_up(memory->world);
+    bl_sim_step(memory->world, memory->world->near_line);
+    return bl_sim_skipped(memory, site);
+}
+
 void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
 {
     bl_sim_catch_up(world);

@@ -31,6 +31,7 @@ enum bl_sim_limit {
     BL_SIM_HOST_COUNT = 8,
     BL_SIM_LIVENESS_COUNT = 4096,
     BL_SIM_LOCK_COUNT = 32,
+    BL_SIM_SLEEPER_COUNT = 16,
     BL_SIM_CACHE_LINES = 2048,
     BL_SIM_STORE_COUNT = 24,
     BL_SIM_INVALIDATION_COUNT = 32,
@@ -142,6 +143,17 @@ typedef struct bl_sim_lock {
     uint32_t snapshot;          /* as above */
 } bl_sim_lock;
 
+/* The word and the bell of a server (sim/wake.c). */
+struct bl_sleeper {
+    uint64_t word;              /* 1: callers ring */
+    uint64_t nonce;
+    bl_sim_process *process;
+    uint32_t held;              /* 1: the word's store is still in the store buffer */
+    uint32_t host;
+    uint32_t rung;
+    uint32_t sleeps;
+};
+
 typedef struct bl_sim_world {
     bl_sim_config config;
     bl_pool pool;               /* the pool of every process, except for the host number */
@@ -164,6 +176,10 @@ typedef struct bl_sim_world {
     uint32_t liveness_count;
     bl_sim_lock lock[BL_SIM_LOCK_COUNT];
     uint32_t lock_count;
+    struct bl_sleeper sleeper[BL_SIM_SLEEPER_COUNT];
+    uint32_t sleeper_count;
+    uint64_t quiet_ns;          /* a lane is quiet after this time; 0: never (rpc/doorbell.h) */
+    uint32_t wakes;             /* 1: servers sleep, and only a ring wakes them */
     struct bl_sim_job *jobs;    /* DMA (sim/device.h); NULL before the first */
     uint32_t job_count;
     uint64_t job_ticket;
@@ -320,6 +336,9 @@ int bl_sim_plain(const bl_memory *memory, const bl_sim_verb *verb);
 /* ---- sim/verbs.c: execute the deferred verb, before the process sleeps or ends. */
 
 void bl_sim_catch_up(bl_sim_world *world);
+
+/* Take a turn at a site that touches no line of the pool: 1 if it is left out. */
+int bl_sim_left(const bl_memory *memory, const bl_site *site);
 void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
 
 /* ---- sim/acts.c: actions of a scenario on processes and hosts. */

@@ -126,8 +126,8 @@ class Arena:
         self.server.kill()
         self.start()  # it sweeps what processes left that died before they had a lane
         end = time.monotonic() + WAIT_S
-        # The files of the server that runs: its lock, its socket, and its remover's lock.
-        while len(left := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 3:
+        # The files of the server that runs: its lock, socket, word and bell, its remover's lock.
+        while len(left := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 5:
             if time.monotonic() > end:
                 raise AssertionError(f"files of processes that have ended: {left}")
             time.sleep(0.005)

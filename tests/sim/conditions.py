@@ -37,6 +37,7 @@ BUILD = ROOT / "build" / "conditions"
 PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
     *("rpc/lane.c", "rpc/session.c", "rpc/housekeeping.c", "rpc/server.c", "rpc/quantum.h"),
+    "rpc/doorbell.c",
     *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/kept.c"),
     *("index/pins.c", "index/reclaim.c", "index/lookup.c", "index/grant.c"),
     *("index/numbers.c", "index/tombs.c", "index/journal.c"),

@@ -41,6 +41,7 @@ _QUANTUM = (
     "only how much of a lane's turn a request counts for differs: fairness, not what is answered"
 )
 _REREAD = "the line is read more often than is needed, and its last value is taken"
+_RINGS = "rings, or wakes the server, more often than it must be, which costs time"
 _SORTED = (
     "sorts what is in order already, or by a digit in which all agree: stable, so nothing moves"
 )
@@ -193,7 +194,16 @@ REASONED: Conditions = {
         ("server->pidfds", 0, "true"): _LIFE,
     },
     ("rpc/housekeeping.c", "bl_housekeeping_keep"): {
-        ("now_ns - server->housekeeping_ns < BL_HOUSEKEEPING_PERIOD_NS", 0, "false"): _PERIOD,
+        (
+            "now_ns - server->housekeeping_ns < (bl_server_asleep(server) ? "
+            "BL_HOUSEKEEPING_ASLEEP_NS : BL_HOUSEKEEPING_PERIOD_NS)",
+            0,
+            "false",
+        ): _PERIOD,
+        ("bl_server_asleep(server)", 0, "false"): _PERIOD,
+        ("bl_server_asleep(server)", 0, "true"): (
+            "housekeeping is done as rarely as while the server sleeps, which costs time"
+        ),
         ("now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS", 0, "false"): _PERIOD,
         ("now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0, "true"): _PERIOD,
         ("status < 0", 0, "false"): "the look that follows says so, too",
@@ -390,6 +400,11 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lane.c", "bl_lane_wait"): {
+        ("rung", 0, "true"): _RINGS,
+        ("!rung", 0, "true"): _RINGS,
+        ("!woken", 0, "true"): _RINGS,
+        ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
+        ("asleep", 1, "true"): _RINGS,
         ("wait->waited_ns - looked > BL_EPOCH_LOOK_NS", 0, "true"): (
             "looks at the epoch at every turn, which costs time"
         ),
@@ -420,6 +435,9 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
+        ("serving", 3, "true"): _RINGS,
+        ("!turn->rung", 0, "true"): _RINGS,
+        ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
         ("reply->epoch == asked", 0, "true"): (
             "each epoch is asked with a sequence of its own, and of the servers of one half only "
             "the last one writes: who answers that sequence there is the one that was asked"
@@ -511,8 +529,14 @@ REASONED: Conditions = {
     },
     ("rpc/server.c", "bl_idle_nap_ns"): {
         ("idle_ns < BL_IDLE_YIELD_NS", 0, "false"): _NAP,
-        ("nap_ns < BL_IDLE_NAP_NS", 0, "false"): _NAP,
-        ("nap_ns < BL_IDLE_NAP_NS", 0, "true"): _NAP,
+        ("server->pool->one_host", 0, "false"): _NAP,
+        ("server->pool->one_host", 0, "true"): _NAP,
+        ("server->sleeper", 0, "false"): _NAP,
+        ("server->sleeper", 0, "true"): _NAP,
+    },
+    ("rpc/server.c", "bl_server_rest"): {
+        ("nap_ns == 0", 0, "false"): _NAP,
+        ("server->pidfds", 0, "true"): _LIFE,
     },
     ("rpc/server.c", "bl_lane_answer"): {
         ("server->quota.calls_per_s", 0, "true"): "an allowance of nothing is filled with nothing",
@@ -526,6 +550,9 @@ REASONED: Conditions = {
     },
     ("rpc/server.c", "bl_server_loop"): {
         ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
+        ("bl_server_rest(server, idle_ns)", 0, "false"): (
+            "a server that was woken does its housekeeping before it looks at lanes"
+        ),
         ("++rounds % BL_ROUNDS_PER_CLOCK", 0, "false"): _NAP,
         ("busy == 0", 0, "true"): _NAP,
         ("busy > 0", 0, "true"): _NAP,
@@ -543,6 +570,9 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/server.c", "bl_server_round"): {
+        ("bl_doorbell_look(server, hosts)", 0, "true"): (
+            "invalidates the same lines more often, which costs time"
+        ),
         ("server->round[0].requests != before && server->live_count > 1", 0, "false"): (
             "leaves out the fence behind it, which need not be there: see where that is left out"
         ),
@@ -652,6 +682,7 @@ REASONED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_leave"): {
         ("server->pidfds", 0, "true"): _LIFE,
+        ("server->sleeper", 0, "true"): "the simulator has nothing to close there",
     },
     ("rpc/takeover.c", "bl_takeover_pass"): {
         ("plan->before.epoch != 0", 0, "true"): (

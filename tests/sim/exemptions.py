@@ -62,13 +62,13 @@ _LEFT_OUT: dict[Name, str] = {
     ("rpc/housekeeping.c", "bl_lobby_look", "fence_full", 0): _POLLED,
     ("rpc/housekeeping.c", "bl_housekeeping_watch", "fence_full", 0): _POLLED,
     ("rpc/server.c", "bl_server_round", "fence_full", 0): _POLLED,
-    ("rpc/lane.c", "bl_lane_take", "fence_full", 0): _POLLED,
+    ("rpc/server.c", "bl_server_rest", "announce", 0): (
+        "a server that does not announce that it sleeps does not sleep, which costs time"
+    ),
     ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 0): _POLLED,
     ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 1): _POLLED,
     ("rpc/lane.c", "bl_session_given_up", "fence_full", 0): _POLLED,
     ("rpc/lane.c", "bl_session_given_up", "fence_full", 1): _POLLED,
-    ("rpc/lane.c", "bl_lane_call", "fence_store", 0): _OFF,
-    ("rpc/session.c", "bl_session_pump_all", "fence_store", 0): _OFF,
     ("rpc/server.c", "bl_lane_reply", "fence_store", 1): _OFF,
     ("rpc/lobby.c", "bl_lobby_ask", "fence_store", 0): _OFF,
     ("liveness/heartbeat.c", "bl_heartbeat_farewell", "fence_store", 1): _OFF,
@@ -187,8 +187,7 @@ _DEFERRED: dict[Name, str] = {
         "comes behind the fence of bl_kv_commit() at the latest, and before that of "
         "bl_bulk_send(): see where the former is left out"
     ),
-    ("rpc/server.c", "bl_server_round", "invalidate", 0): _LATE,
-    ("rpc/server.c", "bl_server_round", "fence_full", 1): _HINTED,
+    ("rpc/server.c", "bl_round_refetch", "invalidate", 0): _LATE,
     ("transfer/cpu.c", "bl_part_scatter", "fence_full", 1): _HINTED,
     ("transfer/cpu.c", "bl_part_pick", "fence_full", 1): (
         "the first chunk may be an old copy then: its checksum, which is always asked for here, "

@@ -10,7 +10,7 @@ from simulator import play, site
 
 def test_polling_is_idle_and_publishing_is_not() -> None:
     found = {(t.site.function, t.site.verb, t.site.index): t for t in thrift(5, ("lane",))}
-    polled = found["bl_server_round", "invalidate", 0]
+    polled = found["bl_round_refetch", "invalidate", 1]
     sent = found["bl_bulk_send", "fence_store", 0]
     assert 0 < polled.idle <= polled.done
     assert polled.idle > polled.done // 2

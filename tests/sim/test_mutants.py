@@ -32,7 +32,7 @@ COMPOUND = {
 }
 SIMPLE = (
     *("load64", "prefetch_line", "prefetch_range", "load_line", "fetch", "stream_line", "stream"),
-    *("invalidate", "fence_store", "fence_full", "verify"),
+    *("invalidate", "fence_store", "fence_full", "verify", "announce", "wake"),
 )
 USE = re.compile(rf"\bbl_({'|'.join([*SIMPLE, *COMPOUND])})\(")
 NOT_TRIED = (*NO_PROTOCOL, "coherence/coherence.h", "coherence/sim.h", "coherence/crash_point.")

@@ -16,7 +16,7 @@ MUTANTS = {
     "lane": (
         ("bl_lane_take", "invalidate", 0),  # a reply is looked for in memory
         ("bl_lane_take", "verify", 0),  # a torn reply is looked at again
-        ("bl_server_round", "invalidate", 0),  # a request is looked for in memory
+        ("bl_round_refetch", "invalidate", 1),  # a request is looked for in memory
         ("bl_lane_gather", "verify", 0),  # a torn request is looked at again
         ("bl_bulk_send", "fence_store", 0),  # the bytes are out before their request
         ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the look at their request
@@ -101,6 +101,8 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
         "held",
         "farewell",
         "given_up",
+        "asleep",
+        "doorbells",
     ],
 )
 def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:

@@ -7,6 +7,7 @@ Everything here is said a second time, on purpose: the C core's own words are no
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 from beluga._ffi import ffi, lib
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 LINE = 64
 PAGE = 4096
 STRIDE = 128
+DOORBELL = 16384 + 3 * STRIDE  # of host 0
 MASK = (1 << 64) - 1
 
 _PAIRS = (
@@ -116,6 +118,11 @@ class Lane:
             self.request(sequence),
             request_line(method, payload, sequence, key, **fields),
         )
+        self.ring()
+
+    def ring(self) -> None:
+        """Ring the doorbell of host 0, after which the server polls its quiet lanes."""
+        write(self.pool, DOORBELL, secrets.token_bytes(8) * 8)
 
     def answered(self, sequence: int) -> bool:
         """Does the server's reply to this request stand in its slot?"""

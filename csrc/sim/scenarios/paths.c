@@ -179,7 +179,7 @@ int bl_path_call(bl_path *path, bl_session *session, uint32_t size)
     return 0;
 }
 
-static int bl_path_pump(bl_path *path, bl_session *session)
+int bl_path_pump(bl_path *path, bl_session *session)
 {
     uint8_t requests[BL_PATH_PUMP * BL_MESSAGE_INLINE_SIZE], replies[sizeof requests];
     for (uint32_t i = 0; i < sizeof requests; i++)
@@ -187,7 +187,7 @@ static int bl_path_pump(bl_path *path, bl_session *session)
     bl_pump pump = {.requests = requests, .replies = replies, .count = BL_PATH_PUMP,
                     .size = BL_MESSAGE_INLINE_SIZE, .depth = BL_PATH_PUMP,
                     .method = BL_PATH_METHOD};
-    int status = bl_session_pump(session, &pump, BL_PATH_TIMEOUT_NS);
+    int status = bl_session_pump(session, &pump, bl_path_timeout_ns(path));
     if (status > 0) /* an error was expected */
         return -EBADMSG;
     for (uint32_t i = 0; status == 0 && i < sizeof requests; i++)

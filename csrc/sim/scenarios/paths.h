@@ -76,6 +76,9 @@ int bl_path_handle(void *context, bl_call *call);
 /* Make one call with random bytes. Returns 0, -EBADMSG, or an error. */
 int bl_path_call(bl_path *path, bl_session *session, uint32_t size);
 
+/* Make a batch of calls with random bytes: 0, -EBADMSG, or an error. */
+int bl_path_pump(bl_path *path, bl_session *session);
+
 int bl_path_clients_alive(const bl_path *path);
 
 /* Keep a server running. A successor needs the proof that the server of two epochs ago is gone,

@@ -40,6 +40,8 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"held", bl_path_held, 0},
     {"farewell", bl_path_farewell, 0},
     {"given_up", bl_path_given_up, 0},
+    {"asleep", bl_path_asleep, 0},
+    {"doorbells", bl_path_doorbells, 8},
     {"reserves", bl_path_reserves, 0},
     {"meta", bl_path_meta, 0},
     {"recovery", bl_path_recovery, 0},

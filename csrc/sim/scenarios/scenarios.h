@@ -46,6 +46,12 @@ int bl_path_held(bl_sim_world *world);
 int bl_path_farewell(bl_sim_world *world);
 int bl_path_given_up(bl_sim_world *world);
 
+/* sim/scenarios/asleep.c */
+int bl_path_asleep(bl_sim_world *world);
+
+/* sim/scenarios/doorbells.c */
+int bl_path_doorbells(bl_sim_world *world);
+
 /* sim/scenarios/held.c */
 int bl_path_reserves(bl_sim_world *world);
 
