@@ -38,7 +38,10 @@ def test_a_block_is_replaced_only_by_force(run: Run, pool: list[str]) -> None:
     assert [put("first"), put("first"), put("first", "--force")] == ["stored", "present", "present"]
     refused = run("put", "key", "-", *pool, stdin="second")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "'key' has other content (5 bytes); nothing was stored; --force" in refused.stderr
+    assert (
+        "'key' has other content (5 bytes); nothing was stored; use --force to replace it"
+        in refused.stderr
+    )
     assert run("get", "key", *pool).stdout == "first"
     assert put("second", "--force") == "replaced"
     assert run("get", "key", *pool).stdout == "second"
@@ -53,8 +56,8 @@ def test_a_missing_block_is_an_error(run: Run, pool: list[str]) -> None:
     missed = run("get", "nothing", *pool)
     assert (missed.returncode, missed.stdout) == (1, "")
     assert (
-        missed.stderr
-        == "beluga: error: no block 'nothing' in namespace 'cli'; see 'beluga explain'\n"
+        missed.stderr == "beluga: error: there is no block 'nothing' in the namespace 'cli'; "
+        "see 'beluga explain'\n"
     )
 
 
@@ -115,7 +118,7 @@ def test_a_file_larger_than_any_block_is_refused(run: Run, pool: list[str], tmp_
         file.truncate(200 << 20)
     refused = run("put", "key", path, *pool)
     assert refused.returncode == 1
-    assert re.search(r"more than the \d+ bytes that a block of this pool may have", refused.stderr)
+    assert re.search(r"has more than \d+ bytes, the limit for a block of this pool", refused.stderr)
 
 
 @pytest.mark.parametrize("source", ["/dev/zero", "-"])
@@ -136,5 +139,5 @@ def test_what_has_no_end_is_read_up_to_the_limit(pool: list[str], source: str) -
             check=False,
         )
     assert ended.returncode == 1
-    refusal = rf"{source} has more than the \d+ bytes that a block of this pool may have"
+    refusal = rf"{source} has more than \d+ bytes, the limit for a block of this pool"
     assert re.fullmatch(rf"beluga: error: {refusal}\n", ended.stderr)

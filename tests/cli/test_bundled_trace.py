@@ -56,7 +56,7 @@ def test_commands_read_the_file_and_report_it(
 def test_options_that_read_a_trace_need_one(run: Run, command: str, option: str) -> None:
     refused = run(command, option)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "name a trace" in refused.stderr
+    assert "need a trace; name one" in refused.stderr
 
 
 def test_size_needs_no_argument_and_finds_what_could_be_found(run: Run) -> None:

@@ -44,6 +44,8 @@ VERBS = {
     "cannot",
     "does",
     "finds",
+    "for",
+    "has",
     "knows",
     "needs",
     "serves",

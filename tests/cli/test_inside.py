@@ -321,8 +321,8 @@ def test_event_options_reach_their_service(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--events", "tcp://a:1"], "belong together"),
-        (["--events-replay", "tcp://a:1"], "belong together"),
+        (["--events", "tcp://a:1"], "need each other; give both"),
+        (["--events-replay", "tcp://a:1"], "need each other; give both"),
         (["--events-form", "json"], "--events-form is json; give vllm or dynamo"),
     ],
 )
@@ -475,7 +475,7 @@ def test_a_call_by_number_has_one_request_that_may_come_from_stdin(
         (METHOD_USER, b"", {"host": 1, "timeout_s": 2.0}),
     ]
     refused = runner.invoke(cxl_rpc.app, ["call", "7", "-"], input="123456789")
-    assert "more than the 8 bytes that an argument may have" in str(refused.exception)
+    assert "more than 8 bytes, the limit for an argument" in str(refused.exception)
 
 
 # ---- replay
@@ -578,7 +578,7 @@ def test_benchmarks_get_their_options_and_show_what_any_row_has(
     assert drawn == [("plot", "matplotlib"), (rows, charts)]
     assert list(charts.iterdir()) == []
     lanes = CliRunner().invoke(cxl_rpc.app, ["bench", "--smoke"])
-    assert "no benchmark 'rpc'; there are a, b, all" in lanes.stderr
+    assert "there is no benchmark 'rpc'; choose one of a, b, all" in lanes.stderr
 
 
 # ---- gateway and prefill-worker
@@ -675,7 +675,7 @@ def test_a_prefill_worker_runs_until_it_is_told_and_closes_its_queue(
         "closed",
     ]
     assert capsys.readouterr().err == (
-        "prefilling on http://a; stop with Ctrl-C\nstopped: 1 done, 2 refused, 3 given back\n"
+        "prefilling on http://a; stop with Ctrl-C\nstopped: 1 done, 2 refused, 3 returned\n"
     )
 
 

@@ -40,7 +40,7 @@ def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> Non
     assert run("rm", "two", *pool, "--namespace", other).stderr == "removed: 1 of 1\n"
     refused = run("rm", "two", *pool, "--namespace", other)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("beluga: error: no block 'two' in that namespace")
+    assert refused.stderr.startswith("beluga: error: there is no block 'two' in that namespace")
     assert "name=other" not in run("ls", *pool, "--namespaces").stdout
 
 

@@ -122,7 +122,7 @@ def test_trace_follows_new_calls(
 
 def test_trace_refuses_what_it_cannot_do(run: Run, pool: list[str]) -> None:
     for words, why in (
-        ([], "trace is not there"),
+        ([], "trace does not exist"),
         (["--follow", "--before"], "--follow excludes"),
     ):
         ended = run("trace", *pool, *words)
@@ -155,7 +155,7 @@ def test_quota_is_shown_and_changed_without_a_restart(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("size=3", "--set takes grants, pins, bytes, calls"),
+        ("size=3", "give LIMIT=N with one of grants, pins, bytes, calls"),
         ("pins", "give a whole number"),
         ("pins=-1", "give a whole number"),
         (f"pins={1 << 32}", "must be from 0 to 4294967295"),

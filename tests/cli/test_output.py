@@ -160,13 +160,13 @@ def test_a_bar_appears_with_its_first_move_and_is_taken_down(
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert options.read_at_most(5, tmp_path / "file", "it") == b"12345"
-    with pytest.raises(BelugaError, match="file has more than the 4 bytes that it may have"):
+    with pytest.raises(BelugaError, match="file has more than 4 bytes, the limit for it"):
         options.read_at_most(4, tmp_path / "file", "it")
 
 
 def test_a_dash_is_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"12345678")))
-    with pytest.raises(BelugaError, match="- has more than the 4 bytes"):
+    with pytest.raises(BelugaError, match="- has more than 4 bytes, the limit for it"):
         options.read_at_most(4, Path("-"), "it")
     # no more was read than needed to see that it is too much
     assert sys.stdin.buffer.read() == b"678"

@@ -67,7 +67,9 @@ def test_a_check_shows_what_it_found_and_fails(
 
     monkeypatch.setattr(command, "check_devices", check_devices)
     shown = beluga("pool", "check")
-    assert str(shown.exception) == "2 findings; damaged blocks read as misses"
+    assert str(shown.exception) == (
+        "the check has 2 findings; damaged blocks read as misses; use --repair to drop them"
+    )
     assert shown.stderr == "one is torn\ntwo is gone\n"
     assert "findings" in shown.stdout and "finding_count" not in shown.stdout
     assert "torn" not in shown.stdout

@@ -85,7 +85,7 @@ def test_snapshots_go_on_with_the_next_server(
     assert top.stdout and top.stderr
     assert json.loads(top.stdout.readline())["server"]["epoch"] == 1
     server.kill()
-    assert "trying again" in top.stderr.readline()
+    assert "retrying" in top.stderr.readline()
     start("serve", *pool)
     while (line := top.stdout.readline()) and json.loads(line)["server"]["epoch"] != 2:
         pass

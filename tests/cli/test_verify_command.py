@@ -181,7 +181,9 @@ def test_broken_promise_is_an_error_that_names_it(
             findings=(finding(pool, 0, 0, "software"), finding(pool, 1, 1, "software")),
         )
     monkeypatch.setattr(command, "verify_pool", lambda *_, **__: report)
-    with pytest.raises(VerifyError, match=r"promised: message passing a->b \(software\)$"):
+    with pytest.raises(
+        VerifyError, match=r"required but does not hold: message passing a->b \(software\)$"
+    ):
         command.verify(paths)
     shown = capsys.readouterr().out
     assert "BROKEN on device 0" in shown

@@ -158,7 +158,8 @@ def test_a_servers_forked_child_holds_none_of_its_files(pool: Pool) -> None:
     read, write = os.pipe()
     before = held()
     server = serving(pool, b"1")
-    files = held() - before
+    # The server opens the directory itself for a moment, when it sweeps it.
+    files = {file for file in held() - before if file[1] != str(pool.runtime_dir)}
     assert {link.partition(":")[0] for _, link in files} >= {"socket", "anon_inode"}
     assert any(link.startswith(str(pool.runtime_dir)) for _, link in files)
     child = os.fork()

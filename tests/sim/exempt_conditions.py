@@ -452,7 +452,7 @@ REASONED: Conditions = {
             "an answer is the one that was asked for, whoever serves since: the epoch in it "
             "is checked"
         ),
-        ("serving", 3, "false"): "only which error says that time is up differs",
+        ("serving", 4, "false"): "only which error says that time is up differs",
     },
     ("rpc/lobby.c", "bl_lobby_reply_read"): {
         ("out->sequence == out->sequence_end", 0, "true"): _PIECE,
@@ -1025,7 +1025,7 @@ TESTED: Conditions = {
         ("epoch.state == BL_SERVER_STOPPED", 0, "false"): (
             "tests/rpc/test_session.py::test_a_stopped_server_is_an_error_at_once"
         ),
-        ("serving", 3, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
+        ("serving", 4, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
     },
     ("rpc/lobby.c", "bl_lobby_lock"): {
         ("!bl_wait_turn(&session->pool->memory, wait)", 0, "false"): (

@@ -70,10 +70,10 @@ def test_every_other_length_is_found() -> None:
     [
         (b"", "less than a header"),
         (forged(length=0, version=2), "another version"),
-        (forged(length=0, magic=b"BELUGAKW"), "no block"),
+        (forged(length=0, magic=b"BELUGAKW"), "it is not a block"),
         (forged(length=0, key=KEY + np.uint64(1)), "another block"),
-        (forged(b"abc", length=4), "3 bytes of 4"),
-        (forged(b"abc", length=0xFFFFFFFF), "3 bytes of 4294967295"),
+        (forged(b"abc", length=4), "3 bytes instead of 4"),
+        (forged(b"abc", length=0xFFFFFFFF), "3 bytes instead of 4294967295"),
         (forged(b"abc", length=3)[:-1] + b"d", "payload is damaged"),
     ],
 )

@@ -256,7 +256,7 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
         (("--trace", "/nowhere"), 1, "/nowhere: No such file or directory; name a trace"),
         (("x", "--layers", 2), 2, "give a model or its numbers"),
         ((*NUMBERS, "--memory", "1x"), 2, "1x"),
-        ((*NUMBERS, "--recompute-ms", 1, "--model-costs", "x"), 2, "or --model-costs"),
+        ((*NUMBERS, "--recompute-ms", 1, "--model-costs", "x"), 2, "exclude each other"),
         ((*NUMBERS, "--memory", "4G", "--model-costs", "x"), 2, "there are no --model-costs 'x'"),
         ((*NUMBERS, "--memory", "4G", "--disk-bandwidth", "inf"), 2, "--disk-bandwidth"),
         ((*NUMBERS, "--memory", "4G", "--recompute-ms", "inf"), 2, "--recompute-ms"),

@@ -118,7 +118,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         BlockHasher(block_size=4, era="c")  # type: ignore[arg-type]
     with pytest.raises(RouterError, match="does not support a salt"):
         BlockHasher(block_size=4, era="a", salt="x")
-    with pytest.raises(RouterError, match="at least one token"):
+    with pytest.raises(RouterError, match="must be at least 1"):
         BlockHasher(block_size=0)
 
 
