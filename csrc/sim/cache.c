@@ -283,7 +283,7 @@ void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
 static void bl_sim_words_fence(bl_sim_world *world, const bl_sim_process *process)
 {
     for (uint32_t i = 0; i < world->sleeper_count; i++) {
-        bl_sleeper *sleeper = &world->sleeper[i];
+        struct bl_sleeper *sleeper = &world->sleeper[i];
         if (sleeper->process == process && sleeper->held)
             sleeper->word = 1, sleeper->held = 0;
     }

@@ -16,6 +16,7 @@
 #include <errno.h>
 
 #include "api/index.h"
+#include "index/blocks.h"
 #include "rpc/session_state.h"
 #include "sim/scenarios/blocks.h"
 #include "sim/scenarios/kv.h"

@@ -12,6 +12,7 @@
 
 #include "api/index.h"
 #include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/kv.h"
 #include "sim/scenarios/paths.h"
 #include "sim/scenarios/scenarios.h"

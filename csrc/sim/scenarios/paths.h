@@ -8,6 +8,7 @@
 #ifndef BL_SIM_PATHS_H
 #define BL_SIM_PATHS_H
 
+#include "api/index.h"
 #include "rpc/server_state.h"
 #include "sim/world.h"
 
