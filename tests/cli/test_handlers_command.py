@@ -144,7 +144,7 @@ def test_a_wrong_call_is_one_line_and_a_status(begin: Begin, ask: Ask, pool: lis
         (("add", "two"), 2, "'two' is not a valid int in JSON"),
         (("add", "1.5"), 1, "add: a is 1.5; give int"),
         (("add", "1", "2", "3"), 1, "too many positional arguments; its signature is add(a: int"),
-        (("price", '{"count": 1}'), 1, "is no Order"),
+        (("price", '{"count": 1}'), 1, "is not a valid Order"),
         (("200",), 1, "no handler for this method"),
         (("64", "a", "b"), 2, "a method takes one argument"),
     ):
