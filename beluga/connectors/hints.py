@@ -2,15 +2,15 @@
 # Copyright The Beluga Authors
 """Hints that a request carries: for how long its blocks are worth keeping.
 
-An engine passes on what a client wrote, so nothing here may be trusted. A malformed hint is ignored
-as a whole, with a line in the log: the request is past the engine's HTTP server, so nobody can
-answer 400 any more, and a wrong answer would cost more than a hint is worth. The server bounds what
-hints favor, by tenant. Two rules bound the rest:
+Clients write hints, so no field is trusted. A malformed hint is ignored as a whole and logged: the
+engine has already accepted the request, so a response of 400 is no longer possible, and to fail the
+request would cost more than the hint is worth. The server bounds by tenant what hints favor. Two
+rules bound the rest:
 
-* A hint makes only those blocks go sooner that the request has stored itself. What it found may
-  belong to others: a batch job must not push out the system prompt that it shares with everybody.
+* A hint lowers the priority only of blocks that the request itself stored. Blocks that it found may
+  belong to others: a batch job must not evict the system prompt that it shares with them.
 * A hint that favors blocks ends an hour after their last use, unless it names another time, so that
-  no client holds a budget for ever.
+  no client holds a budget forever.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RequestHint:
         return self if self.priority != "normal" or self.ttl is not None else None
 
     def for_found(self) -> RequestHint | None:
-        """Return the hint for blocks that others may have stored, which must not go sooner."""
+        """Return the hint for blocks that others may have stored: it never lowers a priority."""
         if not self.favors:
             return None
         return dataclasses.replace(self, ttl=max(self.ttl or 0.0, FAVOR_S))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The hints of vLLM's requests, and the sessions by which a request knows its earlier blocks.
+"""The hints of vLLM's requests, and the sessions that link a request to its earlier blocks.
 
 A hint is in ``kv_transfer_params``, which clients write, or in ``kv_hints``, which a program that
 calls the engine writes, as the payload of an action of the type ``beluga.hint``. Without one the
 request's own priority counts: vLLM serves the lower number first, so blocks of requests below 0 are
-favored, and those above 0 go first.
+favored, and those of requests above 0 are evicted first.
 
 The blocks that a session's first request did not find are the session's own, and so is all that
 follows them. Later requests with the same ``session_id`` give their hints to these blocks, too, as
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ACTION = "beluga.hint"
 """The type of an action of ``kv_hints`` with a hint."""
 
-SESSIONS_MAX = 1 << 14  # that are remembered, those that were used last
+SESSIONS_MAX = 1 << 14  # remembered sessions; the least recently used is forgotten
 _SESSION_LENGTH_MAX = 256  # characters of a session's name
 
 
