@@ -141,7 +141,7 @@ def hub_cache_dir() -> Path:
     return (Path(home) if home else _home() / ".cache") / "huggingface" / "hub"
 
 
-def told_runtime_root() -> Path | None:
+def configured_runtime_root() -> Path | None:
     """Return BELUGA_RUNTIME_DIR, the directory of all pools' lock files; it may not exist."""
     told = os.environ.get("BELUGA_RUNTIME_DIR")
     return Path(told).absolute() if told else None
@@ -149,7 +149,7 @@ def told_runtime_root() -> Path | None:
 
 def runtime_root() -> Path:
     """Return the directory of lock files without a device file beside them; it may not exist."""
-    if (told := told_runtime_root()) is not None:
+    if (told := configured_runtime_root()) is not None:
         return told
     shared = conventions.RUNTIME_ROOT
     if os.access(shared if shared.exists() else shared.parent, os.W_OK):

@@ -12,7 +12,7 @@ import pytest
 from beluga.metrics import Distribution, Registry, prometheus_text
 
 
-def test_series_are_told_apart_by_their_labels() -> None:
+def test_series_are_distinguished_by_their_labels() -> None:
     registry = Registry()
     saved = registry.counter("saved_total", "Blocks saved.")
     saved.add(tier="a")

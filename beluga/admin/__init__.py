@@ -8,26 +8,26 @@ use the socket; over TCP nothing can be changed.
 """
 
 from beluga.admin.address import read_address
-from beluga.admin.client import ask, ask_json, ask_someone, standing_by
+from beluga.admin.client import ask, request_any, request_json, standing_by
 from beluga.admin.endpoint import Admin
 from beluga.admin.health import ServerHealth
 from beluga.admin.page import page_routes
-from beluga.admin.route import AdminRequest, Answer, Route, Routes, json_answer
+from beluga.admin.route import AdminRequest, AdminResponse, Route, Routes, json_response
 from beluga.admin.routes import server_routes
 
 __all__ = [
     "Admin",
     "AdminRequest",
-    "Answer",
+    "AdminResponse",
     "Route",
     "Routes",
     "ServerHealth",
     "ask",
-    "ask_json",
-    "ask_someone",
-    "json_answer",
+    "json_response",
     "page_routes",
     "read_address",
+    "request_any",
+    "request_json",
     "server_routes",
     "standing_by",
 ]

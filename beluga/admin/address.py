@@ -19,7 +19,7 @@ def read_address(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not (port.isdecimal() and port.isascii()) or int(port) > 65535:
-        raise AdminError(f"{text!r} names no port; give [HOST:]PORT, such as {ADMIN_PORT}")
+        raise AdminError(f"{text!r} has no port; use [HOST:]PORT, such as {ADMIN_PORT}")
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 
 

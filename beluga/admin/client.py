@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from beluga.admin.local_socket import SERVING, connect, other_names
-from beluga.admin.route import Answer
+from beluga.admin.route import AdminResponse
 from beluga.errors import AdminError, NoServerError
 
 _T = TypeVar("_T")
@@ -35,7 +35,7 @@ def ask(  # noqa: PLR0913  all but the first two named
     body: bytes | None = None,
     name: str = SERVING,
     timeout_s: float = _TIMEOUT_S,
-) -> Answer:
+) -> AdminResponse:
     """Make one request to the server whose pool has this runtime directory.
 
     Raises NoServerError if no server of the pool runs on this host, and AdminError with the text of
@@ -45,15 +45,15 @@ def ask(  # noqa: PLR0913  all but the first two named
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()
-        found = Answer(answer.read(), answer.getheader("Content-Type", ""))
+        found = AdminResponse(answer.read(), answer.getheader("Content-Type", ""))
         status = answer.status
     except (FileNotFoundError, ConnectionError, http.client.HTTPException) as error:
         raise NoServerError(
-            "nobody serves this pool on this host; start 'beluga serve', or ask on the host of the "
-            "pool's server"
+            "no server of this pool runs on this host; start 'beluga serve', or run "
+            "this on the host of the pool's server"
         ) from error
     except (TimeoutError, BlockingIOError):
-        raise AdminError(f"the server did not answer {path} in {timeout_s:g} s") from None
+        raise AdminError(f"the server did not respond to {path} in {timeout_s:g} s") from None
     except PermissionError:
         raise AdminError(
             f"{directory / name}: this user has no access to the server; join the directory's group"
@@ -65,7 +65,7 @@ def ask(  # noqa: PLR0913  all but the first two named
     return found
 
 
-def ask_json(directory: Path, path: str, kind: type[_T], value: object = None) -> _T:
+def request_json(directory: Path, path: str, kind: type[_T], value: object = None) -> _T:
     """Return the JSON value of an answer, which is of this type. With ``value`` the request is a
     POST with it as the body.
 
@@ -74,11 +74,14 @@ def ask_json(directory: Path, path: str, kind: type[_T], value: object = None) -
     method, body = ("GET", None) if value is None else ("POST", json.dumps(value).encode())
     found = json.loads(ask(directory, path, method=method, body=body).body)
     if not isinstance(found, kind):
-        raise AdminError(f"the server's answer to {path} is no {kind.__name__}: another version?")
+        raise AdminError(
+            f"the server's response to {path} is not a {kind.__name__}; use the "
+            "same version on both sides"
+        )
     return found
 
 
-def ask_someone(directory: Path, path: str) -> Answer:
+def request_any(directory: Path, path: str) -> AdminResponse:
     """Send a request to the pool's server on this host, or else to a standby here.
 
     Raises as :func:`ask`.

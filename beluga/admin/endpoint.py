@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from beluga.admin.address import is_ipv6, url_host
 from beluga.admin.handler import METRICS, Access, Handler
 from beluga.admin.local_socket import LocalSocket
-from beluga.admin.route import json_answer
+from beluga.admin.route import json_response
 from beluga.errors import AdminError
 from beluga.listening import KnownHosts, Place, Places, Token, is_loopback
 from beluga.threads import Thread
@@ -58,7 +58,7 @@ class Admin:
     ) -> None:
         self._token, self._context = token, context
         self._turns = threading.Semaphore(_TURNS)
-        self._routes = {("GET", "/endpoint"): lambda _: json_answer({"url": self.url})} | dict(
+        self._routes = {("GET", "/endpoint"): lambda _: json_response({"url": self.url})} | dict(
             routes
         )
         self._tcp = self._listen(*address) if address else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from beluga.admin.health import HEALTHZ, READYZ
-from beluga.admin.route import AdminRequest, Answer
+from beluga.admin.route import AdminRequest, AdminResponse
 from beluga.errors import BelugaError
 from beluga.listening import KnownHosts, Token
 
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         """Serve a request that may change something."""
         self._send(self._answer("POST"))
 
-    def _answer(self, method: str) -> Answer:
+    def _answer(self, method: str) -> AdminResponse:
         try:
             url = urlsplit(self.path)
         except ValueError:
@@ -114,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # its body is not read
             return refusal
         body = self._body(method)
-        if isinstance(body, Answer):
+        if isinstance(body, AdminResponse):
             self.close_connection = True
             return body
         query = {unquote(name): value for name, value in parse_qsl(url.query)}
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         if url.path in _HEALTH:  # served regardless of the number of other requests
             return self._by_route(method, request)
         if not self._turn():
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; ask less often")
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; send fewer")
         try:
             return self._by_route(method, request)
         finally:
@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
                 return False
         return True
 
-    def _by_route(self, method: str, request: AdminRequest) -> Answer:
+    def _by_route(self, method: str, request: AdminRequest) -> AdminResponse:
         self.place.work()
         try:
             return self.routes[method, request.path](request)
@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             log.exception("answering %s %s", method, request.path)
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "see the server's log")
 
-    def _refuse(self, method: str, path: str) -> Answer | None:
+    def _refuse(self, method: str, path: str) -> AdminResponse | None:
         """Return the answer to a request that reaches no route, or None."""
         if self.access is not None:
             refusal = self._refuse_caller(self.access, path)
@@ -164,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
             return _refusal(HTTPStatus.NOT_FOUND, f"there is {paths}")
         return None
 
-    def _refuse_caller(self, access: Access, path: str) -> Answer | None:
+    def _refuse_caller(self, access: Access, path: str) -> AdminResponse | None:
         """Return the answer to a caller over TCP without access to this path, or None. Where other
         machines may connect, their scrapers and probes use any host name, such as a service's.
         """
@@ -178,13 +178,13 @@ class Handler(BaseHTTPRequestHandler):
         shown = self.headers.get("Authorization", "")
         if access.token is None or path in _HEALTH or access.token.shown_by(shown):
             return None
-        return Answer(
+        return AdminResponse(
             b"this needs the token of --admin-token\n",
             status=HTTPStatus.UNAUTHORIZED,
             headers={"WWW-Authenticate": 'Basic realm="beluga: any user, the token as password"'},
         )
 
-    def _body(self, method: str) -> bytes | Answer:
+    def _body(self, method: str) -> bytes | AdminResponse:
         """Return the request's body, or the answer to a body that cannot be read."""
         said, *more = self.headers.get_all("Content-Length", ["0"])
         chunked = "Transfer-Encoding" in self.headers
@@ -195,7 +195,7 @@ class Handler(BaseHTTPRequestHandler):
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {most} bytes")
         return self.rfile.read(int(said))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: AdminResponse) -> None:
         self.send_response(answer.status)
         for name, value in (_HEADERS | dict(answer.headers)).items():
             self.send_header(name, value)
@@ -213,5 +213,5 @@ class Handler(BaseHTTPRequestHandler):
         log.debug(format, *args)
 
 
-def _refusal(status: HTTPStatus, text: str) -> Answer:
-    return Answer(f"{text}\n".encode(), status=status)
+def _refusal(status: HTTPStatus, text: str) -> AdminResponse:
+    return AdminResponse(f"{text}\n".encode(), status=status)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 
-from beluga.admin.route import AdminRequest, Answer, Routes
+from beluga.admin.route import AdminRequest, AdminResponse, Routes
 
 HEALTHZ, READYZ = "/healthz", "/readyz"
 STILL_S = 15.0
@@ -34,31 +34,31 @@ class ServerHealth:
         self._moved_s: float | None = None
         self._serves = False
 
-    def moved(self, *, serves: bool) -> None:
-        """Note that the server has made progress, and whether it serves or stands by."""
+    def record_progress(self, *, serves: bool) -> None:
+        """Record that the server has made progress, and whether it serves or stands by."""
         self._moved_s, self._serves = self._clock(), serves
 
-    def begins(self) -> None:
-        """Note that the server is starting, which may take long."""
+    def record_start(self) -> None:
+        """Record that the server is starting, which may take long."""
         self._moved_s, self._serves = None, False
 
     def routes(self) -> Routes:
         """Return the routes."""
         return {("GET", HEALTHZ): self._lives, ("GET", READYZ): self._ready}
 
-    def _lives(self, _: AdminRequest) -> Answer:
+    def _lives(self, _: AdminRequest) -> AdminResponse:
         moved_s = self._moved_s
         still_s = 0.0 if moved_s is None else self._clock() - moved_s
         if still_s < self._still_s:
-            return Answer(b"alive\n")
+            return AdminResponse(b"alive\n")
         return _failed(f"no progress for {still_s:.0f} s: the server's poll loop hangs")
 
-    def _ready(self, request: AdminRequest) -> Answer:
+    def _ready(self, request: AdminRequest) -> AdminResponse:
         lives = self._lives(request)
         if lives.status != HTTPStatus.OK:
             return lives
-        return Answer(b"serving\n") if self._serves else _failed("it does not serve yet")
+        return AdminResponse(b"serving\n") if self._serves else _failed("it does not serve yet")
 
 
-def _failed(text: str) -> Answer:
-    return Answer(f"{text}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+def _failed(text: str) -> AdminResponse:
+    return AdminResponse(f"{text}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)

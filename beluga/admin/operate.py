@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from beluga.admin.drain import Drain
-from beluga.admin.route import AdminRequest, Answer, Routes, json_answer
+from beluga.admin.route import AdminRequest, AdminResponse, Routes, json_response
 from beluga.rpc import Quota, read_trace
 
 if TYPE_CHECKING:
@@ -30,31 +30,31 @@ def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) ->
     """Return the routes of a server; ``tiers`` is the service of its lower tiers."""
     drain, lock = Drain(server, tiers), threading.Lock()
 
-    def sessions(_: AdminRequest) -> Answer:
-        return json_answer([dataclasses.asdict(one) for one in server.sessions()])
+    def sessions(_: AdminRequest) -> AdminResponse:
+        return json_response([dataclasses.asdict(one) for one in server.sessions()])
 
-    def shares(_: AdminRequest) -> Answer:
-        return json_answer([dataclasses.asdict(one) for one in server.shares()])
+    def shares(_: AdminRequest) -> AdminResponse:
+        return json_response([dataclasses.asdict(one) for one in server.shares()])
 
-    def tenants(_: AdminRequest) -> Answer:
-        return json_answer([dataclasses.asdict(one) for one in server.tenants()])
+    def tenants(_: AdminRequest) -> AdminResponse:
+        return json_response([dataclasses.asdict(one) for one in server.tenants()])
 
-    def trace(request: AdminRequest) -> Answer:
-        return json_answer(_trace(pool, request))
+    def trace(request: AdminRequest) -> AdminResponse:
+        return json_response(_trace(pool, request))
 
-    def quota(_: AdminRequest) -> Answer:
-        return json_answer(dataclasses.asdict(server.quota))
+    def quota(_: AdminRequest) -> AdminResponse:
+        return json_response(dataclasses.asdict(server.quota))
 
-    def limit(request: AdminRequest) -> Answer:
+    def limit(request: AdminRequest) -> AdminResponse:
         changes = _object(request, _LIMITS, int)
         with lock:
             server.limit(dataclasses.replace(server.quota, **changes))
         return quota(request)
 
-    def drained(_: AdminRequest) -> Answer:
-        return json_answer(drain.state())
+    def drained(_: AdminRequest) -> AdminResponse:
+        return json_response(drain.state())
 
-    def draining(request: AdminRequest) -> Answer:
+    def draining(request: AdminRequest) -> AdminResponse:
         wanted = _object(request, ("draining",), bool)
         if wanted.get("draining", True):
             drain.begin()
@@ -86,7 +86,7 @@ def _object(request: AdminRequest, names: tuple[str, ...], kind: type) -> dict[s
 
 
 def _trace(pool: Pool, request: AdminRequest) -> dict[str, Any]:
-    """Answer ``?last=N&slow_ms=MS&method=M&session=S``, or ``?slowest=N``."""
+    """AdminResponse ``?last=N&slow_ms=MS&method=M&session=S``, or ``?slowest=N``."""
     query = request.query
     found = read_trace(pool.runtime_dir)
     if "slowest" in query:

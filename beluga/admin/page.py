@@ -13,17 +13,17 @@ import hashlib
 import re
 from importlib.resources import files
 
-from beluga.admin.route import AdminRequest, Answer, Routes
+from beluga.admin.route import AdminRequest, AdminResponse, Routes
 
 
 def page_routes() -> Routes:
     """Return the route of the page."""
     body = files("beluga.admin").joinpath("page.html").read_bytes()
-    answer = Answer(
+    answer = AdminResponse(
         body, "text/html; charset=utf-8", headers={"Content-Security-Policy": _policy(body)}
     )
 
-    def page(_: AdminRequest) -> Answer:
+    def page(_: AdminRequest) -> AdminResponse:
         return answer
 
     return {("GET", "/"): page}

@@ -35,7 +35,7 @@ class AdminRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdminResponse:
     """An answer: its body, the content type, its status, and further headers."""
 
     body: bytes
@@ -44,10 +44,12 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Route: TypeAlias = "Callable[[AdminRequest], Answer]"
+Route: TypeAlias = "Callable[[AdminRequest], AdminResponse]"
 Routes: TypeAlias = "Mapping[tuple[str, str], Route]"
 
 
-def json_answer(value: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> AdminResponse:
     """Return an answer with a JSON value."""
-    return Answer(json.dumps(value, separators=(",", ":")).encode(), "application/json", status)
+    return AdminResponse(
+        json.dumps(value, separators=(",", ":")).encode(), "application/json", status
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from beluga.admin.handler import METRICS
 from beluga.admin.operate import operate_routes
 from beluga.admin.page import page_routes
-from beluga.admin.route import AdminRequest, Answer, Routes, json_answer
+from beluga.admin.route import AdminRequest, AdminResponse, Routes, json_response
 from beluga.exporter import Collector
 from beluga.live import Observer
 from beluga.metrics import prometheus_text
@@ -29,15 +29,15 @@ def server_routes(server: MetaServer, pool: Pool, tiers: TierService | None = No
     collector, lock = Collector(server, pool), threading.Lock()
     observer = Observer(server, pool)
 
-    def live(request: AdminRequest) -> Answer:
+    def live(request: AdminRequest) -> AdminResponse:
         found = observer.snapshot()
         if "history" not in request.query:
             found = dataclasses.replace(found, history=())
-        return json_answer(dataclasses.asdict(found))
+        return json_response(dataclasses.asdict(found))
 
-    def metrics(_: AdminRequest) -> Answer:
+    def metrics(_: AdminRequest) -> AdminResponse:
         with lock:
-            return Answer(prometheus_text(collector.collect()).encode(), _METRICS_KIND)
+            return AdminResponse(prometheus_text(collector.collect()).encode(), _METRICS_KIND)
 
     return {
         ("GET", METRICS): metrics,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from beluga.admin import Admin, AdminRequest, Answer, ask_json, ask_someone, page_routes
+from beluga.admin import Admin, AdminRequest, AdminResponse, page_routes, request_any, request_json
 from beluga.cli.options import Json, PoolPaths, runtime_dir_of
 from beluga.cli.output import print_json, say
 from beluga.errors import BelugaError
@@ -38,9 +38,9 @@ def dashboard(
         _tell(url, open_page, json)
         return
 
-    def live(request: AdminRequest) -> Answer:
+    def live(request: AdminRequest) -> AdminResponse:
         query = "?history=1" if "history" in request.query else ""
-        return ask_someone(directory, f"/live{query}")
+        return request_any(directory, f"/live{query}")
 
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +58,7 @@ def dashboard(
 def _servers_url(directory: Path) -> str:
     """Return the URL of the server's own page, or "" if it has none or no server is running."""
     try:
-        return str(ask_json(directory, "/endpoint", dict)["url"])
+        return str(request_json(directory, "/endpoint", dict)["url"])
     except BelugaError:
         return ""
 

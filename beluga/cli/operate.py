@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from beluga.admin import ask_json
+from beluga.admin import request_json
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_table, say
@@ -98,7 +98,7 @@ def quota(
     """
     changes = dict(_change(text) for text in change or ())
     if changes:
-        now = ask_json(runtime_dir_of(pool), "/quota", dict, changes)
+        now = request_json(runtime_dir_of(pool), "/quota", dict, changes)
         if json:
             print_json({"quota": now})
         else:
@@ -178,7 +178,7 @@ def _use(sessions: Sequence[SessionView]) -> list[Sequence[object]]:
 def _of_server(directory: Path, path: str) -> list[dict[str, Any]] | None:
     """Return rows of the server's admin endpoint, or None if it is on another host."""
     try:
-        return ask_json(directory, path, list)
+        return request_json(directory, path, list)
     except NoServerError:
         return None
 
@@ -200,7 +200,7 @@ def drain(
     host.
     """
     directory = runtime_dir_of(pool)
-    state = ask_json(directory, "/drain", dict, {"draining": not undo})
+    state = request_json(directory, "/drain", dict, {"draining": not undo})
     if undo:
         if json:
             print_json(state)
@@ -219,7 +219,7 @@ def drain(
             say(_progress(state))
             said = now
         time.sleep(_LOOK_S)
-        state = ask_json(directory, "/drain", dict)
+        state = request_json(directory, "/drain", dict)
         if not state["draining"] and not state["done"] and now > started + _SAY_S:
             raise NoServerError(
                 "another command has undone this, or another server has taken over; check 'beluga "

@@ -238,12 +238,12 @@ def runtime_dir_of(paths: list[str] | None) -> Path:
     command that needs only the pool's server. While a process has the pool open, this also works if
     the devices cannot be opened any more. Otherwise raises the errors of :func:`open_pool`.
     """
-    from beluga.pool import runtime_dir_of_gone
+    from beluga.pool import runtime_dir_of_missing
 
     try:
         with open_pool(paths) as pool:
             return pool.runtime_dir
     except PoolError:
-        if (directory := runtime_dir_of_gone(paths)) is None:
+        if (directory := runtime_dir_of_missing(paths)) is None:
             raise
         return directory

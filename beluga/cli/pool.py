@@ -28,11 +28,11 @@ from beluga.pool import (
     Pool,
     default_specs,
     emulated_paths,
-    forget,
-    refuse_gone,
-    remembered,
-    remembering,
+    refuse_missing,
+    remove_default,
     show_size,
+    stored_specs,
+    storing_default,
 )
 from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
@@ -316,7 +316,7 @@ def destroy(
         with suppress(OSError):  # the folder has other files
             Path(specs[0]).parent.rmdir()
     named = {DeviceSpec.parse(spec).path for spec in specs}
-    forgotten = named == {spec.path for spec in _remembered()} and forget()
+    forgotten = named == {spec.path for spec in _remembered()} and remove_default()
     if json:
         print_json({"destroyed": specs, "forgotten": forgotten})
     else:
@@ -326,7 +326,7 @@ def destroy(
 def _remembered() -> list[DeviceSpec]:
     """Return the mounted pool's devices; none if the record cannot be read."""
     try:
-        return remembered()
+        return stored_specs()
     except NoDefaultPoolError:
         return []
 
@@ -350,7 +350,7 @@ def mount(
     Without a path, use the emulated pool: two files in /dev/shm.
     """
     specs = paths or emulated_paths()
-    with remembering(specs):
+    with storing_default(specs):
         if create_first:
             if not paths:
                 Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
@@ -389,7 +389,7 @@ def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
             raise
         mounted = _remembered()
         if {spec.path for spec in mounted} == {DeviceSpec.parse(spec).path for spec in specs}:
-            refuse_gone(mounted)
+            refuse_missing(mounted)
         raise DeviceMissingError(
             f"there is no emulated pool in {Path(specs[0]).parent} yet; create one with 'beluga "
             "mount --create', or name the devices of another: 'beluga mount PATH...'"
@@ -398,7 +398,7 @@ def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
 
 def umount(json: Json = False) -> None:
     """Forget the default pool. The data stays."""
-    if not forget():
+    if not remove_default():
         raise NoDefaultPoolError("no pool is mounted; there is nothing to do")
     if json:
         print_json({"forgotten": True})

@@ -477,7 +477,7 @@ def serve_until_told(
             waits = partial(_say_waiting, server, manager, health)
             if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
                 return
-            health.begins()
+            health.record_start()
             stat = server.stat()
             epoch, why = stat.epoch, stat.followed
             text = f"took over, epoch {epoch}: {why}"
@@ -498,7 +498,7 @@ def serve_until_told(
 def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: str) -> None:
     """Report a standby as ready, after its first check of the active server."""
     server.pool.refuse_removed()
-    health.moved(serves=False)
+    health.record_progress(serves=False)
     manager.ready(f"standing by: {why}" if why else "standing by")
     manager.alive()
 
@@ -509,20 +509,20 @@ def _look_after(
     """Wait until a signal arrives. Notify the manager and ``health`` only if the server's poll loop
     has made progress since the last check. Raises the error that ended the server.
     """
-    health.moved(serves=True)
+    health.record_progress(serves=True)
     seen = -1
     while not told.wait(manager.look_s):
         try:
-            moved = server.stat().housekeeping_count
+            record_progress = server.stat().housekeeping_count
         except RpcError:  # the server has stopped
             if server.failure is None:
                 raise
         if server.failure is not None:
             raise server.failure
-        if moved != seen:
+        if record_progress != seen:
             manager.alive()
-            health.moved(serves=True)
-        seen = moved
+            health.record_progress(serves=True)
+        seen = record_progress
         beside.look_after()
 
 

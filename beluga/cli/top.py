@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from beluga.admin import ask_someone
+from beluga.admin import request_any
 from beluga.cli.help import width
 from beluga.cli.legend import explains
 from beluga.cli.options import PoolPaths, runtime_dir_of
@@ -65,7 +65,7 @@ def top(
 
 
 def _ask(directory: Path) -> bytes:
-    return ask_someone(directory, "/live").body
+    return request_any(directory, "/live").body
 
 
 def _decode(body: bytes) -> Snapshot:

@@ -32,7 +32,7 @@ from beluga.transfer import (
     choose,
     default_threads,
     host_link,
-    settings_said,
+    parse_settings,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Attachment:
         if self._settings.link == LINK_OFF:
             return None
         try:
-            return IoHandle(host_link(self.pool, settings_said(self._settings.link)))
+            return IoHandle(host_link(self.pool, parse_settings(self._settings.link)))
         except (TransferError, PoolError, OSError) as error:
             logger.warning("beluga: copies are not throttled: %s", error)
             return None

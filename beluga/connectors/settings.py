@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beluga.errors import ConnectorError, TransferError
-from beluga.transfer import ENGINES, engine_names, settings_said
+from beluga.transfer import ENGINES, engine_names, parse_settings
 
 T = typing.TypeVar("T")
 
@@ -63,7 +63,7 @@ class PoolSettings:
             raise ConnectorError("load_threads must be greater than 0")
         if self.link != LINK_OFF:
             try:
-                settings_said(self.link)
+                parse_settings(self.link)
             except TransferError as error:
                 raise ConnectorError(f"beluga's setting link: {error}") from None
         names = engine_names("host")

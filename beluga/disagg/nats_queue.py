@@ -92,7 +92,7 @@ def _no_jetstream(url: str) -> QueueError:
 
 def _too_large(url: str) -> TaskError:
     return TaskError(
-        f"NATS at {url} takes no task of this size; raise its max_payload, or the stream's "
+        f"NATS at {url} rejects a task of this size; raise its max_payload, or the stream's "
         "max_msg_size, to 1 MiB"
     )
 
@@ -138,7 +138,7 @@ class NatsQueue:
         try:
             _ = [urlsplit(server).port for server in servers]
         except ValueError:  # its text contains the password
-            raise QueueError(f"{url} is no address of NATS; write nats://HOST:PORT") from None
+            raise QueueError(f"{url} is not a NATS address; use nats://HOST:PORT") from None
 
         client = await _connected(url, servers, timeout_s)
         client.options["max_reconnect_attempts"] = -1  # reconnect to a known server without limit
@@ -165,7 +165,7 @@ class NatsQueue:
                     ),
                 )
                 await queue._make()
-                await client.subscribe(f"{queue._inbox}.*", cb=queue._hear_done)
+                await client.subscribe(f"{queue._inbox}.*", cb=queue._on_task_done)
                 return queue
         except QueueError:
             await client.close()
@@ -178,7 +178,7 @@ class NatsQueue:
         await _make_stream(self._jetstream, stream)
         await self._jetstream.add_consumer(self._stream, consumer)
 
-    async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _retrying(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work; if the stream is lost (the server lost its files, or an operator deleted
         it), recreate it and retry.
         """
@@ -189,7 +189,7 @@ class NatsQueue:
                 raise
             self._pull = None
             await self._make()  # without JetStream this raises, too
-            logger.warning("NATS at %s lost the queue (%s); it is made again", self._url, error)
+            logger.warning("NATS at %s lost the queue (%s); recreating it", self._url, error)
             return await work()
 
     async def enqueue_task(self, task: PrefillTask) -> NatsTicket:
@@ -200,7 +200,7 @@ class NatsQueue:
         data = encode_task(task)
         event = self._waiting[token] = asyncio.Event()
         async with _reaching(self._url):
-            entry = await self._again(
+            entry = await self._retrying(
                 lambda: self._jetstream.publish(
                     f"{self._stream}.queue",
                     data,
@@ -230,7 +230,7 @@ class NatsQueue:
         while (left := end - loop.time()) > 0:
             async with _reaching(self._url):
                 try:
-                    message = await self._again(partial(self._fetch, left))
+                    message = await self._retrying(partial(self._fetch, left))
                 except nats.errors.TimeoutError:
                     return None
             try:
@@ -258,14 +258,16 @@ class NatsQueue:
         until another worker gets it.
         """
         async with _reaching(self._url):
-            info = await self._again(lambda: self._jetstream.consumer_info(self._stream, CONSUMER))
+            info = await self._retrying(
+                lambda: self._jetstream.consumer_info(self._stream, CONSUMER)
+            )
         return QueueSize(info.num_pending or 0, info.num_ack_pending or 0)
 
     async def close(self) -> None:
         """See :class:`~beluga.disagg.TaskQueue`."""
         await self._client.close()
 
-    async def _hear_done(self, message: Msg) -> None:
+    async def _on_task_done(self, message: Msg) -> None:
         if event := self._waiting.get(message.subject.rpartition(".")[2]):
             event.set()
 
@@ -335,7 +337,7 @@ class _TlsClient(Client):  # type: ignore[misc]
         server = self._current_server
         secure = server is None or server.uri.scheme != "tls"
         if not secure and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server speaks no TLS")
+            raise nats.errors.Error("the server does not support TLS")
         command: bytes = super()._connect_command()
         return command
 
@@ -358,7 +360,7 @@ async def _connected(url: str, servers: list[str], timeout_s: float) -> Client:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=_RECONNECT_S,
                 error_cb=note,
-                disconnected_cb=_tell_gone,
+                disconnected_cb=_log_disconnect,
             )
     except QueueError as error:
         if not refused and not any(word in str(error).lower() for word in _REFUSED):
@@ -380,5 +382,5 @@ async def _make_stream(jetstream: JetStreamContext, config: api.StreamConfig) ->
         await jetstream.update_stream(config)
 
 
-async def _tell_gone() -> None:
-    logger.warning("the NATS server is gone; waiting for it to come back")
+async def _log_disconnect() -> None:
+    logger.warning("the connection to the NATS server is lost; reconnecting")

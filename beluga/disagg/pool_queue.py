@@ -65,7 +65,9 @@ async def _reaching() -> AsyncIterator[None]:
         raise
     except BelugaError as error:
         if is_of_request(error):
-            raise TaskError(f"the prefill queue in the pool refuses this: {error}") from error
+            raise TaskError(
+                f"the prefill queue in the pool rejects this request: {error}"
+            ) from error
         raise QueueError(f"the prefill queue in the pool: {error}") from error
 
 
@@ -130,7 +132,7 @@ class PoolQueue:
             result.raise_for_refused()
             return result.pending == 0
 
-        while not await self._ask(put):  # another session is writing the task and may have died
+        while not await self._call(put):  # another session is writing the task and may have died
             if time.monotonic() > end:
                 raise TaskError(
                     "another session is enqueuing a task of this request and does not finish; "
@@ -144,21 +146,21 @@ class PoolQueue:
         end = time.monotonic() + timeout
         pause = _POLL_S[0]
         while True:
-            record = await self._ask(
+            record = await self._call(
                 lambda: self._tasks.claim(self._cache.fingerprint, visible_s=self._visibility_s)
             )
             if record is None:
-                left = end - time.monotonic()
-                if left <= 0:
+                wait_until_removed = end - time.monotonic()
+                if wait_until_removed <= 0:
                     return None
-                await asyncio.sleep(min(pause, left))
+                await asyncio.sleep(min(pause, wait_until_removed))
                 pause = min(2 * pause, _POLL_S[1])
             elif claim := await self._read(record):
                 return claim
 
     async def get_queue_size(self) -> QueueSize:
         """See :class:`~beluga.disagg.TaskQueue`."""
-        return QueueSize(*await self._ask(lambda: self._tasks.count(self._cache.fingerprint)))
+        return QueueSize(*await self._call(lambda: self._tasks.count(self._cache.fingerprint)))
 
     async def close(self) -> None:
         """See :class:`~beluga.disagg.TaskQueue`. Claims end at once."""
@@ -173,18 +175,18 @@ class PoolQueue:
 
     async def remove(self, key: NDArray[np.uint64]) -> bool:
         """Remove a task that is done. Returns whether it was in the queue."""
-        return await self._ask(lambda: self._cache.remove(key)) > 0
+        return await self._call(lambda: self._cache.remove(key)) > 0
 
     async def withdraw(self, key: NDArray[np.uint64]) -> bool:
         """Remove an unclaimed task. Returns whether it was removed."""
-        return await self._ask(lambda: self._tasks.withdraw(key))
+        return await self._call(lambda: self._tasks.withdraw(key))
 
     async def extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
         """Extend a claim by ``visible_s`` seconds, or by the queue's visibility."""
         seconds = self._visibility_s if visible_s is None else visible_s
-        return await self._ask(lambda: self._tasks.extend(record, visible_s=seconds))
+        return await self._call(lambda: self._tasks.extend(record, visible_s=seconds))
 
-    async def left(self, key: NDArray[np.uint64], timeout: float) -> bool:
+    async def wait_until_removed(self, key: NDArray[np.uint64], timeout: float) -> bool:
         """Wait until a task has left the queue. Returns whether it has, within ``timeout``
         seconds.
         """
@@ -204,7 +206,7 @@ class PoolQueue:
         while self._awaited:
             awaited = dict(self._awaited)
             try:
-                gone = await self._ask(partial(self._gone, tuple(awaited)))
+                gone = await self._call(partial(self._removed_of, tuple(awaited)))
             except QueueError as error:
                 logger.debug("%s", error)
                 gone = []
@@ -212,7 +214,7 @@ class PoolQueue:
                 awaited[key].set()
             await asyncio.sleep(_WATCH_S)
 
-    def _gone(self, keys: tuple[bytes, ...]) -> list[bytes]:
+    def _removed_of(self, keys: tuple[bytes, ...]) -> list[bytes]:
         """Return the tasks that have left the queue, by one call for all, and one per task that
         remains: claims and new tasks wait for this thread.
         """
@@ -229,7 +231,7 @@ class PoolQueue:
     async def _read(self, record: TaskRecord) -> PoolClaim | None:
         """Read a claimed task. Returns None if it is already done or cannot be read."""
         block = np.empty(record.length, np.uint8)
-        result = await self._ask(lambda: self._cache.get(record.key, [block]))
+        result = await self._call(lambda: self._cache.get(record.key, [block]))
         why = "it cannot be read"
         if result.hits:
             try:
@@ -243,7 +245,7 @@ class PoolQueue:
             await self.extend(record, 0)
         return None
 
-    async def _ask(self, call: Callable[[], T]) -> T:
+    async def _call(self, call: Callable[[], T]) -> T:
         """Call the pool's server on this queue's thread. Raises QueueError."""
         async with _reaching():
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
@@ -258,7 +260,7 @@ class PoolTicket:
 
     async def done(self, timeout: float) -> bool:
         """See :class:`~beluga.disagg.Ticket`."""
-        return await self._queue.left(self._key, timeout)
+        return await self._queue.wait_until_removed(self._key, timeout)
 
     async def withdraw(self) -> bool:
         """See :class:`~beluga.disagg.Ticket`."""

@@ -150,12 +150,12 @@ class PrefillWorker:
         if task.expired:
             self.stat.expired += 1
         elif claim.deliveries > self._deliveries_max:
-            logger.warning("dropped %s: given out %d times", task.request_id, claim.deliveries)
+            logger.warning("dropped %s: delivered %d times", task.request_id, claim.deliveries)
             self.stat.dropped += 1
         else:
-            keeper = asyncio.create_task(self._keep(claim))
+            keeper = asyncio.create_task(self._extend_claim(claim))
             try:
-                refusal = await self._ask(session, task)
+                refusal = await self._prefill(session, task)
             except WorkerError as error:
                 logger.warning("%s", error)
                 self.stat.given_back += 1
@@ -173,7 +173,7 @@ class PrefillWorker:
         await claim.ack()
         return True
 
-    async def _keep(self, claim: Claim) -> None:
+    async def _extend_claim(self, claim: Claim) -> None:
         """Extend a claim during the work."""
         while True:
             await asyncio.sleep(self._visibility_s / 3)
@@ -181,7 +181,7 @@ class PrefillWorker:
             with contextlib.suppress(QueueError):
                 await claim.extend()
 
-    async def _ask(self, session: aiohttp.ClientSession, task: PrefillTask) -> str | None:
+    async def _prefill(self, session: aiohttp.ClientSession, task: PrefillTask) -> str | None:
         """Prefill a prompt. Returns None, or the reason of a permanent rejection by the engine.
 
         Raises WorkerError if the engine is down or busy, or fails.

@@ -12,17 +12,17 @@ A check needs neither a pool nor a server, a privilege or an optional package.
 """
 
 from beluga.doctor.checks import CHECKS, Check, diagnose, run_check
-from beluga.doctor.finding import CannotTellError, Finding, Verdict
+from beluga.doctor.finding import Finding, UndeterminedError, Verdict
 from beluga.doctor.machine import Machine
 from beluga.doctor.pool_look import PoolLook
 
 __all__ = [
     "CHECKS",
-    "CannotTellError",
     "Check",
     "Finding",
     "Machine",
     "PoolLook",
+    "UndeterminedError",
     "Verdict",
     "diagnose",
     "run_check",

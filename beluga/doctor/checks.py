@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from beluga.connectors import RELEASES
 from beluga.doctor import cpu, devices, leftovers, limits, memory, packages, pool
-from beluga.doctor.finding import CannotTellError, Finding, Verdict, unknown
+from beluga.doctor.finding import Finding, UndeterminedError, Verdict, unknown
 from beluga.doctor.machine import Machine
 
 Run: TypeAlias = Callable[[Machine], Verdict]
@@ -61,7 +61,7 @@ def run_check(check: Check, machine: Machine) -> Finding:
     """Return the finding of one check. A failure of the check itself is a finding, too."""
     try:
         verdict = check.run(machine)
-    except CannotTellError as failure:
+    except UndeterminedError as failure:
         verdict = unknown(str(failure), failure.mend)
     except Exception as failure:
         said = " ".join(f"{type(failure).__name__}: {failure}".split())

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from beluga.doctor.finding import CannotTellError, Verdict, ok, warning
+from beluga.doctor.finding import UndeterminedError, Verdict, ok, warning
 from beluga.doctor.machine import Machine
 
 _ANOTHER_MODEL = "use a CPU that has it"
@@ -103,8 +103,8 @@ def check_clocksource(machine: Machine) -> Verdict:
     """Check the kernel's clock: Beluga reads it before and after most waits."""
     current = machine.read(f"{_CLOCKSOURCE}/current_clocksource")
     if not current.isprintable() or not current:
-        raise CannotTellError(
-            f"/{_CLOCKSOURCE}/current_clocksource says {current[:40]!r}",
+        raise UndeterminedError(
+            f"/{_CLOCKSOURCE}/current_clocksource contains {current[:40]!r}",
             f"cat /{_CLOCKSOURCE}/current_clocksource",
         )
     if current in _FAST_CLOCKS:

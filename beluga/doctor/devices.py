@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
+from beluga.doctor.finding import UndeterminedError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
 from beluga.errors import PoolError
 from beluga.pool import dax_nodes, show_size
@@ -36,9 +36,9 @@ def check_devdax(machine: Machine) -> Verdict:
     verdicts = []
     for name, node in nodes.items():
         if isinstance(node, PoolError):
-            say = error if _in_pool(machine, name) else warning
+            verdict = error if _in_pool(machine, name) else warning
             mend = quoted_command(node) or f"daxctl list -u -d {name}"
-            verdicts.append(say(str(node), mend))
+            verdicts.append(verdict(str(node), mend))
     good = {name: node for name, node in nodes.items() if not isinstance(node, PoolError)}
     shown = ", ".join(f"{name} ({show_size(node.size)})" for name, node in good.items())
     return worst(verdicts, f"device_dax drives {shown}")
@@ -55,12 +55,12 @@ def check_devdax_access(machine: Machine) -> Verdict:
         return ok("there is no devdax device to open")
     verdicts = []
     for name in usable:
-        say = error if _in_pool(machine, name) else warning
+        verdict = error if _in_pool(machine, name) else warning
         if not (machine.root / "dev" / name).exists():
-            verdicts.append(say(f"there is no /dev/{name}", "sudo udevadm trigger -s dax"))
+            verdicts.append(verdict(f"there is no /dev/{name}", "sudo udevadm trigger -s dax"))
         elif not machine.may_use(f"dev/{name}"):
             text = f"this user may not read and write /dev/{name}"
-            verdicts.append(say(text, f"sudo setfacl -m u:{machine.uid}:rw /dev/{name}"))
+            verdicts.append(verdict(text, f"sudo setfacl -m u:{machine.uid}:rw /dev/{name}"))
     return worst(verdicts, f"this user may read and write {', '.join(usable)}")
 
 
@@ -115,7 +115,7 @@ def _driver(machine: Machine) -> int | None:
         return None
     found = re.search(r"NVRM version:.*?\s(\d{3,6})\.\d+", text)
     if found is None:
-        raise CannotTellError("/proc/driver/nvidia/version names no version", "nvidia-smi")
+        raise UndeterminedError("/proc/driver/nvidia/version names no version", "nvidia-smi")
     return int(found[1])
 
 

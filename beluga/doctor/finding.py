@@ -48,10 +48,10 @@ def error(text: str, mend: str) -> Verdict:
 
 def unknown(why: str, mend: str) -> Verdict:
     """Return the verdict of an unknown result, with the command that determines it."""
-    return warning(f"cannot be told: {why}", mend)
+    return warning(f"unknown: {why}", mend)
 
 
-class CannotTellError(Exception):
+class UndeterminedError(Exception):
     """Raised inside a check whose result cannot be determined."""
 
     def __init__(self, why: str, mend: str) -> None:

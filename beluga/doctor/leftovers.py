@@ -13,10 +13,10 @@ from pathlib import Path
 
 from beluga import config
 from beluga.conventions import RUNTIME_ROOT
-from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
+from beluga.doctor.finding import UndeterminedError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
 from beluga.errors import DeviceBusyError, PoolError
-from beluga.pool import STRIPE_SIZE, FoundFile, dax_nodes, find_pools, refuse_in_use, show_size
+from beluga.pool import STRIPE_SIZE, PoolFile, dax_nodes, find_pools, refuse_in_use, show_size
 
 _SHOWN = 5  # names in one line
 _POOL_ID = re.compile(r"[0-9a-f]{32}")
@@ -30,10 +30,10 @@ _MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, de
 
 def share_runtime_dir(root: Path = Path("/")) -> str:
     """Return the command that gives several users one runtime directory."""
-    told = f"export BELUGA_RUNTIME_DIR={RUNTIME_ROOT}"
+    export = f"export BELUGA_RUNTIME_DIR={RUNTIME_ROOT}"
     if (root / RUNTIME_ROOT.relative_to("/")).is_dir():
-        return told
-    return f"sudo install -d -m 2770 -g GROUP {RUNTIME_ROOT} && {told}"
+        return export
+    return f"sudo install -d -m 2770 -g GROUP {RUNTIME_ROOT} && {export}"
 
 
 def _own(machine: Machine) -> Iterator[Path]:
@@ -42,8 +42,8 @@ def _own(machine: Machine) -> Iterator[Path]:
     if dax_nodes(root / "sys"):  # Only these have no file beside them.
         places += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
         places.append(root / f"run/user/{uid}/beluga")
-    if (told := config.told_runtime_root()) is not None:
-        places.append(told)
+    if (export := config.configured_runtime_root()) is not None:
+        places.append(export)
     for place in places:
         if place.is_symlink() or place.exists():
             yield place
@@ -76,11 +76,11 @@ def check_runtime_dirs(machine: Machine) -> Verdict:
     verdicts = []
     for path in _own(machine):
         try:
-            verdicts.append(_judge_own(machine, path))
+            verdicts.append(_evaluate_own(machine, path))
         except FileNotFoundError:
             continue  # it was removed meanwhile
         except OSError as failure:
-            why = f"{path} cannot be looked at ({failure.strerror})"
+            why = f"{path} cannot be examined ({failure.strerror})"
             verdicts.append(unknown(why, "sudo beluga doctor"))
     if others := list(_others(machine)):
         shown = _list([str(path) for path in others])
@@ -99,11 +99,11 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _judge_own(machine: Machine, path: Path) -> Verdict:
+def _evaluate_own(machine: Machine, path: Path) -> Verdict:
     found = path.lstat()
     name = shlex.quote(str(path))
     if not stat.S_ISDIR(found.st_mode):
-        return error(f"{path} is no directory, so no lock files can lie there", f"rm {name}")
+        return error(f"{path} is not a directory, so it cannot contain lock files", f"rm {name}")
     trusted = {machine.uid, 0}
     device = _device_of(path)
     closed = False  # to this user, like the pool's device
@@ -111,7 +111,7 @@ def _judge_own(machine: Machine, path: Path) -> Verdict:
         trusted.add(device.lstat().st_uid)
         closed = not os.access(device, os.R_OK | os.W_OK)
     # Users who may write to the configured directory are trusted.
-    shared = config.told_runtime_root() in (path, path.parent)
+    shared = config.configured_runtime_root() in (path, path.parent)
     if found.st_uid not in trusted and not shared:
         text = f"user {found.st_uid} has made {path}, where this user's lock files would lie"
         return error(text, f"sudo rm -r {name}")
@@ -156,11 +156,11 @@ def check_stale_pools(machine: Machine) -> Verdict:
         verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid in lost)))
     if closed := [path for path in closed if _may_be_ours(path)]:
         names = _list([str(path) for path in closed])
-        verdicts.append(unknown(f"this user may not look at {names}", "sudo beluga doctor"))
-    return worst(verdicts, f"{len(pools)} pools in /dev/shm, none of them left over")
+        verdicts.append(unknown(f"this user may not read {names}", "sudo beluga doctor"))
+    return worst(verdicts, f"{len(pools)} pools in /dev/shm, all of them in use")
 
 
-def _used(pool: list[FoundFile], mapped: set[tuple[int, int]], closed: list[Path]) -> bool:
+def _used(pool: list[PoolFile], mapped: set[tuple[int, int]], closed: list[Path]) -> bool:
     """Return whether a process uses the pool. An unknown state counts as used."""
     folders = [file.runtime_dir for file in pool if file.runtime_dir is not None]
     return any(file.identity in mapped for file in pool) or any(
@@ -191,7 +191,7 @@ def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
     return False
 
 
-def _stale(pools: list[list[FoundFile]]) -> Verdict:
+def _stale(pools: list[list[PoolFile]]) -> Verdict:
     files = [file for pool in pools for file in pool]
     size = show_size(sum(file.size for file in files))
     shown = _list(
@@ -230,7 +230,7 @@ def _serving_removed(machine: Machine) -> dict[int, list[str]]:
             continue
         try:
             maps = machine.read(f"proc/{name}/maps")
-        except CannotTellError:
+        except UndeterminedError:
             continue
         removed = _REMOVED.findall(maps) if "/beluga/_core." in maps else []
         paths = {path for low, high, path in removed if int(high, 16) - int(low, 16) >= STRIPE_SIZE}
@@ -247,7 +247,7 @@ def _mapped(machine: Machine) -> set[tuple[int, int]]:
             continue
         try:
             maps = machine.read(f"proc/{name}/maps")
-        except CannotTellError:
+        except UndeterminedError:
             continue  # it has ended, or is another user's: then its lock shows the use
         for major, minor, inode in _MAPPED.findall(maps):
             found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from beluga.coherence import features
-from beluga.doctor.finding import CannotTellError
+from beluga.doctor.finding import UndeterminedError
 from beluga.doctor.pool_look import PoolLook
 from beluga.transfer import ENGINES
 
@@ -66,7 +66,7 @@ class Machine:
     usage: Callable[[Path], tuple[int, int]] = _usage
 
     def read(self, name: str) -> str:
-        """Return the text of the file ``name`` below the root. Raises CannotTellError."""
+        """Return the text of the file ``name`` below the root. Raises UndeterminedError."""
         text = self.read_if(name)
         if text is None:
             kind, _, _ = name.partition("/")
@@ -74,7 +74,7 @@ class Machine:
             mend = (
                 f"sudo mount -t {kinds[kind]} none /{kind}" if kind in kinds else f"ls -l /{name}"
             )
-            raise CannotTellError(f"there is no /{name}", mend)
+            raise UndeterminedError(f"there is no /{name}", mend)
         return text
 
     def read_if(self, name: str) -> str | None:
@@ -86,35 +86,37 @@ class Machine:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:
-            raise CannotTellError(f"this user may not read /{name}", "sudo beluga doctor") from None
+            raise UndeterminedError(
+                f"this user may not read /{name}", "sudo beluga doctor"
+            ) from None
         except OSError as error:
-            raise CannotTellError(
+            raise UndeterminedError(
                 f"/{name} cannot be read ({error.strerror})", f"ls -l /{name}"
             ) from None
 
     def number(self, name: str) -> int:
-        """Return the number that a file contains. Raises CannotTellError."""
+        """Return the number that a file contains. Raises UndeterminedError."""
         text = self.read(name)
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise CannotTellError(f"/{name} says {text[:40]!r}", f"cat /{name}")
+            raise UndeterminedError(f"/{name} contains {text[:40]!r}", f"cat /{name}")
         return int(text)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder below the root, or nothing if it does not exist.
 
-        Raises CannotTellError.
+        Raises UndeterminedError.
         """
         try:
             return sorted(path.name for path in (self.root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise CannotTellError(
+            raise UndeterminedError(
                 f"/{folder} cannot be read ({error.strerror})", "sudo beluga doctor"
             ) from None
 
     def cpu_flags(self) -> frozenset[str]:
-        """Return the flags of the first CPU in /proc/cpuinfo. Raises CannotTellError."""
+        """Return the flags of the first CPU in /proc/cpuinfo. Raises UndeterminedError."""
         for line in self.read("proc/cpuinfo").splitlines():
             name, _, value = line.partition(":")
             if name.strip() in ("flags", "Features"):  # of x86-64, of aarch64
@@ -127,7 +129,7 @@ class Machine:
         _, opened, rest = text.partition("[")
         word, closed, _ = rest.partition("]")
         if not (opened and closed and word.isidentifier()):
-            raise CannotTellError(f"/{name} says {text[:40]!r}", f"cat /{name}")
+            raise UndeterminedError(f"/{name} contains {text[:40]!r}", f"cat /{name}")
         return word
 
     def may_use(self, name: str) -> bool:

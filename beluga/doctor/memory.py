@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
+from beluga.doctor.finding import UndeterminedError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
 from beluga.errors import EngineUnavailableError
 from beluga.pool import dax_nodes, limits, show_size
@@ -58,7 +58,7 @@ def _kinds(first: int, end: int, ranges: list[_Range]) -> set[str]:
     return {each.kind for each in ranges if each.first < end and first < each.end}
 
 
-def _told(machine: Machine) -> policy.PlatformPolicy | Verdict:
+def _policy_of(machine: Machine) -> policy.PlatformPolicy | Verdict:
     try:
         return policy.probe(cpuinfo=machine.root / "proc/cpuinfo")
     except EngineUnavailableError as failure:
@@ -69,45 +69,47 @@ def _told(machine: Machine) -> policy.PlatformPolicy | Verdict:
 
 def check_memory_type(machine: Machine) -> Verdict:
     """Compare how the firmware and the kernel cache devdax devices with Beluga's assumption."""
-    told = _told(machine)
-    if isinstance(told, Verdict):
-        return told
+    platform = _policy_of(machine)
+    if isinstance(platform, Verdict):
+        return platform
     nodes = dax_nodes(machine.root / "sys")
     if not nodes:
-        return ok(f"{told.memory} ({told.memory_source}): there is no devdax device")
+        return ok(f"{platform.memory} ({platform.memory_source}): there is no devdax device")
     ranges: list[_Range] = []
     closed: list[str] = []
     for name, parse in ((_PAT, _pat), (_MTRR, _mtrr)):
         try:
             ranges += parse(machine.read_if(name) or "")
-        except CannotTellError as failure:
+        except UndeterminedError as failure:
             closed.append(str(failure))
-    verdicts = [_judge_type(machine, name, ranges, str(told.memory)) for name in nodes]
-    found = worst(verdicts, f"{told.memory} ({told.memory_source}), as MTRR and PAT say")
+    verdicts = [_evaluate_type(machine, name, ranges, str(platform.memory)) for name in nodes]
+    found = worst(
+        verdicts, f"{platform.memory} ({platform.memory_source}), according to MTRR and PAT"
+    )
     if found.level == "ok" and closed:
         return unknown("; ".join(closed), "sudo beluga doctor")
     if found.level == "ok" and not ranges:
         return unknown(
-            f"neither /{_PAT} nor /{_MTRR} says anything (is debugfs mounted?)",
+            f"neither /{_PAT} nor /{_MTRR} lists a range (is debugfs mounted?)",
             "sudo mount -t debugfs none /sys/kernel/debug && sudo beluga doctor",
         )
     return found
 
 
-def _judge_type(machine: Machine, name: str, ranges: list[_Range], told: str) -> Verdict:
+def _evaluate_type(machine: Machine, name: str, ranges: list[_Range], platform: str) -> Verdict:
     entry = f"sys/bus/dax/devices/{name}"
     try:
         start = machine.read(f"{entry}/resource")
         first = int(start, 16)
         kinds = _kinds(first, first + machine.number(f"{entry}/size"), ranges)
     except ValueError:
-        return unknown(f"/{entry}/resource is no address", f"cat /{entry}/resource")
-    except CannotTellError as failure:
+        return unknown(f"/{entry}/resource is not an address", f"cat /{entry}/resource")
+    except UndeterminedError as failure:
         return unknown(str(failure), failure.mend)
     # /sys shows address 0 to unprivileged users.
     if first == 0:
         return unknown(f"this user may not see where {name} lies", "sudo beluga doctor")
-    wrong = sorted(kinds - {told})
+    wrong = sorted(kinds - {platform})
     if not wrong:
         return ok(name)
     if wrong == ["uncacheable"]:
@@ -116,21 +118,21 @@ def _judge_type(machine: Machine, name: str, ranges: list[_Range], told: str) ->
         mend = "unset BELUGA_MEMORY"
     else:
         mend = "set the range to write-back in the firmware"
-    return error(f"{name} is {' and '.join(wrong)}, but Beluga takes it for {told}", mend)
+    return error(f"{name} is {' and '.join(wrong)}, but Beluga assumes {platform}", mend)
 
 
 def check_ddio(machine: Machine) -> Verdict:
     """Report whether devices write into the CPU's cache, as far as that is known."""
-    told = _told(machine)
-    if isinstance(told, Verdict):
-        return told
-    if told.ddio is not policy.Ddio.UNKNOWN:
-        return ok(f"{told.ddio}, as {told.ddio_source} says")
+    platform = _policy_of(machine)
+    if isinstance(platform, Verdict):
+        return platform
+    if platform.ddio is not policy.Ddio.UNKNOWN:
+        return ok(f"{platform.ddio}, set by {platform.ddio_source}")
     if not machine.names("sys/bus/dsa/devices") and not machine.names("proc/driver/nvidia"):
         return ok("DDIO does not matter here: neither a DSA nor a GPU copies")
     return unknown(
-        f"user space cannot read it ({told.ddio_source}, on or off, as the firmware is set); until "
-        "then copies by DSA and GPU invalidate before and flush after, which is always right",
+        f"user space cannot read it ({platform.ddio_source}, on or off, as the firmware is set); "
+        "until then copies by DSA and GPU invalidate before and flush after, which is always right",
         "export BELUGA_DDIO=on",
     )
 
@@ -178,7 +180,7 @@ def check_huge_anonymous(machine: Machine) -> Verdict:
             "miss the TLB more often (devdax pools are not affected)",
             f"echo madvise | sudo tee /{_THP}/enabled",
         )
-    return ok(f"programs that ask for huge pages get them ({switch})")
+    return ok(f"programs that request huge pages get them ({switch})")
 
 
 def _missing_bytes(machine: Machine) -> int:

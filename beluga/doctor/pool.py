@@ -30,7 +30,7 @@ from beluga.errors import (
 from beluga.pool import DeviceSpec, examine, show_size, survey
 
 _NO_POOL = "no pool is named (--pool PATH) or mounted"
-_FIRST = "first do what pool-devices and pool-superblocks say"
+_FIRST = "first fix what pool-devices and pool-superblocks report"
 _LOST = ("version", "format", "damaged", "geometry", "disagrees")  # only a new pool helps
 
 
@@ -136,49 +136,49 @@ def check_coherence(machine: Machine) -> Verdict:
     return worst(verdicts, f"{' and '.join(kinds)} coherence: the pool is for {whose}")
 
 
-class _Judgment(NamedTuple):
+class _Rule(NamedTuple):
     """The meaning of a failed attempt to attach, and its remedy."""
 
     failure: type[BelugaError]
-    say: Callable[[str, str], Verdict]
+    verdict: Callable[[str, str], Verdict]
     text: str
     mend: str
 
 
 _SHOW_BOOT_ID = "show /proc/sys/kernel/random/boot_id in this container or sandbox"
 _OF_SERVER = (
-    _Judgment(NoServerError, warning, "no server serves the pool", "beluga serve {options}"),
-    _Judgment(
+    _Rule(NoServerError, warning, "no server serves the pool", "beluga serve {options}"),
+    _Rule(
         NoLaneError,
         warning,
-        "all {lanes} lanes are taken: no other client can attach, unless the pool is created anew",
+        "all {lanes} lanes are taken: no other client can attach, unless the pool is created again",
         "beluga pool create --force --lanes {more} {paths}",
     ),
-    _Judgment(
+    _Rule(
         CallTimeoutError,
         error,
         "the pool names a server that does not answer: it died, or hangs; another can take over",
         "beluga serve {options}",
     ),
-    _Judgment(BootIdError, error, "{failure}", _SHOW_BOOT_ID),
-    _Judgment(RuntimeDirError, error, "{failure}", "{share}"),
-    _Judgment(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
+    _Rule(BootIdError, error, "{failure}", _SHOW_BOOT_ID),
+    _Rule(RuntimeDirError, error, "{failure}", "{share}"),
+    _Rule(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
 )
 _OF_HOST = (
-    _Judgment(BootIdError, unknown, "{failure}", _SHOW_BOOT_ID),
-    _Judgment(HostClashError, error, "{failure}", "give every machine its own number: --host N"),
-    _Judgment(
+    _Rule(BootIdError, unknown, "{failure}", _SHOW_BOOT_ID),
+    _Rule(HostClashError, error, "{failure}", "give every machine its own number: --host N"),
+    _Rule(
         SecondHostError,
         error,
         "{failure}",
         "beluga pool create --force --coherence software {paths}",
     ),
-    _Judgment(NoServerError, unknown, "no server serves the pool", "beluga serve {options}"),
-    _Judgment(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
+    _Rule(NoServerError, unknown, "no server serves the pool", "beluga serve {options}"),
+    _Rule(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
 )
 
 
-def _judge(machine: Machine, facts: PoolInspection, judgments: Sequence[_Judgment]) -> Verdict:
+def _evaluate(machine: Machine, facts: PoolInspection, rules: Sequence[_Rule]) -> Verdict:
     """Return the verdict of the first judgment that matches the failure."""
     words = {
         "failure": str(facts.failure),
@@ -188,9 +188,9 @@ def _judge(machine: Machine, facts: PoolInspection, judgments: Sequence[_Judgmen
         "more": 2 * facts.lane_count,
         "share": share_runtime_dir(),
     }
-    for judgment in judgments:
-        if isinstance(facts.failure, judgment.failure):
-            return judgment.say(judgment.text.format(**words), judgment.mend.format(**words))
+    for rule in rules:
+        if isinstance(facts.failure, rule.failure):
+            return rule.verdict(rule.text.format(**words), rule.mend.format(**words))
     return unknown(str(facts.failure), f"beluga ping {machine.pool.options}")
 
 
@@ -201,7 +201,7 @@ def check_server(machine: Machine) -> Verdict:
         return facts
     if facts.epoch is not None:
         return ok(f"a server answers, epoch {facts.epoch}")
-    return _judge(machine, facts, _OF_SERVER)
+    return _evaluate(machine, facts, _OF_SERVER)
 
 
 def check_host(machine: Machine) -> Verdict:
@@ -210,8 +210,8 @@ def check_host(machine: Machine) -> Verdict:
     if isinstance(facts, Verdict):
         return facts
     if facts.epoch is not None:
-        return ok(f"the server knows this machine as host {machine.pool.host or 0}")
+        return ok(f"this machine is registered at the server as host {machine.pool.host or 0}")
     one_host = any(device.coherence == "hardware" for device in facts.devices)
     if one_host and isinstance(facts.failure, NoServerError):
         return ok("a pool of hardware coherence has one host")
-    return _judge(machine, facts, _OF_HOST)
+    return _evaluate(machine, facts, _OF_HOST)

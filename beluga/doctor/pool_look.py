@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from beluga.errors import BelugaError, NoDefaultPoolError, NoServerError
-from beluga.pool import DeviceSpec, DeviceView, Pool, SpecLike, default_specs, remembered
+from beluga.pool import DeviceSpec, DeviceView, Pool, SpecLike, default_specs, stored_specs
 from beluga.rpc import Client
 
 _WAIT_S = 2.0
@@ -47,7 +47,7 @@ class PoolLook:
         if paths:
             return cls(tuple(paths), host=host)
         try:
-            known = remembered()
+            known = stored_specs()
         except BelugaError as error:  # the stored default pool is damaged
             return cls(host=host, failure=error, mend="beluga umount")
         try:

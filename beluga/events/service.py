@@ -65,7 +65,7 @@ class EventSettings:
         for endpoint in (self.endpoint, self.replay):
             if not _ENDPOINT.fullmatch(endpoint):
                 raise RouterError(
-                    f"{endpoint!r} is no endpoint; write tcp://HOST:PORT or ipc:///PATH"
+                    f"{endpoint!r} is not an endpoint; use tcp://HOST:PORT or ipc:///PATH"
                 )
         if self.endpoint == self.replay and not self.endpoint.endswith((":0", "*")):
             raise RouterError(
@@ -90,7 +90,7 @@ class EventService:
         self._server, self._pool, self._host = server, pool, host
         self._settings = settings
         self._table = NameTable(pool.geometry.block_count_max)
-        self._told = threading.Event()
+        self._unpublished_logged = threading.Event()
         self._thread: threading.Thread | None = None
         self.overflows = 0  # how often the journal overflowed
         self._lost = 0  # changes that the journal had lost when the table was read
@@ -119,7 +119,7 @@ class EventService:
 
     def stop(self) -> None:
         """Stop publishing. Unread messages are dropped."""
-        self._told.set()
+        self._unpublished_logged.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -129,15 +129,15 @@ class EventService:
         try:
             with Client(self._pool, host=self._host) as client:
                 self._begin(client)
-                while not self._told.is_set():
+                while not self._unpublished_logged.is_set():
                     self._turn(client)
         except BelugaError as error:  # the server has ended
-            if not self._told.is_set():
+            if not self._unpublished_logged.is_set():
                 log.warning("events of the pool end: %s", error)
 
     def _begin(self, client: Client) -> None:
         """Read the table of names from the pool; see csrc/index/journal.c for the order."""
-        while not self._told.is_set():
+        while not self._unpublished_logged.is_set():
             taken, self._lost = self._server.take_changes(BATCH_CHANGES)
             while len(taken) == BATCH_CHANGES:
                 taken, _ = self._server.take_changes(BATCH_CHANGES)

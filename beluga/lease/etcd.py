@@ -77,7 +77,7 @@ class EtcdLease:
             return False
         start = time.monotonic()
         try:
-            answer = self._ask("/v3/lease/keepalive", {"ID": self._lease}).get("result", {})
+            answer = self._request("/v3/lease/keepalive", {"ID": self._lease}).get("result", {})
         except LeaseError:
             return time.monotonic() < self._until
         lives_s = float(answer.get("TTL", 0))
@@ -92,14 +92,14 @@ class EtcdLease:
         lease, self._lease, self._until = self._lease, "", 0.0
         if lease:
             try:
-                self._ask("/v3/lease/revoke", {"ID": lease})
+                self._request("/v3/lease/revoke", {"ID": lease})
             except LeaseError:
                 return
 
     def _take(self) -> bool:
         start = time.monotonic()
         if not self._lease or not self.renew():
-            self._lease = str(self._ask("/v3/lease/grant", {"TTL": self._ttl_s}).get("ID", ""))
+            self._lease = str(self._request("/v3/lease/grant", {"TTL": self._ttl_s}).get("ID", ""))
             if not self._lease:
                 raise LeaseError("etcd granted no lease")
             self._until = start + self._ttl_s
@@ -111,9 +111,9 @@ class EtcdLease:
         }
         put = {"key": self._key, "value": _text("beluga"), "lease": self._lease}
         body = {"compare": [absent], "success": [{"requestPut": put}]}
-        return self._ask("/v3/kv/txn", body).get("succeeded") is True
+        return self._request("/v3/kv/txn", body).get("succeeded") is True
 
-    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._user and not self._token:
             self._token = self._authenticated()
         status, answer = self._any(path, body)

@@ -110,7 +110,7 @@ class KubernetesLease:
         lease = self._read()
         if lease is None:
             taken = self._create()
-        elif _holder(lease) in ("", self._self) or self._silent(lease):
+        elif _holder(lease) in ("", self._self) or self._is_expired(lease):
             taken = self._write(lease, self._self)
         else:
             taken = False
@@ -118,7 +118,7 @@ class KubernetesLease:
             self._until = start + self._duration_s
         return taken
 
-    def _silent(self, lease: dict[str, Any]) -> bool:
+    def _is_expired(self, lease: dict[str, Any]) -> bool:
         version = str(lease.get("metadata", {}).get("resourceVersion", ""))
         now = time.monotonic()
         if version != self._seen[0]:
@@ -127,7 +127,7 @@ class KubernetesLease:
         return now - self._seen[1] > lasts_s
 
     def _read(self) -> dict[str, Any] | None:
-        status, answer = self._ask("GET", f"{self._list}/{self._name}")
+        status, answer = self._request("GET", f"{self._list}/{self._name}")
         if status == _ABSENT:
             return None
         if status != _OK or not isinstance(answer.get("spec"), dict):
@@ -141,11 +141,11 @@ class KubernetesLease:
             "metadata": {"name": self._name},
             "spec": self._spec({}, self._self),
         }
-        return self._done(*self._ask("POST", self._list, body))
+        return self._done(*self._request("POST", self._list, body))
 
     def _write(self, lease: dict[str, Any], holder: str) -> bool:
         body = {**lease, "spec": self._spec(lease["spec"], holder)}
-        return self._done(*self._ask("PUT", f"{self._list}/{self._name}", body))
+        return self._done(*self._request("PUT", f"{self._list}/{self._name}", body))
 
     def _spec(self, old: dict[str, Any], holder: str) -> dict[str, Any]:
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -165,7 +165,7 @@ class KubernetesLease:
             return False  # another process was faster
         raise LeaseError(f"Kubernetes refuses the lease: {_reason(status, answer)}")
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[int, dict[str, Any]]:
         # It is read each time, because Kubernetes replaces it. While it is written, it is empty.

@@ -55,7 +55,7 @@ def open_lease(url: str) -> Lease:
 def _place(text: str) -> str:
     """Return the host and port of one endpoint. Raises ValueError for bad ones."""
     if "@" in text:
-        raise ValueError("a user does not belong into the URL; set ETCDCTL_USER, ETCDCTL_PASSWORD")
+        raise ValueError("the URL must not contain a user; set ETCDCTL_USER and ETCDCTL_PASSWORD")
     parts = urlsplit(f"//{text}")
     host, port = parts.hostname or "127.0.0.1", parts.port or ETCD_PORT
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

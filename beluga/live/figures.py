@@ -92,7 +92,7 @@ def rates_between(now: Figures, before: Figures, reported: Figures) -> Rates:
     def rate(name: str) -> float:
         return max(now.total(name) - before.total(name), 0.0) / over_s
 
-    def told(name: str) -> float:
+    def reported_rate(name: str) -> float:
         return max(now.total(name) - reported.total(name), 0.0) / reported_over_s
 
     lookups, hits = rate("lookup_keys_total"), rate("lookup_hits_total")
@@ -113,9 +113,9 @@ def rates_between(now: Figures, before: Figures, reported: Figures) -> Rates:
         commits=rate("commits_total"),
         evictions=rate("evictions_total"),
         refusals=rate("refusals_total"),
-        read_bytes=told("client_read_bytes_total"),
-        written_bytes=told("client_written_bytes_total"),
-        saved_tokens=told("saved_tokens_total"),
+        read_bytes=reported_rate("client_read_bytes_total"),
+        written_bytes=reported_rate("client_written_bytes_total"),
+        saved_tokens=reported_rate("saved_tokens_total"),
         processor=rate("process_cpu_seconds_total"),
         methods={name: value for name, value in methods.items() if value > 0},
     )

@@ -32,7 +32,7 @@ def _damage(now: Figures) -> list[Note]:
         found.append(
             Note(
                 "bad",
-                f"{wrong} blocks had other bytes than their checksums say (none was returned): "
+                f"{wrong} blocks do not match their checksums (none was returned): "
                 "'beluga pool check --payload' finds them",
             )
         )

@@ -141,13 +141,13 @@ def _point(server: ServerFacts, pool: PoolFacts, rates: Rates | None) -> tuple[f
     at_s = round(time.time(), 2)
     if rates is None or server.state != "serving":
         return at_s, None, None, None, None, used, None
-    told = rates.reported_over_s >= _REPORTS_S
+    has_reports = rates.reported_over_s >= _REPORTS_S
     return (
         at_s,
         round(rates.calls, 1),
         None if rates.hit_rate is None else round(rates.hit_rate, 4),
-        round(rates.read_bytes) if told else None,
-        round(rates.written_bytes) if told else None,
+        round(rates.read_bytes) if has_reports else None,
+        round(rates.written_bytes) if has_reports else None,
         used,
         round(rates.evictions, 1),
     )

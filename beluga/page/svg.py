@@ -35,16 +35,16 @@ def svg(chart: Chart) -> str:
 def marker(series: int, x: float, y: float, title: str = "") -> str:
     """Draw the mark of a series at a point."""
     shape = series % 4
-    told = f"<title>{escape(title)}</title>" if title else ""
+    label = f"<title>{escape(title)}</title>" if title else ""
     name = f'class="m s{series % COLORS}"'
     if shape == 0:
-        return f'<circle {name} cx="{x:.1f}" cy="{y:.1f}" r="3">{told}</circle>'
+        return f'<circle {name} cx="{x:.1f}" cy="{y:.1f}" r="3">{label}</circle>'
     if shape == 1:
         place = f'x="{x - 2.8:.1f}" y="{y - 2.8:.1f}" width="5.6" height="5.6"'
-        return f"<rect {name} {place}>{told}</rect>"
+        return f"<rect {name} {place}>{label}</rect>"
     if shape == 2:
-        return f'<path {name} d="M{x:.1f} {y - 3.6:.1f}l3.6 6.4h-7.2z">{told}</path>'
-    return f'<path {name} d="M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4 -4z">{told}</path>'
+        return f'<path {name} d="M{x:.1f} {y - 3.6:.1f}l3.6 6.4h-7.2z">{label}</path>'
+    return f'<path {name} d="M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4 -4z">{label}</path>'
 
 
 def dashes(line: Line) -> str:
@@ -157,10 +157,10 @@ def _bar(bar: Bar, name: str, scale: AxisScale, top: int, width: float) -> Itera
         return
     length = max(scale.place(bar.value) * width, 1.0)
     text = bar.text(scale.axis.show)
-    told = escape(f"{name}{text}")
+    label = escape(f"{name}{text}")
     yield (
         f'<rect class="b s{bar.series % COLORS}" x="4" y="{top}" width="{length:.1f}" '
-        f'height="{_BAR}"><title>{told}</title></rect>'
+        f'height="{_BAR}"><title>{label}</title></rect>'
     )
     end = length
     if bar.least is not None and bar.most is not None and bar.most > bar.least:

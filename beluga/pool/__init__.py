@@ -5,17 +5,17 @@
 from beluga.pool.default import (
     default_specs,
     emulated_paths,
-    forget,
-    refuse_gone,
-    remembered,
-    remembering,
+    refuse_missing,
+    remove_default,
+    stored_specs,
+    storing_default,
 )
 from beluga.pool.devdax import DaxNode, dax_nodes
 from beluga.pool.device import examine
-from beluga.pool.found import FoundFile, find_pools
-from beluga.pool.gone import runtime_dir_of_gone
 from beluga.pool.layout import BLOCK_COUNT_MAX, LANE_COUNT_MAX, geometry_for
+from beluga.pool.missing import runtime_dir_of_missing
 from beluga.pool.pool import DeviceView, Pool
+from beluga.pool.pool_files import PoolFile, find_pools
 from beluga.pool.room import filesystem, limits, room
 from beluga.pool.runtime import refuse_in_use
 from beluga.pool.scratch import scratch_folder
@@ -31,9 +31,9 @@ __all__ = [
     "DaxNode",
     "DeviceSpec",
     "DeviceView",
-    "FoundFile",
     "Geometry",
     "Pool",
+    "PoolFile",
     "SpecLike",
     "dax_nodes",
     "default_specs",
@@ -41,17 +41,17 @@ __all__ = [
     "examine",
     "filesystem",
     "find_pools",
-    "forget",
     "geometry_for",
     "limits",
     "parse_size",
-    "refuse_gone",
     "refuse_in_use",
-    "remembered",
-    "remembering",
+    "refuse_missing",
+    "remove_default",
     "room",
-    "runtime_dir_of_gone",
+    "runtime_dir_of_missing",
     "scratch_folder",
     "show_size",
+    "stored_specs",
+    "storing_default",
     "survey",
 ]

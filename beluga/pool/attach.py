@@ -17,7 +17,7 @@ from beluga.errors import DeviceMismatchError, PoolError
 from beluga.pool.device import SYSFS, Device, examine, open_device, refuse_twice
 from beluga.pool.mapping import Mapping, Member
 from beluga.pool.spec import DeviceSpec, SpecLike
-from beluga.pool.superblock import believe, read_first
+from beluga.pool.superblock import read_first, validate
 
 
 def attach(paths: Sequence[SpecLike], *, sysfs: Path = SYSFS) -> Mapping:
@@ -33,7 +33,7 @@ def attach(paths: Sequence[SpecLike], *, sysfs: Path = SYSFS) -> Mapping:
 def _member(device: Device) -> Member:
     fd = open_device(device)
     try:
-        return Member(device, believe(device, read_first(device, fd)))
+        return Member(device, validate(device, read_first(device, fd)))
     finally:
         os.close(fd)
 

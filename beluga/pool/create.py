@@ -33,10 +33,10 @@ from beluga.pool.device import (
     open_device,
     refuse_twice,
 )
-from beluga.pool.layout import DEVICE_SIZE_MAX, Layout, Wishes
+from beluga.pool.layout import DEVICE_SIZE_MAX, Layout, NewPoolSettings
 from beluga.pool.mapped import refuse_mapped
 from beluga.pool.mapping import Mapping, Member
-from beluga.pool.room import demand, room
+from beluga.pool.room import require_room, room
 from beluga.pool.runtime import refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, show_size
 from beluga.pool.superblock import (
@@ -56,7 +56,7 @@ _PIECE = 32 << 20  # bytes pre-faulted at a time
 
 def create(
     paths: Sequence[SpecLike],
-    wishes: Wishes,
+    settings: NewPoolSettings,
     *,
     progress: Progress | None = None,
     sysfs: Path = SYSFS,
@@ -68,20 +68,20 @@ def create(
     devices = [examine(spec, creating=True, sysfs=sysfs) for spec in specs]
     refuse_twice(devices)
     for device in devices:
-        _refuse_occupied(device, wishes.force)
-    size = _choose_size(devices, wishes.device_size)
-    layout = Layout(len(devices), size, wishes)
-    if not wishes.sparse:
-        _demand_room(devices, size)
+        _refuse_occupied(device, settings.force)
+    size = _choose_size(devices, settings.device_size)
+    layout = Layout(len(devices), size, settings)
+    if not settings.sparse:
+        _require_room(devices, size)
     with ExitStack() as undo:
-        ready = [_make_file(device, size, wishes.sparse, undo) for device in devices]
+        ready = [_make_file(device, size, settings.sparse, undo) for device in devices]
         members = [
             Member(device, layout.superblock(index, device.kind))
             for index, device in enumerate(ready)
         ]
         mapping = Mapping(members)
         undo.callback(mapping.close)
-        if wishes.sparse:
+        if settings.sparse:
             _reserve_tables(mapping)
         else:
             _fault_in(mapping, progress)
@@ -168,7 +168,7 @@ def _default_size(devices: Sequence[Device]) -> int:
     return share // STRIPE_SIZE * STRIPE_SIZE
 
 
-def _demand_room(devices: Sequence[Device], size: int) -> None:
+def _require_room(devices: Sequence[Device], size: int) -> None:
     """Raise NoRoomError unless the files can grow to ``size``."""
     wanted: dict[int, tuple[Path, int]] = {}
     for device in devices:
@@ -179,7 +179,7 @@ def _demand_room(devices: Sequence[Device], size: int) -> None:
         there, sum_size = wanted.get(filesystem, (directory, 0))
         wanted[filesystem] = (there, sum_size + max(0, size - _allocated(device)))
     for directory, sum_size in wanted.values():
-        demand(sum_size, directory)
+        require_room(sum_size, directory)
 
 
 def _allocated(device: Device) -> int:

@@ -24,8 +24,8 @@ def default_specs() -> list[DeviceSpec]:
     """Return the devices of the default pool. Raises NoDefaultPoolError."""
     if paths := config.pool_paths():
         return [DeviceSpec.parse(path) for path in paths]
-    if specs := remembered():
-        refuse_gone(specs)
+    if specs := stored_specs():
+        refuse_missing(specs)
         return specs
     paths = emulated_paths()
     if all(Path(path).exists() for path in paths):
@@ -43,9 +43,9 @@ def emulated_paths() -> list[str]:
     return [f"{directory}/pool.{index}" for index in range(2)]
 
 
-def remembered() -> list[DeviceSpec]:
-    """Return the devices of the last :func:`remembering`, or nothing. Raises NoDefaultPoolError if
-    the file is damaged.
+def stored_specs() -> list[DeviceSpec]:
+    """Return the devices of the last :func:`storing_default`, or nothing. Raises NoDefaultPoolError
+    if the file is damaged.
     """
     try:
         found = json.loads(_file().read_text())
@@ -54,25 +54,25 @@ def remembered() -> list[DeviceSpec]:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoDefaultPoolError(
-            f"{_file()} names no pool ({error}); remove it and mount again"
+            f"{_file()} is damaged ({error}); remove it and mount again"
         ) from None
 
 
-def refuse_gone(specs: Sequence[DeviceSpec]) -> None:
+def refuse_missing(specs: Sequence[DeviceSpec]) -> None:
     """Raise NoDefaultPoolError if a device of the mounted pool no longer exists."""
     gone = next((spec.path for spec in specs if not spec.path.exists()), None)
     if gone is None:
         return
     booted = _boot_time()
-    cause = "it was removed since"
+    cause = "it was removed"
     if booted > _file().stat().st_mtime:
-        cause = f"this machine was started again since ({datetime.fromtimestamp(booted):%F %R})"
+        cause = f"this machine has rebooted ({datetime.fromtimestamp(booted):%F %R})"
         if str(gone).startswith("/dev/shm/"):  # noqa: S108  only a name
             cause += ", which empties /dev/shm"
     names = " ".join(map(str, specs))
     raise NoDefaultPoolError(
-        f"{gone}, of the mounted pool, is gone: {cause}; make the pool again (beluga mount "
-        f"--create {names}), or forget it (beluga umount)"
+        f"device {gone} of the mounted pool is missing: {cause}; create the pool again "
+        f"(beluga mount --create {names}), or unmount it (beluga umount)"
     )
 
 
@@ -86,7 +86,7 @@ def _boot_time() -> float:
 
 
 @contextmanager
-def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
+def storing_default(paths: Sequence[SpecLike]) -> Iterator[None]:
     """Make these devices the default pool of this user when the block ends without an error.
 
     An unwritable state directory raises NoDefaultPoolError before the block begins.
@@ -100,7 +100,7 @@ def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
             draft.write_text(json.dumps({"devices": specs}, indent=1) + "\n")
         except OSError as error:
             raise NoDefaultPoolError(
-                f"{error.filename or draft}: {error.strerror}; a mounted pool is remembered "
+                f"{error.filename or draft}: {error.strerror}; the mounted pool is stored "
                 "there: set HOME or XDG_STATE_HOME, or use 'beluga pool create' and --pool PATH"
             ) from None
         yield
@@ -110,7 +110,7 @@ def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
             draft.unlink()
 
 
-def forget() -> bool:
+def remove_default() -> bool:
     """Remove the stored default pool. Returns whether there was one."""
     there = _file().exists()
     _file().unlink(missing_ok=True)

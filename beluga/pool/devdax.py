@@ -29,7 +29,7 @@ class DaxNode:
     node: int | None  # the NUMA node, if known
 
 
-def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
+def read_dax_node(path: Path, number: int, sysfs: Path) -> DaxNode:
     """Read sysfs about ``path``, a character device with device number ``number``.
 
     Raises DeviceMissingError if it is not a devdax node or sysfs does not describe it,
@@ -47,7 +47,7 @@ def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
     if size % align:
         raise DeviceSpecError(
             f"{path} has {size} bytes, not a multiple of its alignment of {show_size(align)}: its "
-            f"last bytes cannot be mapped; make it anew, 'daxctl create-device --size=...'"
+            f"last bytes cannot be mapped; recreate it: 'daxctl create-device --size=...'"
         )
     if size < 2 * STRIPE_SIZE:
         raise DeviceSpecError(
@@ -67,7 +67,9 @@ def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
         try:
             if number is None:
                 raise DeviceMissingError(f"{path}: {entry / 'dev'} has no device number")
-            found[entry.name] = ask_sysfs(path, os.makedev(int(number[1]), int(number[2])), sysfs)
+            found[entry.name] = read_dax_node(
+                path, os.makedev(int(number[1]), int(number[2])), sysfs
+            )
         except PoolError as error:
             found[entry.name] = error
     return found
@@ -90,7 +92,11 @@ def _entry(path: Path, number: int, sysfs: Path) -> Path:
 def _refuse_driver(path: Path, entry: Path) -> None:
     driver = (entry / "driver").resolve().name if (entry / "driver").exists() else None
     if driver != "device_dax":
-        state = "the kernel uses it as its own memory" if driver == "kmem" else "nothing drives it"
+        state = (
+            "the kernel uses it as its own memory"
+            if driver == "kmem"
+            else "no driver is bound to it"
+        )
         raise DeviceBusyError(
             f"{path}: {state} (driver {driver or 'none'}); give it back with "
             f"'daxctl reconfigure-device --mode=devdax {entry.name}'"
@@ -100,9 +106,9 @@ def _refuse_driver(path: Path, entry: Path) -> None:
 def _number(path: Path, attribute: Path) -> int:
     text = _read(attribute)
     if text is None or not text.isdecimal() or len(text) > _DIGITS:
-        said = "cannot be read" if text is None else f"says '{text[:20]}'"
+        what = "cannot be read" if text is None else f"contains '{text[:20]}'"
         raise DeviceMissingError(
-            f"{path}: {attribute} {said}; without it the device's bounds are not known"
+            f"{path}: {attribute} {what}; without it the device's bounds are unknown"
         )
     return int(text)
 

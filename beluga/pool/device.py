@@ -24,7 +24,7 @@ from beluga.errors import (
     DeviceSpecError,
     PoolError,
 )
-from beluga.pool.devdax import ask_sysfs
+from beluga.pool.devdax import read_dax_node
 from beluga.pool.spec import DeviceSpec, show_size
 
 SYSFS = Path("/sys")
@@ -102,7 +102,7 @@ def _room(spec: DeviceSpec, size: int) -> int:
 
 
 def _examine_devdax(spec: DeviceSpec, number: int, sysfs: Path) -> Device:
-    found = ask_sysfs(spec.path, number, sysfs)
+    found = read_dax_node(spec.path, number, sysfs)
     node = spec.node if spec.node is not None else found.node
     return Device(spec, "devdax", _room(spec, found.size), True, ("devdax", number), node)
 

@@ -45,7 +45,7 @@ _NUMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class NewPoolSettings:
     """The settings of a new pool; None takes the default. Sizes are in bytes. See
     :meth:`beluga.pool.Pool.create`.
     """
@@ -77,25 +77,25 @@ class Wishes:
 class Layout:
     """A new pool's identity and geometry. It makes the superblock of each of its devices."""
 
-    def __init__(self, device_count: int, device_size: int, wishes: Wishes) -> None:
+    def __init__(self, device_count: int, device_size: int, settings: NewPoolSettings) -> None:
         """Raises NoRoomError if no space remains for blocks, PoolError for invalid settings."""
-        _judge(wishes, device_size)
+        _validate(settings, device_size)
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
-        self._sparse = wishes.sparse
-        self._coherence_of_each = _coherence_of_each(wishes.coherence, device_count)
+        self._sparse = settings.sparse
+        self._coherence_of_each = _coherence_of_each(settings.coherence, device_count)
         self._config = ffi.new("bl_pool_config *", {"pool_id": os.urandom(16)})
         config = self._config
         config.created_s = int(time.time())
         config.device_count = device_count
         config.device_size = device_size
-        config.interleaved = wishes.interleave
-        config.sparse = wishes.sparse
+        config.interleaved = settings.interleave
+        config.sparse = settings.sparse
         self._geometry = ffi.new("bl_geometry *")
-        config.lane_count = wishes.lane_count or (64 if large else 8 if small else 16)
-        config.slot_count = wishes.slot_count or (64 if small else 256)
-        config.bulk_size = wishes.bulk_size or (32 if small else 64) << 10
-        config.block_count_max = _block_count_max(wishes, size)
+        config.lane_count = settings.lane_count or (64 if large else 8 if small else 16)
+        config.slot_count = settings.slot_count or (64 if small else 256)
+        config.bulk_size = settings.bulk_size or (32 if small else 64) << 10
+        config.block_count_max = _block_count_max(settings, size)
         code = lib.bl_geometry_make(config, self._geometry)
         if code == -errno.ENOSPC:
             raise NoRoomError(
@@ -121,7 +121,7 @@ class Layout:
         return Superblock.of(bytes(ffi.buffer(raw)))
 
 
-def _judge(wishes: Wishes, device_size: int) -> None:
+def _validate(settings: NewPoolSettings, device_size: int) -> None:
     """Raise PoolError for a number that is out of range."""
     if device_size % STRIPE_SIZE or not DEVICE_SIZE_MIN <= device_size <= DEVICE_SIZE_MAX:
         raise PoolError(
@@ -129,26 +129,26 @@ def _judge(wishes: Wishes, device_size: int) -> None:
             f"128 TiB, not {device_size} bytes"
         )
     ranges = {
-        "--lanes (lane_count)": (wishes.lane_count, 1, LANE_COUNT_MAX),
-        "--max-blocks (max_blocks)": (wishes.max_blocks, 1, BLOCK_COUNT_MAX),
-        "--block-bytes (block_bytes)": (wishes.block_bytes, BLOCK_SIZE_MIN, device_size),
-        "slot_count": (wishes.slot_count, 4, 1024),
-        "--bulk-size (bulk_size)": (wishes.bulk_size, _PAGE_SIZE, 64 * _MIB),
+        "--lanes (lane_count)": (settings.lane_count, 1, LANE_COUNT_MAX),
+        "--max-blocks (max_blocks)": (settings.max_blocks, 1, BLOCK_COUNT_MAX),
+        "--block-bytes (block_bytes)": (settings.block_bytes, BLOCK_SIZE_MIN, device_size),
+        "slot_count": (settings.slot_count, 4, 1024),
+        "--bulk-size (bulk_size)": (settings.bulk_size, _PAGE_SIZE, 64 * _MIB),
     }
     for name, (value, least, most) in ranges.items():
         if value is not None and not least <= value <= most:
             raise PoolError(f"{name} is from {least} to {most}, not {value}")
-    if wishes.slot_count is not None and wishes.slot_count & (wishes.slot_count - 1):
-        raise PoolError(f"slot_count is a power of two, not {wishes.slot_count}")
-    if wishes.bulk_size is not None and wishes.bulk_size % _PAGE_SIZE:
+    if settings.slot_count is not None and settings.slot_count & (settings.slot_count - 1):
+        raise PoolError(f"slot_count is a power of two, not {settings.slot_count}")
+    if settings.bulk_size is not None and settings.bulk_size % _PAGE_SIZE:
         raise PoolError(
-            f"--bulk-size (bulk_size) is a multiple of {_PAGE_SIZE}, not {wishes.bulk_size}"
+            f"--bulk-size (bulk_size) is a multiple of {_PAGE_SIZE}, not {settings.bulk_size}"
         )
 
 
 def geometry_for(device_count: int, device_size: int, max_blocks: int | None = None) -> Geometry:
     """Return the geometry of a new pool, without making it. Raises as :class:`Layout` does."""
-    layout = Layout(device_count, device_size, Wishes(max_blocks=max_blocks))
+    layout = Layout(device_count, device_size, NewPoolSettings(max_blocks=max_blocks))
     return layout.superblock(0, "file").geometry
 
 
@@ -174,9 +174,9 @@ def _coherence_of_each(
     return named
 
 
-def _block_count_max(wishes: Wishes, size: int) -> int:
+def _block_count_max(settings: NewPoolSettings, size: int) -> int:
     """Return the entries of the block table: as many as blocks of the smallest size fit."""
-    if wishes.max_blocks is not None:
-        return wishes.max_blocks
-    smallest = wishes.block_bytes or _BLOCK_BYTES
+    if settings.max_blocks is not None:
+        return settings.max_blocks
+    smallest = settings.block_bytes or _BLOCK_BYTES
     return min(max(_BLOCKS_LEAST, -(-size // smallest)), BLOCK_COUNT_MAX)

@@ -106,42 +106,42 @@ class _Memory:
                 os.close(fd)
 
 
-class _Mapped:
+class _MappingTable:
     """The mapped devices of this process. A forked child has none."""
 
     def __init__(self) -> None:
-        self._found: dict[_Key, _Memory] = {}
+        self._memories: dict[_Key, _Memory] = {}
         self._forget()
         when_forked(self)
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        for memory in self._found.values():
+        for memory in self._memories.values():
             memory.close_files()  # the child's copies of the descriptors
-        self._found = {}
+        self._memories = {}
 
-    def take(self, members: Sequence[Member]) -> _Memory:
+    def acquire(self, members: Sequence[Member]) -> _Memory:
         """Return the memory of these devices, and map it if necessary. The caller releases it."""
         with self._lock:
-            memory = self._found.get(_key(members))
+            memory = self._memories.get(_key(members))
             if memory is None:
                 memory = _Memory(members)
-                self._found[memory.key] = memory
+                self._memories[memory.key] = memory
             memory.user_count += 1
         return memory
 
-    def give_back(self, memory: _Memory) -> None:
+    def release(self, memory: _Memory) -> None:
         """Unmap the memory if this was its last user."""
         with self._lock:
             memory.user_count -= 1
             if memory.user_count > 0:
                 return
-            if self._found.get(memory.key) is memory:
-                del self._found[memory.key]
+            if self._memories.get(memory.key) is memory:
+                del self._memories[memory.key]
         memory.end()
 
 
-_mapped = _Mapped()
+_mappings = _MappingTable()
 
 
 class Mapping:
@@ -159,7 +159,7 @@ class Mapping:
                     f"{self.device_size} to be mapped"
                 )
         self._pid = os.getpid()
-        self._memory = _mapped.take(self.members)
+        self._memory = _mappings.acquire(self.members)
         self.superblocks, self.addresses = self._memory.superblocks, self._memory.addresses
         self._shared = SharedHandle("pool", self._memory.handle, self._end)
 
@@ -175,7 +175,9 @@ class Mapping:
         if self._shared.closed:
             raise ValueError("the pool is closed")
         if self._pid != os.getpid():
-            raise ForkedSessionError("the parent process mapped this pool; open it anew after fork")
+            raise ForkedSessionError(
+                "the parent process mapped this pool; open it again after fork"
+            )
         return self._shared
 
     @property
@@ -190,4 +192,4 @@ class Mapping:
         self._shared.close()
 
     def _end(self) -> None:
-        _mapped.give_back(self._memory)
+        _mappings.release(self._memory)

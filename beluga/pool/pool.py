@@ -25,15 +25,15 @@ from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
 from beluga.pool.default import default_specs
 from beluga.pool.destroy import destroy
-from beluga.pool.layout import Wishes
+from beluga.pool.layout import NewPoolSettings
 from beluga.pool.mapping import Mapping
 from beluga.pool.near import run_near
 from beluga.pool.runtime import (
+    boot_id_error,
     make_runtime_dir,
     mapped_and_removed,
     refuse_in_use,
     runtime_path,
-    unreadable_host,
 )
 from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
 from beluga.pool.superblock import Geometry
@@ -122,7 +122,7 @@ class Pool(OfThisProcess):
 
         Raises a :class:`~beluga.errors.PoolError`; then nothing has changed.
         """
-        wishes = Wishes(
+        settings = NewPoolSettings(
             device_size=device_size,
             interleave=interleave,
             coherence=coherence,
@@ -134,7 +134,7 @@ class Pool(OfThisProcess):
             slot_count=slot_count,
             bulk_size=bulk_size,
         )
-        return cls(create(listed(paths), wishes, progress=progress))
+        return cls(create(listed(paths), settings, progress=progress))
 
     @classmethod
     def open(cls, paths: SpecLike | Sequence[SpecLike]) -> Pool:
@@ -200,7 +200,7 @@ class Pool(OfThisProcess):
         try:
             return raise_for_status(code, doing)
         except OSError as error:  # about the files that processes of a host share
-            raise unreadable_host(doing) or OSError(
+            raise boot_id_error(doing) or OSError(
                 error.errno, error.strerror, str(self.runtime_dir)
             ) from None
         except RuntimeDirError as error:

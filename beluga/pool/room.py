@@ -37,13 +37,14 @@ def room(directory: Path, *, root: Path = Path("/")) -> Limit:
     return Limit(least.what, max(0, least.size) // 10 * 9)
 
 
-def demand(size: int, directory: Path, *, root: Path = Path("/")) -> None:
+def require_room(size: int, directory: Path, *, root: Path = Path("/")) -> None:
     """Raise NoRoomError unless ``size`` more bytes fit into ``directory``."""
     there = room(directory, root=root)
     if size > there.size:
         raise NoRoomError(
             f"{show_size(size)} do not fit in {directory}: {there.what} leaves "
-            f"{show_size(there.size)} (a tenth kept back); use a smaller size or another directory"
+            f"{show_size(there.size)} (a tenth is reserved); use a smaller size or another "
+            "directory"
         )
 
 

@@ -30,7 +30,7 @@ _MAPS = Path("/proc/self/maps")
 
 def runtime_path(first: Device, pool_id: str) -> Path:
     """Return the directory's path, which may not exist. ``first`` is the pool's first device."""
-    if first.kind == "devdax" or config.told_runtime_root() is not None:
+    if first.kind == "devdax" or config.configured_runtime_root() is not None:
         return config.runtime_root() / pool_id
     return runtime_beside(first.spec)
 
@@ -49,7 +49,7 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
     model = device if stat.S_ISREG(device.st_mode) else None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if config.told_runtime_root() is not None:
+        if config.configured_runtime_root() is not None:
             model = path.parent.stat()
         elif first.kind == "devdax":
             _refuse_prepared(path.parent, device.st_uid)
@@ -58,13 +58,13 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
             os.chown(path, -1, model.st_gid)
             path.chmod(0o2770)
     except FileExistsError:
-        _refuse_strange(path, device.st_uid)
+        _refuse_other_owner(path, device.st_uid)
     except OSError as error:
         raise explain(error, path) from None
     return path
 
 
-def unreadable_host(doing: str) -> BootIdError | None:
+def boot_id_error(doing: str) -> BootIdError | None:
     """Return the error of a sandbox that hides the boot id, or None. A server and a session need
     the id: it shows that two processes run on one host.
     """
@@ -132,11 +132,11 @@ def _refuse_prepared(parent: Path, owner: int) -> None:
         raise DevicePermissionError(f"{parent} belongs to another user; remove it")
 
 
-def _refuse_strange(path: Path, owner: int) -> None:
+def _refuse_other_owner(path: Path, owner: int) -> None:
     """Raise DevicePermissionError for a directory of another user."""
     found, parent = path.lstat(), path.parent.stat()
     trusted = [os.geteuid(), owner, 0]
-    if config.told_runtime_root() is not None and not parent.st_mode & stat.S_IWOTH:
+    if config.configured_runtime_root() is not None and not parent.st_mode & stat.S_IWOTH:
         trusted.append(found.st_uid)  # a user who may write to the parent directory is trusted
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in trusted:
         raise DevicePermissionError(f"{path} belongs to another user; remove it")

@@ -93,7 +93,7 @@ class DeviceSpec:
         if (match := _SLICE.fullmatch(rest)) is not None:
             rest = match["path"]
             offset, size = parse_size(match["offset"]), parse_size(match["size"])
-            _judge_slice(whole, offset, size)
+            _validate_slice(whole, offset, size)
         elif _SLICE_MEANT.fullmatch(rest):
             raise DeviceSpecError(f"{whole}: a slice is PATH@OFFSET+SIZE, such as PATH@2M+16M")
         if not rest or "\0" in rest:
@@ -123,7 +123,7 @@ def listed(paths: SpecLike | Sequence[SpecLike]) -> list[SpecLike]:
     return list(paths) if isinstance(paths, Iterable) and not isinstance(paths, _ONE) else [paths]
 
 
-def _judge_slice(text: str, offset: int, size: int) -> None:
+def _validate_slice(text: str, offset: int, size: int) -> None:
     for name, value in (("offset", offset), ("size", size)):
         if value % STRIPE_SIZE:
             raise DeviceSpecError(

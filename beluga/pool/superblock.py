@@ -25,7 +25,7 @@ from beluga.errors import (
 from beluga.pool.device import Device, explain
 from beluga.pool.spec import STRIPE_SIZE
 
-_ANEW = "create the pool anew: beluga pool create --force PATH..."
+_RECREATE = "create the pool again: beluga pool create --force PATH..."
 
 MAGIC = b"BELUGA\r\n"  # the first bytes of a superblock
 
@@ -157,7 +157,7 @@ def _first_stripe(device: Device, fd: int) -> Iterator[core.void_p]:
         code = lib.bl_device_populate(address[0], SUPERBLOCK_SIZE)  # a full file system has no more
         if code < 0:
             raise DeviceBusyError(
-                f"{device} can be mapped but not touched ({os.strerror(-code)}); is its driver "
+                f"{device} can be mapped but not accessed ({os.strerror(-code)}); is its driver "
                 "bound, and are huge pages allowed to this process (PR_SET_THP_DISABLE)?"
             )
         yield address[0]
@@ -170,22 +170,22 @@ def fault(raw: bytes) -> int:
     return int(lib.bl_superblock_fault(ffi.cast("bl_superblock *", ffi.from_buffer(raw))))
 
 
-def believe(device: Device, raw: bytes) -> Superblock:
+def validate(device: Device, raw: bytes) -> Superblock:
     """Return the superblock in ``raw``. Raises a PoolError if it or the device's size is wrong."""
     number = fault(raw)
     if number != lib.BL_SUPERBLOCK_GOOD:
-        raise _refusal(device, number, raw)
+        raise _error_of(device, number, raw)
     superblock = Superblock.of(raw)
     wanted = superblock.geometry.device_size
     if device.size < wanted:
         raise DeviceTruncatedError(
             f"{device} has {device.size} bytes, but its pool was made with {wanted} "
-            f"per device; restore it, or {_ANEW}"
+            f"per device; restore the device, or {_RECREATE}"
         )
     return superblock
 
 
-def _refusal(device: Device, number: int, raw: bytes) -> PoolError:
+def _error_of(device: Device, number: int, raw: bytes) -> PoolError:
     if number == lib.BL_SUPERBLOCK_EMPTY:
         return DeviceForeignError(f"{device} holds no pool; make one: beluga mount --create PATH")
     if number == lib.BL_SUPERBLOCK_FOREIGN:
@@ -197,11 +197,13 @@ def _refusal(device: Device, number: int, raw: bytes) -> PoolError:
         version = ffi.cast("bl_superblock *", ffi.from_buffer(raw)).version
         return FormatError(
             f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION}; use the "
-            f"Beluga that made it, or {_ANEW}"
+            f"Beluga that made it, or {_RECREATE}"
         )
     if number == lib.BL_SUPERBLOCK_FORMAT:
         return FormatError(
             f"{device} was made by a Beluga whose structs differ (format hash); use that build on "
-            f"all hosts, or {_ANEW}"
+            f"all hosts, or {_RECREATE}"
         )
-    return SuperblockDamagedError(f"{device}: its superblock is damaged; the pool is lost, {_ANEW}")
+    return SuperblockDamagedError(
+        f"{device}: its superblock is damaged; the pool is lost, {_RECREATE}"
+    )

@@ -35,7 +35,7 @@ def survey(paths: Sequence[SpecLike]) -> list[str]:
     devices = [examine(DeviceSpec.parse(path)) for path in paths]
     refuse_twice(devices)
     findings: list[str] = []
-    believed: list[tuple[Device, Superblock]] = []
+    valid: list[tuple[Device, Superblock]] = []
     for device in devices:
         fd = open_device(device)
         try:
@@ -46,12 +46,12 @@ def survey(paths: Sequence[SpecLike]) -> list[str]:
         if verdict != lib.BL_SUPERBLOCK_GOOD:
             findings.append(FAULTS[verdict].format(device))
             continue
-        believed.append((device, Superblock.of(raw)))
-        findings += _alone(device, raw, believed[-1][1])
-    return findings + list(_together(believed, complete=len(believed) == len(devices)))
+        valid.append((device, Superblock.of(raw)))
+        findings += _check_one(device, raw, valid[-1][1])
+    return findings + list(_compare(valid, complete=len(valid) == len(devices)))
 
 
-def _alone(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
+def _check_one(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
     c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
     if any(c.reserved) or c.reserved_tail or any(c.geometry.reserved):
         yield f"superblock-reserved {device}: a reserved field is used"
@@ -60,17 +60,18 @@ def _alone(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
         yield f"device-truncated {device}: {device.size} bytes, but its pool has {wanted} on it"
 
 
-def _together(believed: list[tuple[Device, Superblock]], *, complete: bool) -> Iterator[str]:
+def _compare(valid: list[tuple[Device, Superblock]], *, complete: bool) -> Iterator[str]:
     """Compare the superblocks. With ``complete`` each device has a valid superblock, so an index
     that does not appear is missing from the pool.
     """
-    if not believed:
+    if not valid:
         return
-    one, first = believed[0]
+    one, first = valid[0]
     places: dict[int, Device] = {}
-    for device, superblock in believed:
+    for device, superblock in valid:
         if superblock.pool_id != first.pool_id:
-            yield f"superblock-pool {device}: it is of pool {superblock.pool_id[:8]}, unlike {one}"
+            pool = superblock.pool_id[:8]
+            yield f"superblock-pool {device}: it belongs to pool {pool}, unlike {one}"
         elif superblock.geometry != first.geometry:
             yield f"superblock-disagrees {device}: it has another geometry than {one}"
         elif other := places.get(superblock.device_index):

@@ -3,7 +3,7 @@
 """The contents of blocks in a replay: every word is computed from the block's id and the word's
 index.
 
-So a reader knows each byte without a copy of it, and detects another block's bytes, bytes in the
+So a reader can check each byte without a copy, and detects another block's bytes, bytes in the
 wrong place, and bytes that were never written. It costs one multiplication per word, which is cheap
 beside the copy.
 """

@@ -26,7 +26,7 @@ class Dispatcher:
         self._requests = requests
         self._speed = speed
         self._stopped = threading.Event()
-        self._thread = Thread(target=self._deal, daemon=True)
+        self._thread = Thread(target=self._write_numbers, daemon=True)
         self.read_end, self._write_end = os.pipe()
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ class Dispatcher:
         else:
             self._thread.join()
 
-    def _deal(self) -> None:
+    def _write_numbers(self) -> None:
         start_s = time.monotonic()
         with suppress(BrokenPipeError), os.fdopen(self._write_end, "wb", buffering=0) as pipe:
             for number, request in enumerate(self._requests):

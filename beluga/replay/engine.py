@@ -31,7 +31,7 @@ _TIER = "device"
 
 @dataclass(frozen=True, slots=True)
 class EngineTally:
-    """What engines' block managers counted, in blocks. ``missed_targets`` is text for people."""
+    """What engines' block managers counted, in blocks. ``missed_targets`` is text for display."""
 
     device_hits: int = 0
     onboarded: int = 0
@@ -83,7 +83,7 @@ class EngineWorker:
         if upcoming is not None:
             self._manager.prefetch(list(_names(upcoming)))
             self._manager.flush(PATIENCE_S)
-        self.tally.rpc_ns.append(int(self._up.ask(self._client.ping) * 1e9))
+        self.tally.rpc_ns.append(int(self._up.retrying(self._client.ping) * 1e9))
         self.tally.request_count += 1
         self.tally.looked_up_count += len(request.hash_ids)
         there = set(ids[:hits].tolist())

@@ -64,7 +64,7 @@ class PatientCache:
         while True:
             start = time.perf_counter()
             call = partial(self._cache.get, digests[count:], _rest(targets, count))
-            result = self.ask(call)
+            result = self.retrying(call)
             now = time.perf_counter()
             self._tally.get_s += now - start
             mismatches += result.mismatches
@@ -85,7 +85,7 @@ class PatientCache:
         states: np.ndarray[Any, np.dtype[np.uint8]] | None = None
         while True:
             start = time.perf_counter()
-            result = self.ask(partial(self._cache.put, digests, sources))
+            result = self.retrying(partial(self._cache.put, digests, sources))
             self._tally.put_s += time.perf_counter() - start
             self._tally.put_count += result.stored
             stored = result.states if states is None else states
@@ -96,7 +96,7 @@ class PatientCache:
                 return PutResult(states, result.statuses)
             time.sleep(_OFFLOADING_NAP_S)
 
-    def ask(self, call: Callable[[], T]) -> T:
+    def retrying(self, call: Callable[[], T]) -> T:
         """Call, again if the server ended meanwhile and another is being started."""
         until = time.monotonic() + PATIENCE_S
         while True:

@@ -64,13 +64,16 @@ class ReplayOptions:
 def replay(
     requests: Sequence[TraceRequest], options: ReplayOptions, *, say: Say, advance: Advance
 ) -> Result:
-    """Replay the requests. ``say`` gets messages for people, ``advance`` gets (done, total).
+    """Replay the requests. ``say`` prints messages, ``advance`` gets (done, total).
 
     Raises ReplayError if a process dies or fails, and a PoolError if there is no space. With a tier
     below the pool, a server that is killed is started again.
     """
     if options.block_size < 64 or options.block_size % 8:
-        raise ReplayError(f"a block of {options.block_size} bytes; give 64 or more, in steps of 8")
+        raise ReplayError(
+            f"a block of {options.block_size} bytes is too small or uneven; use a multiple "
+            "of 8, at least 64"
+        )
     _refuse_small_engines(requests, options.engine_blocks)
     sessions = 2 if options.engine_blocks else 1
     size = pool_size_for(
@@ -149,7 +152,7 @@ class _Processes:
         for client in self._clients:
             client.next_report()
         for index, process in enumerate([*self._clients, server]):
-            self._listen_to(index, process)
+            self._start_reader(index, process)
 
     def _serve(self) -> Process:
         argument = msgspec.json.encode(self._server_job).decode()
@@ -159,8 +162,8 @@ class _Processes:
             self._say(f"page at {page}")
         return server
 
-    def _listen_to(self, index: int, process: Process) -> None:
-        Thread(target=self._listen, args=(index, process), daemon=True).start()
+    def _start_reader(self, index: int, process: Process) -> None:
+        Thread(target=self._read_reports, args=(index, process), daemon=True).start()
 
     def watch(self, advance: Callable[[int], None]) -> list[dict[str, Any]]:
         """Return the tally of every client. Raises ReplayError as soon as one of the processes
@@ -173,7 +176,7 @@ class _Processes:
             if isinstance(message, ProcessKilledError) and index == len(done) and self._again:
                 self.server_restarts += 1
                 self._server = self._serve()
-                self._listen_to(index, self._server)
+                self._start_reader(index, self._server)
                 continue
             if isinstance(message, ReplayError):
                 raise message
@@ -187,7 +190,7 @@ class _Processes:
             advance(sum(done))
         return tallies
 
-    def _listen(self, index: int, process: Process) -> None:
+    def _read_reports(self, index: int, process: Process) -> None:
         """Forward a process's reports, until its tally or its end."""
         try:
             while True:

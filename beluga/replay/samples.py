@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The metrics of an engine's process on their way to the server's exporter, in JSON."""
+"""The metrics of an engine's process, sent to the server's exporter as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PackedMetric(msgspec.Struct, array_like=True):
 
 
 class EngineReport(msgspec.Struct):
-    """What the server reads in a line: the metrics of an engine by its number."""
+    """A line that the server reads: the metrics of an engine by its number."""
 
     engine: int
     metrics: list[PackedMetric]

@@ -39,7 +39,7 @@ def serve(job: ServerJob) -> None:
     with ExitStack() as cleanup:
         pool = cleanup.enter_context(Pool.open(job.devices))
         server = MetaServer(pool)
-        admin = _answering(server, pool, job, cleanup)
+        admin = _open_admin(server, pool, job, cleanup)
         service = TierService(server, pool, tiers) if tiers else None
         cleanup.enter_context(server)
         if service is not None:
@@ -53,7 +53,7 @@ def serve(job: ServerJob) -> None:
             raise server.failure
 
 
-def _answering(server: MetaServer, pool: Pool, job: ServerJob, cleanup: ExitStack) -> Admin:
+def _open_admin(server: MetaServer, pool: Pool, job: ServerJob, cleanup: ExitStack) -> Admin:
     admin = Admin(server_routes(server, pool), directory=pool.runtime_dir, address=job.admin)
     cleanup.callback(admin.stop)
     admin.start()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the workers of a simulated cluster find of a request, all at once."""
+"""The hits of a request on all workers of a simulated cluster, by one call."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class ChunkedEngine:
     ) -> None:
         self.clock, self.options, self.hbm, self.far = clock, options, hbm, far
         self.block_tokens = tokens
-        self.first_token: Told = unheard
-        self.done: Told = unheard
+        self.first_token: Told = ignore_event
+        self.done: Told = ignore_event
         self.busy_s = 0.0
         self.queue: deque[Request] = deque()  # requests that are not admitted
         self.active = 0  # the number of admitted requests
@@ -55,7 +55,7 @@ class ChunkedEngine:
         self._h = options.step_s
 
     def submit(self, now: float, request: Request) -> None:
-        """Take a request that the router sent here."""
+        """Accept a request from the router."""
         self.queue.append(request)
         if len(self.queue) == 1:
             self._admit(now)
@@ -74,7 +74,7 @@ class ChunkedEngine:
         )
 
     def _admit(self, now: float) -> None:
-        """Admit the first requests for which HBM has space. What they find decides what they wait
+        """Admit the first requests for which HBM has space. Their hits determine what they wait
         for.
         """
         hbm, tier = self.hbm, self.far.tier
@@ -202,5 +202,5 @@ class ChunkedEngine:
         self.done(now, request)
 
 
-def unheard(now: float, request: Request) -> None:
+def ignore_event(now: float, request: Request) -> None:
     """Ignore the event."""

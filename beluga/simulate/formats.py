@@ -12,8 +12,8 @@
 * ``openai``: objects of messages, or requests of OpenAI's batches; the last answer is the output
 
 ``azure`` and ``burstgpt`` have only lengths: nothing is shared. In formats of numbers each item
-counts, so one that cannot be read refuses the file. In formats of text (vllm, sharegpt, openai) it
-is skipped and counted, unless there are many.
+counts, so the file is rejected if one cannot be read. In formats of text (vllm, sharegpt, openai)
+such an item is skipped and counted, unless there are many.
 """
 
 from __future__ import annotations
@@ -204,7 +204,9 @@ def _weka(reading: Reading) -> list[TraceEntry]:
         prompts += _prompts(reading, items, prompt)
         offset += 1 + max((max(r.hash_ids, default=0) for r in session.requests), default=0)
     if len(sizes) != 1 or min(sizes) <= 0:
-        raise TraceError(f"{path}: sessions have blocks of {sorted(sizes)} tokens; simulate apart")
+        raise TraceError(
+            f"{path}: sessions have blocks of {sorted(sizes)} tokens; simulate them separately"
+        )
     size = sizes.pop()
     if reading.block_given and reading.block_tokens != size:
         raise TraceError(f"{path} has blocks of {size} tokens; leave --block-tokens out")
@@ -341,7 +343,7 @@ def _with_unit(
     guess: Callable[[Sequence[float]], str] | None = None,
 ) -> list[TraceEntry]:
     """Return the prompts with arrivals in seconds. Times that are numbers are in the unit that was
-    asked for, else as ``guess`` says, else in seconds.
+    requested, else the one that ``guess`` returns, else seconds.
 
     Raises TraceError if a file has numbers and dates, or times for some prompts only.
     """
@@ -394,7 +396,7 @@ def _prompts(
 
 
 def _check(prompt: TraceEntry) -> None:
-    """Refuse a request that no engine could have. Raises TraceError."""
+    """Reject a request that no engine can run. Raises TraceError."""
     if not (0 < prompt.input_tokens <= _TOKENS_MAX and 0 <= prompt.output_tokens <= _TOKENS_MAX):
         raise TraceError(
             f"a request has {prompt.input_tokens} tokens in and {prompt.output_tokens} out; remove "
@@ -542,7 +544,7 @@ def _read(
     path: Path, form: str | None, rate: float, time_unit: str | None, block_tokens: int | None
 ) -> tuple[Reading, list[TraceEntry]]:
     if form is not None and form not in _FORMATS:
-        raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
+        raise TraceError(f"{form!r} is not a format; use {', '.join(FORMATS)}")
     if not 0 < rate < math.inf:
         raise TraceError(
             f"--rate is {rate} requests per second, but must be finite and greater than 0"
@@ -587,6 +589,6 @@ def _guess(path: Path) -> str:
         if form.keys & keys:
             return name
     raise TraceError(
-        f"{path} holds no requests in a format that is read by its look; name it with --format "
+        f"{path} holds no requests in a format that can be recognized; specify it with --format "
         f"({', '.join(FORMATS)})"
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The load that a cluster carries within an objective."""
+"""The load that a cluster sustains within an objective."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 def goodput(points: Sequence[tuple[float, float]], objective_s: float) -> float | None:
-    """Return the highest load at which the time to first token holds the objective. The points are
+    """Return the highest load at which the time to first token meets the objective. The points are
     loads with the times at them; between these it is interpolated. None: not even the lowest load
-    holds it.
+    meets it.
     """
     held: tuple[float, float] | None = None
     for load, time_s in sorted(points):

@@ -33,7 +33,7 @@ class HintedPool:
         self.refused = 0  # hints beyond the budget
 
     def look_up(self, now: float, ids: NDArray[np.uint32]) -> int:
-        """Return how many leading blocks are there. They are used now."""
+        """Return how many leading blocks are present. They are used now."""
         self._expire(now)
         blocks = ffi.from_buffer("uint32_t[]", ids)
         found = self._tier.lead(blocks, len(ids))
@@ -42,16 +42,16 @@ class HintedPool:
         return found
 
     def put(self, now: float, ids: NDArray[np.uint32]) -> None:
-        """Store what of the blocks is not there, as far as there is room for the first ones."""
+        """Store the missing blocks, the first ones first, as far as there is space."""
         self._expire(now)
-        # What is being written makes room for nothing; what is there may go before its turn comes.
+        # A block that is being written is not evicted. A present block may be, before its turn.
         new = ids[[not self.has(one) and self._tier.reserve(1) for one in ids.tolist()]]
         self._ttl[new] = _NEVER  # a hint ends with the block that was evicted
         self._tier.release(len(new))
         self._tier.put(ffi.from_buffer("uint32_t[]", new), len(new))
 
     def has(self, block: int) -> bool:
-        """Return whether a block is there."""
+        """Return whether a block is present."""
         return self._tier.lead(self._each + block, 1) == 1
 
     def hint(

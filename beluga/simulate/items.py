@@ -3,7 +3,7 @@
 """The items of a trace file, each with its place: objects of JSON, one a line or in one list, and
 rows of CSV.
 
-An item that is no JSON is a TraceError in its place, so that its reader decides whether to go on.
+An item that is not JSON is returned as a TraceError, and the reader decides whether to continue.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Item]:
             yield place, TraceError(f"{error}; a row is one line, whose quotes end on it")
             continue
         if len(cells) != len(found):
-            yield place, TraceError(f"{len(cells)} values for {len(found)} columns; mend the row")
+            yield place, TraceError(f"{len(cells)} values for {len(found)} columns; fix the row")
         else:
             yield place, {name: cells[column].strip() for name, column in at}
 
@@ -162,7 +162,7 @@ def _parsed(text: str) -> object:
 
 
 def _malformed(what: str) -> TraceError:
-    return TraceError(f"JSON is malformed: {what}; mend or remove it")
+    return TraceError(f"JSON is malformed: {what}; fix or remove it")
 
 
 def _columns(header: str) -> list[str]:

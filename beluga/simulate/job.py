@@ -19,7 +19,7 @@ class SimulatedJob:
     policy: str
     memory: str
     seed: int
-    course: bool  # whether its row says what happened over the run
+    course: bool  # whether its row has the course of the run
 
 
 def run_job(trace: Trace, job: SimulatedJob) -> Row:

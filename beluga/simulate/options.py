@@ -82,13 +82,15 @@ class Options:
                     f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}"
                 )
         if self.scale and self.goals:
-            raise SimulateError("workers come either at a time or by the planner; choose one")
+            raise SimulateError(
+                "workers are added either at a given time or by the planner; choose one"
+            )
         if self.scale and self.workers + self.scale.count < 1:
             raise SimulateError(f"scaling by {self.scale.count} leaves no worker")
         self._refuse_huge()
 
     def _refuse_huge(self) -> None:
-        """Raise SimulateError for what no simulation would come to the end of."""
+        """Raise SimulateError for values with which no simulation would end."""
         for name in ("workers", "adapters", "devices"):
             if (getattr(self, name) or 0) > COUNT_MAX:
                 raise SimulateError(f"{name} is at most {COUNT_MAX}, not {getattr(self, name)}")
@@ -136,8 +138,8 @@ class Options:
 
 
 def unequal_memory(options: Options) -> str | None:
-    """Say how the pool differs from all workers' DRAM together, if it does by more than 1 %: a pool
-    that wins by its size alone proves nothing.
+    """Return how the pool differs from all workers' DRAM together, or None if by 1 % or less: a
+    pool that wins by its size alone proves nothing.
     """
     whole, split = options.pool_bytes, options.local_bytes * options.workers
     if abs(whole - split) <= 0.01 * whole:

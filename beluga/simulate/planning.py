@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Following the planner (beluga/router/planner.py): workers are added or removed as it advises."""
+"""Scaling by the planner (beluga/router/planner.py), which adds and removes workers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from beluga.simulate.engine import ChunkedEngine
 from beluga.simulate.request import Request
 from beluga.simulate.serial import SerialEngine
 
-INTERVAL_S = 30.0  # seconds between two pieces of advice
+INTERVAL_S = 30.0  # seconds between two decisions
 
 
 class Planning:
-    """Asks for advice at each interval, and keeps the advice with its times."""
+    """Runs the planner at each interval, and records its decisions with their times."""
 
     def __init__(self, goals: Goals) -> None:
         self.goals = goals
@@ -24,7 +24,7 @@ class Planning:
         self._ttft: list[float] = []
 
     def served(self, request: Request) -> None:
-        """Note a first token."""
+        """Record a first token."""
         self._ttft.append(request.first_token - request.arrival)
 
     def look(self, now: float, engines: Sequence[ChunkedEngine | SerialEngine]) -> int:

@@ -18,7 +18,7 @@ TIME_UNITS = {"s": 1.0, "ms": 1e-3}  # in seconds
 
 @dataclass(slots=True)
 class Reading:
-    """What a reader was asked for, and what it did."""
+    """The options of a reader, and what it assumed and skipped."""
 
     path: Path
     form: str
@@ -38,7 +38,7 @@ class Reading:
         self.bad.append(f"{place}: {why}")
 
     def leave_out(self, why: str) -> None:
-        """Leave out an item that is right, but no request."""
+        """Leave out a valid item that is not a request."""
         self.left_out[why] = self.left_out.get(why, 0) + 1
 
     def check(self) -> None:
@@ -52,7 +52,7 @@ class Reading:
         """Return an error's text with the format's name, if that was guessed."""
         if self.form_given:
             return error
-        return f"{error}; the format was guessed as {self.form}, --format names another"
+        return f"{error}; the format was guessed as {self.form}, set --format if that is wrong"
 
     def facts(self) -> dict[str, object]:
         """Return what ``str()`` shows, as JSON has it: each value, and whether it was guessed."""

@@ -14,7 +14,7 @@ from beluga.pool import show_size
 from beluga.simulate.charts import NAMES, courses, name_of, rate_of, side_by_side, sweep
 from beluga.simulate.options import Options, unequal_memory
 from beluga.simulate.result import Row
-from beluga.simulate.summary import OBJECTIVE_S, Summary, carried, headline, summarize
+from beluga.simulate.summary import OBJECTIVE_S, Summary, headline, summarize, sustained_load
 from beluga.simulate.trace import Trace
 
 _COLUMNS = {
@@ -57,7 +57,7 @@ def make_report(
     origin: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return the bytes of a report in the format of the path's suffix. ``origin`` has names and
-    values that say where the page comes from, such as the command.
+    values that describe the origin of the page, such as the command.
 
     Raises SimulateError for another suffix, and BelugaError for a picture without matplotlib.
     """
@@ -115,7 +115,7 @@ def _warnings(means: Sequence[Row], options: Options) -> Iterator[str]:
             f"Saturated: in {len(late)} of {len(means)} runs requests queue for minutes, up to "
             f"{page.seconds(worst.ttft_p99_s or 0)} (p99 of {worst.policy} on "
             f"{NAMES[worst.memory]} at {worst.speed:g}x). Such times grow with the length of the "
-            "trace; they do not say how fast an engine answers."
+            "trace; they do not show how fast an engine responds."
         )
     if text := unequal_memory(options):
         yield f"The two memories are not equal: {text}."
@@ -156,7 +156,7 @@ def _cards(
     )  # fmt: skip
     yield card(
         "Prompt blocks found", "hit_rate", page.percent,
-        f"a boundless cache would find {page.percent(trace.ideal_hit_rate)}",
+        f"an unlimited cache would hit {page.percent(trace.ideal_hit_rate)}",
     )  # fmt: skip
     yield card(
         "Prompt tokens not computed", "tokens_saved", lambda count: page.quantity(count, ""),
@@ -167,7 +167,7 @@ def _cards(
         "of prefill, compared with no cache",
     )  # fmt: skip
     if several:
-        yield _carried_card(trace, means, summary, objective_s)
+        yield _load_card(trace, means, summary, objective_s)
     if row.rejects:
         yield card("Requests refused", "rejects", page.plain)
 
@@ -176,20 +176,20 @@ def _per_second(rate: float) -> str:
     return f"{page.plain(rate)}/s"
 
 
-def _carried_card(
+def _load_card(
     trace: Trace, means: Sequence[Row], summary: Summary, objective_s: float
 ) -> page.Card:
     shown = [row for row in (summary.pool, summary.split) if row]
-    found = [_carried(trace, means, row, objective_s) for row in shown]
+    found = [_load_text(trace, means, row, objective_s) for row in shown]
     than = f"p90 within {page.seconds(objective_s)}"
     if len(found) > 1:
         than += f"; {found[1]} without the pool"
     return page.Card("Load within the objective", found[0], than)
 
 
-def _carried(trace: Trace, means: Sequence[Row], row: Row, objective_s: float) -> str:
-    """Say the load that a run's policy carries; the highest that was run is a lower bound."""
-    speed = carried(means, row.memory, row.policy, objective_s)
+def _load_text(trace: Trace, means: Sequence[Row], row: Row, objective_s: float) -> str:
+    """Return the load that a run's policy sustains; the highest that was run is a lower bound."""
+    speed = sustained_load(means, row.memory, row.policy, objective_s)
     if speed is None:
         return "none that was run"
     rate = rate_of(trace, speed)
@@ -211,11 +211,11 @@ def _loads(
             for row in own
         ]
         some = next(row for row in own if row)
-        body.append([policy, NAMES[memory], *cells, _carried(trace, means, some, objective_s)])
+        body.append([policy, NAMES[memory], *cells, _load_text(trace, means, some, objective_s)])
     head = ["policy", "memory", *(f"p90 at {speed:g}x" for speed in speeds), "carries"]
-    name = f"Loads carried with a p90 of the time to first token within {page.seconds(objective_s)}"
+    name = f"Loads sustained with a p90 of the time to first token in {page.seconds(objective_s)}"
     return page.section(
-        "How much load it carries",
+        "How much load it sustains",
         page.text(f"{name}; a load between two that were run is interpolated."),
         *map(page.chart, sweep([r for r in rows if r.seed is None], trace, summary, objective_s)),
         page.table(head, body, name),

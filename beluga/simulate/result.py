@@ -78,7 +78,7 @@ class Row:
 
     @property
     def saturated(self) -> bool:
-        """Whether requests queued for minutes: then the times say how long the trace is."""
+        """Whether requests queued for minutes: then the times grow with the length of the trace."""
         return (self.ttft_p99_s or 0.0) > QUEUE_S
 
 

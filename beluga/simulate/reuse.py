@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How much of a trace one cache finds again, by its size and without a cluster around it."""
+"""The hit rate of one cache on a trace, by its size and without a cluster."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from beluga.router import WorkerMetrics
 from beluga.simulate.clock import Clock
-from beluga.simulate.engine import Told, unheard
+from beluga.simulate.engine import Told, ignore_event
 from beluga.simulate.memory import Far
 from beluga.simulate.options import Options
 from beluga.simulate.request import Request
@@ -27,15 +27,15 @@ class SerialEngine:
     ) -> None:
         self.clock, self.model, self.hbm, self.far = clock, options.model, hbm, far
         self.block_tokens = tokens
-        self.first_token: Told = unheard
-        self.done: Told = unheard
+        self.first_token: Told = ignore_event
+        self.done: Told = ignore_event
         self.busy_s = 0.0
         self._queue: deque[Request] = deque()
         self._current: Request | None = None
         self._from = 0.0
 
     def submit(self, now: float, request: Request) -> None:
-        """Take a request that the router sent here."""
+        """Accept a request from the router."""
         hbm, tier, ids, blocks = self.hbm, self.far.tier, request.ids, request.blocks
         request.device = hbm.lead(ids, request.reusable)
         request.far = max(tier.lead(ids, request.reusable) - request.device, 0)

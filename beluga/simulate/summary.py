@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a comparison comes to: the load and the two runs that a report speaks of, and a sentence."""
+"""The summary of a comparison: a load, the two runs that a report shows, and a sentence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at_speed(rows: Sequence[Row], memory: str, speed: float) -> list[Row]:
 
 
 def summarize(rows: Sequence[Row], objective_s: float) -> Summary:
-    """Choose the highest load at which some run on a pool (or, without one, on split DRAM) holds
+    """Choose the highest load at which some run on a pool (or, without one, on split DRAM) meets
     the objective, else the lowest load. The pool is judged by the default policy, where it ran;
     split DRAM by its best, so that it is compared at its strongest.
     """
@@ -60,8 +60,10 @@ def _best(rows: Sequence[Row]) -> Row | None:
     return min(served, key=lambda row: row.ttft_mean_s or 0.0, default=None)
 
 
-def carried(rows: Sequence[Row], memory: str, policy: str, objective_s: float) -> float | None:
-    """Return the load, as a multiple of the trace's, that a policy carries within the objective."""
+def sustained_load(
+    rows: Sequence[Row], memory: str, policy: str, objective_s: float
+) -> float | None:
+    """Return the load that a policy sustains within the objective, as a multiple of the trace's."""
     points = [
         (row.speed, row.ttft_p90_s)
         for row in rows
@@ -72,7 +74,7 @@ def carried(rows: Sequence[Row], memory: str, policy: str, objective_s: float) -
 
 
 def headline(summary: Summary, workers: int) -> str:
-    """Say in a sentence what the comparison comes to."""
+    """Return the main result of the comparison as a sentence."""
     engines = "one engine begins" if workers == 1 else f"{workers} engines begin"
     pool, split = summary.pool, summary.split
     if pool is None and split is None:

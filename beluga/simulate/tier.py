@@ -26,7 +26,7 @@ ORDERS = {
 
 class SimulatedTier:
     """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones, of
-    ``block_tokens`` tokens each. Raises SimulateError if memory for the account is missing.
+    ``block_tokens`` tokens each. Raises SimulateError if there is not enough memory to track them.
     """
 
     __slots__ = ("_lead", "_owned", "_self", "capacity", "handle", "stat")
@@ -36,7 +36,7 @@ class SimulatedTier:
     ) -> None:
         out = ffi.new("bl_tier **")
         if lib.bl_tier_create(out, id_count, capacity, ORDERS[eviction], block_tokens):
-            raise SimulateError(f"no memory to keep account of {id_count} blocks")
+            raise SimulateError(f"not enough memory to track {id_count} blocks")
         self.handle = out[0]
         self._owned = ffi.gc(self.handle, lib.bl_tier_destroy)
         self.stat = lib.bl_tier_look(self.handle)
@@ -64,11 +64,11 @@ class SimulatedTier:
         given = np.zeros(count, np.bool_)
         out = ffi.from_buffer("uint8_t[]", given.view(np.uint8), require_writable=True)
         if lib.bl_tier_hint(self.handle, ids, count, level, budget, out) < 0:
-            raise SimulateError(f"no memory for the hints of {count} blocks")
+            raise SimulateError(f"not enough memory for the hints of {count} blocks")
         return given
 
     def cool(self, ids: core.uint32_p, count: int) -> None:
-        """End hints whose time is over: their blocks go next, the last one first."""
+        """End expired hints: their blocks are evicted next, the last one first."""
         lib.bl_tier_cool(self.handle, ids, count)
 
     def hold(self, ids: core.uint32_p, count: int) -> None:

@@ -16,7 +16,7 @@ from beluga.transfer.engines.cuda import Driver as CudaDriver
 from beluga.transfer.engines.dsa.engine import DsaEngine
 from beluga.transfer.engines.dsa.sysfs import WorkQueue, why_no_queue, work_queues
 from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
-from beluga.transfer.iosched.hostlink import host_link, host_link_now, settings_for, settings_said
+from beluga.transfer.iosched.hostlink import host_link, host_link_now, parse_settings, settings_for
 from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
 from beluga.transfer.iosched.scheduled import ScheduledEngine
@@ -93,11 +93,11 @@ __all__ = [
     "host_link",
     "host_link_now",
     "is_tensor",
+    "parse_settings",
     "plan_blocks",
     "plan_rows",
     "policy",
     "settings_for",
-    "settings_said",
     "settle",
     "tensor_start",
     "tuned",

@@ -159,7 +159,7 @@ enum bl_operate_method { BL_METHOD_SESSIONS = 17, BL_METHOD_REMOVAL_REASONS = 18
  * removed block, as bits; state is 1 while a disk has not tried to remove one of them. */
 enum bl_removing_method { BL_METHOD_REMOVING = 19 };
 
-/* Why a key was removed from the index, as far as the server remembers (index/removal_log.c):
+/* Why a key was removed from the index, as far as the server has records (index/removal_log.c):
  * SPACE: evicted for space; ENTRY: evicted for an entry of the full block table; CLIENT: removed by
  * a client, or for its age; RETIRED: lost with failed memory. */
 enum bl_removal_reason {

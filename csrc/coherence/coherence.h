@@ -207,7 +207,7 @@ bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
 /* The reader uses the bytes that it read from this range. */
 #define bl_rely(memory, offset, size) ((void)(memory), (void)(offset), (void)(size))
 
-/* Like bl_rely, because the line at look, loaded again after the bytes, has not changed. */
+/* Like bl_rely, because the line at look, read again after the bytes, has not changed. */
 #define bl_confirm(memory, look, offset, size)                                                     \
     ((void)(memory), (void)(look), (void)(offset), (void)(size))
 

@@ -127,7 +127,7 @@ static int bl_reuse_check(bl_meta *meta)
 {
     if (!meta->reused)
         return 0;
-    int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this look */
+    int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this read */
     meta->reused = status < 0; /* a deposed server stays deposed: later calls fail, too */
     return status;
 }

@@ -313,7 +313,7 @@ int bl_handle_hint(void *context, bl_call *call)
     if (meta->hints == NULL && bl_hints_create(meta) < 0)
         return -ENOMEM;
     bl_hints_expire(meta);
-    for (uint32_t i = 0; i < head.count; i++) { /* first first: nobody finds a child alone */
+    for (uint32_t i = 0; i < head.count; i++) { /* in order: parents before children */
         int64_t number = bl_hint_target(meta, keys, i);
         exceeds[i] = number >= 0 && bl_hint_exceeds(meta, &meta->blocks[number], head.flags, asked);
     }

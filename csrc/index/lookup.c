@@ -244,7 +244,7 @@ int bl_handle_remove(void *context, bl_call *call)
     }
     bl_crash_point("remove.done");
     /* A successor that read the entries before they were cleared serves these blocks. */
-    int status = bl_server_still(meta->server); /* SYNC remove: cleared before this look */
+    int status = bl_server_still(meta->server); /* SYNC remove: cleared before this read */
     if (status == 0 && tried == 0)
         status = removed;
     if (status == 0)

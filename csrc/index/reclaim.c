@@ -206,7 +206,7 @@ static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
         bl_extent_write(meta, &view, BL_EXTENT_OPEN);
         bl_crash_point("extent.marked");
     }
-    int status = bl_server_still(meta->server); /* SYNC extent.open: marked before this look */
+    int status = bl_server_still(meta->server); /* SYNC extent.open: marked before this read */
     bl_crash_point("extent.confirmed");
     if (status < 0)
         bl_space_unopen(meta, offset, size, since);

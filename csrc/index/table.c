@@ -59,7 +59,7 @@ void bl_entry_clear(bl_meta *meta, uint32_t number)
     uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
     bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);
     bl_stream_line(&meta->pool->memory, offset,
-                   &entry); /* SYNC entry: a reader's second look then rejects its copy */
+                   &entry); /* SYNC entry: a reader's second read then rejects its copy */
 }
 
 void bl_tomb_write(bl_meta *meta, uint32_t number)

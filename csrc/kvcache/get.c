@@ -27,7 +27,7 @@
 #include "kvcache/batch.h"
 #include "transfer/block.h"
 
-/* The state of a block whose copy does not match its checksums, until the second look at its entry
+/* The state of a block whose copy does not match its checksums, until the second read of its entry
  * decides between damage and a change. */
 enum { BL_KV_DAMAGED = BL_BLOCK_REFUSED };
 
@@ -37,7 +37,7 @@ static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uin
 {
     const bl_memory *memory = &session->pool->memory;
     const bl_geometry *g = &session->pool->geometry;
-    bl_fence_full(memory); /* after the copy that this look confirms */
+    bl_fence_full(memory); /* after the copy that this read confirms */
     for (uint32_t i = first; i < first + count; i++)
         bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->half), BL_LINE_SIZE);
     bl_fence_full(memory); /* one for the batch: the loads below read memory */

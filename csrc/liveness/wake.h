@@ -15,7 +15,7 @@
  * FIFO: it keeps a ring that arrives before the server sleeps, and a ring for a server that has
  * died is lost with it.
  *
- * While the server is awake, a call costs its caller one load of a word that nobody writes. Word
+ * While the server is awake, a call costs its caller one load of a word that is not written. Word
  * and bell are files of the runtime directory, with the server's nonce in their names: only
  * processes of this host reach them, and servers do not share them. Callers may read the word, and
  * only the server may write it. Where these files cannot be made, the server polls for the requests

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An operator's declaration that all other processes of the pool are gone. It is kept as the nonces
- * of the servers, owners of epochs and sessions that the pool knew of when it was given. So it
+ * An operator's declaration that all other processes of the pool are gone. It is stored as the
+ * nonces of the servers, owners of epochs and sessions that the pool listed at that time. So it
  * holds for them, however late this server takes over, and for no process that comes later.
  *
  * A heartbeat that moves proves the declaration wrong, when it is given and again when it is used.

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The election of the one owner of an epoch. Only the owner may write the epoch's half, whoever
- * else believed that the epoch was free. Disk Paxos decides it (Gafni and Lamport 2003), with the
+ * else found that the epoch was free. Disk Paxos decides it (Gafni and Lamport 2003), with the
  * pool as the one disk and a line for each host, which only that host writes (its processes take
  * turns under a lock of their own kernel).
  *
@@ -10,11 +10,10 @@
  *   2  accept an owner in it (the one accepted in the greatest ballot so far, else oneself): write
  *      it, full fence, read all lines
  *
- * If either look shows a greater ballot, start again. Each candidate writes before it reads, so of
+ * If either read shows a greater ballot, start again. Each candidate writes before it reads, so of
  * two ballots one sees the other: no two owners are ever decided, whatever is slow, paused or dead.
  * Timing matters only for progress: candidates that disturb each other wait for a random time.
- * Nobody waits for a candidate that is silent. A line of a later epoch says that this one is
- * history.
+ * No candidate waits for a silent one. A line of a later epoch shows that this election is over.
  */
 #include "rpc/server_state.h"
 

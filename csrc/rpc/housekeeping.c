@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The server's housekeeping: it assigns lanes in the lobby, finds out which sessions ended, and
- * makes sure that it still speaks for the pool.
+ * The server's housekeeping: it assigns lanes in the lobby, detects sessions that ended, and checks
+ * that it is still the pool's server.
  *
- * A session ends GONE when its process said so (detach, a new attachment that gives the old nonce
- * up, or the last word of its heartbeat), when its pidfd (liveness/pidfds.h) or its lock
- * (liveness/lock.h) proves that the process ended, or when its host number comes back under another
+ * A session ends GONE when its process reported it (detach, a new attachment that abandons the old
+ * nonce, or the final value of its heartbeat), when its pidfd (liveness/pidfds.h) or its lock
+ * (liveness/lock.h) proves that the process ended, or when its host number returns under another
  * boot and its heartbeat stands still (a heartbeat that moves is another machine's). It ends
- * SUSPECT when the server knows only that its heartbeat stood still, or that its lane's memory
- * fails; its lane is not given to anybody until GONE follows (D7).
+ * SUSPECT when the only evidence is a heartbeat that stands still, or failed memory of its lane;
+ * the lane is not reassigned until GONE follows (D7).
  */
 #include "rpc/server_state.h"
 
@@ -328,7 +328,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     bl_doorbell_add(server, number);
     server->stat.attach_count++;
     bl_crash_point("give.taken");
-    bl_housekeeping_write(server, number); /* a successor must know of it before the client knows */
+    bl_housekeeping_write(server, number); /* in memory before the client gets the lane */
     bl_crash_point("give.written");
     status = bl_server_still(server); /* SYNC session.line: written before this check */
     return status < 0 ? status : found;

@@ -2,9 +2,9 @@
  * Copyright The Beluga Authors
  *
  * Calls that threads of the server's process answer. The poll loop takes such a call, copies its
- * request into a job, and goes on with other lanes; a thread takes the job, runs the function of a
- * program, and leaves the reply, which the poll loop sends in a later round. So a slow function
- * delays nobody but its caller, and the loop never waits for a lock.
+ * request into a job, and continues with other lanes. A thread takes the job, runs the function of
+ * a program, and stores the reply, which the poll loop sends in a later round. So a slow function
+ * delays only its caller, and the loop never waits for a lock.
  *
  *   FREE --post, loop--> WAITING --take, thread--> RUNNING --answer, thread--> DONE --sent--> FREE
  *   the session ends meanwhile: WAITING, DONE --loop--> FREE;

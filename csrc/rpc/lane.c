@@ -5,10 +5,10 @@
  *
  * Request n stands in slot n % slot_count and carries n; so does its reply. A slot is free again
  * when its reply has been taken, so at most slot_count requests are out. Requests of a batch share
- * one fence, and so do the looks at its replies: a fence and a cache miss cost more than a line.
+ * one fence, and so do the polls of its replies: a fence and a cache miss cost more than a line.
  *
  * The reply window is how many reply lines are invalidated together. It doubles while all of them
- * had arrived; otherwise it becomes what was found.
+ * had arrived; otherwise it becomes the number that had.
  */
 #include <errno.h>
 

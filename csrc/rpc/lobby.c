@@ -8,10 +8,10 @@
  * its sequence is; the reply names the sequence and the nonce. A host that finds another machine's
  * boot id alive under its number does not write at all.
  *
- * A detachment stays true forever, so any server believes it, whichever server was asked. An
+ * A detachment stays valid forever, so any server may act on it, whichever was requested. An
  * attempt to attach that ran out of time ends with a detachment, because a server may have given
- * its nonce a lane, or may still do so. The line then remembers the nonce: the next process in turn
- * does not overwrite it before a server has answered. So at most one attempt of a host is undecided
+ * its nonce a lane, or may still do so. The line then retains the nonce: the next process in turn
+ * does not overwrite it before a server has replied. So at most one attempt of a host is undecided
  * at any time.
  */
 #include <errno.h>
@@ -86,7 +86,7 @@ typedef struct bl_lobby_turn {
     bl_lobby_reply reply;
     uint64_t nonce;
     uint32_t operation;
-    uint32_t open;              /* requests that a server may have granted without our knowledge */
+    uint32_t open;              /* requests without a reply that a server may have granted */
     uint32_t rung;              /* 1: the server of the last request was woken */
 } bl_lobby_turn;
 

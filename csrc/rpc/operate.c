@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What an operator changes while the server serves: quotas, and whether it drains. Any thread asks;
- * the poll loop applies it between two rounds, so a handler sees one value from its begin to its
- * end. Once a change is applied, no grant of before it is still being made.
+ * What an operator changes while the server serves: quotas, and whether it drains. Any thread may
+ * request a change. The poll loop applies it between two rounds, so no value changes while a
+ * handler runs. Once a change is applied, no earlier grant is still being made.
  */
 #include "base/host_atomic.h"
 #include "rpc/server_state.h"
 
-/* Make the poll loop apply what was asked for. */
+/* Make the poll loop apply the request. */
 static void bl_operate_ask(bl_server *server)
 {
     bl_host_add(&server->asked.serial, 1);
@@ -18,8 +18,8 @@ static void bl_operate_ask(bl_server *server)
         bl_server_wake(server);
 }
 
-/* Two threads that ask at the same time may leave a mixture for a moment: then the serial changes
- * once more, and the loop takes the words again. */
+/* Two concurrent requests may be mixed for a moment: then the serial changes once more, and the
+ * loop reads the words again. */
 void bl_server_limit(bl_server *server, const bl_quota *quota)
 {
     bl_host_store(&server->asked.bytes, quota->bytes);

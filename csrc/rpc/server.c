@@ -6,12 +6,12 @@
  *
  * A round, over all busy lanes (see rpc/doorbell.h):
  *   1  invalidate the next window of request lines of every lane; one full fence
- *   2  in the order of rpc/quantum.h: ask for a lane's whole window, then copy the lines that have
- *      arrived, in order, at most a quantum; a line is believed if its sequence is the expected
- *      one and its check holds, and is never looked at again (D13)
+ *   2  in the order of rpc/quantum.h: prefetch a lane's whole window, then copy the lines that have
+ *      arrived, in order, at most a quantum; a line is accepted if its sequence is the expected
+ *      one and its check holds, and is never read again (D13)
  *   3  run the handlers; what they stream into the pool is fenced before
- *   4  the replies are streamed; one fence sends them off
- * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
+ *   4  the replies are streamed; one fence completes them
+ * A lane's window doubles if all its lines had arrived; else it follows the number that had.
  */
 #include "rpc/jobs.h"
 
@@ -29,7 +29,7 @@ enum {
     BL_IDLE_NAP_PART = 100,             /* ... for a hundredth of the idle time, at most ... */
     BL_IDLE_NAP_NS = 20 * 1000 * 1000,  /* ... this, since another host's call waits for it; */
     BL_IDLE_ALONE_NS = 100 * 1000 * 1000, /* ... this, if only this host may use the pool; */
-    BL_IDLE_POLL_NS = 400 * 1000,       /* ... this, if nobody can wake the server */
+    BL_IDLE_POLL_NS = 400 * 1000,       /* ... this, if no process can wake it */
     BL_ROUNDS_PER_CLOCK = 32
 };
 
@@ -93,8 +93,8 @@ static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *requ
     bl_crash_point("serve.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REQUEST;
-    /* Their checksum verifies them. There is no bl_rely(): a server that was deposed without
-     * noticing may read the same bytes while they are sent again, to its successor. */
+    /* Their checksum verifies them. There is no bl_rely(): a deposed server that has not
+     * detected it yet may read the same bytes while they are sent again, to its successor. */
     call->request = server->bulk_in;
     call->request_size = bulk.size;
     return 0;
@@ -308,7 +308,7 @@ uint32_t bl_server_round(bl_server *server)
     server->round[0] = server->round[1];
     server->round[1] = server->done;
     if (server->round[0].requests != before && server->live_count > 1)
-        bl_fence_full(memory); /* the looks are not older than the turns before: rpc/quantum.h */
+        bl_fence_full(memory); /* the reads are not older than the turns before: rpc/quantum.h */
     bl_round_refetch(server, hosts);
     if (bl_doorbell_look(server, hosts))
         bl_round_refetch(server, 0); /* a lane is loaded after its doorbell */

@@ -6,11 +6,11 @@
  *
  *   create --> take (rpc/takeover.c: a new epoch) --> rounds (rpc/server.c) --> release
  *
- * A round looks into all live lanes with one fence, hands the requests to handlers, and sends the
- * replies with one fence. Every so often it does its housekeeping (rpc/housekeeping.c): lobby,
+ * A round polls all live lanes with one fence, passes the requests to handlers, and sends the
+ * replies with one fence. Periodically it does its housekeeping (rpc/housekeeping.c): lobby,
  * heartbeats, liveness locks, epoch.
  *
- * Folders above take part through bl_server_hooks and handlers; this folder knows nothing of
+ * Higher layers are called through bl_server_hooks and handlers; this folder does not depend on
  * blocks.
  */
 #ifndef BL_SERVER_H
@@ -31,7 +31,7 @@
 
 enum { BL_METHOD_COUNT = 256 };
 
-/* A lane's session, as the server knows it. Its states are those of format/pool_format.h. */
+/* A lane's session, as the server records it. Its states are those of format/pool_format.h. */
 typedef struct bl_lane {
     uint64_t nonce;
     uint64_t boot_id[2];
@@ -41,20 +41,20 @@ typedef struct bl_lane {
     uint32_t host;
     uint32_t state;
     uint32_t next;              /* sequence of the next request */
-    uint32_t window;            /* request lines looked at together */
-    uint32_t moved;             /* 1: its heartbeat was seen to move */
-    uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
-    uint32_t pid;               /* as this host sees it; 0: not known */
+    uint32_t window;            /* request lines polled together */
+    uint32_t moved;             /* 1: its heartbeat has changed */
+    uint32_t broken;            /* 1: its memory failed: it is neither polled nor assigned */
+    uint32_t pid;               /* in this host's pid namespace; 0: unknown */
     uint32_t kind;              /* that of its last report */
-    uint32_t busy_next;         /* next at the last change that quieten saw, ... */
+    uint32_t busy_next;         /* next at the last change that quieten found, ... */
     uint64_t busy_ns;           /* ... and the time of it (rpc/doorbell.c) */
     uint32_t job;               /* 1 + the number of its job (rpc/jobs.h); 0: it has none */
     uint64_t since_ns;          /* when it got its state */
     uint64_t call_count;        /* calls that were answered */
-    bl_work answered;           /* what the server had done when its last turn ended */
+    bl_work answered;           /* the server's work when its last turn ended */
     bl_allowance allowance;
     int liveness_lock;          /* descriptor, or a negative error: a temporary one is retried,
-                                 * with another this host cannot prove anything */
+                                 * with another this host can prove no death */
 } bl_lane;
 
 /* How certain it is that an ended session no longer writes. */
@@ -90,7 +90,7 @@ typedef struct bl_watch {
     uint64_t silent_ns;         /* time since its heartbeat last changed */
     uint64_t gap_ns;            /* the longest gap between heartbeats of this pool's servers,
                                  * decaying */
-    int liveness_lock;          /* descriptor, or negative: this host cannot prove anything */
+    int liveness_lock;          /* descriptor, or negative: this host can prove no death */
 } bl_watch;
 
 /* A stopped heartbeat after which a standby may take over (rpc/standby.c). */
@@ -137,11 +137,11 @@ struct bl_server {
     uint32_t inherited_count;   /* SUSPECT sessions of earlier epochs */
     uint32_t inherited_devices; /* 1: some of those that are gone had devices */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
-    bl_lobby_reply lobby[BL_HOST_COUNT]; /* last answers */
+    bl_lobby_reply lobby[BL_HOST_COUNT]; /* last replies */
     bl_work done;               /* work since it serves */
     bl_work round[2];           /* work done when the last round began, and this one */
     bl_work most_taken;         /* the most in one turn */
-    bl_work most_waited;        /* the most by others, while a lane's oldest request was there */
+    bl_work most_waited;        /* the most for others, while a lane's oldest request waited */
     bl_quota quota;
     bl_asked asked;
     uint64_t applied;           /* the serial that the poll loop has applied */
@@ -183,7 +183,7 @@ static inline int bl_server_asleep(const bl_server *server)
     return server->sleeper != NULL && bl_sleeper_announced(server->sleeper);
 }
 
-/* Apply what an operator asked for: the poll loop calls it between two rounds. */
+/* Apply an operator's requests: the poll loop calls it between two rounds. */
 void bl_operate_apply(bl_server *server);
 
 /* Set the pid of a session whose process has connected to this server. */

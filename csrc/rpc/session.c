@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * Makes sessions, calls through them, and closes them. This file alone decides, for every kind of
- * call, what happens when the server is replaced or does not answer.
+ * call, what happens when the server is replaced or does not reply.
  *
- * A call is applied once by one server, however long its answer takes. If the server gives the
- * session up before it reads a call, the call is asked again by the next session, at once. If the
- * server is replaced meanwhile, a single call is sent again to the new one, which knows nothing of
- * the old one's unanswered calls: handlers must allow for that (D10 says how the block calls do).
+ * A call is applied once by one server, however long its reply takes. If the server ends the
+ * session before it reads a call, the next session sends the call again, at once. If the server is
+ * replaced meanwhile, a single call is sent again to the new one, which has no record of the old
+ * one's unanswered calls: handlers must allow for that (D10 describes how the block calls do).
  */
 #include <errno.h>
 #include <stdlib.h>

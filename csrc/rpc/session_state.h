@@ -2,13 +2,13 @@
  * Copyright The Beluga Authors
  *
  * The client's state of a session. A session belongs to one process and is used by one thread at a
- * time; after a fork the child's copy refuses every call.
+ * time; after a fork every call of the child's copy fails.
  *
  *   attach (rpc/lobby.c) --> calls (rpc/lane.c) --> detach (rpc/lobby.c)
- *                          |  server replaced, session given up, or a call timed out
- *                          +--> attached anew under a new nonce, giving the old one up
+ *                          |  server replaced, session abandoned, or a call timed out
+ *                          +--> attached again under a new nonce; the old one is abandoned
  *
- * A client that gives a nonce up says that nothing is written under it any more: its grants end.
+ * When a client abandons a nonce, nothing is written under it any more: its grants end.
  */
 #ifndef BL_SESSION_H
 #define BL_SESSION_H
@@ -28,14 +28,14 @@ struct bl_session {
     char directory[BL_PATH_SIZE];   /* the pool's runtime directory on this host */
     uint64_t boot_id[2];
     uint64_t nonce;
-    uint64_t old_nonce;             /* has ended, but the server may not know that yet; or 0 */
+    uint64_t old_nonce;             /* has ended, perhaps unknown to the server; or 0 */
     uint64_t epoch;
     uint32_t half;                  /* half of the server that assigned the lane */
     uint32_t host;
     uint32_t lane;
     uint32_t sent;                  /* sequence of the last request */
     uint32_t answered;              /* sequence of the last reply taken */
-    uint32_t window;                /* reply lines looked at together */
+    uint32_t window;                /* reply lines polled together */
     uint64_t ring_count;            /* of the doorbell */
     uint64_t called_ns;             /* when the last wait for a reply began */
     uint32_t attached;

@@ -5,21 +5,21 @@
  * over at once.
  *
  * This file decides only when to try; rpc/takeover.c decides whether a standby may, and two that
- * try at once do no harm. It is time when nobody serves, when the server said that it stops, when
- * it is proven gone (its host knows within a look), or when its heartbeat has stood still for the
- * time that the caller named.
+ * try at once do no harm. A standby tries when the pool has no server, when the server announced
+ * that it stops, when it is proven gone (its own host detects that at the next check), or when its
+ * heartbeat has stood still for the time that the caller set.
  *
- * A heartbeat also stands still where the cores are overloaded, and to depose a server that lives
- * costs more than to wait for it. So three kinds of silence count less:
+ * A heartbeat also stands still where the cores are overloaded, and it costs more to depose a live
+ * server than to wait for it. So three kinds of silence count less:
  *   - that of a process of this host that is proven alive: it may be stopped or stuck, and is
- *     followed after BL_STANDBY_ALIVE times as long;
- *   - silence while this standby did not run: a look counts BL_STANDBY_LATE_NS at most;
- *   - silence that other servers of this pool have come back from: another host's server is
- *     followed after BL_STANDBY_GAPS times the longest one that was measured lately, and no later
+ *     succeeded after BL_STANDBY_ALIVE times as long;
+ *   - silence while this standby did not run: a check counts BL_STANDBY_LATE_NS at most;
+ *   - silence after which other servers of this pool continued: another host's server is
+ *     succeeded after BL_STANDBY_GAPS times the longest one that was measured lately, and no later
  *     than a process that is proven alive.
  *
  * A stopped process of this host still holds this host's server lock: a standby that finds it
- * silent goes on without that lock.
+ * silent continues without that lock.
  */
 #include "base/minmax.h"
 #include "coherence/guard.h"
@@ -59,7 +59,7 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
 static uint64_t bl_watch_bound_ns(const bl_watch *watch, uint64_t lost_ns)
 {
     uint64_t most_ns = bl_least(lost_ns, UINT64_MAX / BL_STANDBY_ALIVE) * BL_STANDBY_ALIVE;
-    if (watch->liveness_lock >= 0) /* alive: a gone one was noticed before */
+    if (watch->liveness_lock >= 0) /* alive: an ended process was detected before */
         return most_ns;
     return bl_least(bl_most(lost_ns, watch->gap_ns * BL_STANDBY_GAPS), most_ns);
 }

@@ -4,20 +4,20 @@
  * Takeover: becoming the server (D5), in one pass that reads after it writes.
  *
  * Epoch N writes half N mod 2 only. So the server of N-2 must be proven gone before N writes at
- * all. The server of N-1 may be undead: it may go on writing its own half, which nobody believes
- * once epoch N is published.
+ * all. The server of N-1 may still run: it may continue to write its own half, which no process
+ * relies on once epoch N is published.
  *
  *   1  prove N-2 gone; find N-1 silent (or refuse: it lives)
  *   2  be the one owner of epoch N (rpc/elect.c)
  *   3  publish epoch N, TAKING; full fence                            SYNC epoch.line
- *   4  read the predecessor's half once and write the own: sessions with lanes, committed
+ *   4  read the predecessor's half once and write its own: sessions with lanes, committed
  *      blocks, and what is open (hooks.recover)
- *   5  store fence; publish SERVING: from now on the own half holds the truth
+ *   5  store fence; publish SERVING: from now on its own half is authoritative
  *
  * N-1, before it grants from a new extent: writes its open mark, full fence, reads the epoch.
  * Before it grants the space of a committed block: clears its entry, full fence, reads the epoch.
- * Before it answers for a lane: writes its session line, full fence, reads the epoch. Each of the
- * two servers writes before it reads: either N-1 sees epoch N and does nothing of the kind, or N
+ * Before it replies on a lane: writes its session line, full fence, reads the epoch. Each of the
+ * two servers writes before it reads: either N-1 sees epoch N and does none of these, or N
  * sees the mark, the cleared entry, the session.
  *
  * A server that dies before SERVING has changed nothing but its own half. Its successor takes N+2,
@@ -253,7 +253,7 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
     if (status < 0)
         return status;
     bl_crash_point("take.recovered");
-    bl_fence_store(memory); /* this server's half is complete before the epoch line says SERVING */
+    bl_fence_store(memory); /* this server's half is complete before the epoch line shows SERVING */
     bl_crash_point("take.fenced");
     bl_takeover_publish(server, BL_SERVER_SERVING);
     bl_crash_point("take.serving");

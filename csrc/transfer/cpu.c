@@ -320,7 +320,7 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_th
     bl_scatter scatter = {.part = part, .throttle = throttle, .how = how, .copy = first,
                           .drop = first};
     int status = 0;
-    bl_fence_full(part->memory); /* no invalidation before the caller's look */
+    bl_fence_full(part->memory); /* no invalidation before the caller's read of the entry */
     bl_part_drop(&scatter, part->settings->window);
     while (scatter.copy.piece < part->end && status == 0) {
         bl_fence_full(part->memory); /* the lines are invalid: the loads below read memory */
@@ -368,7 +368,7 @@ static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_throttle 
     uint32_t c = plan->pieces[part->first].chunk - plan->chunk_base;
     uint32_t end = plan->pieces[part->end - 1].chunk - plan->chunk_base + 1, next = c;
     int status = 0;
-    bl_fence_full(part->memory); /* no invalidation before the caller's look */
+    bl_fence_full(part->memory); /* no invalidation before the caller's read of the entry */
     for (uint64_t size = 0; next < end && size < part->settings->window; next++)
         size += bl_chunk_drop(part, next);
     while (c < end && status == 0) {

@@ -46,11 +46,11 @@ static inline void bl_device_ordered(const bl_memory *memory)
     bl_fence_full(memory); /* no publication before the load that read the completion */
 }
 
-/* Invalidate a range before a device reads it, and after the look at its entry. The device then
- * hits no cached line older than that look. */
+/* Invalidate a range before a device reads it, and after the read of its entry. The device then
+ * hits no cached line older than that read. */
 static inline void bl_device_reads(const bl_memory *memory, uint64_t offset, uint64_t size)
 {
-    bl_fence_full(memory); /* no invalidation before the look at the entry */
+    bl_fence_full(memory); /* no invalidation before the read of the entry */
     bl_invalidate(memory, offset, size);
     bl_fence_full(memory); /* the invalidations are complete before the device starts */
 }

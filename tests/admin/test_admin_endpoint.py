@@ -20,24 +20,24 @@ import pytest
 from beluga.admin import (
     Admin,
     AdminRequest,
-    Answer,
+    AdminResponse,
     ask,
-    ask_json,
     endpoint,
     handler,
-    json_answer,
+    json_response,
     read_address,
+    request_json,
 )
 from beluga.admin import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, NoServerError
 from beluga.listening import Places, Token
 
 
-def echo(request: AdminRequest) -> Answer:
-    return json_answer({"query": dict(request.query), "body": request.json()})
+def echo(request: AdminRequest) -> AdminResponse:
+    return json_response({"query": dict(request.query), "body": request.json()})
 
 
-def fail(request: AdminRequest) -> Answer:
+def fail(request: AdminRequest) -> AdminResponse:
     raise {"value": ValueError("no such value"), "ours": CacheError("no room"), "bug": KeyError(1)}[
         request.query["how"]
     ]
@@ -46,8 +46,8 @@ def fail(request: AdminRequest) -> Answer:
 ROUTES = {
     ("GET", "/echo"): echo,
     ("POST", "/echo"): echo,
-    ("GET", "/metrics"): lambda _: Answer(b"figures"),
-    ("GET", "/healthz"): lambda _: Answer(b"alive"),
+    ("GET", "/metrics"): lambda _: AdminResponse(b"figures"),
+    ("GET", "/healthz"): lambda _: AdminResponse(b"alive"),
     ("GET", "/fail"): fail,
 }
 
@@ -82,11 +82,11 @@ def over_tcp(admin: Admin, method: str = "GET", path: str = "/echo", **headers: 
 
 def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> None:
     make().claim()
-    assert ask_json(tmp_path, "/echo?a=1&b=x%20y", dict) == {
+    assert request_json(tmp_path, "/echo?a=1&b=x%20y", dict) == {
         "query": {"a": "1", "b": "x y"},
         "body": None,
     }
-    assert ask_json(tmp_path, "/echo", dict, {"on": True})["body"] == {"on": True}
+    assert request_json(tmp_path, "/echo", dict, {"on": True})["body"] == {"on": True}
     assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
     with pytest.raises(AdminError, match="there is GET /echo, GET /endpoint, GET /fail"):
         ask(tmp_path, "/none")
@@ -101,7 +101,7 @@ def test_errors_of_routes_are_answers_of_one_line(
     make().claim()
     with pytest.raises(AdminError, match=text):
         ask(tmp_path, f"/fail?how={how}")
-    assert ask_json(tmp_path, "/echo", dict)
+    assert request_json(tmp_path, "/echo", dict)
 
 
 def test_tcp_only_reads(make: Make) -> None:
@@ -184,10 +184,10 @@ def test_a_client_that_waits_for_its_answer_keeps_its_place(
 ) -> None:
     inside, going_on = threading.Event(), threading.Event()
 
-    def hang(_: AdminRequest) -> Answer:
+    def hang(_: AdminRequest) -> AdminResponse:
         inside.set()
         going_on.wait()
-        return Answer(b"done")
+        return AdminResponse(b"done")
 
     monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
     make().claim()
@@ -246,10 +246,10 @@ def test_health_is_answered_while_routes_hang_and_others_are_refused(
 ) -> None:
     inside, going_on = threading.Semaphore(0), threading.Event()
 
-    def hang(_: AdminRequest) -> Answer:
+    def hang(_: AdminRequest) -> AdminResponse:
         inside.release()
         going_on.wait()
-        return Answer(b"done")
+        return AdminResponse(b"done")
 
     monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
     monkeypatch.setattr(handler, "_TURN_S", 0.05)
@@ -267,7 +267,7 @@ def test_health_is_answered_while_routes_hang_and_others_are_refused(
     assert over_tcp(admin) == HTTPStatus.OK
 
 
-def test_nobody_serves(tmp_path: Path) -> None:
+def test_without_a_server_commands_fail_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(NoServerError, match="start 'beluga serve'"):
         ask(tmp_path, "/echo")
 
@@ -283,7 +283,7 @@ def test_a_standby_has_a_socket_and_takes_the_name_of_a_killed_server(
     (name,) = names_of_standbys(tmp_path)
     assert ask(tmp_path, "/echo", name=name).body
     standby.claim()
-    assert ask_json(tmp_path, "/echo", dict)
+    assert request_json(tmp_path, "/echo", dict)
     assert names_of_standbys(tmp_path) == []
 
 
@@ -292,7 +292,7 @@ def test_a_server_that_ends_leaves_its_successors_socket(make: Make, tmp_path: P
     first.claim()
     second.claim()
     first.stop()
-    assert ask_json(tmp_path, "/echo", dict)
+    assert request_json(tmp_path, "/echo", dict)
     second.stop()
     assert list(tmp_path.iterdir()) == []
 
@@ -309,7 +309,7 @@ def test_directories_with_long_names_have_sockets(make: Make, tmp_path: Path) ->
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     make(deep).claim()
-    assert ask_json(deep, "/echo", dict)
+    assert request_json(deep, "/echo", dict)
 
 
 def test_a_group_that_may_use_the_directory_may_use_the_socket(make: Make, tmp_path: Path) -> None:
@@ -383,5 +383,5 @@ def test_read_address_parses_host_and_port(text: str, found: tuple[str, int]) ->
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":x", "65536", "-1", "9466/metrics", "٣"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(AdminError, match=r"give \[HOST:\]PORT"):
+    with pytest.raises(AdminError, match=r"use \[HOST:\]PORT"):
         read_address(text)

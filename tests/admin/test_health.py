@@ -34,18 +34,18 @@ def test_who_makes_no_progress_is_not_alive() -> None:
     assert statuses(health) == [200, 503]  # it begins
     now[0] += 1000.0
     assert statuses(health) == [200, 503]
-    health.moved(serves=False)  # it stands by
+    health.record_progress(serves=False)  # it stands by
     assert statuses(health) == [200, 503]
-    health.begins()
+    health.record_start()
     now[0] += 1000.0
     assert statuses(health) == [200, 503]
-    health.moved(serves=True)
+    health.record_progress(serves=True)
     now[0] += 9.0
     assert statuses(health) == [200, 200]
     now[0] += 1.0
     assert statuses(health) == [503, 503]
     assert b"no progress for 10 s" in health.routes()["GET", "/healthz"](AdminRequest("")).body
-    health.moved(serves=True)
+    health.record_progress(serves=True)
     assert statuses(health) == [200, 200]
 
 

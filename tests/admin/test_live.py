@@ -125,7 +125,7 @@ def test_figures_and_rates_are_those_of_the_server(pool: Pool, look: Look) -> No
     assert {call.method for call in seen.slow_calls} >= {"reserve", "commit", "lookup"}
 
 
-def test_a_sessions_calls_are_counted_between_two_looks(pool: Pool, look: Look) -> None:
+def test_a_sessions_calls_are_counted_between_two_snapshots(pool: Pool, look: Look) -> None:
     with KVCache(pool, namespace="a") as cache:
         before = look()
         for _ in range(50):
@@ -201,9 +201,7 @@ def test_refusals_are_noted_while_they_happen(pool: Pool, look: Look) -> None:
         reader.release(pins)
 
 
-def test_whoever_asks_within_a_second_gets_the_same_snapshot(
-    server: MetaServer, pool: Pool
-) -> None:
+def test_requests_within_a_second_get_the_same_snapshot(server: MetaServer, pool: Pool) -> None:
     watched = Observer(server, pool)
     assert watched.snapshot() is watched.snapshot()
 
@@ -219,7 +217,7 @@ def test_a_stopped_server_and_a_standby_are_reported(server: MetaServer, pool: P
     assert seen.sessions == seen.pool.devices == ()
 
 
-def test_the_answer_is_the_snapshot_and_has_its_history_when_asked(
+def test_the_response_is_the_snapshot_with_history_on_request(
     server: MetaServer, pool: Pool
 ) -> None:
     admin = Admin(server_routes(server, pool), directory=pool.runtime_dir)

@@ -58,13 +58,13 @@ def test_a_plain_run_has_no_warning() -> None:
         ({"memory": "paced"}, "Emulated memory"),
     ],
 )
-def test_what_must_not_be_overlooked_is_said_loudly(given: dict[str, Any], said: str) -> None:
+def test_important_limits_are_shown_prominently(given: dict[str, Any], said: str) -> None:
     read = page(row(**given))
     assert said in warnings(read)
     assert "(" in next(text for text in read.texts["h2"] if text.startswith("rpc"))
 
 
-def test_a_smoke_run_says_so_in_the_headline_the_title_and_each_chart() -> None:
+def test_a_smoke_run_is_marked_in_headline_title_and_each_chart() -> None:
     read = page(*(row(depth=depth, command="beluga bench rpc --smoke") for depth in (1, 8)))
     assert read.texts["title"][0].startswith("Smoke run")
     assert read.texts["p"][0].startswith("SMOKE RUN")
@@ -92,7 +92,7 @@ def test_skipped_cases_have_their_reason_and_no_empty_row() -> None:
     assert "dsa read" not in read.texts["td"]
 
 
-def test_peers_of_the_run_and_recorded_ones_are_told_apart() -> None:
+def test_peers_of_the_run_and_recorded_peers_are_distinct() -> None:
     peer = row("copy", "gather_write", peer="numpy", ratio_to_peer=2.5, gb_per_s=8.0)
     old = Recorded("demo.json", {"machine": "M", "commit": "unknown", "date": "2025-05-05",
                                  "command": "demo", "ttft_hit_s": 0.1, "prompt_tokens": 9,
@@ -143,7 +143,7 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path, content: bytes, s
     assert said in str(refused.value)
 
 
-def test_rows_say_their_day_and_have_numbers_that_json_has() -> None:
+def test_rows_have_a_date_and_numbers_that_are_valid_json() -> None:
     from beluga_bench import Options
 
     made = Recorder("rpc", Options(smoke=True), {"memory": "paced"}).row("c", p50_ns=float64(2.5))

@@ -68,7 +68,7 @@ def test_the_verdict_has_another_bound_above_saturation() -> None:
     }  # fmt: skip
 
 
-def test_an_oracle_knows_the_best_policy_of_the_next_trace() -> None:
+def test_the_oracle_selects_the_best_policy_of_the_next_trace() -> None:
     """It is linear on the second trace and lmetric on the first one, so the oracle takes the wrong
     one on each. The default is near the best on the first one only.
     """

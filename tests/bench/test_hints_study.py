@@ -44,7 +44,7 @@ def test_no_strategy_beats_the_bound_or_its_budget(
         assert favored <= budget
 
 
-def test_a_session_that_lets_go_at_its_end_leaves_room_for_others() -> None:
+def test_a_session_that_releases_blocks_at_its_end_frees_space() -> None:
     waits, ends, begins = made_sessions(3, 2)
     for session, times in (waits, (0, 100)), (ends, (40, 50)), (begins, (60, 70)):
         for one, at_s in zip(session, times, strict=True):

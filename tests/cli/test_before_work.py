@@ -54,7 +54,9 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
         long(PREFILL, "aiohttp", "router"),
     ],
 )
-def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra: str) -> None:
+def test_missing_packages_are_reported_before_the_work(
+    arguments: list[str], package: str, extra: str
+) -> None:
     refused = beluga(*arguments, without=package)
     assert refused.returncode == 1
     assert refused.stderr == (
@@ -83,7 +85,7 @@ def test_a_command_begins_with_its_packages(arguments: list[str]) -> None:
         (["get", "key", "/nowhere/block"], "/nowhere/block: No such file or directory"),
     ],
 )
-def test_where_a_result_goes_is_looked_at_first(arguments: list[str], said: str) -> None:
+def test_the_output_path_is_checked_before_the_work(arguments: list[str], said: str) -> None:
     refused = beluga(*arguments)
     assert refused.returncode == 1
     assert said in refused.stderr

@@ -113,7 +113,7 @@ def test_the_other_program_has_tables_with_its_name(write: Write) -> None:
     assert given("serve")["quota_calls"] == 1
 
 
-def test_the_pool_lies_between_the_environment_and_the_mounted_one(
+def test_the_files_pool_has_priority_between_environment_and_mount(
     write: Write, shm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -205,7 +205,7 @@ def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
     assert "more than 1048576 bytes" in str(beluga("ping").exception)
 
 
-def test_where_the_file_is_looked_for(
+def test_the_file_is_searched_for_in_each_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

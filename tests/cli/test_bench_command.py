@@ -19,7 +19,7 @@ PROMISED = {
 }
 
 
-def test_rows_have_the_promised_fields(run: Run) -> None:
+def test_rows_have_the_documented_fields(run: Run) -> None:
     ended = run("bench", "coherence", "--smoke", "--json", "--coherence", "hardware")
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(ended.stdout)
@@ -29,7 +29,7 @@ def test_rows_have_the_promised_fields(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_calls_are_measured_or_the_row_says_that_cores_lack(run: Run) -> None:
+def test_calls_are_measured_or_the_row_reports_too_few_cores(run: Run) -> None:
     ended = run("bench", "rpc", "--smoke", "--json", "--coherence", "hardware")
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(ended.stdout)

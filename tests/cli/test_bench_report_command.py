@@ -50,7 +50,7 @@ def test_the_page_has_the_rows_that_json_has(benches: Benches, tmp_path: Path) -
     assert {"CPU", "Kernel", "Memory", "Commit", "Command"} <= set(read.texts["dt"])
 
 
-def test_without_a_name_the_page_lies_in_the_current_folder(benches: Benches) -> None:
+def test_without_a_name_the_page_is_written_to_the_current_folder(benches: Benches) -> None:
     assert beluga("rpc", "--smoke").exit_code == 0
     assert Path("beluga-bench.html").is_file()
 

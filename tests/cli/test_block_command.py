@@ -87,7 +87,7 @@ def test_a_full_disk_gets_no_part_of_a_block(run: Run, pool: list[str], tmp_path
         assert left == ([] if before is None else [before])
 
 
-def test_get_says_in_json_what_it_wrote(run: Run, pool: list[str], tmp_path: Path) -> None:
+def test_get_prints_its_result_as_json(run: Run, pool: list[str], tmp_path: Path) -> None:
     run("put", "key", "-", *pool, stdin="bytes")
     said = json.loads(run("get", "key", tmp_path / "got", *pool, "--json").stdout)
     assert (said["bytes"], said["file"]) == (5, str(tmp_path / "got"))
@@ -100,7 +100,7 @@ def test_a_key_that_is_not_text_names_a_block(run: Run, pool: list[str]) -> None
     assert run("get", key, *pool).stdout == "bytes"
 
 
-def test_namespaces_do_not_see_each_other(run: Run, pool: list[str]) -> None:
+def test_blocks_of_one_namespace_are_misses_in_another(run: Run, pool: list[str]) -> None:
     run("put", "key", "-", *pool, "--namespace", "one", stdin="bytes")
     assert run("get", "key", *pool, "--namespace", "two").returncode == 1
     assert run("get", "key", *pool, "--namespace", "one").stdout == "bytes"

@@ -67,7 +67,7 @@ def test_size_needs_no_argument_and_finds_what_could_be_found(run: Run) -> None:
     assert pool["size_bytes"] >= told["trace"]["bytes"]
 
 
-def test_size_says_what_each_tier_finds_with_those_above_it(run: Run) -> None:
+def test_size_prints_the_hit_rate_of_each_tier_and_those_above(run: Run) -> None:
     told = json.loads(run("size", "--json", "--memory", "100G", "--disk", "200G").stdout)
     memory, disk = (tier["found"] for tier in told["tiers"])
     assert 0.3 < memory < disk < told["trace"]["ideal_hit_rate"]

@@ -223,7 +223,7 @@ def test_a_block_that_a_full_table_pushed_out_is_named(world: World) -> None:
     assert world.cause(engine()) == "never"
 
 
-def test_an_evicted_block_that_is_forgotten_is_suspected(world: World) -> None:
+def test_an_eviction_without_a_record_is_a_suspected_cause(world: World) -> None:
     world.store(engine())
     world.crowd(FORGOTTEN)
     found = world.explain(engine())

@@ -55,7 +55,7 @@ def test_help_cuts_no_value(command: str, columns: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("columns", [40, 60])
-def test_a_pipe_obeys_columns(
+def test_help_in_a_pipe_respects_columns(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     legend = output.Legend({"name": "a name", "where it is, if anywhere": "a place"})

@@ -372,7 +372,7 @@ def test_ping_shows_the_fastest_and_the_middle(trips: dict[str, Any]) -> None:
     assert (trips["host"], trips["timeout_s"]) == (2, 3)
 
 
-def test_ping_tells_people_in_a_line(trips: dict[str, Any]) -> None:
+def test_ping_prints_one_line(trips: dict[str, Any]) -> None:
     shown = beluga("ping")
     assert shown.stderr == "epoch 9: 10 round trips, fastest 1.0 us, p50 4.0 us\n"
     assert (shown.stdout, trips["timeout_s"], len(trips["pings"])) == ("", 5, 22)
@@ -512,7 +512,7 @@ def test_a_replay_follows_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ]  # fmt: skip
 
 
-def test_people_see_what_a_replay_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_prints_its_result_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     replayed(monkeypatch)
     lines = [line.split("│")[1:3] for line in beluga("replay").stdout.splitlines()[1:-1]]
     assert {name.strip(): value.strip() for name, value in lines} == {
@@ -639,7 +639,7 @@ def test_a_router_prints_its_address(
     }
 
 
-def test_a_prefill_worker_runs_until_it_is_told_and_closes_its_queue(
+def test_a_prefill_worker_runs_until_a_signal_and_closes_its_queue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disagg = pytest.importorskip("beluga.disagg")

@@ -54,7 +54,7 @@ def test_a_line_of_json_has_time_level_logger_message_and_fields(
     assert "ValueError: why" in third["exception"]
 
 
-def test_text_shows_events_and_what_a_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_logs_have_events_and_command_messages(capsys: pytest.CaptureFixture[str]) -> None:
     logs.begin()
     log.warning("3 blocks")
     log.debug("not shown")

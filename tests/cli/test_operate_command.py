@@ -60,7 +60,9 @@ def test_stat_is_for_people(run: Run, pool: list[str], server: Server[str], open
     assert found["quarantine"] == [] and found["block_count"] == 1
 
 
-def test_stat_says_what_is_quarantined_and_why(run: Run, pool: list[str], opened: Pool) -> None:
+def test_stat_prints_quarantined_space_and_the_reason(
+    run: Run, pool: list[str], opened: Pool
+) -> None:
     with MetaServer(opened) as first:
         client = Client(opened)
         MetaClient(client).reserve(keys([1]), length=1 << 20)
@@ -174,7 +176,7 @@ def test_limits_are_changed_where_the_server_runs(run: Run, pool: list[str]) -> 
     for words in (["quota", "--set", "pins=1"], ["drain"]):
         ended = run(words[0], *pool, *words[1:])
         assert ended.returncode == 1
-        assert ended.stderr.startswith("beluga: error: nobody serves this pool on this host")
+        assert ended.stderr.startswith("beluga: error: no server of this pool runs on this host")
 
 
 def test_drain_waits_for_what_is_being_written(

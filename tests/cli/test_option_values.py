@@ -76,7 +76,7 @@ def test_a_value_out_of_range_is_refused(command: str, option: str, value: objec
         ("serve --admission always", "--disk or --remote"),
         ("replay --offload drop", "--disk or --remote"),
         ("replay --admission sketch", "--disk or --remote"),
-        ("serve --events tcp://a:1 --events-replay foo", "'foo' is no endpoint"),
+        ("serve --events tcp://a:1 --events-replay foo", "'foo' is not an endpoint"),
         ("serve --events tcp://a:1 --events-replay tcp://a:1", "cannot both be at tcp://a:1"),
         ("serve --disk /nowhere --disk-bytes 1", "give it at least 4 MiB"),
     ],
@@ -103,7 +103,7 @@ def test_a_pool_that_cannot_be_is_refused_by_the_option(
     assert not (tmp_path / "a").exists()
 
 
-def test_disks_and_stores_are_looked_at_before_a_server_takes_over(tmp_path: Path) -> None:
+def test_disks_and_stores_are_checked_before_a_takeover(tmp_path: Path) -> None:
     (tmp_path / "pool").mkdir()
     Pool.create(tmp_path / "pool/a", device_size=24 << 20, sparse=True).close()
     (tmp_path / "plain").write_text("x")

@@ -44,7 +44,7 @@ def test_columns_of_text_stand_at_the_left_and_numbers_at_the_right(
         ("1.23456", "1.23456"),
     ],
 )
-def test_numbers_have_the_digits_that_say_enough(value: object, text: str) -> None:
+def test_numbers_have_three_significant_digits(value: object, text: str) -> None:
     assert output._cell(value) == text
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from beluga.cli import pool as commands
 from beluga.errors import DeviceMissingError, NoDefaultPoolError
-from beluga.pool import Pool, remembering
+from beluga.pool import Pool, storing_default
 from beluga.transfer import ENGINES
 from tests.transfer import stand_in
 
@@ -28,7 +28,7 @@ def paths(shm: Path) -> list[str]:
     return [str(shm / "a"), str(shm / "b")]
 
 
-def test_mount_shows_the_mapping_and_remembers_the_pool(run: Run, paths: list[str]) -> None:
+def test_mount_shows_the_mapping_and_stores_the_default_pool(run: Run, paths: list[str]) -> None:
     mounted = run("mount", *paths, "--create", "--size", "16M")
     assert mounted.returncode == 0, mounted.stderr
     assert all(path in mounted.stdout for path in paths)
@@ -81,10 +81,10 @@ def test_mounting_what_holds_no_pool_is_refused(run: Run, paths: list[str]) -> N
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith(f"beluga: error: {paths[0]} holds no pool")
     assert refused.stderr.count("\n") == 1
-    assert run("umount").returncode == 1, "a refused pool is not remembered"
+    assert run("umount").returncode == 1, "a rejected pool is not stored"
 
 
-def test_umount_forgets_the_pool(run: Run, paths: list[str]) -> None:
+def test_umount_removes_the_default_pool(run: Run, paths: list[str]) -> None:
     run("mount", *paths, "--create", "--size", "16M")
     assert run("umount").returncode == 0
     refused = run("umount")
@@ -173,7 +173,7 @@ def test_coherences_are_given_to_each_device_and_shown(run: Run, shm: Path) -> N
     assert shown.count("hardware") == 1
 
 
-def test_a_mount_that_cannot_be_remembered_makes_no_pool(
+def test_a_mount_that_cannot_be_stored_creates_no_pool(
     start: Start, paths: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "state").touch()  # where the start fixture's users keep their state
@@ -184,7 +184,7 @@ def test_a_mount_that_cannot_be_remembered_makes_no_pool(
     assert not any(Path(path).exists() for path in paths)
 
 
-def test_a_check_is_told_in_words(run: Run, pool: list[str]) -> None:
+def test_a_check_prints_its_findings_as_text(run: Run, pool: list[str]) -> None:
     shown = run("pool", "check", *pool).stdout
     assert all(word in shown for word in ("tables", "half 1", "serving", "no", "sessions"))
     assert "_" not in shown
@@ -200,9 +200,9 @@ def test_a_mounted_pool_that_is_gone_is_no_pool_that_never_was(
     monkeypatch.setattr(commands, "emulated_paths", lambda: paths)
     with pytest.raises(DeviceMissingError, match="there is no emulated pool in"):
         commands.mount()
-    with remembering(paths):
+    with storing_default(paths):
         Pool.create(paths, device_size=8 << 20).close()
     for path in paths:
         Path(path).unlink()
-    with pytest.raises(NoDefaultPoolError, match="of the mounted pool, is gone: it was removed"):
+    with pytest.raises(NoDefaultPoolError, match="of the mounted pool is missing: it was removed"):
         commands.mount()

@@ -39,16 +39,18 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls to pools. The default pool is on /a and /b."""
     asked: list[Any] = []
     monkeypatch.setattr(command, "default_specs", lambda: [Path("/a"), Path("/b")])
-    monkeypatch.setattr(command, "forget", lambda: asked.append("forget") or True)
-    monkeypatch.setattr(command, "remembered", lambda: [DeviceSpec(Path(p)) for p in ("/b", "/a")])
+    monkeypatch.setattr(command, "remove_default", lambda: asked.append("remove_default") or True)
+    monkeypatch.setattr(
+        command, "stored_specs", lambda: [DeviceSpec(Path(p)) for p in ("/b", "/a")]
+    )
 
     @contextmanager
-    def remembering(specs: Any) -> Iterator[None]:
+    def storing_default(specs: Any) -> Iterator[None]:
         asked.append("draft")
         yield
         asked.append(("remember", specs))
 
-    monkeypatch.setattr(command, "remembering", remembering)
+    monkeypatch.setattr(command, "storing_default", storing_default)
     monkeypatch.setattr(command, "_describe", lambda pool, json: asked.append(("shown", json)))
     monkeypatch.setattr(
         command.Pool, "destroy", lambda specs, force: asked.append(("destroy", specs))
@@ -106,23 +108,23 @@ def test_a_repair_reports_its_changes(did: list[Any], monkeypatch: pytest.Monkey
     ]
 
 
-def test_the_default_pool_is_forgotten_once_it_is_destroyed(did: list[Any]) -> None:
+def test_destroy_removes_the_default_pool(did: list[Any]) -> None:
     assert beluga("pool", "destroy", stdin="n\n").exit_code == 1
     assert did == []
     asked = beluga("pool", "destroy", stdin="y\n")
     assert "Destroy the pool on /a, /b?" in asked.stderr
-    assert did == [("destroy", ["/a", "/b"]), "forget"]
+    assert did == [("destroy", ["/a", "/b"]), "remove_default"]
     del did[:]
     said = json.loads(beluga("pool", "destroy", "--yes", "/c", "--json").stdout)
     assert did == [("destroy", ["/c"])]
     assert said == {"destroyed": ["/c"], "forgotten": False}
     del did[:]
     said = json.loads(beluga("pool", "destroy", "--yes", "/a", "/b", "--json").stdout)
-    assert did == [("destroy", ["/a", "/b"]), "forget"]
+    assert did == [("destroy", ["/a", "/b"]), "remove_default"]
     assert said["forgotten"] is True
 
 
-def test_what_is_mounted_is_remembered(
+def test_mount_stores_the_default_pool(
     did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "emulated"
@@ -157,7 +159,7 @@ def test_what_is_mounted_is_remembered(
 
 
 def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "forget", lambda: False)
+    monkeypatch.setattr(command, "remove_default", lambda: False)
     assert isinstance(beluga("umount").exception, NoDefaultPoolError)
 
 
@@ -195,7 +197,7 @@ def test_a_default_size_is_reported(
     assert "half" not in beluga("pool", "create", path).stderr
 
 
-def test_mount_says_which_pool_counts(
+def test_mount_prints_which_pool_has_priority(
     did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """BELUGA_POOL and beluga.toml come before what is mounted."""

@@ -185,7 +185,7 @@ def test_a_port_that_is_taken_is_one_line_and_the_pool_stays_free(
 def test_a_metrics_address_without_a_port_is_refused(run: Run, pool: list[str]) -> None:
     refused = run("serve", *pool, "--admin", "localhost")
     assert refused.returncode == 2
-    assert "give [HOST:]PORT" in refused.stderr
+    assert "use [HOST:]PORT" in refused.stderr
 
 
 def test_a_server_in_the_background_serves_when_the_command_returns(

@@ -147,7 +147,7 @@ def test_before_and_after_are_shown_where_workers_come(simulation: Simulation) -
     assert "worker hours" not in shown.stdout
 
 
-def test_people_see_the_mean_of_the_seeds_and_no_bars_unless_asked(simulation: Simulation) -> None:
+def test_simulate_prints_means_over_seeds_and_bars_on_request(simulation: Simulation) -> None:
     shown = beluga("t", "--speed", 2)
     assert "a-trace: 7 requests at 2x, 1 seed" in shown.stdout
     assert shown.stdout.count("random") == 1

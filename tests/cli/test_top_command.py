@@ -50,7 +50,7 @@ def snapshot(shm: Path) -> Snapshot:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_frame_fits_the_terminal_and_obeys_no_name(snapshot: Snapshot, width: int) -> None:
+def test_a_frame_fits_the_terminal_and_escapes_names(snapshot: Snapshot, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(draw_frame(snapshot, width, failure="no answer"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_one_frame_and_one_snapshot(
     assert found["rates"]["calls"] == 0
 
 
-def test_nobody_serves(run: Run, pool: list[str]) -> None:
+def test_without_a_server_top_fails_with_one_line(run: Run, pool: list[str]) -> None:
     shown = run("top", *pool, "--once")
     assert (shown.returncode, shown.stdout) == (1, "")
     assert shown.stderr.count("\n") == 1

@@ -157,7 +157,7 @@ def finding(pool: Pool, test: int, mode: int, coherence: str) -> VerifyResult:
     return VerifyResult.of(test, mode, 0, device, trials=1, violations=1, rejected=0)
 
 
-def test_only_what_is_promised_can_be_broken(paths: list[str]) -> None:
+def test_only_guaranteed_properties_can_be_broken(paths: list[str]) -> None:
     with Pool.open(paths) as pool:
         for test in range(8):
             assert finding(pool, test, 0, "hardware").broken
@@ -167,7 +167,7 @@ def test_only_what_is_promised_can_be_broken(paths: list[str]) -> None:
         assert not finding(pool, 5, 1, "hardware").broken, "a 64-byte store may tear anywhere"
 
 
-def test_broken_promise_is_an_error_that_names_it(
+def test_a_broken_guarantee_is_an_error_that_names_it(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Pool.open(paths) as pool:

@@ -231,7 +231,7 @@ def run(name: str, program: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_verbs_execute_what_they_promise(name: str, tmp_path: Path) -> None:
+def test_verbs_execute_their_documented_instructions(name: str, tmp_path: Path) -> None:
     if reason := missing(name):
         pytest.skip(reason)
     assert run(name, build(name, tmp_path / "c", None)) == MACHINES[name].expected

@@ -139,7 +139,7 @@ def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b", "neon", "stnp"])
-def test_environment_forces_a_path_or_says_that_it_cannot(isa: str) -> None:
+def test_the_environment_forces_a_path_or_raises(isa: str) -> None:
     done = asked("from beluga import coherence; print(coherence.isa())", BELUGA_ISA=isa)
     if isa in (PLAINEST, coherence.isa()) or isa in coherence.features():
         assert done.stdout.strip() == isa

@@ -153,7 +153,7 @@ def test_nothing_is_left_of_a_lookup_that_was_unlocked(
     ],
     ids=str,
 )
-def test_another_owner_sees_nothing(
+def test_another_owner_gets_only_misses(
     server: MetaServer, adapter: MakeAdapter, difference: dict[str, Any]
 ) -> None:
     keys, memories = chunks(2)
@@ -183,7 +183,7 @@ def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
 
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "fp8_e5m2"}], ids=str)
-def test_another_setting_sees_nothing(
+def test_another_setting_gets_only_misses(
     server: MetaServer, adapter: MakeAdapter, difference: dict[str, str]
 ) -> None:
     keys, memories = chunks(2)
@@ -191,7 +191,7 @@ def test_another_setting_sees_nothing(
     assert lookup(adapter(**difference), keys) == [False, False]
 
 
-def test_another_layout_of_as_many_bytes_sees_nothing(
+def test_another_layout_of_the_same_size_gets_only_misses(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
@@ -202,7 +202,7 @@ def test_another_layout_of_as_many_bytes_sees_nothing(
 
 
 @pytest.mark.parametrize(("version", "found"), [("0.5.7", True), ("0.6.0", False)])
-def test_another_minor_version_of_lmcache_sees_nothing(
+def test_another_minor_version_of_lmcache_gets_only_misses(
     server: MetaServer, adapter: MakeAdapter, version: str, found: bool
 ) -> None:
     keys, memories = chunks(2)
@@ -309,7 +309,7 @@ def test_objects_among_many_misses_are_found_with_few_calls(
         attachment.close()
 
 
-def test_behind_a_miss_all_are_looked_up_at_once(
+def test_keys_after_a_miss_are_looked_up_in_one_call(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
@@ -414,9 +414,7 @@ def test_an_adapter_reports_its_status(pool: Pool, adapter: MakeAdapter) -> None
     assert status["failure_count"] >= 2
 
 
-def test_the_descriptors_tell_when_there_is_something_to_take(
-    server: MetaServer, adapter: MakeAdapter
-) -> None:
+def test_the_descriptors_signal_completed_work(server: MetaServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(1)
     one = adapter()
     stores, lookups, loads = (
@@ -659,7 +657,7 @@ def test_memory_that_lmcache_has_not_is_a_miss(
     assert np.array_equal(second.data, memories[1].data)
 
 
-def test_what_the_plugin_says_of_itself(server: MetaServer, backend: Callable[..., Any]) -> None:
+def test_the_plugin_reports_its_properties(server: MetaServer, backend: Callable[..., Any]) -> None:
     one, key, told = backend(), ChunkKey("a"), list[ChunkKey]()
     assert one.get_allocator_backend() is one.local_cpu_backend
     assert not one.remove(key)

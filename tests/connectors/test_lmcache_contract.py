@@ -190,7 +190,7 @@ def test_a_tier_that_answers_late_makes_misses_and_no_wrong_deletion(
             assert eventually(lambda: lookup(other, keys) == [False, True], LONG_S)
 
 
-def test_when_too_much_is_owed_a_model_is_forgotten_whole(
+def test_beyond_the_bound_a_whole_model_is_dropped(
     pool: Pool, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "OWED_MAX", 2)
@@ -519,7 +519,7 @@ def test_an_object_without_memory_is_refused(
         objects.bytes_of(Memory(SHAPE, device="meta"))
 
 
-def test_pins_of_a_lost_session_are_forgotten(pool: Pool, backend: Make) -> None:
+def test_pins_of_a_lost_session_are_dropped(pool: Pool, backend: Make) -> None:
     key = ChunkKey("a")
     with MetaServer(pool):
         one = backend(timeout_ms=1000)

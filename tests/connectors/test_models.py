@@ -290,7 +290,7 @@ def test_no_change_is_hidden(
     assert of(path.parent, digests) != before
 
 
-def test_a_file_that_was_written_a_moment_ago_is_not_remembered(
+def test_the_digest_of_a_file_just_written_is_not_stored(
     tmp_path: Path, digests: FileDigests
 ) -> None:
     of(folder(tmp_path / "model"), digests)
@@ -417,7 +417,7 @@ def test_an_identity_comes_later_and_is_reported(
     assert "the model is identified" in caplog.text
 
 
-def test_an_identification_that_fails_says_once_what_to_do(
+def test_a_failed_identification_logs_its_remedy_once(
     tmp_path: Path, digests: FileDigests, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder(tmp_path / "model")

@@ -134,7 +134,7 @@ def test_a_page_of_another_size_is_a_miss(server: MetaServer, backend: Make) -> 
     ],
     ids=str,
 )
-def test_another_rank_or_model_sees_nothing(
+def test_another_rank_or_model_gets_only_misses(
     server: MetaServer, backend: Make, difference: dict[str, Any]
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -143,7 +143,7 @@ def test_another_rank_or_model_sees_nothing(
 
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "revision 2"}], ids=str)
-def test_another_setting_sees_nothing(
+def test_another_setting_gets_only_misses(
     server: MetaServer, backend: Make, difference: dict[str, str]
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -153,7 +153,7 @@ def test_another_setting_sees_nothing(
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("page_head", "bfloat16"), ("page_first", "float16")]
 )
-def test_another_host_pool_sees_nothing(
+def test_another_host_pool_gets_only_misses(
     server: MetaServer, backend: Make, layout: str, dtype: str
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -161,7 +161,7 @@ def test_another_host_pool_sees_nothing(
 
 
 @pytest.mark.parametrize(("version", "count"), [("0.5.24", 2), ("0.6.0", 0)])
-def test_another_minor_version_of_sglang_sees_nothing(
+def test_another_minor_version_of_sglang_gets_only_misses(
     server: MetaServer, backend: Make, version: str, count: int
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -355,7 +355,7 @@ def test_a_put_that_began_before_a_clear_is_never_a_hit(
     assert one.batch_exists(keys(2)) == other.batch_exists(keys(2)) == 0
 
 
-def test_a_pool_that_does_not_say_where_its_pages_lie_misses(
+def test_a_pool_without_page_addresses_misses(
     server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Any) -> None:
@@ -402,7 +402,7 @@ def test_a_backend_is_attached_when_it_is_made(server: MetaServer, backend: Make
     assert not one.attached
 
 
-def test_before_sglang_tells_of_its_pool_everything_misses(
+def test_before_sglang_registers_its_pool_everything_misses(
     server: MetaServer, backend: Make
 ) -> None:
     made = backend()
@@ -549,7 +549,7 @@ def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
     assert other.batch_exists_v2(keys(8), ASKED[2:3]).kv_hit_pages == 0
 
 
-def test_another_page_size_of_a_pool_sees_nothing(server: MetaServer, backend: Make) -> None:
+def test_another_page_size_of_a_pool_gets_only_misses(server: MetaServer, backend: Make) -> None:
     one, _ = hybrid(backend, 1)
     store_hybrid(one)
     other, wide = backend(), CopiedPool(dtype="float32")

@@ -111,7 +111,7 @@ def test_weights_of_another_version_are_others(
     assert finds(one) == 2
 
 
-def test_a_named_update_begins_anew_and_engines_with_the_same_name_share(
+def test_a_named_update_starts_empty_and_engines_with_its_name_share(
     server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
 ) -> None:
     one = backend()
@@ -194,7 +194,7 @@ def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     ],
     ids=lambda difference: next(iter(difference)),
 )
-def test_other_weights_of_the_same_name_see_nothing(
+def test_other_weights_of_the_same_name_get_only_misses(
     server: MetaServer, backend: Make, said: dict[str, Any], difference: dict[str, Any]
 ) -> None:
     assert put(backend()) == [True, True]
@@ -289,7 +289,7 @@ def test_a_release_that_mixes_adapters_is_refused(backend: Make, version: str) -
 
 
 @pytest.mark.parametrize("version", ["0.5.20", "0.5.20.post1", "0.5.23", "0.6.0", "1.0.0.dev1"])
-def test_a_release_that_tells_adapters_apart_is_not(
+def test_a_release_whose_keys_include_adapters_is_accepted(
     server: MetaServer, backend: Make, version: str
 ) -> None:
     sys.modules["sglang.version"].__version__ = version  # type: ignore[attr-defined]

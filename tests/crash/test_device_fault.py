@@ -283,7 +283,7 @@ def test_what_failed_stays_retired_under_the_next_server(paths: list[Path]) -> N
             assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-def test_a_server_believes_its_own_eyes(paths: list[Path]) -> None:
+def test_a_server_detects_faults_by_its_own_reads(paths: list[Path]) -> None:
     with Process("serve_index", paths):
         ended = run(LIAR, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr

@@ -51,7 +51,7 @@ def settles(server: Server) -> bool:
     return eventually(lambda: server.stat().inherited_count == 0)
 
 
-def test_clients_that_close_while_nobody_serves_leave_no_lane_behind(
+def test_clients_that_close_without_a_server_release_their_lanes(
     pool: Pool, elsewhere: Pool
 ) -> None:
     for _ in range(LANES + 1):

@@ -20,7 +20,7 @@ NUMBERS = list(range(CHAIN))
 
 
 @pytest.mark.parametrize("point", ["get.looked_up", "get.first_look", "get.copied"])
-def test_a_get_that_outlives_its_server_misses_and_blames_no_block(
+def test_a_get_that_outlives_its_server_misses_without_a_mismatch(
     paths: list[Path], coherence: str, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with (

@@ -46,7 +46,7 @@ def pool_on_disk(paths: list[Path]) -> None:
     Pool.create(paths, device_size=8 << 20, sparse=True).close()
 
 
-def test_the_build_knows_every_point_of_the_source_once() -> None:
+def test_the_build_lists_every_point_of_the_source_once() -> None:
     found, lines = named(), named("line")
     assert len(found) == len(set(found)) >= 60
     assert lines == [name for name in found if name.endswith("line")]
@@ -58,14 +58,14 @@ def test_the_build_knows_every_point_of_the_source_once() -> None:
         assert armed == 0, name
 
 
-def test_a_process_dies_at_the_passage_that_was_asked_for(paths: list[Path]) -> None:
+def test_a_process_dies_at_the_requested_passage(paths: list[Path]) -> None:
     first = run(paths, "serve.fenced")
     assert (first.returncode, first.stdout) == (-signal.SIGKILL, "attached\n")
     later = run(paths, "call.sent:2")
     assert (later.returncode, later.stdout) == (0, "attached\nanswered\n")
 
 
-def test_a_process_stops_where_it_is_told_and_goes_on(paths: list[Path]) -> None:
+def test_a_process_stops_at_the_requested_point_and_continues(paths: list[Path]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HEARTBEATS, *map(str, paths)],
         env=os.environ | {"BELUGA_CRASH": "call.sent:stop"},

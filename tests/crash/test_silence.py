@@ -102,7 +102,7 @@ def elsewhere(
         server.stop()
 
 
-def test_a_silent_session_is_held_back_until_it_speaks(
+def test_a_silent_session_is_quarantined_until_it_moves(
     pool: Pool, paths: list[Path], tmp_path: Path
 ) -> None:
     with elsewhere(pool, paths, tmp_path / "elsewhere", 3.0) as (server, client):
@@ -138,7 +138,7 @@ def test_a_client_with_an_abandoned_session_gets_an_error_at_once(
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
 
 
-def test_a_session_killed_elsewhere_is_held_back_for_good(
+def test_a_session_killed_on_another_host_stays_quarantined(
     pool: Pool, paths: list[Path], tmp_path: Path
 ) -> None:
     with elsewhere(pool, paths, tmp_path / "elsewhere", 0.5) as (server, client):

@@ -158,7 +158,7 @@ def first_to_speak(standbys: list[Process]) -> tuple[Process, str]:
     raise AssertionError("nobody took over")
 
 
-def test_standby_of_a_pool_that_nobody_serves_takes_it_at_once(
+def test_a_standby_takes_over_a_pool_without_a_server_at_once(
     pool: Pool, paths: list[Path]
 ) -> None:
     with stand_by(paths) as standby:

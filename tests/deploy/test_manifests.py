@@ -228,7 +228,7 @@ def test_the_servers_script_serves_and_the_probes_find_it(shm: Path, tmp_path: P
         assert process.wait(timeout=60) == 0
 
 
-def test_the_role_allows_what_the_lease_asks() -> None:
+def test_the_role_permits_the_calls_of_the_lease() -> None:
     source = (ROOT / "beluga/lease/kubernetes.py").read_text()
     verbs = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
     asked = {verbs[method] for method in re.findall(r'_ask\("([A-Z]+)"', source)}

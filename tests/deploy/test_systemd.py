@@ -51,7 +51,7 @@ def test_every_setting_of_the_environment_file_is_used() -> None:
     assert unused == []
 
 
-def test_systemd_has_no_complaint(tmp_path: Path) -> None:
+def test_systemd_reports_no_error(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here (Debian's package systemd)")
     shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)

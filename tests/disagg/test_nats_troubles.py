@@ -45,7 +45,7 @@ def test_refused_user_is_not_a_server_that_is_away(tmp_path: Path) -> None:
         server.end()
 
 
-def test_server_without_jetstream_is_told_apart(tmp_path: Path) -> None:
+def test_a_server_without_jetstream_has_its_own_error(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, jetstream=False)
     try:
         with pytest.raises(QueueError, match="has no JetStream; start nats-server with -js"):
@@ -54,7 +54,7 @@ def test_server_without_jetstream_is_told_apart(tmp_path: Path) -> None:
         server.end()
 
 
-def test_server_that_is_away_is_told_apart() -> None:
+def test_an_unreachable_server_has_its_own_error() -> None:
     with pytest.raises(QueueError, match="does not answer"):
         asyncio.run(NatsQueue.open("nats://127.0.0.1:9", "prefill", timeout_s=2))
 

@@ -91,7 +91,7 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
     asyncio.run(play())
 
 
-def test_the_engine_sees_the_clients_request_but_for_one_token() -> None:
+def test_the_engine_gets_the_clients_request_with_one_output_token() -> None:
     async def play() -> None:
         queue = ListQueue()
         sent = {

@@ -91,7 +91,7 @@ def test_a_task_of_any_length_comes_out_whole(backend: Backend, tokens: int) -> 
     asyncio.run(play())
 
 
-def test_a_ticket_tells_of_the_end(backend: Backend) -> None:
+def test_a_ticket_is_done_when_the_task_is(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as sender, opened(backend) as worker:
             one, other = [await sender.enqueue_task(task(name)) for name in "ab"]
@@ -105,7 +105,7 @@ def test_a_ticket_tells_of_the_end(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
-def test_a_queues_thread_looks_for_all_senders_at_once(
+def test_one_poll_serves_all_waiting_senders(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their number delays no claim, which waits for that thread."""
@@ -275,7 +275,7 @@ def test_an_unused_ticket_expires(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_nobody_waits_long_for_what_is_there(backend: Backend) -> None:
+def test_a_present_task_is_dequeued_at_once(backend: Backend) -> None:
     """A worker does not wait long for the next task, nor a sender for the end of its own."""
 
     async def play() -> None:

@@ -152,7 +152,7 @@ def test_an_engine_that_does_not_answer_in_time_gives_the_task_back() -> None:
     asyncio.run(play())
 
 
-def test_as_many_prompts_at_a_time_as_asked() -> None:
+def test_the_worker_runs_the_requested_number_of_prompts() -> None:
     async def play() -> None:
         async with FakeEngine().serving() as engine:
             engine.gate.clear()
@@ -336,7 +336,7 @@ def test_a_task_has_the_deadline_until_which_it_is_waited_for() -> None:
     asyncio.run(play())
 
 
-def test_the_queues_size_is_asked_for_once_in_a_while() -> None:
+def test_the_queues_size_is_cached_for_a_while() -> None:
     class Counting(ListQueue):
         asked = 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from made_machine import made
 
-from beluga.doctor import CHECKS, CannotTellError, Check, Machine, Verdict, diagnose, run_check
+from beluga.doctor import CHECKS, Check, Machine, UndeterminedError, Verdict, diagnose, run_check
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operate/operations.md"
 
@@ -30,16 +30,16 @@ def test_a_check_that_fails_is_a_warning(tmp_path: Path) -> None:
 
     found = run_check(Check("broken", fails), made(tmp_path))
     assert (found.name, found.level) == ("broken", "warning")
-    assert found.text == "cannot be told: this check failed (ZeroDivisionError: one two)"
+    assert found.text == "unknown: this check failed (ZeroDivisionError: one two)"
     assert found.mend
 
 
 def test_an_impossible_check_is_a_warning(tmp_path: Path) -> None:
     def blind(machine: Machine) -> Verdict:
-        raise CannotTellError("it is dark", "switch the light on")
+        raise UndeterminedError("it is dark", "switch the light on")
 
     found = run_check(Check("blind", blind), made(tmp_path))
-    assert (found.level, found.text) == ("warning", "cannot be told: it is dark")
+    assert (found.level, found.text) == ("warning", "unknown: it is dark")
     assert found.mend == "switch the light on"
 
 
@@ -50,7 +50,7 @@ def test_a_finding_is_one_line_that_a_terminal_can_show(tmp_path: Path) -> None:
     assert (found.text, found.mend) == ("a [31m b", "c d")
 
 
-def test_this_machine_is_looked_at() -> None:
+def test_every_check_returns_a_finding_for_this_machine() -> None:
     found = diagnose(Machine())
     assert [each.name for each in found] == [check.name for check in CHECKS]
     assert [each for each in found if "this check failed" in each.text] == []

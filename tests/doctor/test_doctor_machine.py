@@ -57,7 +57,7 @@ ARM: dict[str, Any] = {"arch": "aarch64", "features": frozenset()}
 ASIMD: dict[str, str | None] = {"proc/cpuinfo": "Features : fp asimd\n"}
 GUEST = cpuinfo("hypervisor")
 BARE = cpuinfo("fpu")
-CANNOT = "cannot be told: "
+CANNOT = "unknown: "
 GROUP = "sys/fs/cgroup/engine"
 MEMLOCK, NOFILE = resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE
 INFINIBAND = "sys/class/infiniband"
@@ -187,10 +187,10 @@ CASES = [
     Case("devdax", {f"{DAX}/driver->": "sys/bus/dax/drivers/kmem"},
          {"pool": PoolLook(("/dev/dax0.0",))}, "error", "its own memory",
          "daxctl reconfigure-device --mode=devdax dax0.0"),
-    Case("devdax", {f"{DAX}/driver->": None}, {}, "warning", "nothing drives it", "daxctl reconf"),
+    Case("devdax", {f"{DAX}/driver->": None}, {}, "warning", "no driver is bound", "daxctl reconf"),
     Case("devdax", {f"{DAX}/align": f"{1 << 30}\n"}, {}, "warning", "1 GiB", "--align=2M dax0.0"),
     Case("devdax", {f"{DAX}/size": UNREADABLE}, {}, "warning", "cannot be read", "daxctl list"),
-    Case("devdax", {f"{DAX}/size": "many"}, {}, "warning", "says 'many'", "daxctl list"),
+    Case("devdax", {f"{DAX}/size": "many"}, {}, "warning", "contains 'many'", "daxctl list"),
     Case("devdax", {f"{DAX}/dev": "x:y"}, {}, "warning", "no device number", "daxctl list"),
     Case("devdax", {"sys/bus/dax": None}, {}, "ok", "no devdax device"),
     Case("devdax-access", {"dev/dax0.0": None}, {}, "warning", "no /dev/dax0.0", "udevadm"),
@@ -281,7 +281,7 @@ def test_a_machine_without_fault_has_none(tmp_path: Path, monkeypatch: pytest.Mo
         ("cached", "error", "unset BELUGA_MEMORY"),
     ],
 )
-def test_what_the_environment_says_is_compared(
+def test_settings_of_the_environment_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, level: str, mend: str
 ) -> None:
     monkeypatch.setenv("BELUGA_MEMORY", told)
@@ -291,7 +291,7 @@ def test_what_the_environment_says_is_compared(
 
 def test_a_given_ddio_setting_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELUGA_DDIO", "off")
-    assert finding("ddio", made(tmp_path)).text == "off, as BELUGA_DDIO says"
+    assert finding("ddio", made(tmp_path)).text == "off, set by BELUGA_DDIO"
 
 
 def test_several_devices_are_one_finding(tmp_path: Path) -> None:
@@ -343,10 +343,10 @@ def test_no_content_of_a_file_ends_a_check(tmp_path: Path, hostile: str | None) 
         assert [each for each in found if "this check failed" in each.text] == [], name
 
 
-def test_an_empty_root_is_looked_at(tmp_path: Path) -> None:
+def test_an_empty_root_is_examined_without_a_failure(tmp_path: Path) -> None:
     machine = made(tmp_path / "made")
     empty = tmp_path / "empty"
     empty.mkdir()
     found = {each.name: each for each in diagnose(type(machine)(root=empty))}
     assert [each for each in found.values() if "this check failed" in each.text] == []
-    assert found["max-map-count"].text == "cannot be told: there is no /proc/sys/vm/max_map_count"
+    assert found["max-map-count"].text == "unknown: there is no /proc/sys/vm/max_map_count"

@@ -160,7 +160,7 @@ def test_the_reason_of_a_missing_session_is_reported(
     assert all(each.mend for each in found)
 
 
-def test_a_hidden_boot_id_is_not_mended_by_another_directory(paths: list[Path]) -> None:
+def test_the_remedy_for_a_hidden_boot_id_is_not_another_directory(paths: list[Path]) -> None:
     look = PoolLook(tuple(paths))
     facts = look.facts
     assert isinstance(facts, PoolInspection)
@@ -179,7 +179,10 @@ def test_another_machine_with_this_hosts_number_is_an_error(
         assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
         found = look(path)["pool-host"]
         assert (found.level, "--host N" in found.mend) == ("error", True), found
-        assert look(path, host=1)["pool-host"].text == "the server knows this machine as host 1"
+        assert (
+            look(path, host=1)["pool-host"].text
+            == "this machine is registered at the server as host 1"
+        )
 
 
 def test_a_host_number_out_of_range_is_reported(paths: list[Path]) -> None:
@@ -242,16 +245,18 @@ class TestDefaultPool:
         assert PoolLook.named(None, 3).paths == (str(paths[0]),)
         assert PoolLook.named([str(paths[1])], None).paths == (str(paths[1]),)
 
-    def test_gone_is_an_error_with_its_mend(self, state: Path, paths: list[Path]) -> None:
+    def test_a_missing_device_is_an_error_with_its_remedy(
+        self, state: Path, paths: list[Path]
+    ) -> None:
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"devices": [str(path) for path in paths]}))
         paths[0].unlink()
         found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
         assert found.level == "error"
-        assert "is gone" in found.text
+        assert "is missing" in found.text
         assert found.mend == f"beluga mount --create {paths[0]} {paths[1]}"
 
-    def test_damaged_is_an_error_with_its_mend(self, state: Path) -> None:
+    def test_a_damaged_record_is_an_error_with_its_remedy(self, state: Path) -> None:
         state.parent.mkdir(parents=True)
         state.write_text("{")
         machine = Machine(pool=PoolLook.named(None, None))

@@ -247,7 +247,7 @@ def test_promtool_likes_the_metrics(pool: Pool, exporter: Admin) -> None:
         assert complaints(raw(exporter.metrics_url)) == []
 
 
-def test_a_server_that_ended_says_so_until_its_exporter_ends(
+def test_an_ended_server_is_reported_until_its_exporter_ends(
     pool: Pool, server: MetaServer, look: Callable[[], Scrape]
 ) -> None:
     assert look().value("beluga_server_serving") == 1

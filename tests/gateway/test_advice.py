@@ -46,7 +46,7 @@ class Rack:
         return [str(advice) for advice in self.adviser.advise()]
 
 
-def test_nothing_is_said_of_a_calm_rack_or_without_samples() -> None:
+def test_there_is_no_advice_for_an_idle_rack_or_without_samples() -> None:
     rack = Rack()
     assert rack.advice() == []
     assert rack.adviser.advise() == []
@@ -63,7 +63,7 @@ def test_the_queue_is_averaged_over_the_interval() -> None:
     assert rack.advice() == []
 
 
-def test_memory_counts_where_engines_tell_of_it() -> None:
+def test_memory_counts_where_engines_report_it() -> None:
     rack = Rack()
     for engine in rack.engines:
         rack.loads[engine.worker].gpu_cache_usage_perc = 0.3

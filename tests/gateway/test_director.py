@@ -214,7 +214,7 @@ def test_what_cannot_be_placed_is_refused_with_the_reason() -> None:
     run(scenario)
 
 
-def test_engines_that_cool_down_are_looked_at_when_the_first_has() -> None:
+def test_engines_in_cooldown_are_checked_when_the_first_cooldown_ends() -> None:
     async def scenario() -> None:
         desk = Desk()
         for engine, seconds in zip(desk.engines, (50, 20, 0), strict=True):
@@ -250,7 +250,7 @@ def test_a_request_that_only_one_worker_can_take_keeps_out_no_other() -> None:
     run(scenario)
 
 
-def test_workers_that_asked_for_a_pause_are_left_out() -> None:
+def test_workers_that_requested_a_pause_are_skipped() -> None:
     async def scenario() -> None:
         desk = Desk()
         placed = await desk.director.place(PARSED, {1, 2}, 0.0, without={1: 9.0, 2: 9.0})
@@ -323,7 +323,7 @@ def test_tokens_are_timed_from_the_ones_before(monkeypatch: pytest.MonkeyPatch) 
     run(scenario)
 
 
-def test_an_engine_that_leaves_is_forgotten_and_lets_others_look() -> None:
+def test_a_removed_engine_is_dropped_and_others_are_checked() -> None:
     async def scenario() -> None:
         desk = Desk()
         assert desk.router.workers == {1, 2, 3}

@@ -62,7 +62,7 @@ def test_a_busy_engine_is_retried_after_its_pause() -> None:
     run(scenario)
 
 
-def test_where_nobody_may_wait_a_busy_engine_is_a_503_that_says_when() -> None:
+def test_without_a_wait_queue_a_busy_engine_is_a_503_with_retry_after() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         for engine in (a, b):
@@ -157,7 +157,7 @@ def test_a_request_that_may_call_tools_is_begun_once() -> None:
     run(scenario)
 
 
-def test_an_engine_that_broke_off_gets_requests_again_once_a_check_says_it_lives() -> None:
+def test_a_failed_engine_gets_requests_again_after_a_passed_check() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.drop_first = 1

@@ -46,7 +46,7 @@ def health(admin: str) -> str:
 
 
 @pytest.mark.parametrize("feeds", [0, 3])
-def test_clients_beyond_the_descriptors_are_told_so_and_others_are_served(
+def test_clients_beyond_the_descriptors_get_an_error_and_others_are_served(
     start: Callable[..., Any], tmp_path: Path, feeds: int
 ) -> None:
     """Each feed of KV events needs about 11 descriptors, which are not the clients'."""
@@ -144,7 +144,7 @@ def test_idle_connections_do_not_keep_others_out(start: Callable[..., Any], sent
     run(scenario)
 
 
-def test_an_engine_is_not_blamed_for_the_gateways_own_shortage(
+def test_the_gateways_own_shortage_is_not_an_engine_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:

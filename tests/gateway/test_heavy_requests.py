@@ -64,7 +64,7 @@ def test_a_forms_model_is_read_behind_other_fields() -> None:
 
 
 @pytest.mark.parametrize("field", ["tools", "model", "cache_salt", "stream", "instructions"])
-def test_what_routing_need_not_know_is_not_decoded(field: str) -> None:
+def test_fields_that_routing_does_not_use_are_not_decoded(field: str) -> None:
     body = b'{"messages": [], "%s": [%s1]}' % (field.encode(), b"[]," * (1 << 18))
     tracemalloc.start()
     try:
@@ -77,14 +77,14 @@ def test_what_routing_need_not_know_is_not_decoded(field: str) -> None:
 
 @pytest.mark.parametrize("wrong", [b"NaN", b'"\\ud83d"'])
 @pytest.mark.parametrize("size", [10, 1 << 18])
-def test_the_model_of_an_odd_body_of_any_size_is_read(wrong: bytes, size: int) -> None:
+def test_the_model_of_an_unusual_body_of_any_size_is_read(wrong: bytes, size: int) -> None:
     body = b'{"prompt": "\\"model\\": \\"no\\" %s", "x": %s, "model" : "m"}' % (b"a" * size, wrong)
     parsed = parse_request(CHAT, body)
     assert (parsed.model, parsed.odd) == ("m", False)
 
 
 @pytest.mark.parametrize("before", [0, parsed_request._PIECE - 200, parsed_request._PIECE])
-def test_a_file_is_digested_wherever_it_lies(before: int) -> None:
+def test_a_file_is_digested_at_any_position(before: int) -> None:
     parts = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
     isl = {
         parse_request(CHAT, b'{"messages": %s}' % (parts % (b"x" * before, b"A" * size))).isl
@@ -224,7 +224,7 @@ def test_half_a_surrogate_pair_in_a_models_name_is_a_404() -> None:
     run(scenario)
 
 
-def test_a_known_response_lets_no_model_pass_that_nobody_has() -> None:
+def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), FakeEngine("other")) as site:
             place = f"{site.base}/v1/responses"

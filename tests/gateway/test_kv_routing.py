@@ -51,7 +51,7 @@ def test_a_prompt_goes_where_its_beginning_went(prompt: Any) -> None:
     run(scenario)
 
 
-def test_a_policy_that_is_blind_to_caches_costs_no_hashing() -> None:
+def test_a_cache_oblivious_policy_costs_no_hashing() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="least-tokens") as site:
             await site.completed(prompt=TOKENS)

@@ -140,7 +140,7 @@ def test_an_idle_engine_of_tensorrt_keeps_its_figures() -> None:
     run(scenario)
 
 
-def test_an_engine_of_tensorrt_without_statistics_is_told() -> None:
+def test_a_tensorrt_engine_without_statistics_is_logged() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = "[]"

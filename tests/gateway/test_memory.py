@@ -81,7 +81,7 @@ def test_what_was_sent_somewhere_counts_for_a_while(
     assert memory.blocks(query) == 0
 
 
-def test_the_longest_beginning_that_anybody_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_prefix_of_any_worker_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch)
     query = memory.query()
     assert memory.cache.longest(query) == 0
@@ -102,7 +102,7 @@ def test_blocks_are_of_a_salt_and_of_an_adapter(monkeypatch: pytest.MonkeyPatch)
     assert memory.blocks(memory.query(model="tuned")) == 0
 
 
-def test_the_parts_of_a_look_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_lookup_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch)
     memory.cache.find_matches(memory.query())
     text = memory.metrics.text().decode()
@@ -110,7 +110,7 @@ def test_the_parts_of_a_look_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"dynamo_router_overhead_{part}_ms_sum 1000.0" in text
 
 
-def test_without_a_wish_for_it_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_option_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch, wanted=False)
     query = memory.query()
     assert (query.isl, query.block_size, len(query.hashes)) == (12, 4, 0)
@@ -155,7 +155,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     assert closed == ["tcp://2", "tcp://1", "tcp://3"]
 
 
-def test_blocks_that_an_engine_says_are_salted_are_found_by_that_salt_alone(
+def test_salted_blocks_are_found_by_their_salt_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
@@ -208,7 +208,7 @@ def test_a_listener_that_is_closed_listens_no_more() -> None:
 # ---- Advice.
 
 
-def test_advice_is_given_once_an_interval_of_many_looks(
+def test_advice_is_computed_once_per_interval_of_many_lookups(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slept: list[float] = []

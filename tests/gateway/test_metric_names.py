@@ -20,7 +20,7 @@ KNOWN = re.compile(
 )
 
 
-def test_promtool_has_no_complaint() -> None:
+def test_promtool_reports_no_error() -> None:
     pages = []
 
     async def scenario() -> None:
@@ -43,5 +43,5 @@ def test_promtool_has_no_complaint() -> None:
     assert {name.partition("_")[0] for name in names} == {"beluga", "dynamo"}
 
 
-def test_faults_are_complained_of() -> None:
+def test_faults_are_reported() -> None:
     assert any("_total" in line for line in complaints(b"# TYPE a counter\na 1\n"))

@@ -107,7 +107,7 @@ def test_a_request_that_waits_for_its_own_pause_blocks_no_other() -> None:
     run(scenario)
 
 
-def test_a_request_whose_worker_asked_for_a_pause_goes_to_one_that_comes_up() -> None:
+def test_a_request_of_a_paused_worker_goes_to_one_that_starts() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.status, a.faults.retry_after = 503, "15"
@@ -189,7 +189,7 @@ def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) ->
     assert engine.ready
 
 
-def test_a_success_in_between_says_that_each_client_has_its_own_limit() -> None:
+def test_a_success_in_between_shows_that_each_client_has_its_own_limit() -> None:
     engine = up()
     for client in ("one", "two", "three"):
         engine.busy(client, 60)
@@ -207,7 +207,7 @@ def test_a_client_is_kept_away_for_the_requested_pause(clock: Any) -> None:
     assert not standing.avoided_by("one")
 
 
-def test_the_clients_that_are_remembered_are_bounded() -> None:
+def test_the_table_of_clients_is_bounded() -> None:
     standing = Standing()
     for number in range(CLIENTS_MAX + 1):
         standing.busy(str(number), 60)
@@ -249,7 +249,7 @@ def test_an_engine_that_was_down_starts_with_a_clean_standing() -> None:
     assert not (engine.avoided_by("one") or engine.avoided_by("two"))
 
 
-def test_clients_are_told_apart_by_key_then_by_address() -> None:
+def test_clients_are_identified_by_key_then_by_address() -> None:
     one, two = ({"Authorization": f"Bearer {name}"} for name in ("one", "two"))
     assert client_of(one, "::1") == client_of(one, "::2") != client_of(two, "::1")
     assert client_of({"X-Api-Key": "k"}, "::1") != client_of({}, "::1") != client_of({}, "::2")

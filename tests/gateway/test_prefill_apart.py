@@ -57,7 +57,7 @@ def courses(text: str) -> dict[str, float]:
     return {line.split('course="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
 
-def test_a_prompt_is_prefilled_elsewhere_and_then_decoded(queue: ListQueue) -> None:
+def test_a_prompt_is_prefilled_remotely_and_then_decoded(queue: ListQueue) -> None:
     async def play() -> None:
         decoding, prefilling = FakeEngine(), FakeEngine()
         async with prefilling, routed(decoding, prefill=apart()) as site:
@@ -76,7 +76,7 @@ def test_a_prompt_is_prefilled_elsewhere_and_then_decoded(queue: ListQueue) -> N
     run(play)
 
 
-def test_what_was_sent_before_is_not_prefilled_again_elsewhere(queue: ListQueue) -> None:
+def test_a_prompt_that_was_sent_before_is_not_prefilled_remotely_again(queue: ListQueue) -> None:
     """The rule uses cached blocks, also under a policy that ignores them."""
 
     async def play() -> None:

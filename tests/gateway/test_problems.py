@@ -227,7 +227,7 @@ def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_caches_that_are_guessed_are_said_and_blind_policies_have_no_problem() -> None:
+def test_guessed_caches_are_a_problem_except_for_oblivious_policies() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="linear") as site:
             await said(site, "events", "there are no KV events")

@@ -19,7 +19,7 @@ from beluga.gateway.responses import Responses, response_of
 ORIGIN = {"Origin": "http://a.example"}
 
 
-def test_the_last_responses_are_remembered() -> None:
+def test_the_last_responses_are_stored() -> None:
     known = Responses(most=2)
     for number in range(3):
         known.made(b'{"id":"resp_%d","object":"response"}' % number, number)

@@ -67,7 +67,7 @@ class Clock:
         ("Wed, 21 Oct 2015 07:28:00 +" + "9" * 30, 1.0),  # no offset of any clock
     ],
 )
-def test_an_engine_is_left_alone_as_it_asks_up_to_a_limit(text: str, wait_s: float) -> None:
+def test_an_engines_requested_pause_is_respected_up_to_a_limit(text: str, wait_s: float) -> None:
     assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
 
 
@@ -112,7 +112,7 @@ def test_a_refusal_has_a_retry_time(retry_s: float | None, said: str | None) -> 
         (504, "GatewayTimeoutError"),
     ],
 )
-def test_clients_know_an_error_by_its_type(status: int, kind: str) -> None:
+def test_errors_have_the_types_of_the_client_library(status: int, kind: str) -> None:
     body = cast("bytes", Refusal(status, "no").response().body)
     assert json.loads(body)["error"] == {
         "message": "no",
@@ -183,7 +183,7 @@ def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
         (b'{"model": "m", "temperature": NaN}', "m"),
     ],
 )
-def test_what_is_odd_is_left_to_the_engine_of_its_model_or_to_any(
+def test_unusual_requests_go_to_an_engine_of_their_model_or_to_any(
     body: bytes, model: str | None
 ) -> None:
     parsed = parse_request("/p", body)
@@ -280,7 +280,7 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
 # ---- Engines and fleets.
 
 
-def test_an_engine_cools_down_for_the_longest_that_it_has_asked_for(
+def test_an_engine_cools_down_for_its_longest_requested_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch, "engine")
@@ -343,7 +343,7 @@ def test_a_fleet_has_an_engine_once_and_a_number_never_twice() -> None:
         fleet[1]
 
 
-def test_whoever_listens_to_a_fleet_hears_of_each_change_once() -> None:
+def test_a_fleets_listener_is_called_once_per_change() -> None:
     fleet, heard = Fleet(), []
 
     def joined(engine: Engine) -> None:
@@ -512,7 +512,7 @@ def figures(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def test_buckets_tell_figures_apart() -> None:
+def test_buckets_distinguish_values() -> None:
     """No bucket is five times as wide as its lower end; shares and blocks have suitable buckets."""
     bounds: dict[str, list[float]] = {}
     for metric in Metrics().registry.collect():
@@ -742,7 +742,7 @@ def test_patience_ends_in_a_refusal() -> None:
     run(scenario)
 
 
-def test_the_soonest_look_counts() -> None:
+def test_the_earliest_check_counts() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         waiting.let_in = {1, 2}

@@ -68,7 +68,7 @@ def test_full_workers_make_requests_wait_in_turn() -> None:
     run(scenario)
 
 
-def test_who_has_waited_long_enough_is_told_when_to_come_back() -> None:
+def test_a_request_that_waited_too_long_gets_retry_after() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -136,7 +136,7 @@ def test_metrics_have_dynamos_names() -> None:
     run(scenario)
 
 
-def test_leaving_lets_requests_end_and_takes_no_new_ones() -> None:
+def test_shutdown_completes_requests_and_rejects_new_ones() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -200,7 +200,7 @@ def test_a_router_without_workers_is_not_ready_and_counts_whom_it_refuses(
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_so_many_other_workers_are_tried_as_were_asked_for(retries: int) -> None:
+def test_the_requested_number_of_other_workers_is_tried(retries: int) -> None:
     async def scenario() -> None:
         engines = [FakeEngine() for _ in range(3)]
         limits = dataclasses.replace(QUICK, retries=retries, health_interval_s=60)

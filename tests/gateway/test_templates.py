@@ -190,7 +190,7 @@ PARTS = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": None},
     ("content", "text", "parts"),
     [("a", "a", ["a"]), (None, "", []), (PARTS, "a\nb\nc", ["a", "b", "c"]), ([], "", [])],
 )
-def test_contents_have_the_form_that_the_template_looks_at(
+def test_contents_have_the_form_that_the_template_reads(
     content: Any, text: str, parts: list[str]
 ) -> None:
     for role in ("user", "tool"):

@@ -119,7 +119,7 @@ def test_blocks_after_unknown_ones_are_reported(
     assert warnings(caplog, "parent block not found") == 1
 
 
-def test_messages_that_were_missed_are_told_for_a_while(
+def test_missed_messages_are_reported_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following_module, "UNREAD_S", 0.5)

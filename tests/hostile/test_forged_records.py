@@ -46,13 +46,13 @@ def test_what_a_server_forges_past_the_end_of_the_pool_is_no_hit(shm: Path) -> N
             assert told in (0, "BadReplyError"), call
 
 
-def test_what_lies_within_is_a_block(shm: Path) -> None:
+def test_a_block_within_the_bounds_is_accepted(shm: Path) -> None:
     told = heard(shm, WITHIN)
     assert {answer for call, answer in told if call in ("get", "lookup")} == {1}
     assert {answer for call, answer in told if call == "put"} == {1}
 
 
-def test_a_reply_that_says_hit_after_the_hits_is_refused(shm: Path) -> None:
+def test_a_reply_with_a_hit_after_the_hits_is_rejected(shm: Path) -> None:
     """The client would be asked for the rest forever."""
     code = f"""
 import sys

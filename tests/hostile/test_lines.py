@@ -170,7 +170,7 @@ def test_an_entry_of_another_block_is_a_miss(target: Target, name: str) -> None:
     boot_id=st.lists(WORD, min_size=2, max_size=2),
     torn=st.one_of(st.none(), st.integers(0, LINE - 1)),
 )
-def test_whatever_a_host_asks_the_others_are_served(
+def test_any_requests_of_one_host_leave_the_others_served(
     target: Target, sequence: int, fields: dict[str, int], boot_id: list[int], torn: int | None
 ) -> None:
     # the last test of this pool: it may leave no lane

@@ -103,9 +103,7 @@ def test_a_whole_reply_of_anything_is_a_word_or_an_error(
 
 @settings(max_examples=fewer(100), deadline=None)
 @given(at=st.integers(0, LINE - 1), bit=st.integers(0, 7), piece=st.sampled_from((1, 8, LINE)))
-def test_a_reply_that_is_not_whole_is_not_believed(
-    liar: Liar, at: int, bit: int, piece: int
-) -> None:
+def test_a_torn_reply_is_rejected(liar: Liar, at: int, bit: int, piece: int) -> None:
     def lie(lane: Lane, sequence: int) -> None:
         line = bytearray(reply_line(b"a lie", sequence, lane.key))
         line[at] ^= 1 << bit

@@ -183,7 +183,7 @@ def test_a_block_is_the_coldest_when_its_time_is_over(pool: Pool) -> None:
         assert held(meta, range(count)) == {*range(count - 3), count - 2}
 
 
-def test_a_hit_lets_a_hint_hold_from_then_on(pool: Pool) -> None:
+def test_a_hit_restarts_the_lifetime_of_a_hint(pool: Pool) -> None:
     with serving(pool) as (server, meta):
         fill(server, meta)
         meta.hint(keys([5]), level=PINNED, ttl_ms=600_000)

@@ -82,7 +82,7 @@ def test_a_healthy_pool_has_no_findings(ground: Ground) -> None:
     assert report.block_bytes == COUNT * 100_000 + 9000
 
 
-def test_a_look_over_a_pool_writes_nothing(ground: Ground) -> None:
+def test_a_check_of_a_pool_writes_nothing(ground: Ground) -> None:
     end = ground.pool.geometry.data_offset
     before = [bytes(ground.at(offset)) for offset in range(0, end, 64)]
     check_pool(ground.pool, payload=True)
@@ -113,7 +113,7 @@ def test_every_kind_of_finding_is_planted() -> None:
     assert len(KINDS) > 40
 
 
-def test_payload_is_looked_at_on_request_only(ground: Ground) -> None:
+def test_payload_is_checked_on_request_only(ground: Ground) -> None:
     for plant in PLANTS:
         if plant.kind == "payload-damaged":
             plant.plant(ground)

@@ -121,7 +121,7 @@ def test_chain_touched_deepest_first_is_eaten_from_its_tail(policy: int, length:
 
 
 @pytest.mark.parametrize("policy", [S3FIFO, COST], ids=NAMES.get)
-def test_a_pin_does_not_make_a_policy_forget(policy: int) -> None:
+def test_a_pin_does_not_reset_the_policys_state(policy: int) -> None:
     """A block with three hits stays longer than those without, also if it was pinned since."""
     order = create(40, policy)
     add(order, 0)

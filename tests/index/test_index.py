@@ -82,7 +82,7 @@ def test_misses_stay_as_fast_as_in_a_new_index() -> None:
     assert miss_s(index) < 5 * miss_s(create(count))
 
 
-def test_the_only_bucket_is_looked_at() -> None:
+def test_the_only_bucket_is_searched() -> None:
     index = create(2)
     for block, key in enumerate([(1, 2), (3, 4)]):
         assert lib.bl_index_add(index, key, block) == 0

@@ -124,7 +124,7 @@ def test_pins_are_dropped_once_each(meta: MetaClient) -> None:
 @pytest.mark.parametrize(
     ("visible_s", "ms"), [(0.25, 250), (2, 2000), (0, 0), (-1.0, 0), (1e6, 600_000)]
 )
-def test_claims_are_asked_for_in_milliseconds(
+def test_claims_have_lifetimes_in_milliseconds(
     meta: MetaClient, core: WatchedCore, visible_s: float, ms: int
 ) -> None:
     assert TaskClient(meta._client).claim(1, visible_s=visible_s) is None
@@ -134,7 +134,7 @@ def test_claims_are_asked_for_in_milliseconds(
 # ---- Servers.
 
 
-def test_by_default_nobody_is_gone_and_beats_may_stand_still_for_5_s(
+def test_by_default_no_process_is_declared_gone_and_heartbeats_may_pause_5_s(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = WatchedCore()
@@ -161,7 +161,7 @@ def test_an_index_that_cannot_be_made_is_an_error(pool: Pool, core: WatchedCore)
 # ---- Checks and repairs.
 
 
-def test_the_report_of_damaged_superblocks_says_nothing_of_what_is_behind(
+def test_the_report_of_damaged_superblocks_omits_the_tables_behind(
     shm: Path,
 ) -> None:
     path = shm / "a"
@@ -176,7 +176,7 @@ def test_the_report_of_damaged_superblocks_says_nothing_of_what_is_behind(
     assert report == check_module.CheckReport(0, 0, False, 0, 0, 0, 0, 1, report.findings)
 
 
-def test_devices_are_checked_without_their_payload_unless_it_is_asked_for(
+def test_devices_are_checked_with_payload_on_request_only(
     pool: Pool, paths: list[Path], core: WatchedCore
 ) -> None:
     check_devices(paths)

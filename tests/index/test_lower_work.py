@@ -93,7 +93,7 @@ def test_chains_take_turns(below: Below) -> None:
         assert below.take(Work.ONBOARD, 4 * TURN) == turns
 
 
-def test_what_somebody_waits_for_comes_before_prefetches_also_from_a_store(below: Below) -> None:
+def test_onboards_have_priority_over_prefetches_also_from_a_store(below: Below) -> None:
     below.asked.onboard(keys(1000, 1001), prefetch=True)
     below.asked.onboard(keys(2000, 2001))
     assert below.take(Work.COLD, 4) == [2000, 2001, 1000, 1001]
@@ -115,7 +115,7 @@ def test_nothing_is_brought_while_the_pool_is_drained(below: Below) -> None:
     assert eventually(lambda: below.asked.onboard(keys(1)) == 1)
 
 
-def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> None:
+def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> None:
     assert below.asked.tiers(keys(1))[0] == DISK
     below.asked.remove(keys(1))
     assert below.asked.tiers(keys(1))[0] == 0
@@ -153,7 +153,7 @@ def test_a_block_that_was_removed_while_it_was_brought_is_not_committed(below: B
     assert below.asked.lookup(keys(1)).state == BlockState.MISS
 
 
-def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_report(
+def test_a_key_removed_during_an_offload_is_requested_after_the_report(
     below: Below,
 ) -> None:
     below.asked.onboard(keys(1))

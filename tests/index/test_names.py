@@ -149,7 +149,7 @@ def test_a_name_of_two_epochs_ago_is_not_found(pool: Pool, paths: list[Path]) ->
     assert len(read_names(pool, half(pool))) == 0
 
 
-def test_the_journal_tells_of_named_blocks_alone(pool: Pool) -> None:
+def test_the_journal_has_named_blocks_alone(pool: Pool) -> None:
     server = MetaServer(pool)
     server.attach_journal(100)
     with server, KVCache(pool, namespace="named") as cache:

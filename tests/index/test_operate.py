@@ -127,7 +127,7 @@ def drained(server: MetaServer, draining: bool) -> bool:
     return eventually(lambda: server.stat().draining == draining)
 
 
-def test_a_drained_pool_stores_nothing_new_and_lets_all_else_go_on(
+def test_a_drained_pool_rejects_new_blocks_and_serves_other_calls(
     pool: Pool, server: MetaServer, attach: Callable[[], MetaClient]
 ) -> None:
     meta = attach()

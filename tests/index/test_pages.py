@@ -189,7 +189,7 @@ def test_the_one_free_stripe_of_a_large_pool_is_found(stripe: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 500, 511, 4095, 32_000])
-def test_the_largest_block_lies_across_any_number_of_stripes(first: int) -> None:
+def test_the_largest_block_may_cross_any_number_of_stripes(first: int) -> None:
     pages, largest = create(2000), lib.BL_BLOCK_SIZE_MAX
     for page in (first, first + 1 + largest // PAGE):
         lib.bl_pages_take(pages, at(page), PAGE)

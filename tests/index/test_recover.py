@@ -73,7 +73,7 @@ def anonymous() -> int:
     return int(found[1]) << 10
 
 
-def test_a_restart_takes_no_memory_for_numbers_that_nobody_uses(shm: Path) -> None:
+def test_a_restart_takes_no_memory_for_unused_numbers(shm: Path) -> None:
     """The table of 64 GiB has 24 MiB of numbers; nearly all of it is empty."""
     taken = []
     with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:

@@ -64,7 +64,7 @@ def test_a_damaged_mark_takes_its_blocks_along(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_an_epoch_line_is_made_anew(pool: Pool, half: int) -> None:
+def test_a_damaged_epoch_line_is_recreated(pool: Pool, half: int) -> None:
     fill(pool)
     ground = Ground(pool)
     for copy in (0, 64):
@@ -95,7 +95,7 @@ NONSENSE: list[dict[str, Any]] = [
         (1, {"epoch": 6}),
     ],
 )
-def test_of_an_epoch_line_the_copy_that_makes_sense_is_believed(
+def test_the_valid_copy_of_an_epoch_line_is_used(
     pool: Pool, half: int, nonsense: dict[str, Any]
 ) -> None:
     fill(pool)

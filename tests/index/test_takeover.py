@@ -138,7 +138,7 @@ def test_grants_of_a_dead_client_are_free_soon_after_a_takeover(
         assert states(meta.reserve(keys([1, 2, 3]), length=MIB)) == ["GRANTED"] * 3
 
 
-def test_a_commit_said_again_to_the_next_server_is_right(
+def test_a_commit_repeated_to_the_next_server_succeeds(
     pool: Pool, paths: list[Path], first: Process
 ) -> None:
     with Client(pool) as client:

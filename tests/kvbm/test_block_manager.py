@@ -99,7 +99,7 @@ def test_an_onboard_loads_only_what_the_device_does_not_have() -> None:
     assert scene.below.copies == [("load", [3])], "what came from below is not offloaded again"
 
 
-def test_an_onboard_of_what_is_there_moves_nothing_and_waits_for_nobody() -> None:
+def test_an_onboard_of_present_blocks_copies_nothing_and_does_not_wait() -> None:
     scene = Scene()
     scene.device.store([1])
     busy = scene.pool.reserve("busy", 7).result(0)
@@ -255,7 +255,7 @@ def test_failures_of_one_kind_are_logged_once_a_minute(caplog: pytest.LogCapture
     assert caplog.messages == ["beluga: an offload of tier device failed: the link is down"]
 
 
-def test_blocks_that_a_copy_may_still_write_are_never_given_to_anybody() -> None:
+def test_blocks_that_a_copy_may_still_write_are_never_allocated() -> None:
     scene = Scene(offload="drop")
     scene.sunk()
     scene.fail(UnsettledError("no answer"))
@@ -275,7 +275,7 @@ def test_blocks_that_a_copy_may_still_write_are_never_given_to_anybody() -> None
 
 @pytest.mark.parametrize("moment", ["waits for room", "is ready", "is copied"])
 @pytest.mark.parametrize("how", ["cancel", "release", "close"])
-def test_an_onboard_that_ends_early_lets_go_of_everything(moment: str, how: str) -> None:
+def test_an_onboard_that_ends_early_releases_everything(moment: str, how: str) -> None:
     scene = Scene()
     scene.sunk()
     held = scene.pool.reserve("busy", 8 if moment == "waits for room" else 1).result(0)
@@ -323,7 +323,7 @@ def test_an_onboard_that_finds_no_room_in_time_fails() -> None:
         assert held[0].index == 0
 
 
-def test_an_onboard_that_needs_more_room_holds_nothing_while_it_asks_again(
+def test_an_onboard_without_space_holds_nothing_until_its_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene, held = Scene(), []
@@ -398,7 +398,7 @@ def test_with_wait_no_block_is_lost_however_small_the_device_is() -> None:
             scene.manager.release("r")
 
 
-def test_with_wait_a_full_tier_below_stops_nobody_for_good() -> None:
+def test_with_wait_a_full_lower_tier_blocks_only_for_a_time() -> None:
     scene = Scene(device=2, threads=True)
     scene.below.is_full = True
     with scene.manager:
@@ -467,7 +467,7 @@ def test_the_end_of_a_chain_is_not_prefetched_in_place_of_its_beginning() -> Non
     assert scene.pool.contains([1, 2, 3, 4]) == [True] * 4
 
 
-def test_a_prefetch_of_more_keys_than_the_device_has_forgets_the_oldest() -> None:
+def test_a_prefetch_beyond_the_device_drops_the_oldest_keys() -> None:
     scene = Scene()
     scene.sunk()
     heat_up(scene, *range(1, 9))

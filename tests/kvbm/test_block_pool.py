@@ -148,7 +148,7 @@ def test_a_reservation_that_waits_too_long_fails_and_makes_way() -> None:
     assert held[0].index == 1
 
 
-def test_a_result_that_nobody_keeps_is_free_although_its_deadline_is_far() -> None:
+def test_a_dropped_result_is_free_before_its_deadline() -> None:
     pool = make(1)
     held = pool.reserve("a", 1).result(0)
     waiting = pool.reserve("b", 1, timeout_s=3600)
@@ -325,7 +325,7 @@ def test_a_match_counts_its_hits_and_the_heat_of_its_keys() -> None:
     assert heat.count == 9
 
 
-def test_keys_that_are_asked_for_often_and_lately_are_prefetched() -> None:
+def test_keys_with_frequent_recent_requests_are_prefetched() -> None:
     clock = Clock()
     pool = make(2, clock=clock.monotonic, half_life_s=10)
     for _ in range(2):

@@ -55,7 +55,7 @@ def test_wrong_tokens_are_reported_even_in_an_empty_pool(
         cache.get_tokens(digests(count), tokens, Slots(target, slots))
 
 
-def test_no_tokens_are_wanted_of_blocks_that_are_there(cache: KVCache, target: BlockLayout) -> None:
+def test_an_empty_list_of_tokens_fetches_nothing(cache: KVCache, target: BlockLayout) -> None:
     assert cache.put(digests(2), Run.of(layout_of(np.ones(SHAPE, np.uint8)), [0, 1])).stored == 2
     for tokens in ([], np.empty((0, 2))):
         assert cache.get_tokens(digests(2), tokens, Slots(target, [])).hits == 2
@@ -136,7 +136,7 @@ def test_wrong_settings_of_a_cache_are_refused(
         KVCache(pool, namespace="wrong", **wrong)
 
 
-def test_tokens_are_fetched_by_as_many_threads_as_were_told(
+def test_tokens_are_fetched_by_the_configured_number_of_threads(
     pool: Pool, server: MetaServer, target: BlockLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []

@@ -168,7 +168,7 @@ def test_a_tensor_is_its_bytes_and_is_kept_alive() -> None:
 
 
 @pytest.mark.parametrize("tensor", [Tensor("cuda"), Tensor(contiguous=False)])
-def test_a_tensor_elsewhere_or_in_pieces_is_refused(tensor: Any) -> None:
+def test_a_tensor_on_a_device_or_not_contiguous_is_rejected(tensor: Any) -> None:
     with pytest.raises(LayoutError, match="contiguous and in CPU memory"):
         runs([tensor], writable=False)
 

@@ -142,7 +142,7 @@ def test_present_blocks_are_not_written_again(cache: KVCache) -> None:
     assert (result.present, result.stored) == (2, 2)
 
 
-def test_namespaces_do_not_see_each_others_blocks(cache: KVCache, pool: Pool) -> None:
+def test_blocks_of_one_namespace_are_misses_in_another(cache: KVCache, pool: Pool) -> None:
     blocks, targets = payload(2, 2000), np.zeros((2, 2000), dtype=np.uint8)
     cache.put(digests(2), blocks)
     with KVCache(pool, namespace="another") as other:

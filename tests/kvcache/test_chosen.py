@@ -112,7 +112,7 @@ def test_a_dsa_that_falls_silent_is_given_up(
     assert "has ended nothing for 0.3 s" in caplog.text
 
 
-def test_names_are_what_they_say(pool: Pool, server: MetaServer) -> None:
+def test_every_engine_name_selects_its_engine(pool: Pool, server: MetaServer) -> None:
     if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     for name in ("auto", "cpu"):

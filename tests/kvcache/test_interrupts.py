@@ -223,7 +223,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def test_whoever_insists_leaves_and_the_copy_keeps_its_space(scene: Scene) -> None:
+def test_a_second_interrupt_raises_and_the_copy_keeps_its_space(scene: Scene) -> None:
     gpu = scene.gpu
     if gpu is None:
         pytest.skip("the software queue can not be held still")
@@ -237,7 +237,7 @@ def test_whoever_insists_leaves_and_the_copy_keeps_its_space(scene: Scene) -> No
     assert scene.mine.lookup(keys) == 0  # its memory may have been used for something else
 
 
-def test_space_stays_taken_where_nobody_can_say_that_a_copy_has_ended(scene: Scene) -> None:
+def test_space_stays_allocated_while_the_end_of_a_copy_is_unknown(scene: Scene) -> None:
     gpu = scene.gpu
     if gpu is None:
         pytest.skip("the software queue always says")

@@ -109,7 +109,9 @@ def test_namespaces_are_equal_only_with_equal_fields(
     ("one", "other"),
     [({"a": "1"}, {"a": 1}), ({"ab": "c"}, {"a": "bc"}), ({"a": "b", "c": "d"}, {"a": "bcd"})],
 )
-def test_namespaces_have_no_look_alikes(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_different_namespaces_have_different_digests(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     assert Namespace(one).digest != Namespace(other).digest
 
 
@@ -144,7 +146,7 @@ def test_every_bit_of_a_digest_changes_about_half_of_the_key(size: int) -> None:
     assert 60 < sum(flipped) / len(flipped) < 68
 
 
-def test_sizes_and_trailing_zeros_are_told_apart() -> None:
+def test_sizes_and_trailing_zeros_change_the_digest() -> None:
     keys = {one(NAMESPACE, bytes(size)) for size in range(16, 65)}
     assert len(keys) == 65 - 16
 

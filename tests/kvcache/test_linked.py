@@ -27,9 +27,9 @@ from beluga.transfer import (
     Speed,
     TransferClass,
     host_link,
+    parse_settings,
     plan_blocks,
     settings_for,
-    settings_said,
 )
 from beluga.transfer.iosched.fair import LinkDirection
 from tests.kvcache.conftest import digests, payload
@@ -150,7 +150,7 @@ def _moved(direction: LinkDirection) -> None:
         time.sleep(0.002)
 
 
-def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: Link) -> None:
+def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: Link) -> None:
     """There are at least eight parts, so there would be as many decisions if each asked."""
     handle = IoHandle(link)
     settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
@@ -274,9 +274,9 @@ def test_a_cache_makes_the_hosts_link(pool: Pool, server: MetaServer) -> None:
     assert not link.path.exists()
 
 
-def test_what_users_say_of_a_link() -> None:
-    assert settings_said("auto") is None
-    both, apart = settings_said("20"), settings_said("46.2/33")
+def test_the_link_setting_is_parsed() -> None:
+    assert parse_settings("auto") is None
+    both, apart = parse_settings("20"), parse_settings("46.2/33")
     assert both is not None
     assert apart is not None
     assert (both.read, both.duplex) == (Speed(20_000_000_000), False)
@@ -284,4 +284,4 @@ def test_what_users_say_of_a_link() -> None:
     assert apart.duplex
     for wrong in ("", "fast", "1/2/3", "-1", "0", "nan", "inf"):
         with pytest.raises(TransferError):
-            settings_said(wrong)
+            parse_settings(wrong)

@@ -62,7 +62,7 @@ class Etcd:
         return EtcdLease(base, name, ttl_s=ttl_s, timeout_s=20)
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self.lease("any")._ask(path, body)
+        return self.lease("any")._request(path, body)
 
     def revoke(self, name: str) -> None:
         """End the etcd lease of whoever holds this one."""

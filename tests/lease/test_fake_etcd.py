@@ -104,7 +104,7 @@ def test_who_does_not_get_it_leaves_no_lease_behind(etcd: Etcd) -> None:
     assert len(etcd.ends) == 1
 
 
-def test_who_asks_again_keeps_its_lease(etcd: Etcd) -> None:
+def test_a_renewal_keeps_the_lease(etcd: Etcd) -> None:
     one = lease(etcd)
     assert one.acquire(0)
     first = dict(etcd.ends)
@@ -179,7 +179,7 @@ def test_what_was_given_up_is_not_held_while_etcd_is_away(etcd: Etcd) -> None:
     assert not one.renew()
 
 
-def test_what_was_never_held_asks_for_nothing(etcd: Etcd) -> None:
+def test_releasing_a_lease_that_is_not_held_sends_nothing(etcd: Etcd) -> None:
     one = lease(etcd)
     one.release()
     assert not one.renew()

@@ -168,7 +168,7 @@ def test_a_lease_that_may_not_be_made_is_an_error(api: Api, account: Path) -> No
         lease(api, account).acquire(0)
 
 
-def test_without_a_token_nobody_is_asked(api: Api, tmp_path: Path) -> None:
+def test_without_a_token_no_request_is_sent(api: Api, tmp_path: Path) -> None:
     with pytest.raises(LeaseError, match="no token"):
         lease(api, tmp_path).acquire(0)
     assert api.tokens == set()

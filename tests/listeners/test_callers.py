@@ -122,7 +122,7 @@ def test_operators_have_one_spelling_of_a_path(served: Site, path: str) -> None:
     assert answer.split()[1] in (b"404", b"405")
 
 
-def test_a_name_is_no_way_to_what_any_name_may_ask(served: Site) -> None:
+def test_routes_open_to_any_host_name_give_no_access_to_others(served: Site) -> None:
     for path in ("/metrics/../live", "/live/", "/%6cive", "/healthz/../live"):
         answer = served.http["admin port"].raw(
             f"GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode()
@@ -216,7 +216,7 @@ def certificate(folder: Path) -> tuple[str, ssl.SSLContext]:
     return pair, ssl.create_default_context(cafile=str(folder / "cert"))
 
 
-def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
+def test_both_servers_support_tls(start: Start, shm: Path) -> None:
     from beluga.pool import Pool
 
     pair, context = certificate(shm)

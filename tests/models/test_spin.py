@@ -70,7 +70,7 @@ def test_a_seeded_bug_is_found(model: str, bug: str, tmp_path: Path) -> None:
     assert search(model, tmp_path, bug) > 0
 
 
-def test_a_candidate_whose_rivals_died_is_elected(tmp_path: Path) -> None:
+def test_a_candidate_whose_competitors_died_is_elected(tmp_path: Path) -> None:
     assert search("elect", tmp_path, "SURVIVOR") == 0
 
 

@@ -66,7 +66,7 @@ def test_a_bar_is_as_long_as_its_share_of_the_axis() -> None:
     ]
 
 
-def test_what_has_no_value_has_no_bar_and_says_so() -> None:
+def test_a_missing_value_has_a_text_and_no_bar() -> None:
     drawn = page.chart(bars(1.0, None))
     assert drawn.count('<rect class="b') == 1
     assert "no value" in drawn

@@ -16,9 +16,9 @@ from support.watched_core import WatchedCore
 from beluga._ffi import ffi
 from beluga.errors import DeviceMismatchError, DeviceSpecError, NoRoomError
 from beluga.pool import create as creation
-from beluga.pool import forget, remembered, remembering
+from beluga.pool import remove_default, stored_specs, storing_default
 from beluga.pool.device import Device, examine
-from beluga.pool.layout import Layout, Wishes
+from beluga.pool.layout import Layout, NewPoolSettings
 from beluga.pool.room import Limit
 from beluga.pool.spec import DeviceSpec
 
@@ -100,7 +100,7 @@ def test_memory_that_runs_out_leaves_no_file(
     monkeypatch.setattr(creation, "lib", core)
     monkeypatch.setattr(creation, "_PIECE", 64 * KIB)
     with refused(NoRoomError, "memory ran out"):
-        creation.create([tmp_path / "a"], Wishes(device_size=8 * MIB))
+        creation.create([tmp_path / "a"], NewPoolSettings(device_size=8 * MIB))
     assert core.names().count("bl_device_populate") < 128  # the pieces that wait are not tried
     assert not (tmp_path / "a").exists()
 
@@ -114,7 +114,7 @@ def test_every_byte_of_every_file_is_filled_once(
     told: list[tuple[int, int]] = []
     paths = [tmp_path / "a", tmp_path / "b"]
     creation.create(
-        paths, Wishes(device_size=8 * MIB), progress=lambda *figures: told.append(figures)
+        paths, NewPoolSettings(device_size=8 * MIB), progress=lambda *figures: told.append(figures)
     )
     filled = sorted(
         (int(ffi.cast("uintptr_t", given[0])), given[1])
@@ -142,10 +142,10 @@ def test_every_byte_of_every_file_is_filled_once(
 def test_tables_grow_with_the_pool(
     size: int, lanes: int, slots: int, bulk: int, blocks: int
 ) -> None:
-    found = Layout(1, size, Wishes()).superblock(0, "file").geometry
+    found = Layout(1, size, NewPoolSettings()).superblock(0, "file").geometry
     assert (found.lane_count, found.slot_count, found.bulk_size) == (lanes, slots, bulk)
     assert found.block_count_max == blocks
-    assert found == Layout(1, size, Wishes()).superblock(0, "devdax").geometry
+    assert found == Layout(1, size, NewPoolSettings()).superblock(0, "devdax").geometry
 
 
 def test_a_node_without_an_alignment_is_refused(tmp_path: Path) -> None:
@@ -154,16 +154,16 @@ def test_a_node_without_an_alignment_is_refused(tmp_path: Path) -> None:
         examine(DeviceSpec(Path("/dev/zero")), sysfs=sysfs)
 
 
-def test_a_pool_is_remembered_wherever_that_may_be(
+def test_the_default_pool_is_stored_in_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "not" / "yet"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     for name in ("a", "b"):  # the second one stands in the first one's place
-        with remembering([tmp_path / name]):
+        with storing_default([tmp_path / name]):
             pass
-        assert remembered() == [DeviceSpec(tmp_path / name)]
+        assert stored_specs() == [DeviceSpec(tmp_path / name)]
     folders = [path for path in state.rglob("*") if path.is_dir()]
     assert [path.stat().st_mode & 0o777 for path in folders] == [0o700]
     assert [path.name for path in folders[0].iterdir()] == ["default.json"]
-    assert (forget(), forget()) == (True, False)
+    assert (remove_default(), remove_default()) == (True, False)

@@ -29,7 +29,7 @@ from beluga.errors import (
 )
 from beluga.pool import Pool, room
 from beluga.pool import create as creation
-from beluga.pool.layout import Wishes
+from beluga.pool.layout import NewPoolSettings
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -55,7 +55,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)  # noqa: S607
 
 
-def test_files_get_their_room_and_progress_is_told(two: list[Path]) -> None:
+def test_files_are_allocated_and_progress_is_reported(two: list[Path]) -> None:
     told: list[tuple[int, int]] = []
     with Pool.create(two, device_size=SIZE, progress=lambda *step: told.append(step)):
         assert [path.stat().st_size for path in two] == [SIZE, SIZE]
@@ -64,7 +64,7 @@ def test_files_get_their_room_and_progress_is_told(two: list[Path]) -> None:
     assert told == sorted(told)
 
 
-def test_sparse_files_get_none_and_the_pool_says_so(two: list[Path]) -> None:
+def test_sparse_files_are_not_allocated_and_the_pool_is_marked_sparse(two: list[Path]) -> None:
     with Pool.create(two, device_size=SIZE, sparse=True) as pool:
         assert all(device.sparse for device in pool.devices)
         assert sum(path.stat().st_blocks * 512 for path in two) < SIZE
@@ -113,7 +113,7 @@ def test_damaged_pool_is_not_overwritten_without_force(two: list[Path]) -> None:
         Pool.create(two, device_size=SIZE)
 
 
-def test_file_of_somebody_else_is_kept(shm: Path) -> None:
+def test_a_file_of_another_program_is_not_overwritten(shm: Path) -> None:
     (shm / "thesis").write_text("call me Ishmael\n" * 99)
     before = digest(shm / "thesis")
     with refused(DeviceForeignError, "something other", "--force"):
@@ -234,7 +234,7 @@ def test_slice_that_has_its_room_demands_no_more(
     file.write_bytes(bytes(SIZE))
     os.truncate(file, 2 * SIZE)
     demanded: list[int] = []
-    monkeypatch.setattr(creation, "demand", lambda size, directory: demanded.append(size))
+    monkeypatch.setattr(creation, "require_room", lambda size, directory: demanded.append(size))
     Pool.create([f"{file}@0+8MiB"]).close()
     Pool.create([f"{file}@8MiB+8MiB"]).close()
     Pool.create([f"{file}@8MiB+8MiB"], force=True).close()
@@ -244,7 +244,7 @@ def test_slice_that_has_its_room_demands_no_more(
 def test_devdax_node_is_not_coherent_and_not_extended(tmp_path: Path) -> None:
     # /dev/zero maps like a device, but forgets: good for one creation.
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
-    mapping = creation.create(["/dev/zero@0+12MiB"], Wishes(), sysfs=sysfs)
+    mapping = creation.create(["/dev/zero@0+12MiB"], NewPoolSettings(), sysfs=sysfs)
     member = mapping.members[0]
     mapping.close()
     assert (member.device.kind, member.superblock.coherence) == ("devdax", "software")
@@ -254,15 +254,15 @@ def test_devdax_node_is_not_coherent_and_not_extended(tmp_path: Path) -> None:
 def test_devdax_node_that_is_too_small_is_refused(tmp_path: Path) -> None:
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
     with refused(NoRoomError, "16 MiB", "32 MiB"):
-        creation.create(["/dev/zero"], Wishes(device_size=32 * MIB), sysfs=sysfs)
+        creation.create(["/dev/zero"], NewPoolSettings(device_size=32 * MIB), sysfs=sysfs)
 
 
 @needs_a_cpu("it leaves out MADV_POPULATE_WRITE, which touches the device")
 def test_devdax_node_that_cannot_be_touched_is_refused(tmp_path: Path) -> None:
     # /dev/zero lets itself be mapped from an offset on, and has nothing there.
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
-    with refused(DeviceBusyError, "not touched"):
-        creation.create(["/dev/zero@2MiB+12MiB"], Wishes(), sysfs=sysfs)
+    with refused(DeviceBusyError, "not accessed"):
+        creation.create(["/dev/zero@2MiB+12MiB"], NewPoolSettings(), sysfs=sysfs)
 
 
 def test_a_pool_in_a_slice_keeps_the_whole_file_from_being_formatted(shm: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from refusal import refused
 
 from beluga.errors import NoDefaultPoolError
-from beluga.pool import Pool, SpecLike, default, forget, remembered, remembering
+from beluga.pool import Pool, SpecLike, default, remove_default, stored_specs, storing_default
 
 MIB = 1 << 20
 
@@ -33,7 +33,7 @@ def make(*paths: Path) -> str:
 
 
 def remember(paths: Sequence[SpecLike]) -> None:
-    with remembering(paths):
+    with storing_default(paths):
         pass
 
 
@@ -47,17 +47,17 @@ def test_nothing_mounted_is_refused_with_what_to_run() -> None:
         Pool.mount()
 
 
-def test_remembered_pool_is_mounted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_pool_is_mounted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = make(home / "a", home / "b")
     monkeypatch.chdir(home)
     remember(["b,link=cxl0", "a"])
     monkeypatch.chdir("/")
     assert mounted() == identity
-    assert [spec.link for spec in remembered()] == ["cxl0", None]
+    assert [spec.link for spec in stored_specs()] == ["cxl0", None]
     assert (home / "state/beluga").stat().st_mode & 0o777 == 0o700
 
 
-def test_environment_goes_before_what_is_remembered(
+def test_the_environment_has_priority_over_the_stored_pool(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(home / "a")
@@ -75,12 +75,12 @@ def test_emulated_pool_is_the_last_resort(home: Path) -> None:
     assert mounted() == other
 
 
-def test_forgotten_pool_is_not_mounted(home: Path) -> None:
+def test_a_removed_default_pool_is_not_mounted(home: Path) -> None:
     make(home / "a")
     remember([home / "a"])
-    assert forget()
-    assert not forget()
-    assert remembered() == []
+    assert remove_default()
+    assert not remove_default()
+    assert stored_specs() == []
 
 
 def test_damaged_memory_is_refused(home: Path) -> None:
@@ -90,7 +90,7 @@ def test_damaged_memory_is_refused(home: Path) -> None:
         Pool.mount()
 
 
-def test_memory_of_a_user_without_a_state_variable_lies_at_home(
+def test_without_a_state_variable_the_record_is_in_the_home_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
@@ -100,12 +100,12 @@ def test_memory_of_a_user_without_a_state_variable_lies_at_home(
     assert list(state.iterdir()) == [state / "default.json"]
 
 
-def test_what_could_not_be_done_is_not_remembered(home: Path) -> None:
+def test_a_failed_block_stores_no_default_pool(home: Path) -> None:
     make(home / "a")
     remember([home / "a"])
-    with pytest.raises(KeyError), remembering([home / "b"]):
+    with pytest.raises(KeyError), storing_default([home / "b"]):
         raise KeyError
-    assert [spec.path for spec in remembered()] == [home / "a"]
+    assert [spec.path for spec in stored_specs()] == [home / "a"]
     assert [path.name for path in (home / "state/beluga").iterdir()] == ["default.json"]
 
 
@@ -115,18 +115,18 @@ def test_a_home_that_cannot_be_written_is_refused_first(
     (home / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
     said = "file/beluga: Not a directory", "set HOME or XDG_STATE_HOME"
-    with refused(NoDefaultPoolError, *said), remembering([home / "a"]):
+    with refused(NoDefaultPoolError, *said), storing_default([home / "a"]):
         pytest.fail("the work began")
 
 
-def test_a_pool_that_was_removed_is_told_from_one_that_a_reboot_took(
+def test_a_removed_pool_and_a_reboot_have_different_errors(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember([home / "a"])
     with refused(NoDefaultPoolError, "was removed", f"beluga mount --create {home}/a", "umount"):
         Pool.mount()
     os.utime(home / "state/beluga/default.json", (0, 0))
-    with refused(NoDefaultPoolError, "started again since (20"):
+    with refused(NoDefaultPoolError, "rebooted (20"):
         Pool.mount()
     monkeypatch.setattr(default, "_boot_time", lambda: time.time() - 60)
     remember(["/dev/shm/beluga-nobody/gone"])

@@ -26,7 +26,7 @@ from beluga.errors import (
     DeviceTruncatedError,
 )
 from beluga.pool.device import Device, examine, open_device
-from beluga.pool.layout import Layout, Wishes
+from beluga.pool.layout import Layout, NewPoolSettings
 from beluga.pool.mapping import Mapping, Member
 from beluga.pool.spec import DeviceSpec
 
@@ -73,7 +73,9 @@ def test_slice_that_would_be_rounded_is_refused(tmp_path: Path, place: str, word
         look(fake_devdax(tmp_path, NODE), f"{NODE}@{place}")
 
 
-@pytest.mark.parametrize(("driver", "word"), [("kmem", "kernel"), (None, "nothing drives it")])
+@pytest.mark.parametrize(
+    ("driver", "word"), [("kmem", "kernel"), (None, "no driver is bound to it")]
+)
 def test_node_of_another_driver_is_refused(tmp_path: Path, driver: str | None, word: str) -> None:
     with refused(DeviceBusyError, word, "daxctl reconfigure-device --mode=devdax dax0.0"):
         look(fake_devdax(tmp_path, NODE, driver=driver))
@@ -108,15 +110,13 @@ def test_missing_sysfs_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attribute", ["size", "align"])
 @pytest.mark.parametrize("text", [None, "many\n", "-2097152\n", "", "9" * 400])
-def test_attribute_that_says_nothing_is_refused(
-    tmp_path: Path, attribute: str, text: str | None
-) -> None:
+def test_an_invalid_attribute_is_rejected(tmp_path: Path, attribute: str, text: str | None) -> None:
     sysfs = fake_devdax(tmp_path, NODE)
     file = sysfs / "bus/dax/devices/dax0.0" / attribute
     file.unlink()
     if text is not None:
         file.write_text(text)
-    with refused(DeviceMissingError, str(file), "bounds are not known"):
+    with refused(DeviceMissingError, str(file), "bounds are unknown"):
         look(sysfs)
 
 
@@ -153,7 +153,7 @@ def test_node_without_permission_is_refused(shm: Path, tmp_path: Path) -> None:
 
 def test_no_device_is_mapped_beyond_its_end(tmp_path: Path) -> None:
     device = look(fake_devdax(tmp_path, NODE, size=16 * MIB))
-    layout = Layout(1, 32 * MIB, Wishes())
+    layout = Layout(1, 32 * MIB, NewPoolSettings())
     with refused(DeviceTruncatedError, "less than"):
         Mapping([Member(device, layout.superblock(0, "devdax"))])
 

@@ -19,7 +19,7 @@ from support.watched_core import WatchedCore
 from beluga.errors import BelugaError, DeviceSpecError, NoRoomError, PoolExistsError
 from beluga.pool import Pool, emulated_paths, survey
 from beluga.pool import create as creation
-from beluga.pool.layout import Wishes
+from beluga.pool.layout import NewPoolSettings
 
 SIZE = 16 * MIB
 
@@ -156,7 +156,7 @@ def test_hosts_of_a_shared_device_need_numbers(paths: list[Path], tmp_path: Path
     with Pool.open(paths) as files:
         assert (files.host_number(None), files.host_number(3)) == (0, 3)
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=SIZE)
-    with Pool(creation.create(["/dev/zero"], Wishes(), sysfs=sysfs)) as shared:
+    with Pool(creation.create(["/dev/zero"], NewPoolSettings(), sysfs=sysfs)) as shared:
         assert shared.host_number(0) == 0
         with refused(DeviceSpecError, "--host N"):
             shared.host_number(None)
@@ -167,10 +167,10 @@ def test_a_node_needs_no_room_but_the_file_after_it_does(
     shm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     demanded: list[int] = []
-    monkeypatch.setattr(creation, "demand", lambda size, _: demanded.append(size))
+    monkeypatch.setattr(creation, "require_room", lambda size, _: demanded.append(size))
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=SIZE)
     paths = ["/dev/zero", shm / "a", shm / "b"]
-    creation.create(paths, Wishes(device_size=SIZE), sysfs=sysfs).close()
+    creation.create(paths, NewPoolSettings(device_size=SIZE), sysfs=sysfs).close()
     assert demanded == [2 * SIZE]
 
 
@@ -193,16 +193,16 @@ def test_other_pools_in_a_file_are_found_wherever_they_lie(shm: Path) -> None:
 def test_a_pool_is_made_as_one_who_wishes_nothing_would_have_it(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wished: list[Wishes] = []
+    wished: list[NewPoolSettings] = []
 
-    def create(names: list[Path], wishes: Wishes, **_: object) -> Any:
-        wished.append(wishes)
-        return creation.create(names, Wishes(sparse=True, force=True))
+    def create(names: list[Path], settings: NewPoolSettings, **_: object) -> Any:
+        wished.append(settings)
+        return creation.create(names, NewPoolSettings(sparse=True, force=True))
 
     monkeypatch.setattr("beluga.pool.pool.create", create)
     with Pool.create(paths) as pool:
         assert pool.geometry.interleaved
-    assert wished == [Wishes()]
+    assert wished == [NewPoolSettings()]
     assert not (wished[0].sparse or wished[0].force)
 
 

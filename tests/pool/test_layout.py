@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from beluga.errors import NoRoomError, PoolError
-from beluga.pool.layout import Layout, Wishes
+from beluga.pool.layout import Layout, NewPoolSettings
 from beluga.pool.superblock import Geometry
 
 STRIPE = 2 << 20
@@ -18,12 +18,18 @@ PAGE = 4096
 MIB = 1 << 20
 
 
-def geometry(device_count: int, device_size: int, wishes: Wishes | None = None) -> Geometry:
-    return Layout(device_count, device_size, wishes or Wishes()).superblock(0, "file").geometry
+def geometry(
+    device_count: int, device_size: int, settings: NewPoolSettings | None = None
+) -> Geometry:
+    return (
+        Layout(device_count, device_size, settings or NewPoolSettings())
+        .superblock(0, "file")
+        .geometry
+    )
 
 
-wishes = st.builds(
-    Wishes,
+settings = st.builds(
+    NewPoolSettings,
     interleave=st.booleans(),
     max_blocks=st.integers(1, 1 << 20),
     lane_count=st.integers(1, 200),
@@ -32,9 +38,9 @@ wishes = st.builds(
 )
 
 
-@given(st.integers(1, 64), st.integers(2, 4096), wishes)
+@given(st.integers(1, 64), st.integers(2, 4096), settings)
 def test_regions_follow_each_other_and_fill_the_pool(
-    device_count: int, stripes: int, wish: Wishes
+    device_count: int, stripes: int, wish: NewPoolSettings
 ) -> None:
     try:
         g = geometry(device_count, stripes * STRIPE, wish)
@@ -60,8 +66,8 @@ def test_regions_follow_each_other_and_fill_the_pool(
     assert g.data_offset + g.data_size == g.size
 
 
-@given(st.integers(2, 4096), wishes)
-def test_no_stripe_is_given_to_metadata_in_vain(stripes: int, wish: Wishes) -> None:
+@given(st.integers(2, 4096), settings)
+def test_no_stripe_is_given_to_metadata_in_vain(stripes: int, wish: NewPoolSettings) -> None:
     try:
         g = geometry(1, stripes * STRIPE, wish)
     except NoRoomError:
@@ -94,22 +100,25 @@ def test_pool_without_a_data_stripe_is_refused() -> None:
 @pytest.mark.parametrize(
     ("wish", "text"),
     [
-        (Wishes(slot_count=100), "slot_count is a power of two, not 100"),
-        (Wishes(slot_count=2048), "slot_count is from 4 to 1024, not 2048"),
-        (Wishes(slot_count=2), "slot_count is from 4 to 1024, not 2"),
-        (Wishes(slot_count=0), "slot_count is from 4 to 1024, not 0"),
-        (Wishes(bulk_size=5000), "bulk_size) is a multiple of 4096, not 5000"),
-        (Wishes(bulk_size=128 * MIB), "bulk_size) is from 4096 to 67108864, not 134217728"),
-        (Wishes(lane_count=5000), "--lanes (lane_count) is from 1 to 4096, not 5000"),
-        (Wishes(lane_count=0), "--lanes (lane_count) is from 1 to 4096, not 0"),
-        (Wishes(lane_count=-1), "--lanes (lane_count) is from 1 to 4096, not -1"),
-        (Wishes(max_blocks=1 << 32), "--max-blocks (max_blocks) is from 1 to 4294967295"),
-        (Wishes(max_blocks=0), "--max-blocks (max_blocks) is from 1 to 4294967295, not 0"),
-        (Wishes(block_bytes=0), "--block-bytes (block_bytes) is from 64 to"),
-        (Wishes(block_bytes=1), "--block-bytes (block_bytes) is from 64 to"),
+        (NewPoolSettings(slot_count=100), "slot_count is a power of two, not 100"),
+        (NewPoolSettings(slot_count=2048), "slot_count is from 4 to 1024, not 2048"),
+        (NewPoolSettings(slot_count=2), "slot_count is from 4 to 1024, not 2"),
+        (NewPoolSettings(slot_count=0), "slot_count is from 4 to 1024, not 0"),
+        (NewPoolSettings(bulk_size=5000), "bulk_size) is a multiple of 4096, not 5000"),
+        (
+            NewPoolSettings(bulk_size=128 * MIB),
+            "bulk_size) is from 4096 to 67108864, not 134217728",
+        ),
+        (NewPoolSettings(lane_count=5000), "--lanes (lane_count) is from 1 to 4096, not 5000"),
+        (NewPoolSettings(lane_count=0), "--lanes (lane_count) is from 1 to 4096, not 0"),
+        (NewPoolSettings(lane_count=-1), "--lanes (lane_count) is from 1 to 4096, not -1"),
+        (NewPoolSettings(max_blocks=1 << 32), "--max-blocks (max_blocks) is from 1 to 4294967295"),
+        (NewPoolSettings(max_blocks=0), "--max-blocks (max_blocks) is from 1 to 4294967295, not 0"),
+        (NewPoolSettings(block_bytes=0), "--block-bytes (block_bytes) is from 64 to"),
+        (NewPoolSettings(block_bytes=1), "--block-bytes (block_bytes) is from 64 to"),
     ],
 )
-def test_impossible_wishes_are_refused_by_their_names(wish: Wishes, text: str) -> None:
+def test_impossible_wishes_are_refused_by_their_names(wish: NewPoolSettings, text: str) -> None:
     with refused(PoolError, text):
         geometry(2, 1 << 30, wish)
 

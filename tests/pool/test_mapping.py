@@ -98,7 +98,7 @@ def test_a_pool_that_was_cut_is_refused_although_it_is_mapped(shm: Path) -> None
 
 
 @needs_a_cpu("it leaves out MADV_DONTFORK")
-def test_a_forked_child_maps_a_pool_anew(shm: Path) -> None:
+def test_a_forked_child_maps_a_pool_again(shm: Path) -> None:
     path = shm / "a"
     Pool.create([path], device_size=16 << 20, sparse=True).close()
     with Pool.open([path]) as pool:

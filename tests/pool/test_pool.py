@@ -66,7 +66,7 @@ def test_one_device_needs_no_list(two: list[Path]) -> None:
 
 @pytest.mark.parametrize("interleave", [True, False])
 @pytest.mark.parametrize("device_count", [1, 2, 3, 4, 5, 7])
-def test_every_stripe_lies_where_the_model_says(
+def test_every_stripe_is_at_the_models_offset(
     shm: Path, device_count: int, interleave: bool
 ) -> None:
     paths = [shm / str(index) for index in range(device_count)]
@@ -152,7 +152,7 @@ def test_concatenation_is_recorded(two: list[Path]) -> None:
         assert not pool.geometry.interleaved
 
 
-def test_views_say_what_was_named(two: list[Path]) -> None:
+def test_views_have_the_specified_values(two: list[Path]) -> None:
     Pool.create(two, device_size=SIZE, sparse=True).close()
     with Pool.open([f"{two[0]},link=cxl0,node=0", two[1]]) as pool:
         assert (pool.devices[0].link, pool.devices[0].node) == ("cxl0", 0)

@@ -11,7 +11,7 @@ import pytest
 from refusal import refused
 
 from beluga.errors import NoRoomError
-from beluga.pool.room import demand, limits, room
+from beluga.pool.room import limits, require_room, room
 
 MIB = 1 << 20
 NO_LIMIT_V1 = "9223372036854771712"
@@ -104,9 +104,9 @@ def test_huge_pages_are_what_was_set_aside(tmp_path: Path, root: Path) -> None:
 def test_too_little_room_is_refused_with_figures(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/a")
     group_v2(root, "a", str(64 * MIB), 0)
-    demand(56 * MIB, tmp_path, root=root)
+    require_room(56 * MIB, tmp_path, root=root)
     with refused(NoRoomError, "60 MiB", "57.6 MiB", "control group a", "smaller size"):
-        demand(60 * MIB, tmp_path, root=root)
+        require_room(60 * MIB, tmp_path, root=root)
 
 
 @pytest.mark.parametrize("text", ["", "x", "a:b", "a - b", "MemAvailable: much", "0::/a\n\xff"])

@@ -26,7 +26,7 @@ def pool(two: list[Path]) -> list[Path]:
     return two
 
 
-def test_directory_lies_beside_the_first_device(pool: list[Path], tmp_path: Path) -> None:
+def test_the_directory_is_beside_the_first_device(pool: list[Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(pool[0])
     with Pool.open([pool[1], tmp_path / "link"]) as opened:
         assert opened.runtime_dir == pool[0].with_name("pool.0.run")
@@ -92,7 +92,7 @@ def test_devdax_pools_have_a_place_named_by_their_id(
 
 
 @pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o1777, False)])
-def test_a_told_place_is_trusted_unless_anybody_may_write_there(
+def test_a_configured_directory_is_trusted_unless_world_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, trusted: bool
 ) -> None:
     """A user who prepares a directory for others' pools in their own place is who they say."""

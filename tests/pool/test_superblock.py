@@ -20,12 +20,12 @@ from beluga.errors import (
     SuperblockDamagedError,
 )
 from beluga.pool.device import Device
-from beluga.pool.layout import Layout, Wishes
+from beluga.pool.layout import Layout, NewPoolSettings
 from beluga.pool.spec import DeviceSpec
-from beluga.pool.superblock import SUPERBLOCK_SIZE, believe, fault, read_first, wipe_first
+from beluga.pool.superblock import SUPERBLOCK_SIZE, fault, read_first, validate, wipe_first
 
 SIZE = 16 << 20
-GOOD = Layout(2, SIZE, Wishes()).superblock(1, "file")
+GOOD = Layout(2, SIZE, NewPoolSettings()).superblock(1, "file")
 DEVICE = Device(DeviceSpec(Path("/p")), "file", SIZE, True, ())
 CHECKED = ffi.typeof("bl_superblock").fields
 
@@ -40,8 +40,8 @@ def forged(field: str, value: int) -> bytes:
     return bytes(ffi.buffer(raw))
 
 
-def test_superblock_says_what_was_written() -> None:
-    assert believe(DEVICE, GOOD.raw) == GOOD
+def test_a_superblock_is_read_as_it_was_written() -> None:
+    assert validate(DEVICE, GOOD.raw) == GOOD
     assert (GOOD.device_index, GOOD.coherence, GOOD.sparse) == (1, "hardware", False)
     assert len(GOOD.pool_id) == 32
     assert GOOD.geometry.device_count == 2
@@ -49,32 +49,32 @@ def test_superblock_says_what_was_written() -> None:
 
 def test_empty_device_is_refused() -> None:
     with refused(DeviceForeignError, "/p", "--create"):
-        believe(DEVICE, bytes(SUPERBLOCK_SIZE))
+        validate(DEVICE, bytes(SUPERBLOCK_SIZE))
 
 
 def test_foreign_device_is_refused() -> None:
     with refused(DeviceForeignError, "something other"):
-        believe(DEVICE, b"\x7fELF".ljust(SUPERBLOCK_SIZE, b"\1"))
+        validate(DEVICE, b"\x7fELF".ljust(SUPERBLOCK_SIZE, b"\1"))
 
 
 def test_text_mode_copy_is_refused() -> None:
     with pytest.raises(PoolError):
-        believe(DEVICE, GOOD.raw.replace(b"\r\n", b"\n").ljust(SUPERBLOCK_SIZE, b"\0"))
+        validate(DEVICE, GOOD.raw.replace(b"\r\n", b"\n").ljust(SUPERBLOCK_SIZE, b"\0"))
 
 
 def test_other_version_is_refused() -> None:
     with refused(FormatError, "format 7", f"{lib.BL_FORMAT_VERSION}"):
-        believe(DEVICE, forged("version", 7))
+        validate(DEVICE, forged("version", 7))
 
 
 def test_a_device_of_something_else_names_the_command_that_has_the_option() -> None:
     with refused(DeviceForeignError, "beluga pool create --force PATH"):
-        believe(DEVICE, b"x" * SUPERBLOCK_SIZE)
+        validate(DEVICE, b"x" * SUPERBLOCK_SIZE)
 
 
 def test_other_format_hash_is_refused() -> None:
     with refused(FormatError, "hash"):
-        believe(DEVICE, forged("format_hash", 1))
+        validate(DEVICE, forged("format_hash", 1))
 
 
 @given(st.integers(12, SUPERBLOCK_SIZE - 1), st.integers(1, 255))
@@ -82,7 +82,7 @@ def test_any_changed_byte_is_damage(place: int, change: int) -> None:
     raw = bytearray(GOOD.raw)
     raw[place] ^= change
     with refused(SuperblockDamagedError, "--force"):
-        believe(DEVICE, bytes(raw))
+        validate(DEVICE, bytes(raw))
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_fields_that_contradict_each_other_are_refused(field: str, value: int) -
     raw = forged(field, value)
     assert fault(raw) == lib.BL_SUPERBLOCK_GEOMETRY
     with refused(SuperblockDamagedError):
-        believe(DEVICE, raw)
+        validate(DEVICE, raw)
 
 
 def test_short_device_is_refused() -> None:
     short = Device(DeviceSpec(Path("/p")), "file", SIZE - 4096, True, ())
     with refused(DeviceTruncatedError, "16773120 bytes", "16777216"):
-        believe(short, GOOD.raw)
+        validate(short, GOOD.raw)
 
 
 def test_devdax_superblock_is_read_and_wiped_through_a_mapping(shm: Path) -> None:
@@ -131,6 +131,6 @@ def test_devdax_superblock_is_read_and_wiped_through_a_mapping(shm: Path) -> Non
     file.write_bytes(GOOD.raw.ljust(SIZE, b"\xaa"))
     device = Device(DeviceSpec(file), "devdax", SIZE, True, ())
     with file.open("r+b") as opened:
-        assert believe(device, read_first(device, opened.fileno())) == GOOD
+        assert validate(device, read_first(device, opened.fileno())) == GOOD
         wipe_first(device, opened.fileno())
     assert file.read_bytes() == bytes(SUPERBLOCK_SIZE).ljust(SIZE, b"\xaa")

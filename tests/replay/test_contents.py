@@ -24,21 +24,21 @@ def test_what_was_filled_is_right(blocks: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2047, 4095])
-def test_one_wrong_bit_is_noticed(blocks: np.ndarray, place: int) -> None:
+def test_one_wrong_bit_is_detected(blocks: np.ndarray, place: int) -> None:
     blocks.view(np.uint8)[2, place] ^= 1
     assert Contents(4096).wrong_count(IDS, blocks) == 1
 
 
-def test_another_blocks_bytes_are_noticed(blocks: np.ndarray) -> None:
+def test_another_blocks_bytes_are_detected(blocks: np.ndarray) -> None:
     assert Contents(4096).wrong_count(IDS[::-1].copy(), blocks) == len(IDS)
 
 
-def test_lines_in_the_wrong_place_are_noticed(blocks: np.ndarray) -> None:
+def test_lines_in_the_wrong_place_are_detected(blocks: np.ndarray) -> None:
     blocks[1] = np.roll(blocks[1], 8)
     assert Contents(4096).wrong_count(IDS, blocks) == 1
 
 
-def test_bytes_never_written_are_noticed() -> None:
+def test_bytes_that_were_never_written_are_detected() -> None:
     assert Contents(4096).wrong_count(IDS, np.zeros((len(IDS), 512), np.uint64)) == len(IDS)
 
 

@@ -271,20 +271,20 @@ def test_the_first_failure_ends_it() -> None:
 def test_a_process_is_listened_to_until_its_tally_or_its_end() -> None:
     made = clients_of()
     reports = iter([{"done": 1}, {"tally": {}}, {"done": 9}])
-    made._listen(1, SimpleNamespace(next_report=lambda: next(reports)))
+    made._read_reports(1, SimpleNamespace(next_report=lambda: next(reports)))
     assert [made._messages.get() for _ in range(2)] == [(1, {"done": 1}), (1, {"tally": {}})]
     assert next(reports) == {"done": 9}
 
     def fail() -> None:
         raise ReplayError("gone")
 
-    made._listen(0, SimpleNamespace(next_report=fail))
+    made._read_reports(0, SimpleNamespace(next_report=fail))
     index, error = made._messages.get()
     assert (index, str(error)) == (0, "gone")
 
 
 @pytest.mark.parametrize(("size", "there", "said"), [(10, 10, 0), (11, 10, 1)])
-def test_the_pool_lies_in_memory_if_it_fits(
+def test_the_pool_is_in_memory_if_it_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, there: int, said: int
 ) -> None:
     monkeypatch.setattr(run, "_MEMORY", tmp_path)
@@ -299,7 +299,9 @@ def test_the_pool_lies_in_memory_if_it_fits(
 
 @pytest.mark.parametrize("size", [0, 56, 63, 68])
 def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
-    with pytest.raises(ReplayError, match=f"a block of {size} bytes; give 64 or more"):
+    with pytest.raises(
+        ReplayError, match=f"a block of {size} bytes is too small or uneven; use a multiple of 8"
+    ):
         run.replay(
             [], run.ReplayOptions(block_size=size), say=print, advance=lambda done, total: None
         )
@@ -408,7 +410,7 @@ def test_a_client_gets_what_is_there_and_puts_the_rest(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("compare", [True, False])
-def test_wrong_bytes_are_counted_where_they_are_looked_at(cache: Cache, compare: bool) -> None:
+def test_wrong_bytes_are_counted(cache: Cache, compare: bool) -> None:
     made = worker(compare=compare)
     made.replay(requests([1, 2, 3])[0])
     cache.blocks[key(2)][5] ^= np.uint64(1)

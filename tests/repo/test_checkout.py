@@ -86,7 +86,7 @@ def test_a_checkout_with_a_core_is_imported_itself(checkout: Path, installed: Pa
     assert (status, told) == (0, str(checkout / "beluga/__init__.py"))
 
 
-def test_without_an_installation_one_line_says_what_to_do(checkout: Path) -> None:
+def test_without_an_installation_the_error_is_one_line_with_a_remedy(checkout: Path) -> None:
     advice = f"{checkout} has no C core; run 'pip install .' or scripts/dev/setup-env there"
     status, _, told = python(checkout, "-c", "from beluga import Pool")
     assert (status, told.splitlines()[-1]) == (1, f"beluga.errors.CoreMissingError: {advice}")

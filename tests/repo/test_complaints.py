@@ -86,14 +86,14 @@ def missing(cells: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("cells", ROWS, ids=lambda cells: str(cells[0])[:40])
-def test_references_of_a_complaint_exist(cells: list[str]) -> None:
+def test_references_of_a_known_problem_exist(cells: list[str]) -> None:
     assert missing(cells) == []
     answered = not cells[2].startswith("Not addressed")
     assert not answered or any("`" in cell for cell in cells[3:]), "no evidence"
     assert re.search(r"[A-Za-z]#\d+|^LMCache$", cells[1]), "no source"
 
 
-def test_the_page_has_every_complaint_and_a_wrong_answer_is_noticed() -> None:
+def test_the_page_has_every_problem_and_wrong_answers_are_detected() -> None:
     assert len(ROWS) >= 30
     assert missing(["", "", "`beluga serve --standby` or `--lease`", "`NoSpaceError`"]) == []
     wrong = (

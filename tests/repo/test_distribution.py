@@ -138,7 +138,7 @@ def test_the_commands_print_the_version(name: str) -> None:
     assert (told.returncode, told.stdout) == (0, f"beluga-kv {beluga.__version__}\n")
 
 
-def test_no_text_tells_people_to_install_another_project() -> None:
+def test_no_text_names_another_project_to_install() -> None:
     """The package called beluga on PyPI is another project's."""
     texts = [path for path in ROOT.glob("*.*") if path.is_file()]
     texts += [

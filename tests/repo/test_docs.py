@@ -286,7 +286,7 @@ def best(trace: str, load: float, memory: str, policies: set[str] | None = None)
     return f"{min(found):.2f}"
 
 
-def test_the_readme_says_what_ignoring_caches_brings_and_what_not() -> None:
+def test_the_readme_has_the_measured_effect_of_ignoring_caches() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     conversations, sessions = "conversation_trace", "weka"
     for trace, load in ((conversations, 1), (sessions, 1), (conversations, 1.2)):

@@ -17,9 +17,10 @@ EXPORTS: dict[str, str] = {
     "beluga.pool": (
         "BLOCK_COUNT_MAX COHERENCE_MODES LANE_COUNT_MAX DeviceSpec DeviceView Geometry Pool "
         "STRIPE_SIZE SpecLike default_specs "
-        "emulated_paths filesystem forget geometry_for parse_size remembered remembering room "
-        "scratch_folder show_size survey DaxNode FoundFile dax_nodes examine find_pools limits "
-        "refuse_gone refuse_in_use runtime_dir_of_gone"
+        "emulated_paths filesystem remove_default geometry_for parse_size stored_specs "
+        "storing_default room scratch_folder show_size survey DaxNode PoolFile dax_nodes "
+        "examine find_pools limits "
+        "refuse_missing refuse_in_use runtime_dir_of_missing"
     ),
     "beluga.rpc": (
         "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure Followed HandlerInfo Handlers "
@@ -44,7 +45,7 @@ EXPORTS: dict[str, str] = {
         "calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver default_threads "
         "Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES ENGINES "
         "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows Planner PlannedEngine "
-        "policy settings_for settings_said settle tuned Chosen Cost Crossovers EngineEntry "
+        "policy settings_for parse_settings settle tuned Chosen Cost Crossovers EngineEntry "
         "PlannedStat choose crossovers engine_names WorkQueue why_no_queue work_queues"
     ),
     "beluga.transfer.engines.cuda": (
@@ -63,8 +64,8 @@ EXPORTS: dict[str, str] = {
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
     "beluga.admin": (
-        "Admin Answer ServerHealth AdminRequest Route Routes ask ask_json ask_someone json_answer "
-        "page_routes read_address server_routes standing_by"
+        "Admin AdminResponse ServerHealth AdminRequest Route Routes ask request_json request_any "
+        "json_response page_routes read_address server_routes standing_by"
     ),
     "beluga.exporter": "Collector METRICS TIER_PREFIXES",
     "beluga.verify": "VerifyResult MachineRecord VerifyReport verify_pool",

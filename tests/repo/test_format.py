@@ -98,7 +98,7 @@ def test_a_superblock_has_the_hash_of_this_format() -> None:
     assert made.format_hash == _build.format_hash()
 
 
-def test_format_hash_sees_fields_and_not_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_format_hash_covers_fields_and_not_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     original = _build.format_hash()
     monkeypatch.setattr(_build, "cdef", lambda headers: HEADER.replace("/* ", "/* well, "))
     assert _build.format_hash() == original

@@ -203,7 +203,7 @@ def test_a_function_without_a_user_is_found(tmp_path: Path) -> None:
     assert sorted(without_user(csrc, build, ())) == ["alone", "offered"]
 
 
-def test_every_folder_is_in_the_list_and_says_its_purpose() -> None:
+def test_every_folder_is_listed_and_states_its_purpose() -> None:
     there = {folder_of(name) for name in sources(CSRC)} - {"", "cuda/nvrtc"} | {"cuda"}
     assert set(folders(CSRC)) == there
     for folder in folders(CSRC):

@@ -122,7 +122,7 @@ def state(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("option", ["--help", pytest.param("-h", marks=pytest.mark.long)])
-def test_help_is_all_that_a_script_does_when_it_is_asked_for_it(sources: Path, option: str) -> None:
+def test_a_script_with_help_prints_help_and_does_nothing_else(sources: Path, option: str) -> None:
     """No script starts another program than the few that print its help, nor changes a file."""
     assert len(SCRIPTS) > 40
     programs = sources / "programs"

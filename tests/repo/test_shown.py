@@ -159,7 +159,7 @@ def test_there_is_something_to_run() -> None:
     )
 
 
-def test_what_has_changed_is_noticed(session: Session, tmp_path: Path) -> None:
+def test_a_changed_output_is_detected(session: Session, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```console\n$ echo one 2 three\none 5 three\n$ echo two\nthree\n```\n")
     (block,) = blocks(page)

@@ -243,13 +243,13 @@ def test_every_sync_label_stands_on_both_sides() -> None:
     assert {label for label, count in labels.items() if count < 2} == set()
 
 
-def test_c_files_say_licence_and_purpose() -> None:
+def test_c_files_state_license_and_purpose() -> None:
     header = "/* SPDX-License-Identifier: Apache-2.0\n * Copyright The Beluga Authors\n *\n * "
     wrong = [name_of(p) for p in tracked(".c", ".h") if not p.read_text().startswith(header)]
     assert wrong == []
 
 
-def test_python_files_say_their_purpose() -> None:
+def test_python_files_state_their_purpose() -> None:
     wrong = [
         name_of(path)
         for path in tracked(".py")

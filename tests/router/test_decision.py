@@ -32,7 +32,7 @@ def test_the_articles_rule(tokens: int, cached: int, queued: int, expected: str)
 
 
 @pytest.mark.parametrize(("cached", "expected"), [(999, "remote"), (1000, "local")])
-def test_the_rust_variant_looks_at_no_queue(cached: int, expected: str) -> None:
+def test_the_rust_variant_ignores_the_queue(cached: int, expected: str) -> None:
     prompt = Prompt(tokens=2000, cached=cached, queue_size=99)
     assert decide("length", prompt) == expected
 
@@ -81,7 +81,7 @@ def test_a_full_decode_worker_never_prefills(rule: str) -> None:
     assert decide(rule, prompt, decode_blocks_max=0.91) == "local"
 
 
-def test_the_earlier_rule_wants_room() -> None:
+def test_the_earlier_rule_requires_space() -> None:
     half = Load(active_decode_blocks=50, kv_total_blocks=100)
     fuller = Load(active_decode_blocks=51, kv_total_blocks=100)
     assert decide("roomy", Prompt(tokens=5000, decode=half)) == "local"

@@ -73,7 +73,7 @@ def test_an_index_that_fails_costs_the_overlap_and_nothing_else() -> None:
     assert str(heard[0]) == "index is down"
 
 
-def test_oblivious_policies_ask_the_index_only_when_told_to() -> None:
+def test_oblivious_policies_query_the_index_only_if_configured() -> None:
     asked: list[Query] = []
 
     def counting(query: Query) -> Matches:

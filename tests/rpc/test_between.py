@@ -125,7 +125,7 @@ def test_a_ping_needs_a_server(pool: Pool) -> None:
     client.close()
 
 
-def test_clients_wait_so_long_as_they_are_told(
+def test_clients_wait_for_the_configured_time(
     pool: Pool, server: Server, core: WatchedCore
 ) -> None:
     with Client(pool) as client:
@@ -167,7 +167,7 @@ def test_a_closed_client_may_be_inherited(pool: Pool, server: Server) -> None:
 # ---- Servers.
 
 
-def test_servers_watch_and_wait_so_long_as_they_are_told(pool: Pool, core: WatchedCore) -> None:
+def test_servers_watch_and_wait_for_the_configured_time(pool: Pool, core: WatchedCore) -> None:
     server = Server(pool)
     assert core.last("bl_server_heartbeat_lost")[1] == 5_000_000_000
     assert server.watch(0.25, silent_s=1.5)
@@ -275,7 +275,9 @@ def test_a_refused_server_has_stopped(pool: Pool, server: Server) -> None:
         second.stat()
 
 
-def test_whoever_serves_goes_near_the_memory(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_serving_thread_is_pinned_near_the_memory(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[str] = []
     monkeypatch.setattr(Pool, "run_near", lambda _: moved.append(threading.current_thread().name))
     with Server(pool):

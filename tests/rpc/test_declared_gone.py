@@ -78,7 +78,7 @@ def test_who_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
         assert eventually(lambda: second.meta_stat().held_bytes == 0)
 
 
-def test_the_command_says_it_once(
+def test_the_command_prints_the_declaration_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[bool] = []

@@ -168,7 +168,7 @@ def test_a_death_is_seen_while_others_wait_to_be_met(
 
 
 @pytest.mark.parametrize("left", range(6))
-def test_a_server_that_lacks_descriptors_says_so_and_leaves_the_pool_as_it_was(
+def test_a_server_without_descriptors_raises_and_leaves_the_pool_unchanged(
     pool: Pool, server: Starving, left: int
 ) -> None:
     server.ask("starve 0")  # answered by its counters: there is nothing to count yet
@@ -179,7 +179,7 @@ def test_a_server_that_lacks_descriptors_says_so_and_leaves_the_pool_as_it_was(
         assert rightful.stat().epoch == 1
 
 
-def test_a_successor_learns_of_deaths_that_it_could_not_ask_for_at_once(
+def test_a_successor_detects_deaths_that_it_could_not_check_at_once(
     pool: Pool, paths: list[Path], server: Starving
 ) -> None:
     with Process("serve", paths) as first:
@@ -210,7 +210,7 @@ def test_attach_fails_without_descriptors_and_succeeds_later(pool: Pool, paths: 
         assert eventually(lambda: server.stat().live_count == 0)
 
 
-def test_a_standby_looks_again_and_opens_nothing_more(pool: Pool, paths: list[Path]) -> None:
+def test_a_standby_checks_again_without_more_descriptors(pool: Pool, paths: list[Path]) -> None:
     server = Process("serve", paths)
     standby = Server(pool)
     counts = []

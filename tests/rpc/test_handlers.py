@@ -321,7 +321,7 @@ def test_calls_wait_for_a_free_thread_in_their_order(pool: Pool) -> None:
             one.close()
 
 
-def test_the_reply_to_a_caller_that_went_reaches_nobody(pool: Pool) -> None:
+def test_the_reply_to_a_detached_caller_is_dropped(pool: Pool) -> None:
     held = Held()
     with Server(pool) as server, Client(pool) as client:
         server.register(Handlers(held.hold, length))

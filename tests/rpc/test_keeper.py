@@ -105,7 +105,7 @@ def test_it_starts_when_it_is_time() -> None:
     assert {silent for _, silent in server.watched} == {7.0}
 
 
-def test_told_to_end_it_never_starts() -> None:
+def test_a_stop_before_the_start_prevents_the_start() -> None:
     server, told = FakeServer(), threading.Event()
     told.set()
     assert not stand_by(cast("Server", server), told)

@@ -178,7 +178,7 @@ def test_a_process_that_dies_while_it_attaches_leaves_no_lane_behind(
             assert eventually(lambda: server.stat().watched_count == 1)
 
 
-def test_a_process_that_asked_a_stopped_server_and_died_gets_no_lane_for_good(
+def test_the_lane_of_a_dead_requester_is_released_after_a_stop(
     pool: Pool, paths: list[Path]
 ) -> None:
     with Process("serve", paths) as server:

@@ -63,7 +63,7 @@ def test_a_slice_is_not_in_use_because_another_one_is(shm: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
-def test_a_user_who_cannot_know_whether_a_pool_is_in_use_destroys_nothing(shm: Path) -> None:
+def test_a_user_without_access_to_the_locks_destroys_nothing(shm: Path) -> None:
     path = shm / "a"
     with Pool.create([path], device_size=SIZE, sparse=True) as pool, Server(pool):
         path.chmod(0o666)

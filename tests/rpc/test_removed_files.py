@@ -100,7 +100,7 @@ def test_a_server_goes_on_where_files_are_renamed_or_proc_is_hidden(
         assert one.put([KEY], [b"x" * 1000]).stored == 1
 
 
-def test_the_look_at_the_files_ends_with_the_server(paths: list[Path]) -> None:
+def test_the_check_of_the_files_ends_with_the_server(paths: list[Path]) -> None:
     with Pool.open(paths) as pool:
         with MetaServer(pool) as server:
             pass

@@ -71,7 +71,7 @@ def test_a_server_with_another_runtime_directory_is_refused(
         assert server.stat().epoch == 1
 
 
-def test_a_server_that_stands_still_is_refused_a_rival_elsewhere_too(
+def test_a_stopped_server_excludes_a_second_one_in_another_directory(
     pool: Pool, paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
     with Process("serve", paths) as server:

@@ -56,7 +56,7 @@ def test_each_server_has_the_next_epoch(pool: Pool) -> None:
             assert server.stat().epoch == epoch
 
 
-def test_stopping_twice_is_fine_and_a_stopped_server_says_so(pool: Pool) -> None:
+def test_stopping_twice_succeeds_and_a_stopped_server_reports_it(pool: Pool) -> None:
     server = Server(pool)
     server.start()
     server.stop()

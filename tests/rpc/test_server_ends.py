@@ -134,7 +134,7 @@ def test_a_server_is_not_stopped_from_within(pool: Pool) -> None:
     pool.close()
 
 
-def test_an_interrupted_start_leaves_nobody_in_a_pool_that_closes(shm: Path) -> None:
+def test_an_interrupted_start_leaves_no_thread_in_a_closing_pool(shm: Path) -> None:
     """A thread that serves while nobody knows it would touch memory that is gone."""
     before = threading.active_count()
     for point in itertools.count(1):

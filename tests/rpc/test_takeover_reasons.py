@@ -34,7 +34,7 @@ def reason(server: Server) -> str:
     return followed.reason
 
 
-def test_first_server_follows_nobody_and_the_next_one_who_stopped(pool: Pool) -> None:
+def test_the_first_server_has_no_predecessor_and_the_next_a_stopped_one(pool: Pool) -> None:
     first = Server(pool)
     assert first.stat().followed.reason == "none"
     with first:

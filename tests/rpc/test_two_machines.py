@@ -151,7 +151,7 @@ def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> Non
         assert second.stat().inherited_count == 0
 
 
-def test_what_a_server_two_before_said_of_a_host_refuses_nobody(pool: Pool) -> None:
+def test_a_host_record_of_an_older_server_excludes_no_machine(pool: Pool) -> None:
     with Server(pool):
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
     with Server(pool):

@@ -798,7 +798,7 @@ TESTED: Conditions = {
             "tests/index/test_names.py::test_a_repeated_commit_writes_the_name_again"
         ),
         ("block->named", 2, "true"): (
-            "tests/index/test_names.py::test_the_journal_tells_of_named_blocks_alone"
+            "tests/index/test_names.py::test_the_journal_has_named_blocks_alone"
         ),
         ("block == NULL", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
@@ -899,7 +899,7 @@ TESTED: Conditions = {
             "bl_heartbeat_lost_ns(server)",
             0,
             "false",
-        ): ("tests/crash/test_silence.py::test_a_silent_session_is_held_back_until_it_speaks"),
+        ): ("tests/crash/test_silence.py::test_a_silent_session_is_quarantined_until_it_moves"),
     },
     ("rpc/housekeeping.c", "bl_lane_over"): {
         ("end == BL_END_GONE && inherited && --server->inherited_count == 0", 0, "false"): (
@@ -956,7 +956,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lobby_look"): {
         ("request.host != host", 0, "false"): (
-            "tests/hostile/test_lines.py::test_whatever_a_host_asks_the_others_are_served"
+            "tests/hostile/test_lines.py::test_any_requests_of_one_host_leave_the_others_served"
         ),
     },
     ("kvcache/put.c", "bl_kv_publish"): {
@@ -1217,7 +1217,7 @@ TESTED: Conditions = {
     },
     ("pool/register.h", "bl_register_read"): {
         ("tries < BL_REGISTER_TRIES", 0, "true"): (
-            "tests/index/test_repair.py::test_an_epoch_line_is_made_anew"
+            "tests/index/test_repair.py::test_a_damaged_epoch_line_is_recreated"
         ),
     },
     ("rpc/server.c", "bl_bulk_take"): {
@@ -1274,7 +1274,7 @@ TESTED: Conditions = {
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
         ("bl_error_passes(-server->watch.liveness_lock)", 0, "true"): (
-            "tests/rpc/test_descriptors.py::test_a_standby_looks_again_and_opens_nothing_more"
+            "tests/rpc/test_descriptors.py::test_a_standby_checks_again_without_more_descriptors"
         ),
         ("status == 1", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_standby_that_saw_a_server_alive_does_no"

@@ -46,7 +46,7 @@ def test_verb_too_few_is_reported_with_its_places(mutant: tuple[str, str, str, i
         assert len(re.findall(r"[a-z_]+\.[ch]:\d+", text)) >= 2
 
 
-def test_second_look_too_few_is_found_without_it_being_skipped() -> None:
+def test_a_missing_second_read_is_detected_without_an_injected_skip() -> None:
     number = site("bl_litmus_read", "verify", 0)
     found = {play("message_passing", seed, skip=number).result for seed in range(30)}
     assert COHERENCE in found

@@ -48,7 +48,7 @@ def test_raw_access_faults_with_its_place() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scenario", ["host_crash", "pause"])
-def test_acts_do_what_they_say(scenario: str, kind: str) -> None:
+def test_every_act_has_its_documented_effect(scenario: str, kind: str) -> None:
     runs = [play(scenario, seed, kind=kind) for seed in range(RUNS)]
     assert failures(runs) == []
     if scenario == "host_crash":

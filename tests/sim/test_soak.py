@@ -32,7 +32,7 @@ def test_soak_counts_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
     assert min(counters[name] for name in ("runs", "accesses", "calls", "deaths")) > 0
 
 
-def test_soak_says_how_to_replay_a_failure_and_keeps_it(
+def test_the_soak_prints_how_to_replay_a_failure_and_stores_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(regressions, "FOLDER", tmp_path)

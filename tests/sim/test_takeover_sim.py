@@ -50,7 +50,7 @@ def test_servers_and_writers_that_are_not_dead_do_no_harm(scenario: str, coheren
 
 
 @pytest.mark.parametrize("coherent", [False, True])
-def test_an_epoch_has_one_owner_whoever_asks_and_dies(coherent: bool) -> None:
+def test_an_epoch_has_one_owner_whichever_candidates_die(coherent: bool) -> None:
     runs = [play("elect", seed, coherent=coherent) for seed in range(ELECTIONS)]
     assert failures(runs) == []
     assert total(runs, "results") > ELECTIONS

@@ -140,7 +140,7 @@ def test_who_left_comes_back_before_a_new_one() -> None:
     assert ran.worker_s == 3 * 1 + 1 * 1
 
 
-def test_the_planner_looks_every_thirty_seconds_while_there_is_work() -> None:
+def test_the_planner_runs_every_thirty_seconds_while_there_is_work() -> None:
     prompts = [TraceEntry(at * 10, 1, 1, ()) for at in range(10)]
     ran = cluster(*prompts, goals=Goals(workers_min=3, workers_max=3))
     looks: list[tuple[float, int]] = []

@@ -31,7 +31,7 @@ def decode_s(steps: int, context: int) -> float:
     return sum(QWEN.h + QWEN.decode_ms(1, context + step) for step in range(steps)) / 1e3
 
 
-def test_a_request_alone_takes_what_the_costs_say() -> None:
+def test_a_single_request_takes_the_time_of_the_cost_model() -> None:
     [request] = run(trace_of(TraceEntry(0, 6000, 101, ())), ONE).requests
     # The sum of a step's 12 ms, and 7.19 + 459.78 + 27.378 ms; then come 100 steps of about 30.5
     # ms.

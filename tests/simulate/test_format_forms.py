@@ -180,7 +180,9 @@ def test_a_row_that_cannot_be_read_is_named_with_its_line_and_field(
         load_trace(path)
     assert str(caught.value).startswith(f"{path}:5: ")
     assert what in str(caught.value)
-    assert str(caught.value).endswith("the format was guessed as azure, --format names another")
+    assert str(caught.value).endswith(
+        "the format was guessed as azure, set --format if that is wrong"
+    )
     with pytest.raises(TraceError) as caught:
         load_trace(path, "azure")
     assert "guessed" not in str(caught.value)
@@ -224,7 +226,7 @@ def test_messages_of_requests_share_what_they_begin_with(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("odd_at", [0, 7, 39])
 @pytest.mark.parametrize("size", [16, 64, 512])
-def test_one_odd_line_changes_no_size_of_blocks_and_is_counted(
+def test_one_inconsistent_line_is_counted_and_keeps_the_block_size(
     tmp_path: Path, size: int, odd_at: int
 ) -> None:
     rows = mooncake([size * 3 + 1 + n % 5 for n in range(40)], size)
@@ -284,7 +286,7 @@ ODD: list[object] = [
 
 @pytest.mark.parametrize("form", ["vllm", "sharegpt", "openai"])
 @pytest.mark.parametrize("odd", ODD, ids=str)
-def test_one_odd_item_of_text_is_skipped_and_counted(
+def test_one_unreadable_text_item_is_skipped_and_counted(
     tmp_path: Path, form: str, odd: object
 ) -> None:
     good = {

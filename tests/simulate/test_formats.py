@@ -100,7 +100,7 @@ def test_prompts_without_times_come_at_a_rate(tmp_path: Path) -> None:
     assert trace.blocks()[0] == trace.blocks()[-1] == [0, 1]
 
 
-def test_sharegpt_is_asked_and_answered(tmp_path: Path) -> None:
+def test_sharegpt_has_a_prompt_and_an_answer(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "abcd" * 20}, {"from": "gpt", "value": "x" * 40}]
     path = tmp_path / "t.json"
     path.write_text(json.dumps([{"id": 1, "conversations": turns}, {"conversations": []}]))
@@ -198,7 +198,7 @@ def test_conversations_without_a_question_or_an_answer_are_left_out(tmp_path: Pa
         ("TIMESTAMP,ContextTokens", "azure"),
     ],
 )
-def test_formats_are_told_by_what_files_begin_with(tmp_path: Path, text: str, form: str) -> None:
+def test_formats_are_detected_by_the_head_of_a_file(tmp_path: Path, text: str, form: str) -> None:
     (tmp_path / "trace").write_text(text)
     assert _guess(tmp_path / "trace") == form
 
@@ -214,7 +214,7 @@ def test_formats_are_told_by_what_files_begin_with(tmp_path: Path, text: str, fo
         ("t.json", "[3]", "holds no requests in a format"),
         ("t.json", '[{"conversations": 3}]', r"item 1: .*an object with conversations"),
         ("t.json", "[]", "holds no requests"),
-        ("t.csv", "a,b\n1,2\n", "name it with --format"),
+        ("t.csv", "a,b\n1,2\n", "specify it with --format"),
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nx,1,2\n", r"t\.csv:2: "),
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,1\n", ":2: "),
     ],
@@ -242,7 +242,7 @@ def test_missing_files_and_unknown_formats_are_refused(tmp_path: Path) -> None:
         load_trace(tmp_path / "none")
     with pytest.raises(TraceError, match="has no"):
         load_trace(tmp_path)
-    with pytest.raises(TraceError, match=f"no format 'x'; choose one of {FORMATS[0]}"):
+    with pytest.raises(TraceError, match=f"'x' is not a format; use {FORMATS[0]}"):
         load_trace(tmp_path, "x")
 
 
@@ -255,7 +255,7 @@ def test_missing_files_and_unknown_formats_are_refused(tmp_path: Path) -> None:
         ("llmservingsim/sharegpt-qwen3-32b-300-sps10.jsonl", 300, 0.08),
     ],
 )
-def test_real_traces_have_the_reuse_that_the_reference_says(
+def test_real_traces_have_the_reuse_of_the_reference(
     name: str, requests: int, ideal: float
 ) -> None:
     trace = load_trace(real(name))

@@ -54,7 +54,7 @@ def test_the_time_left_is_the_sum_of_what_others_have_left_up_to_it() -> None:
     assert ends([GB], [(0.0, size, (0,)) for size in sizes]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_copies_are_as_fast_as_their_tightest_link_lets_them() -> None:
+def test_copies_have_the_speed_of_their_slowest_link() -> None:
     # Two copies use the slow shared link 0. The third has link 1 except for what the second takes
     # of it.
     found = ends([2 * GB, 4 * GB], [(0, GB, (0,)), (0, GB, (0, 1)), (0, 3 * GB, (1,))])
@@ -85,7 +85,7 @@ def test_links_report_the_cost_of_sharing() -> None:
     assert links.finish == float("inf")
 
 
-def test_a_copy_alone_waits_for_nobody() -> None:
+def test_a_single_copy_does_not_wait() -> None:
     links = Links([2 * GB])
     slow = links.add_link(GB / 3)
     links.start(0.0, MB, (0, slow), lambda when: None)

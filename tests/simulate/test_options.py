@@ -15,7 +15,7 @@ from beluga.simulate import PRESETS, Options, Scale
 GIB = 1 << 30
 
 
-def test_a_cluster_has_what_the_reference_has_unless_told() -> None:
+def test_the_default_cluster_is_that_of_the_reference() -> None:
     options = Options()
     assert (options.workers, options.engine, options.eviction) == (8, "chunked", "lru")
     assert options.pool_bytes == 1950 * GIB

@@ -16,7 +16,7 @@ def engine(waiting: int, usage: float = 0.7) -> Any:
     return SimpleNamespace(metrics=lambda: metrics)
 
 
-def test_the_planner_sees_all_workers_that_are_in_use() -> None:
+def test_the_planner_gets_all_active_workers() -> None:
     planning = Planning(Goals(queue_high=3, queue_low=1))
     assert planning.look(30.0, [engine(4), engine(2)]) == 0
     assert planning.look(60.0, [engine(4), engine(3)]) == 1
@@ -27,7 +27,7 @@ def test_the_planner_sees_all_workers_that_are_in_use() -> None:
     ]
 
 
-def test_the_planner_sees_first_tokens_since_it_looked_last() -> None:
+def test_the_planner_gets_first_tokens_since_its_last_run() -> None:
     planning = Planning(Goals(ttft_s=2.0))
     for first in (11.0, 14.0):
         served: Any = SimpleNamespace(arrival=10.0, first_token=first)

@@ -18,7 +18,7 @@ from beluga.page import percent, plain, seconds
 from beluga.simulate import Options, Row, Scale, TraceEntry, make_report, make_trace, simulate
 from beluga.simulate.request import Request
 from beluga.simulate.result import make_row, mean_row
-from beluga.simulate.summary import carried, summarize
+from beluga.simulate.summary import summarize, sustained_load
 
 BLOCK = 10  # tokens
 
@@ -93,7 +93,7 @@ def test_a_row_has_the_work_of_workers_and_links() -> None:
     assert row(memory="split").capacity_bytes == 600
 
 
-def test_before_and_after_are_told_apart_by_arrival() -> None:
+def test_before_and_after_are_separated_by_arrival() -> None:
     found = row(*REQUESTS, scale=Scale(5.0, 1))
     assert (found.hit_rate_before, found.hit_rate_after) == (2 / 3, 2 / 6)
     assert (found.ttft_mean_before_s, found.ttft_mean_after_s) == (1.0, 2.5)
@@ -207,7 +207,7 @@ def test_a_page_describes_the_simulation(rows: list[Row]) -> None:
     )
     told = " ".join(Page(html(options, rows)).texts["dd"])
     assert "a<b: 2 requests in 1 s, 50 prompt tokens, 10 tokens a block" in told
-    assert "a boundless cache would find 33.3 %" in told
+    assert "an unlimited cache would hit 33.3 %" in told
     assert "80 GB of HBM" in told and "3.00 TB" in told and "11 devices" in told
     assert "500 GB of each worker's own DRAM at 50 GB/s" in told
 
@@ -230,7 +230,7 @@ def test_memories_that_are_not_equal_and_queues_are_warned_of(rows: list[Row]) -
         (3.0, 1.0, "A shared pool does not help here"),
     ],
 )
-def test_the_headline_says_who_wins(
+def test_the_headline_names_the_better_memory(
     rows: list[Row], pool_s: float, split_s: float, said: str
 ) -> None:
     pool = dataclasses.replace(rows[2], ttft_mean_s=pool_s)
@@ -257,7 +257,7 @@ def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[R
     ]
     assert summarize(loads, 5.0).speed == 2.0
     assert summarize(loads, 1.0).speed == 1.0
-    assert carried(loads, "pool", "random", 5.0) == pytest.approx(2.25)
+    assert sustained_load(loads, "pool", "random", 5.0) == pytest.approx(2.25)
     source = html(Options(workers=2), loads)
     # The trace has two requests in a second; its own speed is 2 requests per second.
     assert cards(source)["Load within the objective"] == ("4.5/s", "p90 within 5 s")

@@ -75,7 +75,7 @@ def test_both_memories_have_one_size_by_default() -> None:
     assert sizes["pool"] == pytest.approx(sizes["split"], abs=3)
 
 
-def test_a_seed_says_it_all() -> None:
+def test_a_seed_determines_the_whole_result() -> None:
     def run(seeds: int) -> list[object]:
         return list(simulate(TRACE, OPTIONS, policies=["two-choices", "linear"], seeds=seeds))
 
@@ -193,7 +193,7 @@ def test_busy_workers_hold_requests_back_and_lose_none() -> None:
         ({"gpu_path": "x"}, "gpu_path is one of root-complex, switch"),
         ({"eviction": "x"}, "eviction is one of lru, s3fifo, cost, fifo"),
         ({"scale": Scale(1, -8)}, "leaves no worker"),
-        ({"scale": Scale(1, 1), "goals": Goals()}, "either at a time or by the planner"),
+        ({"scale": Scale(1, 1), "goals": Goals()}, "either at a given time or by the planner"),
     ],
 )
 def test_options_without_sense_are_refused(change: dict[str, object], what: str) -> None:

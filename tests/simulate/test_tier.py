@@ -127,7 +127,7 @@ def test_more_than_fits_leaves_the_head() -> None:
     assert tier.lead(ids(*range(8)), 8) == 3
 
 
-def test_fifo_does_not_mind_what_was_asked_for() -> None:
+def test_hits_do_not_change_the_order_of_fifo() -> None:
     for eviction, kept in (("lru", True), ("fifo", False)):
         tier = SimulatedTier(10, 2, eviction)
         tier.put(ids(0), 1)

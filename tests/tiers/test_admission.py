@@ -32,7 +32,7 @@ def test_a_key_is_admitted_at_its_second_touch(policy: SecondTouch | Sketch) -> 
     assert policy.admit(keys(500, 1000)).tolist() == [True] * 500 + [False] * 500
 
 
-def test_the_table_forgets_what_was_displaced_and_nothing_else() -> None:
+def test_the_table_drops_displaced_keys_and_no_others() -> None:
     policy = SecondTouch(1 << 10)
     policy.admit(keys(0, 500))
     policy.admit(keys(10_000, 100_000))

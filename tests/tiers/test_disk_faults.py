@@ -142,7 +142,7 @@ def test_bytes_that_stay_wrong_are_dropped_and_reported(disk: FaultyDisk) -> Non
 
 
 @pytest.mark.parametrize("lie", ["drop", "misplace"])
-def test_a_disk_that_lies_of_its_writes_yields_misses(disk: FaultyDisk, lie: str) -> None:
+def test_a_disk_that_loses_acknowledged_writes_yields_misses(disk: FaultyDisk, lie: str) -> None:
     assert all(disk.save(range(4)))
     border = disk.tier._store.file.layout.data_offset
     disk.engine.only = lambda offset: offset >= border
@@ -492,7 +492,7 @@ def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_blocks_of_a_disk_that_fails_are_still_known_and_are_saved_elsewhere(
+def test_blocks_of_a_failed_disk_stay_indexed_and_are_saved_to_another(
     tmp_path: Path,
 ) -> None:
     disks = [FaultyDisk(tmp_path / f"disk{i}") for i in range(2)]

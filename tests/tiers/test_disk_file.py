@@ -111,7 +111,7 @@ def test_an_interrupted_format_is_repeated(
 
 @pytest.mark.parametrize("sectors", range(1, 8))
 @pytest.mark.parametrize("first", [True, False])
-def test_a_header_that_a_power_cut_tore_is_made_anew(
+def test_a_header_torn_by_a_power_cut_is_recreated(
     tmp_path: Path, sectors: int, first: bool
 ) -> None:
     DiskTier(tmp_path / "disk", SIZE).close()
@@ -275,7 +275,7 @@ def test_a_size_that_has_no_room_is_refused_and_changes_nothing(
     tier.close()
 
 
-def test_an_index_that_is_small_for_a_new_size_is_told(
+def test_an_index_that_is_small_for_a_new_size_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     DiskTier(tmp_path / "disk", SIZE).close()

@@ -93,7 +93,7 @@ def test_a_save_that_hangs_is_not_saved_later_with_other_bytes(disk: FaultyDisk)
     assert all(disk.load(range(4)))
 
 
-def test_space_that_a_late_write_may_write_is_given_to_nobody(disk: FaultyDisk) -> None:
+def test_space_of_a_late_write_is_not_reused(disk: FaultyDisk) -> None:
     disk.engine.hung = {"write"}
     assert not any(disk.save(range(4)))
     disk.engine.hung = set()

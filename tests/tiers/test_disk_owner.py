@@ -238,7 +238,7 @@ def said(server: subprocess.Popen[str], text: str) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("standby", [False, True])
-def test_a_pool_that_is_made_anew_has_the_blocks_of_its_disk(
+def test_a_recreated_pool_has_the_blocks_of_its_disk(
     shm: Path, tmp_path: Path, start: Start, how: int, standby: bool
 ) -> None:
     path, disk = shm / "p", tmp_path / "disk"

@@ -61,7 +61,7 @@ def test_one_trial_at_a_time_when_it_is_due(breaker: Breaker, clock: Clock) -> N
     assert breaker.closed
 
 
-def test_the_pause_doubles_to_its_limit_and_begins_anew_after_a_success(
+def test_the_pause_doubles_to_its_limit_and_resets_after_a_success(
     breaker: Breaker, clock: Clock
 ) -> None:
     fail(breaker, 3)

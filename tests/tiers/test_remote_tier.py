@@ -119,7 +119,7 @@ def test_a_store_is_not_closed_under_a_thread_that_hangs() -> None:
     gate.open.set()
 
 
-def test_an_open_breaker_asks_nothing_of_the_store(open_tier: Open) -> None:
+def test_an_open_breaker_sends_no_requests_to_the_store(open_tier: Open) -> None:
     def broken(_: str) -> None:
         raise ConnectionError("no route")
 
@@ -160,7 +160,7 @@ def test_one_trial_finds_out_that_the_store_is_back(open_tier: Open) -> None:
     assert count("breaker_state", tier) == 0
 
 
-def test_a_failure_is_tried_again_as_often_as_said(open_tier: Open) -> None:
+def test_a_failure_is_retried_as_configured(open_tier: Open) -> None:
     left = [0]
 
     def fail(_: str) -> None:
@@ -322,7 +322,7 @@ def test_one_warning_a_minute(open_tier: Open, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_threads_beside_each_other_never_see_wrong_bytes(open_tier: Open, seed: int) -> None:
+def test_concurrent_threads_never_read_wrong_bytes(open_tier: Open, seed: int) -> None:
     """The store fails, refuses, loses and damages at random."""
     chance = random.Random(seed)
     store = DictStore()

@@ -218,7 +218,7 @@ def test_a_removed_block_that_is_being_saved_does_not_come_back(make: Make) -> N
     assert scene.get("block") is None
 
 
-def test_removals_beyond_the_bound_are_refused_and_none_is_forgotten(make: Make) -> None:
+def test_removals_beyond_the_bound_are_rejected_and_none_is_lost(make: Make) -> None:
     scene = make(disk=False)
     scene.put_surely("last", 0)
     store = scene.stored("block")
@@ -310,7 +310,7 @@ def test_a_tier_that_is_given_up_costs_no_tombstones(make: Make) -> None:
     assert scene.server.lower_stat().removal_parked == 0
 
 
-def test_a_pool_remembers_so_many_tiers_and_refuses_more(shm: Path) -> None:
+def test_a_pool_records_a_bounded_number_of_tiers(shm: Path) -> None:
     with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
         for number in range(8):
             server = MetaServer(pool)

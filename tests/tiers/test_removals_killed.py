@@ -38,7 +38,7 @@ def serving(path: Path, *folders: Path | str, parked: int = 0) -> Iterator[KVCac
             process.kill()
 
 
-def test_a_killed_server_forgets_no_removal(shm: Path, tmp_path: Path) -> None:
+def test_a_killed_server_loses_no_removal(shm: Path, tmp_path: Path) -> None:
     path = shm / "pool"
     Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
     names = [digest(number) for number in range(COUNT)]

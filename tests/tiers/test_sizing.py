@@ -128,7 +128,7 @@ def test_the_cache_type_can_differ_from_the_models(tmp_path: Path) -> None:
         ({"torch_dtype": "float16", "n_layer": 2, "n_head": 8, "n_embd": 4}, "KV heads with a"),
     ],
 )
-def test_configurations_that_say_too_little_are_refused(
+def test_incomplete_configurations_are_rejected(
     config: object, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TierError, match=message):

@@ -203,7 +203,7 @@ def test_a_tier_that_saves_nothing_does_not_stop_the_pool(shm: Path) -> None:
         assert len(served.wrong(range(MANY))) > 0
 
 
-def test_a_restarted_server_knows_its_tiers_and_offers_what_was_not_offered(shm: Path) -> None:
+def test_a_restarted_server_offers_the_remaining_blocks_to_its_tiers(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
@@ -258,7 +258,7 @@ def test_saves_beyond_those_that_may_wait_for_a_slow_tier_are_dropped(shm: Path)
     assert dropped.value(reason="tier is behind") - before == 6
 
 
-def test_a_wanted_block_for_which_the_pool_has_no_room_is_given_up(
+def test_an_onboard_without_space_in_the_pool_is_abandoned(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("beluga.tiers.service._PUT_TRIES_S", 0.0)
@@ -588,7 +588,7 @@ def test_a_get_waits_while_a_tier_is_slow_and_gives_up_at_its_timeout(shm: Path)
         assert served.wrong(range(below, below + 1)) == []
 
 
-def test_prefetched_blocks_are_in_the_pool_before_anybody_asks(shm: Path) -> None:
+def test_prefetched_blocks_are_in_the_pool_before_a_request(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
@@ -620,7 +620,7 @@ def test_clients_that_get_at_once_all_get_the_blocks(shm: Path) -> None:
         assert wrong == []
 
 
-def test_only_the_service_may_take_and_tell(shm: Path) -> None:
+def test_only_the_service_may_take_work_and_report_it(shm: Path) -> None:
     with serving(shm, [MemoryTier()]) as served:
         stranger = LowerWork(served.cache.client, token=1)
         with pytest.raises(BadRequestError):

@@ -101,7 +101,7 @@ def test_two_callers_are_one_side_each(pool: Pool) -> None:
     assert leader.seconds >= 0.3  # its word counts, not the other's 3 s
 
 
-def test_sides_are_asked_in_nanoseconds(pool: Pool, sides: FakeSides) -> None:
+def test_timeouts_of_sides_are_in_nanoseconds(pool: Pool, sides: FakeSides) -> None:
     verify_pool(pool, seconds=0.5, patience=0.25)
     assert sides.configs == [(0, 500_000_000, 250_000_000), (1, 500_000_000, 250_000_000)]
     assert sides.masks == {(0xFF, 3)}  # eight tests, two modes
@@ -223,7 +223,7 @@ def test_the_cpu_is_named_as_the_kernel_does_or_by_its_kind(
     assert MachineRecord.here().cpu == name
 
 
-def test_one_violation_of_what_is_promised_breaks_a_report(pool: Pool) -> None:
+def test_one_violation_of_a_guarantee_breaks_a_report(pool: Pool) -> None:
     report = verify_pool(pool, seconds=0)
     first = next(f for f in report.findings if f.mode == "software")
     bare = VerifyResult.of(

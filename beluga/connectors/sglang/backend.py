@@ -116,7 +116,7 @@ class BelugaHiCache(HiCacheStorage):
         ]
         lengths, longest = self._restorable(keys[:count], asked)
         if max(lengths, default=0) < count:
-            for name, last in asked:  # what a tier below has of them comes, and is then in the pool
+            for name, last in asked:  # pages of a lower tier are onboarded first
                 if name in self._side:
                     self._pages.leading(name, keys[max(0, count - last) if last else 0 : count])
             lengths, longest = self._restorable(keys[:count], asked)
@@ -126,7 +126,7 @@ class BelugaHiCache(HiCacheStorage):
         return result
 
     def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        """Fetch pages of several pools to their places. Returns for each pool which came."""
+        """Fetch pages of several pools to their places. Returns which pages were fetched."""
 
         def fetch(side: SidePool, keys: list[str], host_indices: Any) -> list[bool]:
             made: list[Any] = []

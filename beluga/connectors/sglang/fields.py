@@ -133,7 +133,7 @@ LEFT_OUT: Table = {
             *("disaggregation_decode_allocation_policy", "lmcache_config_file"),
         ),
         **_each(
-            "replicas compute the same; a page's name does not say on which",
+            "replicas compute the same; a page's name does not contain the replica",
             *("dp_size", "attn_dp_size", "enable_dp_attention_local_control_broadcast"),
         ),
         **_each(

@@ -85,7 +85,7 @@ def identify(
 def _sources(found: Mapping[str, Any]) -> Iterator[WeightsSource]:
     path = found.get("model_path")
     if not path:
-        raise ConnectorError(f"beluga finds no model in SGLang's settings; {VOUCH}")
+        raise ConnectorError(f"SGLang's settings contain no model; {VOUCH}")
     yield _source(found, str(path), found.get("revision"), found.get("load_format"))
     draft = found.get("speculative_draft_model_path")
     if draft and draft != path:
@@ -105,8 +105,7 @@ def _source(found: Mapping[str, Any], path: str, revision: Any, form: Any) -> We
     remote = found.get("custom_weight_loader") or found.get("modelexpress_config")
     if form not in READ_FROM_MODEL or remote:
         raise ConnectorError(
-            f"beluga does not know where the load format {form} finds the weights of {path}; "
-            f"{VOUCH}"
+            f"it is unknown where the load format {form} finds the weights of {path}; {VOUCH}"
         )
     return source_of(
         Model(
@@ -127,7 +126,7 @@ def _length(found: Mapping[str, Any]) -> str:
         override = str(found.get("json_model_override_args") or "{}")
         trees = [json.loads(text), json.loads(override)]
     except (OSError, ValueError):
-        return length  # nothing is known about its positions
+        return length  # its positions are unknown
     kinds = {
         kind
         for tree in trees

@@ -58,7 +58,9 @@ def pool_namespace(
     """
     layout = getattr(host_pool, "layout", None)
     if layout not in LAYOUTS:
-        raise ConnectorError(f"beluga knows no host pages of the layout {layout!r}, only {LAYOUTS}")
+        raise ConnectorError(
+            f"host pages of layout {layout!r} are not supported; use one of {LAYOUTS}"
+        )
     if getattr(host_pool, "kv_buffer", None) is None and not is_logical(host_pool):
         raise ConnectorError(
             "beluga needs a host pool with KV in it, or one that only counts pages"
@@ -84,8 +86,8 @@ def is_logical(host_pool: Any) -> bool:
 
 
 def rank_fields(config: Any, *, replicated: bool) -> Fields:
-    """Return what a page's bytes depend on of a rank; ``replicated`` ones are the same on all
-    tensor-parallel ranks.
+    """Return the fields of a rank that determine a page's bytes; ``replicated`` pages are the same
+    on all tensor-parallel ranks.
     """
     fields: Fields = {name: str(getattr(config, name, "")) for name in _RANK_FIELDS}
     if not replicated or getattr(config, "dcp_size", 1) > 1:
@@ -118,7 +120,7 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
         NotImplementedError,
         AssertionError,
     ) as error:  # it has none of this layout
-        raise LayoutError(f"SGLang does not say where its pages lie: {error}") from error
+        raise LayoutError(f"SGLang returned no addresses of its pages: {error}") from error
     per_page, rest = divmod(len(addresses), count)
     if rest or not per_page or len(sizes) != len(addresses):
         raise LayoutError(f"{len(addresses)} buffers of {len(sizes)} sizes for {count} pages")

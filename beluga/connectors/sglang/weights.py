@@ -53,7 +53,7 @@ class Weights:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told = False  # whether updates are observed
+        self._warned = False  # whether updates are observed
         self._version: str | None = None
         self._void: str | None = None  # a version that no longer identifies the weights
         self._flushed = True
@@ -61,8 +61,8 @@ class Weights:
     def version(self) -> str | None:
         """Return SGLang's version of the weights, or None while it is unknown."""
         with self._lock:
-            said = _said_version()
-            if not self._told:
+            said = _version_setting()
+            if not self._warned:
                 return said
             if self._version is None and self._flushed and said != self._void:
                 self._version = said  # the version was set after the change
@@ -77,12 +77,12 @@ class Weights:
         updater = _found(_UPDATER)
         if updater is None:
             raise ConnectorError(
-                "beluga does not know how this SGLang changes its weights, and would load KV of "
-                "other weights; use SGLang 0.5.23"
+                "this version of SGLang changes its weights in an unknown way, so Beluga "
+                "could load KV of other weights; use SGLang 0.5.23"
             )
         with self._lock:
-            if not self._told:
-                self._told, self._version = True, _said_version()
+            if not self._warned:
+                self._warned, self._version = True, _version_setting()
         name = _UPDATER[2]
         if not hasattr(getattr(updater, name), "beluga"):
             setattr(updater, name, _after_update(getattr(updater, name)))
@@ -96,7 +96,7 @@ class Weights:
         """
         known = flushed and version is not None
         with self._lock:
-            self._void, self._flushed = _said_version(), flushed
+            self._void, self._flushed = _version_setting(), flushed
             self._version = version if known else None
         if not known:
             logger.warning(
@@ -149,7 +149,7 @@ def _found(where: tuple[str, str, str]) -> Any:
     return found if hasattr(found, method) else None
 
 
-def _said_version() -> str:
+def _version_setting() -> str:
     return str(_setting("weight_version"))
 
 

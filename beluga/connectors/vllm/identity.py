@@ -172,7 +172,7 @@ def _source(config: Any, model: Any, load: Any) -> WeightsSource:
         return Declared(f"dummy {model.seed}")
     if form not in READ_FROM_MODEL:
         raise ConnectorError(
-            f"beluga does not know where the load format {form} finds the weights of "
+            f"it is unknown where the load format {form} finds the weights of "
             f"{model.model}; {VOUCH}"
         )
     _check_code(model)

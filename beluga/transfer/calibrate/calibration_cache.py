@@ -32,10 +32,10 @@ def may_measure() -> bool:
 
     Raises :class:`~beluga.errors.EngineUnavailableError` if it is neither on nor off.
     """
-    told = config.tuning()
-    if told not in (None, "on", "off"):
-        raise EngineUnavailableError(f"BELUGA_TUNING={told} is not on or off")
-    return told != "off"
+    value = config.tuning()
+    if value not in (None, "on", "off"):
+        raise EngineUnavailableError(f"BELUGA_TUNING={value} is not on or off")
+    return value != "off"
 
 
 class CalibrationCache:

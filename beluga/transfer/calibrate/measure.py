@@ -42,7 +42,7 @@ _SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
 _SPAN = max(fragment * count for fragment, count in _SHAPES)
 
 
-def kept_table(pool: Pool, setup: str) -> Table:
+def stored_table(pool: Pool, setup: str) -> Table:
     """Return the stored costs of this machine for a pool's kind of memory.
 
     The table is empty if nothing is stored, or if BELUGA_TUNING is off. ``setup`` has the other
@@ -77,7 +77,7 @@ def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) ->
     engine with a fault, and OSError or a :class:`~beluga.errors.BelugaError` if there is no space.
     """
     kept = CalibrationCache(pool)
-    table = kept_table(pool, setup)
+    table = stored_table(pool, setup)
     if table or not may_measure() or not kept.can_write():
         return table
     with scratch_pool(like=pool) as scratch:

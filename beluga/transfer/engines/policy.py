@@ -4,7 +4,7 @@
 
 A row has the steps before a read and after a write, by initiator, memory type and DDIO (whether the
 writes of devices go into this host's cache). ``tests/sim/test_policy_rows.py`` compares every row
-with the simulator's device agent: with less than the row's steps, a reader sees wrong bytes.
+with the simulator's device agent: with fewer steps than the row has, a reader sees wrong bytes.
 
 ===  ==================================================================================
 O1   CPU: streamed stores; invalidate, then load (the Beluga paper's names, its Table 4)
@@ -155,11 +155,11 @@ class PlatformPolicy:
 def probe(*, cpuinfo: Path = CPUINFO) -> PlatformPolicy:
     """Return the policy of the environment's settings, or the safe one with a hint for users.
 
-    Raises :class:`~beluga.errors.EngineUnavailableError` for a setting that is no word of the
+    Raises :class:`~beluga.errors.EngineUnavailableError` for a setting that is not a word of the
     table.
     """
-    memory, memory_source = _told("BELUGA_MEMORY", config.memory_type(), Memory)
-    ddio, ddio_source = _told("BELUGA_DDIO", config.ddio(), Ddio)
+    memory, memory_source = _setting("BELUGA_MEMORY", config.memory_type(), Memory)
+    ddio, ddio_source = _setting("BELUGA_DDIO", config.ddio(), Ddio)
     return PlatformPolicy(
         memory or Memory.WRITE_BACK,
         ddio or Ddio.UNKNOWN,
@@ -176,10 +176,10 @@ def _plan_maintenance(pool: Pool, plan: Plan, step: Step) -> None:
         )
 
 
-_Told = TypeVar("_Told", Memory, Ddio)
+_WordT = TypeVar("_WordT", Memory, Ddio)
 
 
-def _told(variable: str, text: str | None, words: type[_Told]) -> tuple[_Told | None, str]:
+def _setting(variable: str, text: str | None, words: type[_WordT]) -> tuple[_WordT | None, str]:
     if text is None:
         return None, ""
     try:
@@ -194,4 +194,4 @@ def _hint(cpuinfo: Path) -> str:
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     if "GenuineIntel" in text:
         return "Intel: on, unless the firmware has turned it off; set BELUGA_DDIO"
-    return "this CPU does not tell; set BELUGA_DDIO"
+    return "not reported by this CPU; set BELUGA_DDIO"

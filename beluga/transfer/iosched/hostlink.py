@@ -42,7 +42,7 @@ def host_link(
     link lies with its lock files, and is removed with them. Raises TransferError if the shared file
     is unusable, and a PoolError if its directory is.
     """
-    name, node, place = _place(pool)
+    name, node, place = _location(pool)
     return Link(
         name, settings or settings_for(pool), node=node, pool=pool, directory=directory or place
     )
@@ -54,11 +54,11 @@ def host_link_now(pool: Pool) -> Link | None:
     Unlike :func:`host_link` it creates none, so its caller does not determine the settings of later
     engines.
     """
-    name, node, directory = _place(pool)
+    name, node, directory = _location(pool)
     return host_link(pool) if link_path(name, node, directory).exists() else None
 
 
-def _place(pool: Pool) -> tuple[str, int | None, Path | None]:
+def _location(pool: Pool) -> tuple[str, int | None, Path | None]:
     """Return the name, the NUMA node and the directory of the link; see :class:`Link`."""
     adapters = {device.link for device in pool.devices}
     nodes = {device.node for device in pool.devices}
@@ -86,7 +86,7 @@ def settings_for(pool: Pool) -> LinkSettings:
     )
 
 
-def settings_said(text: str) -> LinkSettings | None:
+def parse_settings(text: str) -> LinkSettings | None:
     """Parse a user's link setting.
 
     ``auto`` is None; ``20`` means 20 GB/s for reads and writes together, and ``46.2/33`` separate
@@ -97,9 +97,9 @@ def settings_said(text: str) -> LinkSettings | None:
     try:
         speeds = [Speed(int(float(part) * 1e9)) for part in text.split("/")]
     except (ValueError, OverflowError) as error:
-        raise TransferError(f"{text!r} is no speed of a link; say {_FORMS}") from error
+        raise TransferError(f"{text!r} is not a link speed; use {_FORMS}") from error
     if len(speeds) > 2:
-        raise TransferError(f"{text!r} is no speed of a link; say {_FORMS}")
+        raise TransferError(f"{text!r} is not a link speed; use {_FORMS}")
     return LinkSettings(
         read=speeds[0],
         write=speeds[-1],

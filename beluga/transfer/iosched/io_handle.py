@@ -93,7 +93,7 @@ class IoHandle:
                     self._state = _TAKEN
         if self._state == _FORKED:
             raise ForkedSessionError(
-                "the I/O handle is the parent process's; make another after fork"
+                "the I/O handle belongs to the parent process; make another one after fork"
             )
         return self._handle
 
@@ -213,7 +213,7 @@ class IoHandle:
         both = self.link.settings.duplex
         stats = [self.stat(direction) for direction in (Direction if both else [Direction.READ])]
         _logger.warning(
-            "beluga: a piece took %.0f ms on link %s (%d wait here, %d are under way); "
+            "beluga: a piece took %.0f ms on link %s (%d wait here, %d are in flight); "
             "%d such so far",
             max(stat.stalled_ns for stat in stats) / 1e6,
             self.link.name,

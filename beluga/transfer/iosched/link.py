@@ -85,11 +85,11 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         if min(self.piece_size, self.pieces) <= 0 or self.tau_ns < 0:
-            raise TransferError(f"settings that no link can have: {self}")
+            raise TransferError(f"{self} is invalid; see LinkSettings")
         if len(self.shares) != len(TransferClass):
-            raise TransferError(f"settings that no link can have: {self}")
+            raise TransferError(f"{self} is invalid; see LinkSettings")
         if any(not 0 < share < 1 << 31 for share in self.shares):
-            raise TransferError(f"shares are whole numbers from 1 on, not {self.shares}")
+            raise TransferError(f"shares must be whole numbers of at least 1, not {self.shares}")
 
 
 class Link:
@@ -214,21 +214,25 @@ class Link:
             if not lib.bl_direction_valid(
                 direction.handle
             ) or direction.handle.node_count != 1 + len(TransferClass):
-                raise TransferError(f"{self.path} is damaged; stop who uses it, and remove it")
+                raise TransferError(
+                    f"{self.path} is damaged; stop the processes that use it, and remove it"
+                )
         return (found[0], found[1]) if self.settings.duplex else (found[0], found[0])
 
     def _attach_devices(self, where: Path, pool: Pool) -> list[core.bl_tokens]:
         if self.settings.device is None:
             return []
         if len(pool.devices) > lib.BL_LINK_DEVICES:
-            raise TransferError(f"a link leads to {lib.BL_LINK_DEVICES} devices at most")
+            raise TransferError(f"a link has at most {lib.BL_LINK_DEVICES} devices")
         found = []
         for device in pool.devices:
             path = where / f"device-{_file_name(str(device.path.resolve()))}"
             self._shared.append(share(path, _PAGE, self._fill_device))
             bucket = ffi.cast("bl_tokens *", at(self._shared[-1].memory, 0))
             if bucket.rate != PICOSECONDS:
-                raise TransferError(f"{path} is damaged; stop who uses it, and remove it")
+                raise TransferError(
+                    f"{path} is damaged; stop the processes that use it, and remove it"
+                )
             found.append(bucket)
         return found
 
@@ -274,7 +278,9 @@ def _read(memory: mmap.mmap, path: Path) -> LinkSettings:
             fields[name] = None if fields[name] is None else speed_of(fields[name])
         return LinkSettings(**{**fields, "shares": tuple(fields["shares"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise TransferError(f"{path} is damaged; stop who uses it, and remove it") from error
+        raise TransferError(
+            f"{path} is damaged; stop the processes that use it, and remove it"
+        ) from error
 
 
 def _file_name(name: str) -> str:

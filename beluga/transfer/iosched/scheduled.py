@@ -84,7 +84,7 @@ class ScheduledEngine:
     def _forget(self) -> None:
         """Drop the transfers in a forked child: they are the parent's."""
         for transfer in self._open:
-            transfer.lose()
+            transfer.abandon()
         self._open = deque()
         self._lock = threading.RLock()
 
@@ -122,37 +122,39 @@ class ScheduledEngine:
         transfer = ScheduledTransfer(self, self._handle, work, pieces, (direction, kind))
         with self._lock:
             self._open.append(transfer)
-        self.drive()
+        self.poll()
         return transfer
 
-    def drive(self) -> None:
+    def poll(self) -> None:
         """Start and complete pieces, without waiting."""
         with self._lock:
             self._advance(0, None)
 
     def wait_for(self, transfer: ScheduledTransfer, deadline: float | None) -> None:
-        """Drive transfers in order until this one has ended. Raises TransferTimeoutError."""
+        """Poll transfers in order until this one has ended. Raises TransferTimeoutError."""
         while not transfer.ended:
-            left = _left(deadline)
-            patience_ns = _SLICE_NS if left is None else min(_SLICE_NS, int(left * 1e9))
+            remaining_s = _remaining_s(deadline)
+            timeout_ns = (
+                _SLICE_NS if remaining_s is None else min(_SLICE_NS, int(remaining_s * 1e9))
+            )
             with self._lock:
-                self._advance(patience_ns, deadline)
+                self._advance(timeout_ns, deadline)
 
-    def _advance(self, patience_ns: int, deadline: float | None) -> None:
+    def _advance(self, timeout_ns: int, deadline: float | None) -> None:
         """Release pieces that have ended, and start others: those of the next transfer as soon as
-        all pieces of one have started. With patience, wait for one of the two.
+        all pieces of one have started. With a timeout, wait for one of the two.
         """
-        flying, wanted = 0, False
+        in_flight, has_next = 0, False
         for transfer in self._open:
-            flying += transfer.reap()
-            before = transfer.flying
-            transfer.start_pieces(DEPTH - flying, patience_ns, beside=flying > 0)
-            flying += transfer.flying - before
-            if wanted := transfer.wanted:
+            in_flight += transfer.reap()
+            before = transfer.in_flight
+            transfer.start_pieces(DEPTH - in_flight, timeout_ns, beside=in_flight > 0)
+            in_flight += transfer.in_flight - before
+            if has_next := transfer.has_next:
                 break
-        full = flying == DEPTH or not wanted
-        if patience_ns > 0 and self._open and self._open[0].flying and full:
-            self._open[0].land(_left(deadline))
+        full = in_flight == DEPTH or not has_next
+        if timeout_ns > 0 and self._open and self._open[0].in_flight and full:
+            self._open[0].wait_first(_remaining_s(deadline))
         while self._open and self._open[0].finish():
             self._open.popleft()
 
@@ -206,7 +208,7 @@ class ScheduledTransfer:
         Raises UnsettledError if the state of a piece is unknown.
         """
         if not self.ended:
-            self._engine.drive()
+            self._engine.poll()
         if self._unsettled is not None:
             raise self._unsettled
         return self.ended
@@ -230,20 +232,22 @@ class ScheduledTransfer:
         """Start no further pieces."""
         self._fail(TransferError("the engine was closed before the transfer had ended"))
 
-    def lose(self) -> None:
+    def abandon(self) -> None:
         """Drop the pieces in a forked child: they are the parent's."""
         if not self.ended:
-            self._error = TransferError("the transfer is the parent process's; start another")
+            self._error = TransferError(
+                "the transfer belongs to the parent process; start another one"
+            )
         self._flights.clear()
         self.ended = True
 
     @property
-    def flying(self) -> int:
+    def in_flight(self) -> int:
         """Return how many pieces are in flight."""
         return len(self._flights)
 
     @property
-    def wanted(self) -> bool:
+    def has_next(self) -> bool:
         """Return whether a piece has to be started."""
         return self._error is None and self._next < len(self._pieces.sizes)
 
@@ -251,33 +255,33 @@ class ScheduledTransfer:
         """Release the pieces that have ended, from the first on. Return how many are still in
         flight.
         """
-        while self._flights and self._landed(self._flights[0][1]):
-            self.land(None)
+        while self._flights and self._has_ended(self._flights[0][1]):
+            self.wait_first(None)
         return len(self._flights)
 
-    def start_pieces(self, room: int, patience_ns: int, *, beside: bool) -> None:
-        """Start as many pieces as the link admits now, at most ``room``.
+    def start_pieces(self, most: int, timeout_ns: int, *, beside: bool) -> None:
+        """Start as many pieces as the link admits now, at most ``most``.
 
-        With patience, wait for the first one, and wait long if no other transfer has pieces in
+        With a timeout, wait for the first one, and wait long if no other transfer has pieces in
         flight (``beside``).
         """
-        while room > 0 and self._idle and self.wanted:
+        while most > 0 and self._idle and self.has_next:
             number, request = self._next, self._idle[0]
             request.bytes = self._pieces.sizes[number]
             request.again = number + 1 < len(self._pieces.sizes)
             devices = self._pieces.device_bytes(number)
-            timeout_ns = min(patience_ns, _LOOK_NS) if beside else patience_ns
+            wait_ns = min(timeout_ns, _LOOK_NS) if beside else timeout_ns
             try:
-                admitted = self._handle.acquire(request, devices, timeout_ns)
+                admitted = self._handle.acquire(request, devices, wait_ns)
             except BelugaError as error:
                 self._fail(error)
                 return
             if not admitted:
-                if patience_ns == 0:  # otherwise the link could admit it while no thread waits
+                if timeout_ns == 0:  # otherwise the link could admit it while no thread waits
                     self._handle.release(request)
                 return
             self._start(number, request)
-            room, beside = room - 1, True
+            most, beside = most - 1, True
 
     def _start(self, number: int, request: core.bl_io_request) -> None:
         self._next += 1
@@ -295,13 +299,13 @@ class ScheduledTransfer:
             self._flights.append((request, transfer))
 
     @staticmethod
-    def _landed(transfer: Transfer) -> bool:
+    def _has_ended(transfer: Transfer) -> bool:
         try:
             return transfer.done()
         except Exception:  # its wait raises the error
             return True
 
-    def land(self, timeout_s: float | None) -> None:
+    def wait_first(self, timeout_s: float | None) -> None:
         """Wait for the piece that was started first, and release it."""
         request, transfer = self._flights[0]
         try:
@@ -326,13 +330,13 @@ class ScheduledTransfer:
             self._unsettled = error
 
     def _fail(self, error: BelugaError) -> None:
-        """Start no further pieces. The first error is kept."""
+        """Start no further pieces. The first error remains."""
         if self._error is None:
             self._error = error
 
     def finish(self) -> bool:
         """Return whether it has ended; if so, release its resources."""
-        if self.ended or self.wanted or self._flights:
+        if self.ended or self.has_next or self._flights:
             return self.ended
         for request in self._idle:
             self._handle.release(request)
@@ -342,13 +346,13 @@ class ScheduledTransfer:
         return True
 
 
-def _left(deadline: float | None) -> float | None:
+def _remaining_s(deadline: float | None) -> float | None:
     """Return the remaining seconds; None: forever. Raises TransferTimeoutError if none remain."""
     if deadline is None:
         return None
-    if (left := deadline - time.monotonic()) <= 0:
+    if (remaining_s := deadline - time.monotonic()) <= 0:
         raise TransferTimeoutError("the transfer has not ended in time; it continues")
-    return left
+    return remaining_s
 
 
 def piece_size(engine: CopyEngine, settings: LinkSettings, direction: Direction) -> int:

@@ -94,7 +94,8 @@ def _map(path: Path, size: int) -> Segment | None:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             raise TransferError(
-                f"{path} is not of this version of Beluga; stop who uses it, and remove it"
+                f"{path} belongs to another version of Beluga; stop the processes that use it, "
+                "and remove it"
             )
         fcntl.flock(handle, fcntl.LOCK_SH)
         if os.fstat(handle).st_nlink == 0:

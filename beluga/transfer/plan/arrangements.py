@@ -37,7 +37,7 @@ def vllm(
         axes.insert(kv, "kv")
         return BlockLayout(views, axes, order)
     if kv_first is not None or len(shape) not in (3, 4):
-        raise LayoutError(f"shape {shape} has no axis of K and V, or is none of vLLM's")
+        raise LayoutError(f"shape {shape} has no axis of K and V, or is not a layout of vLLM")
     packed = ("block", "token", "head", "dim")
     return BlockLayout(views, packed if len(shape) == 4 else ("block", "token", "dim"), order)
 
@@ -51,14 +51,16 @@ def sglang(view: View, layout: str, *, page_size: int, order: Order | None = Non
 
     A page is ``page_size`` slots. Raises LayoutError.
     """
-    known = {
+    supported = {
         "layer_first": ["layer", "slot", "head", "dim"],
         "page_first": ["slot", "layer", "head", "dim"],
         "page_first_direct": ["block", "layer", "token", "head", "dim"],
     }
-    if layout not in known:
-        raise LayoutError(f"beluga knows no layout {layout!r} of SGLang, only {', '.join(known)}")
-    axes = known[layout]
+    if layout not in supported:
+        raise LayoutError(
+            f"{layout!r} is not a supported layout of SGLang; use {', '.join(supported)}"
+        )
+    axes = supported[layout]
     if len(view.shape) == len(axes) + 1 and view.shape[0] == KV:
         axes = ["kv", *axes]
     if len(view.shape) != len(axes):
@@ -68,7 +70,7 @@ def sglang(view: View, layout: str, *, page_size: int, order: Order | None = Non
         view = view.split(place, page_size)
         axes = [*axes[:place], "block", "token", *axes[place + 1 :]]
     if view.shape[axes.index("token")] != page_size:
-        raise LayoutError(f"shape {view.shape} has not {page_size} tokens a page")
+        raise LayoutError(f"shape {view.shape} does not have {page_size} tokens per page")
     return BlockLayout([view], axes, order)
 
 
@@ -85,6 +87,6 @@ def _kv_axis(shape: tuple[int, ...], kv_first: bool | None) -> int:
     if len(fits) != 1:
         raise LayoutError(
             f"shape {shape} needs one axis of K and V, the first or the second"
-            + ("; say which (kv_first)" if len(fits) == 2 else f"; kv_first is {kv_first}")
+            + ("; specify which with kv_first" if len(fits) == 2 else f"; kv_first is {kv_first}")
         )
     return fits[0]

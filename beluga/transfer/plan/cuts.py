@@ -25,9 +25,9 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     try:
         found = np.asarray(values)
     except ValueError:
-        raise LayoutError(f"{what} are a list of whole numbers, not one of lists") from None
+        raise LayoutError(f"{what} must be a list of whole numbers, not a list of lists") from None
     if found.dtype.kind not in "iu" and found.size:
-        raise LayoutError(f"{what} are whole numbers, have an array of {found.dtype}")
+        raise LayoutError(f"{what} must be whole numbers, not an array of {found.dtype}")
     return found.astype(np.int64, copy=False)
 
 

@@ -71,20 +71,23 @@ class Slots:
         ``tokens`` has shape (count, 2): one of ``block_count`` blocks, and a token of that block.
         For a single block, shape (count,) suffices. Raises LayoutError.
         """
-        wanted, slots = whole_numbers(tokens, "tokens"), whole_numbers(self.slots, "slots")
-        if wanted.ndim == 1 and (block_count == 1 or not wanted.size):
-            wanted = np.stack([np.zeros_like(wanted), wanted], axis=1)
-        if wanted.ndim != 2 or wanted.shape[1] != 2 or slots.shape != (len(wanted),):
+        pairs, slots = whole_numbers(tokens, "tokens"), whole_numbers(self.slots, "slots")
+        if pairs.ndim == 1 and (block_count == 1 or not pairs.size):
+            pairs = np.stack([np.zeros_like(pairs), pairs], axis=1)
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or slots.shape != (len(pairs),):
             raise LayoutError(
-                f"tokens of shape {wanted.shape} of {block_count} blocks for slots of shape "
+                f"tokens of shape {pairs.shape} of {block_count} blocks for slots of shape "
                 f"{slots.shape}; give each its block and its token"
             )
-        blocks = wanted[:, 0]
+        blocks = pairs[:, 0]
         if blocks.size and not (blocks.min() >= 0 and blocks.max() < block_count):
-            raise LayoutError(f"tokens of blocks {blocks.min()} to {blocks.max()} of {block_count}")
+            raise LayoutError(
+                f"tokens lie in blocks {blocks.min()} to {blocks.max()}; their numbers must be "
+                f"from 0 to {block_count - 1}"
+            )
         if self.layout.read_only:
             raise LayoutError("the target slots' memory is read-only")
-        return self.layout.rows(blocks, wanted[:, 1], slots)
+        return self.layout.rows(blocks, pairs[:, 1], slots)
 
 
 class BlockLayout:
@@ -128,7 +131,7 @@ class BlockLayout:
             self._offsets["layer"] = np.array(starts, np.int64)
         self.unit = first.shape[-1] * first.item_size
         self._start = first.start
-        self.order = order or self._as_it_lies()
+        self.order = order or self._order_of_views()
 
     @property
     def block_count(self) -> int:
@@ -166,7 +169,9 @@ class BlockLayout:
         """
         ids = self._within(block_ids, self.block_count, "block")
         if ids.ndim != 1:
-            raise LayoutError(f"blocks are a list of numbers, have shape {ids.shape}")
+            raise LayoutError(
+                f"blocks must be a list of numbers, not an array of shape {ids.shape}"
+            )
         start = self._start + ids * self._steps["block"][1]
         return (start[:, None] + self._fragments[0][None, :]).astype(np.uint64)
 
@@ -193,7 +198,7 @@ class BlockLayout:
         slot = self._within(slots, size * self.block_count, "slot")
         if not which.shape == token.shape == slot.shape or which.ndim != 1:
             raise LayoutError(
-                f"{which.shape} blocks, {token.shape} tokens, {slot.shape} slots: one each"
+                f"{which.shape} blocks, {token.shape} tokens, {slot.shape} slots; give one of each"
             )
         engine, places, pool_step, run = self._token_runs
         start = self._start + slot // size * self._steps["block"][1]
@@ -228,7 +233,7 @@ class BlockLayout:
             read_only=self.read_only,
         )
 
-    def _as_it_lies(self) -> Order:
+    def _order_of_views(self) -> Order:
         tokens, heads = self._steps["token"], self._steps["head"]
         return Order.HEADS if heads[0] > 1 and heads[1] > tokens[1] else Order.DENSE
 

@@ -261,7 +261,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     if (offsets % np.uint64(LINE_SIZE)).any() or chunk <= 0 or (chunk != length and chunk % 64):
         raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
     if blocks.min() < 0 or blocks.max() >= len(offsets):
-        raise LayoutError(f"rows of blocks {blocks.min()} to {blocks.max()} of {len(offsets)}")
+        raise LayoutError(f"rows need blocks {blocks.min()} to {blocks.max()} of {len(offsets)}")
     if places.min() < 0 or (places + sizes).max() > length:
         raise LayoutError(f"a row needs {(places + sizes).max()} bytes; a block has {length}")
     _refuse_long(min(chunk, length))
@@ -299,12 +299,12 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
 def _pool_offsets(offsets: ArrayLike) -> NDArray[np.uint64]:
     found = whole_numbers(offsets, "offsets")
     if found.size and (found.min() < 0 or found.max() >= _POOL_SIZE_MAX):
-        raise LayoutError(f"offsets {found.min()} to {found.max()} are in no pool")
+        raise LayoutError(f"offsets {found.min()} to {found.max()} lie outside any pool")
     return found.view(np.uint64)
 
 
 def _refuse_long(chunk: int) -> None:
     if chunk > _LENGTH_MAX:
         raise LayoutError(
-            f"a chunk of {chunk} bytes; it has {_LENGTH_MAX} at most, give a smaller chunk size"
+            f"a chunk has {chunk} bytes, more than {_LENGTH_MAX}; use a smaller chunk size"
         )

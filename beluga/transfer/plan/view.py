@@ -59,7 +59,7 @@ class Tensor(Protocol):
         """Return the size of an element in bytes."""
 
     def is_contiguous(self) -> bool:
-        """Say whether the elements lie in order, without gaps."""
+        """Return whether the elements lie in order, without gaps."""
 
 
 class CudaArrayInterface(TypedDict):
@@ -93,7 +93,7 @@ Array: TypeAlias = "NDArray[np.generic] | Tensor | CudaArray"
 
 
 def is_tensor(array: object) -> TypeIs[Tensor]:
-    """Say whether ``array`` is a torch tensor, without importing torch."""
+    """Return whether ``array`` is a torch tensor, without importing torch."""
     return hasattr(array, "data_ptr")
 
 
@@ -132,7 +132,9 @@ def tensor_start(tensor: Tensor) -> int:
     if lazy:
         raise LayoutError(f"a {name} has a pending operation; call resolve_conj().resolve_neg()")
     if size > room:
-        raise LayoutError(f"a {name} needs {size} bytes, its storage has {room}; it was resized")
+        raise LayoutError(
+            f"a {name} needs {size} bytes, but its storage has {room}; it was resized"
+        )
     return start
 
 
@@ -156,7 +158,7 @@ class View:
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides) or any(size < 1 for size in self.shape):
-            raise LayoutError(f"shape {self.shape} with strides {self.strides} is no view")
+            raise LayoutError(f"shape {self.shape} with strides {self.strides} is not a valid view")
         spans = [(size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)]
         low = self.start + sum(span for span in spans if span < 0)
         high = self.start + sum(span for span in spans if span > 0) + self.item_size
@@ -185,7 +187,9 @@ class View:
             start, read_only = array.__cuda_array_interface__["data"]
             item = array.dtype.itemsize
             return cls._of(start, array.shape, array.strides, item, array, read_only=read_only)
-        raise LayoutError(f"a {type(array).__name__} is no array whose memory beluga can find")
+        raise LayoutError(
+            f"a {type(array).__name__} is not an array with memory that Beluga can access"
+        )
 
     @classmethod
     def _of(  # noqa: PLR0913  an array's parts
@@ -225,7 +229,9 @@ class View:
         """``shape`` elements of a :data:`DTYPE_SIZES` type, ``offset`` bytes into ``size`` bytes at
         ``address`` of any device. Without ``element_strides`` they are C-contiguous."""
         if dtype not in DTYPE_SIZES:
-            raise LayoutError(f"elements of type {dtype}; known are {', '.join(DTYPE_SIZES)}")
+            raise LayoutError(
+                f"element type {dtype} is not supported; use {', '.join(DTYPE_SIZES)}"
+            )
         item = DTYPE_SIZES[dtype]
         steps = (
             [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

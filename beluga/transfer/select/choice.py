@@ -31,7 +31,7 @@ from beluga.errors import (
     UnsettledError,
 )
 from beluga.transfer.calibrate.cost import Table
-from beluga.transfer.calibrate.measure import calibrated, kept_table
+from beluga.transfer.calibrate.measure import calibrated, stored_table
 from beluga.transfer.engine import Direction, settle
 from beluga.transfer.engines.cpu import CpuEngine
 from beluga.transfer.iosched.hostlink import host_link
@@ -134,7 +134,7 @@ def choose(pool: Pool, engine: CopyEngine | str, threads: int) -> Chosen:
     if not isinstance(engine, str):
         return Chosen(engine)
     if engine == AUTO:
-        return _beside_the_cpu(pool, threads)
+        return _choose_auto(pool, threads)
     entry = entry_of(engine)
     return Chosen() if engine == CPU else Chosen(entry.open(pool, threads), made=True)
 
@@ -153,7 +153,7 @@ def _crossovers(entry: EngineEntry, pool: Pool, threads: int) -> Crossovers:
         engine = entry.open(pool, threads)
     except EngineUnavailableError as error:
         return Crossovers(entry.memory, None, str(error))
-    device, table = entry.device(engine), _kept(entry, engine, pool, threads)
+    device, table = entry.device(engine), _stored(entry, engine, pool, threads)
     engine.close()
     known = {**default_costs(), **table}
     written, read = (
@@ -165,8 +165,8 @@ def _crossovers(entry: EngineEntry, pool: Pool, threads: int) -> Crossovers:
     return Crossovers(entry.memory, device, None, bool(table), written, read)
 
 
-def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
-    """Open the engine of this name, or return None and warn if it cannot be used. Never raises."""
+def _choose_auto(pool: Pool, threads: int) -> Chosen:
+    """Open every engine of ``auto``. Warn about those that cannot be used. Never raises."""
     beside: dict[str, CopyEngine] = {}
     table = dict(default_costs())
     for entry in ENGINES.values():
@@ -185,7 +185,7 @@ def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
 def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[CopyEngine, Table]:
     """Return the open engine, and the measured costs of it and of the CPU."""
     engine = entry.open(pool, threads)
-    table = _kept(entry, engine, pool, threads)
+    table = _stored(entry, engine, pool, threads)
     if not table:
         setup = _setup(entry, engine, threads)
         engine.close()  # a dedicated queue, for example, can be open only once
@@ -201,8 +201,8 @@ def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[CopyEngin
     return engine, table
 
 
-def _kept(entry: EngineEntry, engine: CopyEngine, pool: Pool, threads: int) -> Table:
-    return kept_table(pool, _setup(entry, engine, threads))
+def _stored(entry: EngineEntry, engine: CopyEngine, pool: Pool, threads: int) -> Table:
+    return stored_table(pool, _setup(entry, engine, threads))
 
 
 def _setup(entry: EngineEntry, engine: CopyEngine, threads: int) -> str:
@@ -231,15 +231,17 @@ class PlannedEngine:
 
     def __init__(self, planner: Planner, engines: Mapping[str, CopyEngine]) -> None:
         if any(planner.choose(direction, 1, 1, engines) is None for direction in Direction):
-            raise LayoutError(f"the planner's table has none of {', '.join(engines) or 'nothing'}")
+            raise LayoutError(
+                f"the planner's table has no costs of {', '.join(engines) or 'any engine'}"
+            )
         self._planner, self._engines = planner, dict(engines)
-        self._sound = set(engines)
+        self._healthy = set(engines)
         self.stat = PlannedStat(dict.fromkeys(engines, 0))
 
     def choose(self, direction: Direction, size: int, fragments: int) -> str:
         """Return the name of the engine that would copy ``size`` bytes in ``fragments`` pieces."""
-        kind = self._planner.choose(direction, size, fragments, self._sound)
-        assert kind is not None  # noqa: S101  # looked at when this was made; the CPU stays sound
+        kind = self._planner.choose(direction, size, fragments, self._healthy)
+        assert kind is not None  # noqa: S101  # checked in __init__; the CPU is never disabled
         return kind
 
     def gather_write(self, plan: Plan) -> Transfer:
@@ -255,10 +257,10 @@ class PlannedEngine:
         for engine in self._engines.values():
             engine.close()
 
-    def leave_alone(self, kind: str, fault: str) -> None:
-        """Give this engine no more plans."""
-        if kind in self._sound:
-            self._sound.discard(kind)
+    def disable(self, kind: str, fault: str) -> None:
+        """Start no more plans on this engine."""
+        if kind in self._healthy:
+            self._healthy.discard(kind)
             self.stat.faults[kind] = fault
             _logger.warning("beluga: %s is disabled, the CPU copies: %s", kind, fault)
 
@@ -274,21 +276,21 @@ class PlannedEngine:
             raise
         except TransferError as error:
             return self.replay(kind, direction, plan, error)
-        return _Covered(self, kind, direction, plan, transfer)
+        return _FallbackTransfer(self, kind, direction, plan, transfer)
 
     def replay(self, kind: str, direction: Direction, plan: Plan, error: TransferError) -> Transfer:
         """Execute a plan on the CPU after an engine failed on it and has stopped."""
-        self.leave_alone(kind, str(error))
+        self.disable(kind, str(error))
         self.stat.replayed += 1
         return _begin(self._engines[CPU], direction, plan)
 
-    def judge(self, kind: str) -> None:
-        """Return whether the engine has executed a plan alone."""
+    def check_fault(self, kind: str) -> None:
+        """Disable the engine if it reports a fault."""
         if (fault := getattr(self._engines[kind], "fault", None)) is not None:
-            self.leave_alone(kind, fault)
+            self.disable(kind, fault)
 
 
-class _Covered:
+class _FallbackTransfer:
     """An engine's transfer; if the engine fails, the CPU executes the plan."""
 
     def __init__(
@@ -320,7 +322,7 @@ class _Covered:
             self._transfer.wait(timeout_s)
         else:
             if self._kind != CPU:
-                self._owner.judge(self._kind)
+                self._owner.check_fault(self._kind)
 
 
 def _begin(engine: CopyEngine, direction: Direction, plan: Plan) -> Transfer:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 CPU = "cpu"
-"""The engine that is always there, and stands in for every other one."""
+"""The engine that is always available, and that copies when another engine fails."""
 
 AUTO = "auto"
 """The CPU, and every other engine that reaches host memory, where it is faster."""
@@ -104,7 +104,7 @@ def entry_of(name: str) -> EngineEntry:
     """Return the entry of an engine. Raises :class:`~beluga.errors.EngineUnavailableError`."""
     if name not in ENGINES:
         names = ", ".join(engine_names())
-        raise EngineUnavailableError(f"no engine is called {name!r}; there are {names}")
+        raise EngineUnavailableError(f"{name!r} is not an engine; use {names}")
     return ENGINES[name]
 
 

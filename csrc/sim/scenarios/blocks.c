@@ -196,7 +196,7 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
     int status = 0;
     bl_session_describe(client->session, &stat);
     for (uint32_t i = 0; i < hits && status >= 0; i++) {
-        /* A deposed server that has not noticed may still return it; then the read is a miss. */
+        /* A deposed server that did not detect it may still return it; then the read is a miss. */
         int gone = removed[i] && records[i].generation == removed[i];
         if (gone && stat.epoch >= removed_in[i])
             return -EBADMSG;

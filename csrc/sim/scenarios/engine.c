@@ -72,7 +72,7 @@ static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const 
     }
 }
 
-/* Read from pool to device, after the look at the entry. */
+/* Read from pool to device, after the read of the entry. */
 static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *payload)
 {
     const bl_memory *memory = &pool->memory;

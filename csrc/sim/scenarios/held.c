@@ -61,7 +61,7 @@ static int bl_reserves_write(bl_blocks_client *client, const uint64_t *keys,
                                        .generation = records[i].generation,
                                        .block = records[i].block};
     }
-    bl_fence_store(memory); /* the payload is out before the server hears of it */
+    bl_fence_store(memory); /* the payload is in memory before the server gets the call */
     int status = count ? bl_commit_blocks(client->session, commits, count, committed,
                                           BL_PATH_TIMEOUT_NS)
                        : 0;

@@ -96,14 +96,14 @@ def test_files_that_come_back_as_they_were_may_not_be_what_was_loaded(
         engine.of(lora)
 
 
-def test_a_request_notices_that_files_change_under_it(engine: Adapters, tmp_path: Path) -> None:
+def test_a_request_detects_files_that_change_during_it(engine: Adapters, tmp_path: Path) -> None:
     found = used(engine, adapter(tmp_path / "a", "a"))
     assert found.unchanged
     adapter(tmp_path / "a", "a", b"2")
     assert not found.unchanged
 
 
-def test_a_reload_in_place_is_shared_after_vllm_has_forgotten_the_old_blocks(
+def test_a_reload_in_place_is_shared_once_vllm_drops_the_old_blocks(
     engine: Adapters, tmp_path: Path
 ) -> None:
     before = used(engine, adapter(tmp_path / "a", "a"))

@@ -14,7 +14,7 @@ from beluga.connectors.vllm import amx
 
 
 @pytest.mark.parametrize(("device", "asked"), [("cpu", 1), ("cuda", 0)])
-def test_it_is_asked_for_where_the_engine_computes_on_a_cpu(
+def test_amx_is_requested_where_the_engine_computes_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, device: str, asked: int
 ) -> None:
     calls: list[Any] = []
@@ -24,6 +24,6 @@ def test_it_is_asked_for_where_the_engine_computes_on_a_cpu(
     assert len(calls) == asked
 
 
-def test_a_torch_that_does_not_know_tiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_tiles_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=SimpleNamespace()))
     amx.permit("cpu")

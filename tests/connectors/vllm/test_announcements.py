@@ -57,7 +57,7 @@ def test_blocks_are_announced_when_the_last_rank_has_stored_them_and_once() -> N
     assert told.take() == []
 
 
-def test_the_oldest_are_forgotten_when_too_many_are_on_their_way(
+def test_the_oldest_are_dropped_when_too_many_are_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(events, "PENDING_MAX", 3)

@@ -230,7 +230,7 @@ def test_tiers_are_compared_prompt_by_prompt() -> None:
 @pytest.mark.parametrize(
     "change", [{"identical": None}, {"cached_tokens": 128}, {"bytes_from_below": 1000}], ids=str
 )
-def test_a_prompt_that_came_from_elsewhere_fails_the_comparison(change: dict[str, Any]) -> None:
+def test_a_prompt_of_another_source_fails_the_comparison(change: dict[str, Any]) -> None:
     good = tier_row("beluga-disk", 0, 0.2)
     assert whole([good], 256, 1 << 20)
     assert not whole([good, good | change], 256, 1 << 20)

@@ -99,7 +99,7 @@ def test_pages_may_be_padded() -> None:
     assert layout_of({"layer": Tensor(page)}).block_size == HEADS * TOKENS * SIZE * 2
 
 
-def test_an_axis_of_one_is_passed_over_wherever_it_lies() -> None:
+def test_an_axis_of_length_one_is_ignored_at_any_position() -> None:
     array = np.zeros((BLOCKS, TOKENS, SIZE, 1), dtype=np.uint16)
     layout = layout_of({"layer": Tensor(array)})
     assert layout.block_size == TOKENS * SIZE * 2

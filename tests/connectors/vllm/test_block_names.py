@@ -48,7 +48,7 @@ def short(block_hash: bytes) -> int:
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_requests_blocks_have_the_names_by_which_routers_know_them(start: int) -> None:
+def test_a_requests_blocks_have_the_names_that_routers_use(start: int) -> None:
     made = request("r", TOKENS)
     found = np.frombuffer(named(made, start, 4), NAME)
     hashes = [short(one) for one in made.block_hashes]
@@ -90,7 +90,7 @@ def test_blocks_that_rest_on_a_name_of_a_client_have_no_names() -> None:
     assert named(made, 2, 3) == named(made, 0, 5) == b""
 
 
-def test_what_no_router_can_know_has_no_name() -> None:
+def test_blocks_that_routers_cannot_hash_have_no_name() -> None:
     lookups: Any = SimpleNamespace(ranks=())  # before the ranks' handshake
     unmet = BlockNames(lookups, block_size=BLOCK_TOKENS)
     assert named(request("r", TOKENS), 0, 3, of=unmet) == b""

@@ -170,7 +170,7 @@ def test_a_preemption_stops_what_a_rank_stores_for_others(ranks: list[Side]) -> 
     side.saved("a")
 
 
-def test_the_scheduler_looks_each_part_up_once_and_waits_for_all_ranks(
+def test_the_scheduler_looks_up_each_part_once_and_waits_for_all_ranks(
     server: MetaServer, pool: Pool, pool_name: str
 ) -> None:
     connection = Connection(
@@ -196,7 +196,7 @@ def test_the_scheduler_looks_each_part_up_once_and_waits_for_all_ranks(
         connection.close()
 
 
-def test_nobody_reads_the_heads_of_another_rank(server: MetaServer, pool_name: str) -> None:
+def test_no_rank_reads_the_heads_of_another(server: MetaServer, pool_name: str) -> None:
     """The name of the part is in the namespace, whose digest is in every key and every entry."""
     sides = []
     for number in range(2):

@@ -325,7 +325,7 @@ def test_an_engine_maps_the_pool_once(
 
 
 @pytest.mark.parametrize("name", ["", "tuned", "secret"])
-def test_a_router_tells_salted_blocks_from_others_by_what_is_announced(
+def test_announcements_distinguish_salted_blocks_from_others(
     server: MetaServer, pool: Pool, make: Callable[..., Engine], tmp_path: Path, name: str
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
@@ -501,7 +501,7 @@ def test_the_handshake_is_logged_with_what_it_agreed_on(
     assert f"blocks of 4 tokens, {size} bytes on each of 1 ranks; namespace {digest}" in caplog.text
 
 
-def test_ranks_are_asked_for_in_their_order(
+def test_parts_of_ranks_are_requested_in_rank_order(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()

@@ -236,7 +236,7 @@ def test_the_engines_stream_is_torchs_current_one_of_the_device(
     assert [device.engine_stream(name) for name in streams] == [7, 9]
 
 
-def test_without_cupy_blocks_are_staged_and_a_warning_says_so(
+def test_without_cupy_blocks_are_staged_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing(_: int) -> None:

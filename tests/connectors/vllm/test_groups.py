@@ -191,7 +191,7 @@ def test_what_two_prompts_have_in_common_can_be_resumed(engine: Engine, sub_bloc
     }
 
 
-def test_states_where_nobody_is_likely_to_resume_are_left_out_and_counted(engine: Engine) -> None:
+def test_states_that_are_unlikely_to_be_resumed_are_skipped_and_counted(engine: Engine) -> None:
     """vLLM offers them with prefix_cache_retention_interval."""
     made = request("r", TOKENS)
     engine.start(made)
@@ -349,7 +349,7 @@ def test_a_load_that_succeeds_counts_its_tokens_and_is_not_saved(
     assert engine.step(made, 0).saves == []
 
 
-def test_a_miss_is_remembered_and_no_answer_is_not(engine: Engine, server: MetaServer) -> None:
+def test_a_miss_is_cached_and_a_failed_lookup_is_not(engine: Engine, server: MetaServer) -> None:
     made = request("r", TOKENS)
     made.num_prompt_tokens = made.num_tokens
     for _ in range(3):

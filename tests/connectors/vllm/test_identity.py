@@ -286,7 +286,7 @@ def test_hybrids_are_served_and_their_scratch_is_left_out(specs: tuple[Any, ...]
     assert len(set(groups.layers().values())) == len(specs)  # each has its group's number
 
 
-def test_a_window_and_a_state_are_told_apart_by_all_that_they_are() -> None:
+def test_every_property_of_a_window_or_state_changes_the_identity() -> None:
     windows = [
         CacheGroups(config(), hybrid(SlidingWindowSpec(tokens))).layers() for tokens in (16, 32)
     ]
@@ -347,12 +347,14 @@ def layers(**fields: Any) -> dict[str, str]:
     ],
     ids=str,
 )
-def test_layers_that_differ_in_what_they_hold_are_told_apart(difference: dict[str, Any]) -> None:
+def test_layers_with_different_contents_have_different_identities(
+    difference: dict[str, Any],
+) -> None:
     assert layers(**difference) != layers()
     assert layers(page_size_bytes=128) == layers()  # the layout has the page size
 
 
-def test_a_group_may_say_of_each_layer_what_it_is() -> None:
+def test_a_group_may_declare_the_kind_of_each_layer() -> None:
     both = spec(kv_cache_specs={"a": spec(), "b": spec("MLAAttentionSpec")})
     found = CacheGroup(config(), cache_config(both)).layers()
     assert (found["a"].split()[0], found["b"].split()[0]) == (
@@ -373,7 +375,7 @@ def test_blocks_have_the_size_that_hashes_cover() -> None:
     assert CacheGroup(usual, made).block_size == 16
 
 
-def test_pages_are_as_large_as_the_engine_says() -> None:
+def test_pages_have_the_size_that_the_engine_reports() -> None:
     tensors, memory = layer_major(2, 8, 4, 16)
     page = memory[0, 0].nbytes
     for fields in ({"page_size_bytes": page}, {"unpadded_page_size_bytes": page}):

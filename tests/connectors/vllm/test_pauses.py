@@ -125,7 +125,7 @@ def test_what_loads_beside_a_step_shows_the_speed_for_later_ones(
 
 
 @pytest.mark.parametrize("end", ["abort", "preempt"])
-def test_a_request_that_ends_while_it_loads_beside_a_step_lets_go(
+def test_a_request_that_ends_during_an_async_load_releases_its_pins(
     engine: Engine, caches: list[KVCache], end: str
 ) -> None:
     (made,) = prompts(caches, 5)
@@ -145,7 +145,7 @@ def test_a_request_that_ends_while_it_loads_beside_a_step_lets_go(
     assert [one.beside for one in engine.schedule.orders({}, []).loads] == [False]
 
 
-def test_orders_say_where_each_rank_s_part_of_a_block_lies(
+def test_orders_have_the_offset_of_each_ranks_part_of_a_block(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     (made,) = prompts(caches, 5)
@@ -161,7 +161,7 @@ def test_orders_say_where_each_rank_s_part_of_a_block_lies(
         cache.release(found)
 
 
-def test_an_order_without_pins_says_nothing_of_places(
+def test_an_order_without_pins_has_no_offsets(
     engine: Engine, caches: list[KVCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (made,) = prompts(caches, 3)

@@ -326,7 +326,7 @@ def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_a_waiting_request_fetches_its_prefix_if_it_asks_or_continues_a_session(
+def test_a_waiting_request_prefetches_on_request_or_in_a_session(
     server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make()
@@ -348,7 +348,7 @@ def test_a_waiting_request_fetches_its_prefix_if_it_asks_or_continues_a_session(
     assert engine.scheduler._schedule._requests == {}
 
 
-def test_prefetch_asks_lower_tiers(server: MetaServer, make: Make, given: Given) -> None:
+def test_prefetch_onboards_from_lower_tiers(server: MetaServer, make: Make, given: Given) -> None:
     engine = make()
     before = server.stat().call_count
     engine.scheduler.on_new_request(asking("a", {"prefetch": True}))

@@ -143,7 +143,7 @@ def test_before_the_ranks_are_known_all_is_a_miss(engine: Engine, caches: list[K
     assert engine.start(made) == 0
 
 
-def test_a_request_that_waits_is_looked_up_once_and_its_hits_stay(
+def test_a_waiting_request_is_looked_up_once_and_its_hits_stay_pinned(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
@@ -337,7 +337,7 @@ def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine:
     assert engine.saves() == []
 
 
-def test_after_a_failed_load_a_request_is_saved_but_not_looked_up(
+def test_after_a_failed_load_a_request_is_saved_without_a_lookup(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
@@ -501,7 +501,7 @@ def pinned(caches: list[KVCache]) -> int:
     return caches[0].stat().pinned_count
 
 
-def test_a_request_that_was_loaded_is_looked_up_anew_when_it_starts_again(
+def test_a_loaded_request_is_looked_up_again_when_it_restarts(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
@@ -535,7 +535,7 @@ def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
     other.connection.close()
 
 
-def test_a_request_for_which_the_engine_takes_nothing_lets_go(
+def test_a_request_without_accepted_tokens_releases_its_pins(
     server: MetaServer, pool_name: str, caches: list[KVCache]
 ) -> None:
     other = Engine(pool_name, load="async")
@@ -658,7 +658,7 @@ def test_reports_of_ranks_add_up() -> None:
     ("role", "loads", "saves"),
     [("kv_both", True, True), ("kv_producer", False, True), ("kv_consumer", True, False)],
 )
-def test_the_role_says_whether_blocks_are_loaded_and_saved(
+def test_the_role_determines_whether_blocks_are_loaded_and_saved(
     caches: list[KVCache], pool_name: str, role: str, loads: bool, saves: bool
 ) -> None:
     engine = Engine(pool_name, kv_role=role)

@@ -102,7 +102,7 @@ def test_a_second_engine_of_a_process_has_metrics_again(stats: Any) -> None:
     assert REGISTRY.get_sample_value("beluga_vllm_loads_total", {"e": "0"}) is None
 
 
-def test_promtool_has_no_complaint(stats: Any) -> None:
+def test_promtool_reports_no_error(stats: Any) -> None:
     registry = CollectorRegistry()
     kinds = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge)}
     metrics = stats.BelugaMetrics(object(), kinds, ["engine"], {0: ["0"]})

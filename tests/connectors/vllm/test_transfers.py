@@ -315,7 +315,7 @@ def test_what_left_the_pool_meanwhile_fails_and_the_rest_is_loaded(
     assert np.array_equal(side.memory[:, [0, 1]], side.memory[:, [10, 11]])
 
 
-def test_another_namespace_sees_nothing(side: Side, server: MetaServer, pool: Pool) -> None:
+def test_another_namespace_gets_only_misses(side: Side, server: MetaServer, pool: Pool) -> None:
     side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
     side.saved("r")
     with KVCache(pool, namespace="another") as cache:

@@ -37,7 +37,7 @@ def test_a_block_of_512_tokens_of_qwen3_is_128_mib() -> None:
 
 
 @pytest.mark.parametrize(("path", "gain"), [(26e9, 7.6), (5e9, 1.5), (3.42e9, 1.0)])
-def test_onboarding_pays_as_the_reference_says(path: float, gain: float) -> None:
+def test_onboarding_pays_off_as_in_the_reference(path: float, gain: float) -> None:
     onboard_ms = QWEN.kv_bytes_per_token / path * 1e3
     assert QWEN.b / onboard_ms == pytest.approx(gain, rel=0.05)
 

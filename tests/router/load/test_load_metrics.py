@@ -137,7 +137,7 @@ def test_engines_are_recognized_and_read(answer: str, report: LoadReport) -> Non
     assert read_load(answer) == report
 
 
-def test_beluga_s_connector_says_the_space_of_its_blocks() -> None:
+def test_the_connector_reports_the_space_of_its_blocks() -> None:
     said = 'beluga_vllm_space_info{engine="0",model_name="m",space="fedcba9876543210"} 1.0\n'
     report = read_load(VLLM + said)
     assert report is not None and report.space == 0xFEDCBA9876543210

@@ -84,7 +84,7 @@ def test_equals_leave_as_they_came() -> None:
     assert [queue.pop(0.0) for _ in range(20)] == list(range(20))
 
 
-def test_a_stale_overlap_is_looked_up_again() -> None:
+def test_a_stale_overlap_is_recomputed() -> None:
     asked: list[str] = []
 
     def overlap_of(item: str) -> int:

@@ -176,7 +176,7 @@ def test_a_prefix_that_a_running_request_holds_needs_no_more_hbm() -> None:
     assert cost(sharing) == pytest.approx(0.001 + 0.202)  # half a step, and the prefill
 
 
-def test_the_router_tells_the_policy_what_is_usual_and_keeps_its_prediction() -> None:
+def test_the_policy_gets_typical_loads_and_its_prediction_is_stored() -> None:
     router = Router(make_policy("default", estimator=ESTIMATOR))
     router.add_worker(Worker(0))
     assert router.policy.name == DEFAULT_POLICY

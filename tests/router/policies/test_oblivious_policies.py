@@ -35,7 +35,7 @@ def chosen_ids(name: str, states: list[Candidate], times: int = 200) -> Counter[
 
 
 @pytest.mark.parametrize("name", ["round-robin", "random", "two-choices", "least-tokens"])
-def test_cache_oblivious_policies_ask_no_index(name: str) -> None:
+def test_cache_oblivious_policies_do_no_index_lookup(name: str) -> None:
     policy = make_policy(name)
     assert policy.name == name
     assert not policy.uses_overlap

@@ -50,7 +50,7 @@ def test_an_empty_prompt_is_routed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_that_looks_at_overlaps_is_shown_them(name: str) -> None:
+def test_a_policy_that_uses_overlaps_gets_them(name: str) -> None:
     """The router asks its index only if the policy wants to know."""
 
     def choices(held: int) -> list[Worker]:

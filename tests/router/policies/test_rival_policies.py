@@ -86,7 +86,7 @@ def test_a_match_of_half_is_not_enough_for_the_tree() -> None:
     assert policy.choose(longer, states).worker == Worker(1)
 
 
-def test_what_was_sent_is_forgotten_from_the_end_of_the_longest_unused() -> None:
+def test_sent_prompts_are_evicted_from_the_tail_of_the_least_recent() -> None:
     sent = SentPrefixes(blocks_max=4)
     first, second = Worker(1), Worker(2)
     sent.add(first, (1, 2))

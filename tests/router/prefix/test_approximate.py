@@ -80,7 +80,7 @@ def test_oldest_are_pruned_down_to_the_ratio() -> None:
     assert len(index) == 80
 
 
-def test_worker_that_left_is_forgotten() -> None:
+def test_a_removed_worker_is_dropped() -> None:
     index = ApproximateIndexer(workers=2)
     index.routed(A, [1, 2], 0.0)
     index.routed(B, [1], 0.0)
@@ -94,7 +94,7 @@ def test_worker_that_left_is_forgotten() -> None:
         ApproximateIndexer(ttl_s=0)
 
 
-def test_siblings_of_one_prompt_see_where_the_first_went() -> None:
+def test_prompts_with_one_prefix_follow_the_first() -> None:
     events = Indexer(workers=4, blocks=100)
     index = PredictiveIndexer(events)
     events.apply(RouterEvent(B, Stored([1], [1])))

@@ -222,7 +222,7 @@ def test_restored_worker_goes_on_from_its_dump(index: Indexer) -> None:
     assert index.missing() == {}
 
 
-def test_restoring_says_what_could_not_be_applied(index: Indexer) -> None:
+def test_restoring_reports_events_that_cannot_be_applied(index: Indexer) -> None:
     index.apply(RouterEvent(A, Stored([11], [1]), 3))
     orphan = stored(A, [32], [2], parent=31)
     assert index.restore(A, [stored(A, [21], [1]), orphan], last_id=None) == 1
@@ -241,7 +241,7 @@ def test_a_gap_before_a_dump_is_missed_no_more(index: Indexer) -> None:
     assert scores(index, 1) == {}
 
 
-def test_without_a_number_a_dump_lets_every_event_follow(index: Indexer) -> None:
+def test_a_dump_without_a_number_accepts_every_later_event(index: Indexer) -> None:
     index.apply(RouterEvent(A, Stored([11], [1]), 7))
     assert index.restore(A, [stored(A, [21], [1])], last_id=None) == 0
     index.apply(RouterEvent(A, Removed([21]), 2))  # the engine began to count again
@@ -265,7 +265,7 @@ def test_tiers_continue_each_other(index: Indexer) -> None:
     assert (found.of(Worker(9)), found.shared) == (Overlap(shared=3), 3)
 
 
-def test_pool_outlives_its_speakers(index: Indexer) -> None:
+def test_the_pools_blocks_outlive_their_publishers(index: Indexer) -> None:
     index.apply(stored(A, [11, 12], [1, 2], tier=Tier.SHARED))
     index.apply(stored(A, [21], [1]))
     assert index.held(B, Tier.SHARED) == 2  # any worker may ask
@@ -294,7 +294,7 @@ def test_unknown_tier_is_an_error(word: object) -> None:
         tier_of(word)  # type: ignore[arg-type]
 
 
-def test_full_index_forgets_what_was_stored_longest_ago() -> None:
+def test_a_full_index_evicts_the_oldest_blocks() -> None:
     index = Indexer(workers=2, blocks=10)
     for first in (10, 20, 30):
         index.apply(stored(A, [first + i for i in range(4)], [first + i for i in range(4)]))
@@ -308,7 +308,7 @@ def test_full_index_forgets_what_was_stored_longest_ago() -> None:
     assert index.stat().blocks == 10
 
 
-def test_what_is_stored_again_is_forgotten_later() -> None:
+def test_a_block_that_is_stored_again_is_evicted_later() -> None:
     index = Indexer(workers=2, blocks=3)
     for block in (1, 2, 3):
         index.apply(stored(A, [block], [block]))
@@ -318,7 +318,7 @@ def test_what_is_stored_again_is_forgotten_later() -> None:
     assert scores(index, 1) == {A: 1, B: 1}
 
 
-def test_a_chain_that_is_stored_again_is_forgotten_from_its_tail() -> None:
+def test_a_chain_that_is_stored_again_is_evicted_from_its_tail() -> None:
     index = Indexer(workers=2, blocks=3)
     for _ in range(2):
         index.apply(stored(A, [1, 2], [1, 2]))
@@ -370,7 +370,7 @@ def test_impossible_limits_are_refused(limits: dict[str, int]) -> None:
         Indexer(**limits)
 
 
-def test_lookups_beside_changes_see_whole_events() -> None:
+def test_concurrent_lookups_see_whole_events() -> None:
     index = Indexer(workers=4, blocks=10_000)
     hashes = list(range(1, 65))
     stop = threading.Event()

@@ -67,7 +67,7 @@ def test_other_frames_are_errors(frames: list[bytes]) -> None:
         decode_frames(frames)
 
 
-def test_maps_and_arrays_say_the_same() -> None:
+def test_maps_and_arrays_decode_to_the_same_events() -> None:
     as_map = decoder().batch(
         payload(
             stored([11, 12], parent=10, medium="CPU", lora_name="ab"),
@@ -236,7 +236,7 @@ def test_no_msgpack_is_an_error() -> None:
     WireDecoder(1, block_size=1, hash_blocks=sums)  # the least block size
 
 
-def test_a_decoder_that_learns_asks_the_router_first() -> None:
+def test_a_decoder_learns_a_form_with_the_routers_permission() -> None:
     """The router may have learned another size than the decoder began with."""
     asked: list[int] = []
     known = {SIZE: sums}

@@ -129,7 +129,7 @@ def test_care_is_taken_of_plans_within_the_pool(
             take(whole)
 
 
-def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_maps_to_its_c_constant(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
 
     class Lib:

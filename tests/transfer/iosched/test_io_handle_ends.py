@@ -11,7 +11,7 @@ from pathlib import Path
 from beluga.transfer import Direction, IoHandle, Link
 
 
-def test_whoever_asks_beside_a_close_finds_a_whole_place_or_none(tmp_path: Path) -> None:
+def test_an_acquire_during_a_close_gets_a_whole_member_or_none(tmp_path: Path) -> None:
     link = Link("closing", directory=tmp_path)
     for _ in range(40):
         handle = IoHandle(link)

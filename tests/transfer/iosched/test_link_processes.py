@@ -151,7 +151,7 @@ def test_what_a_dead_process_had_reserved_comes_back() -> None:
     assert drain(direction, start_ns=S) <= 60
 
 
-def test_a_process_number_that_was_given_anew_is_not_the_old_one() -> None:
+def test_a_reused_pid_is_not_the_old_process() -> None:
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     queue = Queue(direction, now_ns=0)
     assert direction.reap(0) == 0
@@ -165,7 +165,7 @@ def test_a_process_number_that_was_given_anew_is_not_the_old_one() -> None:
     assert whole(direction)
 
 
-def test_who_holds_tokens_and_says_nothing_is_taken_for_dead() -> None:
+def test_a_silent_holder_of_tokens_counts_as_dead() -> None:
     """A process that is stopped in the middle of a copy, for a while."""
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     direction.add(1)
@@ -257,7 +257,7 @@ def test_an_onboard_does_not_wait_for_another_processs_offloads(
 # ---- The shared file
 
 
-def test_the_first_process_says_how_the_link_is(shm: Path) -> None:
+def test_the_settings_of_the_first_process_apply(shm: Path) -> None:
     first = Link("x", LinkSettings(read=Speed(7)), directory=shm)
     second = Link("x", LinkSettings(read=Speed(8)), directory=shm)
     assert second.settings == first.settings == LinkSettings(read=Speed(7))

@@ -47,7 +47,7 @@ def judged(queues: Callable[[], Fair], regular: bool) -> tuple[Outcome, Outcome]
 @pytest.mark.parametrize("regular", [True, False])
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("capped", [True, False])
-def test_onboards_hardly_notice_endless_offloads(
+def test_endless_offloads_hardly_delay_onboards(
     capped: bool, processes: int, regular: bool
 ) -> None:
     """Judged: onboards ask for 30 % in blocks of 2.5 MiB, shares are 8 to 1.
@@ -72,9 +72,7 @@ class Spread(Fair):
 
 @pytest.mark.parametrize("regular", [True, False])
 @pytest.mark.parametrize("processes", [3, 8])
-def test_onboards_hardly_notice_the_offloads_of_many_processes(
-    processes: int, regular: bool
-) -> None:
+def test_offloads_of_many_processes_hardly_delay_onboards(processes: int, regular: bool) -> None:
     """Each may have reserved a piece when an onboard comes, which is more than may be under way."""
     idle, loaded = judged(lambda: Spread(RATE, processes=processes), regular)
     assert p99(loaded) <= 1.3 * p99(idle)
@@ -226,7 +224,7 @@ def test_a_slow_device_holds_up_only_what_goes_to_it() -> None:
     assert then.id == 1
 
 
-def test_cancelling_gives_back_what_a_device_had_promised() -> None:
+def test_canceling_returns_the_tokens_of_the_device() -> None:
     direction = LinkDirection(limit=10**9, now_ns=0)
     queue = Queue(direction, now_ns=0)
     device = TokenBucket(10**12, 10**9, now_ns=0)
@@ -330,7 +328,7 @@ def test_a_cancelled_piece_gives_its_reservation_back() -> None:
     assert bucket.ceil - bucket.tail == bucket.limit
 
 
-def test_who_waits_long_asks_seldom() -> None:
+def test_a_long_waiter_polls_seldom() -> None:
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     node = direction.add(1)

@@ -247,9 +247,7 @@ def test_a_piece_that_ends_makes_room_beside_an_older_transfer(
 
 
 @pytest.mark.parametrize("bytes_per_s", [50 << 30, 46_200_000_000, 1 << 30, 999_999_937])
-def test_a_link_admits_as_many_pieces_at_once_as_its_settings_say(
-    shm: Path, bytes_per_s: int
-) -> None:
+def test_a_link_admits_as_many_pieces_at_once_as_configured(shm: Path, bytes_per_s: int) -> None:
     """Whatever half a token the price of a piece is rounded by."""
     speed = Speed(bytes_per_s)
     link = Link(

@@ -61,10 +61,10 @@ def test_tokens_and_slots_are_whole_numbers(layout: BlockLayout, tokens: Any, sl
 
 def test_a_chunk_longer_than_c_counts_is_refused() -> None:
     size, offset = 5 << 30, np.array([LINE])
-    with pytest.raises(LayoutError, match="chunk of 5368709120 bytes"):
+    with pytest.raises(LayoutError, match="chunk has 5368709120 bytes"):
         plan_blocks(np.array([[4096]]), np.array([size]), offset)
     row = {"blocks": np.array([0]), "places": np.array([0]), "sizes": np.array([9])}
-    with pytest.raises(LayoutError, match="chunk of 5368709120 bytes"):
+    with pytest.raises(LayoutError, match="chunk has 5368709120 bytes"):
         plan_rows(np.array([4096]), **row, offsets=offset, length=size)
     whole = plan_blocks(np.array([[4096]]), np.array([size]), offset, chunk_size=1 << 30)
     assert int(whole.chunks["length"].sum(dtype=np.int64)) == whole.size == size
@@ -104,7 +104,7 @@ def test_memory_that_may_not_be_written_is_no_target(pool: Pool, make: Any) -> N
     engine.close()
 
 
-def test_a_view_knows_that_it_is_read_only_or_nowhere() -> None:
+def test_a_view_of_read_only_or_missing_memory_is_detected() -> None:
     array = np.zeros(8, np.uint8)
     assert not View.of(array).read_only
     array.flags.writeable = False

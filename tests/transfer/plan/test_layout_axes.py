@@ -161,11 +161,11 @@ def test_runs_that_lie_together_are_one() -> None:
         assert len(layout.sizes) == count, name
 
 
-def test_what_is_told_apart_by_shape_alone_is_told_apart() -> None:
+def test_layouts_with_distinct_shapes_are_recognized() -> None:
     def view(*shape: int) -> View:
         return View.of(np.zeros(shape, np.uint16))
 
-    with pytest.raises(LayoutError, match="say which"):
+    with pytest.raises(LayoutError, match="specify which"):
         arrangements.vllm([view(2, 2, BS, H, D)])
     arrangements.vllm([view(2, 2, BS, H, D)], kv_first=True)
     wrong: list[Callable[[], BlockLayout]] = [

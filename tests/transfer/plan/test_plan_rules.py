@@ -101,7 +101,7 @@ def test_only_a_sparse_plan_leaves_gaps(pool: Pool, name: str) -> None:
     assert verdict(pool, *LOOSE[name], sparse=True)
 
 
-def test_a_chunk_lies_in_the_pool_to_its_last_byte(pool: Pool) -> None:
+def test_every_byte_of_a_chunk_is_inside_the_pool(pool: Pool) -> None:
     """The pieces of a sparse plan may lie in the pool, but its chunk is fetched whole."""
     end = pool.geometry.size - pool.geometry.data_offset - AT
     for sparse in (False, True):

@@ -65,12 +65,12 @@ def test_without_a_dsa_the_cpu_copies_and_nothing_is_measured(
     assert found.why_none is not None
 
 
-def test_an_engine_that_is_asked_for_and_not_there_is_an_error(pool: Pool) -> None:
+def test_a_requested_engine_that_is_unavailable_is_an_error(pool: Pool) -> None:
     if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     with pytest.raises(EngineUnavailableError, match="DSA"):
         choose(pool, "dsa", 1)
-    with pytest.raises(EngineUnavailableError, match="there are auto, cpu, dsa, cuda"):
+    with pytest.raises(EngineUnavailableError, match="use auto, cpu, dsa, cuda"):
         choose(pool, "software", 1)
     mine = CpuEngine(pool, 1)
     assert choose(pool, mine, 1) == Chosen(mine)

@@ -37,7 +37,7 @@ from beluga.transfer import (
 )
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.calibrate.cost import Cost
-from beluga.transfer.calibrate.measure import fit, kept_table
+from beluga.transfer.calibrate.measure import fit, stored_table
 from beluga.transfer.engines.cpu.engine import CpuTransfer
 from beluga.transfer.engines.cuda.calibration import Calibration
 from beluga.transfer.select.registry import default_costs
@@ -48,7 +48,7 @@ NAMES = ("toy", "dsa", "cpu")
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_defaults_cross_where_the_paper_says(direction: Direction) -> None:
+def test_default_crossovers_are_those_of_the_paper(direction: Direction) -> None:
     planner = Planner(default_costs())
     for size in (64, 1 * KIB, 4 * KIB):
         assert planner.choose(direction, size, 1, HOST) == "cpu"
@@ -69,7 +69,7 @@ def test_only_what_is_at_hand_is_chosen() -> None:
     assert Planner({}).choose(Direction.WRITE, 1 << 20, 1, HOST) is None
 
 
-def test_many_small_fragments_cost_what_the_table_says_of_them() -> None:
+def test_many_small_fragments_cost_what_the_table_has() -> None:
     table = dict(default_costs())
     table["dsa", Direction.READ] = Cost(0, 1000, 0)
     planner = Planner(table)
@@ -111,7 +111,7 @@ def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
         ("cpu", Direction.WRITE, -1),
         ("dsa", Direction.WRITE, -1),
     ]
-    with pytest.raises(LayoutError, match="none of toy"):
+    with pytest.raises(LayoutError, match="no costs of toy"):
         PlannedEngine(Planner(default_costs()), {"toy": Noted("toy", asked)})
 
 
@@ -192,9 +192,9 @@ def test_a_machine_is_measured_once(pool: Pool) -> None:
     table = calibrated(pool, "1 thread", cpu_of)
     measured = Counted.copies
     assert measured > before
-    assert calibrated(pool, "1 thread", cpu_of) == table == kept_table(pool, "1 thread")
+    assert calibrated(pool, "1 thread", cpu_of) == table == stored_table(pool, "1 thread")
     assert Counted.copies == measured
-    assert kept_table(pool, "2 threads") == {}
+    assert stored_table(pool, "2 threads") == {}
     assert set(table) == {("cpu", direction) for direction in Direction}
     for cost in table.values():
         assert cost.of(1 << 20, 16) > 0
@@ -215,7 +215,7 @@ def test_what_cannot_be_kept_or_shall_not_be_is_not_measured(
         CalibrationCache, "read", lambda *_: pytest.fail("what is kept is not asked for")
     )
     monkeypatch.setenv("BELUGA_TUNING", "off")
-    assert kept_table(pool, "") == {}
+    assert stored_table(pool, "") == {}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) ->
         kept.path.write_text(damage)
     calibrated(pool, "", cpu_of)
     assert Counted.copies > before
-    assert len(kept_table(pool, "")) == len(Direction)
+    assert len(stored_table(pool, "")) == len(Direction)
 
 
 class Failing(Noted):

@@ -108,7 +108,7 @@ class CpuEngine:
         self._struct: core.bl_copy_settings | None = None
         self.threads = default_threads() if threads is None else threads
         if self.threads < 1:
-            raise LayoutError(f"an engine of {threads} threads; give it at least one")
+            raise LayoutError(f"an engine cannot have {threads} threads; use at least 1")
 
     def gather_write(self, plan: Plan) -> CpuTransfer:
         """Copy scattered memory to the pool; the copy has ended on return. Raises LayoutError."""

@@ -105,15 +105,15 @@ def tuned(pool: Pool) -> CopySettings:
     """
     if not may_measure():
         return CopySettings.default()
-    kept = CalibrationCache(pool)
-    if kept.path not in _FOUND:
-        found = CopySettings.of(kept.read("settings"))
-        _FOUND[kept.path] = found or _measured(kept, pool)
-    return _FOUND[kept.path]
+    cache = CalibrationCache(pool)
+    if cache.path not in _FOUND:
+        found = CopySettings.of(cache.read("settings"))
+        _FOUND[cache.path] = found or _measured(cache, pool)
+    return _FOUND[cache.path]
 
 
-def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
-    if not kept.can_write():
+def _measured(cache: CalibrationCache, pool: Pool) -> CopySettings:
+    if not cache.can_write():
         return CopySettings.default()
     try:
         with scratch_pool(like=pool) as scratch:
@@ -121,7 +121,7 @@ def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
     except (BelugaError, OSError):  # no space, for example; the defaults are correct, too
         return CopySettings.default()
     with contextlib.suppress(OSError):
-        kept.write("settings", dataclasses.asdict(found))
+        cache.write("settings", dataclasses.asdict(found))
     return found
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _EXIT_WAIT_S = 1.0
 _SLICE_S = 0.1  # Python handles signals between waits of this length in C
-_SILENCE_S = 5.0  # a device without completions; its queue holds less than a second's work
+_STALL_S = 5.0  # a device without completions; its queue holds less than a second's work
 _WINDOW = 64  # descriptors; enough to distinguish a failing device from a single failure
 
 
@@ -98,7 +98,7 @@ class DsaTransfer:
                 raise TransferTimeoutError(
                     f"{self._doing}: not ended after {timeout_s} s; it continues"
                 )
-            self._engine.listen()
+            self._engine.close_if_stalled()
         if self._error is not None:
             raise self._error
 
@@ -146,7 +146,7 @@ class DsaEngine:
         self._process = os.getpid()
         self._open: list[DsaTransfer] = []
         self._fault: str | None = None
-        self._heard_s = 0.0
+        self._last_change_s = 0.0
         self._pool = pool
         out = ffi.new("bl_dsa_engine **")
         self._end = functools.partial(_close, out, self._open)
@@ -155,7 +155,7 @@ class DsaEngine:
         with self._lock:  # a thread that closes the pool waits for this lock
             pool.before_close(self.close)
             self._make(queue, out, device_flushes, cache_control, row)
-        self._judged = self._heard = self.stat
+        self._judged = self._last_stat = self.stat
 
     def _make(
         self,
@@ -187,7 +187,7 @@ class DsaEngine:
         if queue == "software":
             return open_software(pool)
         if queue not in (None, "device"):
-            raise EngineUnavailableError(f"no DSA queue is called {queue!r}: device or software")
+            raise EngineUnavailableError(f"{queue!r} is not a DSA queue; use device or software")
         try:
             return open_device(pool)
         except EngineUnavailableError as error:
@@ -231,7 +231,7 @@ class DsaEngine:
             if asked + by_cpu >= _WINDOW:
                 self._judged = stat
                 if 2 * by_cpu >= asked:
-                    self._fault = "the CPU has to execute most descriptors that it is given"
+                    self._fault = "the device fails most descriptors, which the CPU then executes"
         return self._fault
 
     def gather_write(self, plan: Plan) -> DsaTransfer:
@@ -264,13 +264,13 @@ class DsaEngine:
                 raise_for_status(code, "waiting for a DSA transfer")
             self._settle()
 
-    def listen(self) -> None:
-        """Close the queue of a device that completes nothing any more, while a thread waits."""
+    def close_if_stalled(self) -> None:
+        """Close the queue of a device that has completed nothing for ``_STALL_S`` in a wait."""
         stat, now_s = self.stat, time.monotonic()
-        if stat != self._heard:
-            self._heard, self._heard_s = stat, now_s
-        elif self.is_device and now_s - self._heard_s > _SILENCE_S:
-            self._fault = f"the device has ended nothing for {_SILENCE_S:g} s"
+        if stat != self._last_stat:
+            self._last_stat, self._last_change_s = stat, now_s
+        elif self.is_device and now_s - self._last_change_s > _STALL_S:
+            self._fault = f"the device has completed nothing for {_STALL_S:g} s"
             self.close()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class DsaEngine:
     def _start(self, plan: Plan, *, is_read: bool) -> DsaTransfer:
         doing = "reading by DSA" if is_read else "writing by DSA"
         transfer = DsaTransfer(self, plan, doing)
-        self._heard_s = time.monotonic()
+        self._last_change_s = time.monotonic()
         self._refuse_forked()
         with self._lock:
             self._open.append(transfer)  # before the call: it is referenced until its end
@@ -306,7 +306,9 @@ class DsaEngine:
     def _refuse_forked(self) -> None:
         """Reject a forked child before it takes the lock, which the parent may have held."""
         if os.getpid() != self._process:
-            raise ForkedSessionError("the DSA engine is the parent process's; open another")
+            raise ForkedSessionError(
+                "the DSA engine belongs to the parent process; open another one"
+            )
 
     def _settle(self) -> None:
         self._open[:] = [transfer for transfer in self._open if not transfer.settle()]

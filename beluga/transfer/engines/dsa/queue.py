@@ -143,11 +143,11 @@ def _probe(queue: core.bl_dsa_queue) -> None:
     while record[0] == lib.BL_DSA_NONE:
         if time.monotonic() > deadline:
             _UNANSWERED.append(block)  # the device may still write it
-            raise OSError(errno.ETIME, "it does not answer")
+            raise OSError(errno.ETIME, "it does not respond")
         time.sleep(0.0001)
     lib.bl_dsa_queue_ended(queue)
     if record[0] != lib.BL_DSA_SUCCESS:
-        raise OSError(errno.EIO, f"it ends a no-operation with status {record[0]:#x}")
+        raise OSError(errno.EIO, f"it completes a no-operation with status {record[0]:#x}")
 
 
 _UNANSWERED: list[core.uint64_p] = []

@@ -133,7 +133,7 @@ def round_trip(pool: Pool, blocks: int, sizes: list[int], chunk: int, threads: i
         (2, [700_001]),
     ],
 )
-def test_blocks_come_back_whoever_copies(
+def test_blocks_are_read_back_by_every_method(
     pool: Pool, blocks: int, sizes: list[int], chunk: int, threads: int
 ) -> None:
     round_trip(pool, blocks, sizes, chunk, threads)
@@ -201,7 +201,7 @@ def test_some_rows_are_read_and_their_chunks_verified(pool: Pool, threads: int) 
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_wrong_byte_is_found_by_whoever_reads_it(pool: Pool, threads: int) -> None:
+def test_one_wrong_byte_is_detected_by_every_method(pool: Pool, threads: int) -> None:
     engine = CpuEngine(pool, threads=threads)
     source = Scattered(1, [20480] * 64).fill(5)
     offset = pool.geometry.data_offset

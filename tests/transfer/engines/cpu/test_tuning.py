@@ -246,7 +246,7 @@ def test_parts_of_the_file_do_not_harm_each_other(pool: Pool, cache: Path) -> No
     assert kept.read("costs") is None
 
 
-def test_who_reads_while_others_write_sees_one_of_them(pool: Pool, cache: Path) -> None:
+def test_a_concurrent_read_returns_one_whole_file(pool: Pool, cache: Path) -> None:
     contents = [[number] * 20_000 for number in range(3)]
     CalibrationCache(pool).write("costs", contents[0])
     ended = threading.Event()

@@ -163,7 +163,7 @@ def test_page_faults_at_every_place_with_any_address(
         assert engine.stat.by_cpu > 0
 
 
-def test_a_fault_at_a_known_place_is_mended_and_the_device_goes_on(pool: Pool) -> None:
+def test_a_fault_at_a_reported_address_is_resolved_and_the_copy_continues(pool: Pool) -> None:
     def fate(dice: random.Random, sent: Sent) -> End:
         if sent.size < 2 or dice.random() < 0.3:
             return End(sent.size)
@@ -205,7 +205,7 @@ def is_resident(address: int) -> bool:
     return bool(found.raw[0] & 1)
 
 
-def test_a_page_that_is_not_there_is_asked_of_the_kernel(pool: Pool) -> None:
+def test_a_missing_page_is_faulted_in_by_the_kernel(pool: Pool) -> None:
     """The device goes on once it is: nobody else has touched it."""
     area = mmap.mmap(-1, 16 * PAGE)
     target = np.frombuffer(area, np.uint8)
@@ -280,7 +280,7 @@ def test_closing_waits_for_what_a_device_has_out(pool: Pool) -> None:
     device.close()
 
 
-def test_a_read_that_has_failed_asks_for_no_more(pool: Pool) -> None:
+def test_a_failed_read_submits_no_more_descriptors(pool: Pool) -> None:
     device = WriteDevice(well, depth=1)
     with engine_on(pool, device) as engine:
         plan = plan_of(pool, np.zeros(2 * LENGTH + 40, np.uint8))

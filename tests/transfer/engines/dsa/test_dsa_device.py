@@ -246,7 +246,7 @@ def test_what_a_device_refuses_is_refused_alike(device: Device, name: str) -> No
         assert record.invalid_flags == flags
 
 
-def test_a_record_goes_to_its_address_or_nowhere(device: Device) -> None:
+def test_a_record_is_written_to_its_address_or_not_at_all(device: Device) -> None:
     crooked = device.make(lib.BL_DSA_NOOP)
     crooked.record += 8
     silent = device.make(lib.BL_DSA_NOOP)

@@ -115,7 +115,7 @@ def test_closing_the_pool_closes_the_engine(shm: Path) -> None:
         transfer.wait(TIMEOUT_S)
 
 
-def test_transfers_nobody_waits_for_are_completed_by_the_others(pool: Pool) -> None:
+def test_transfers_without_a_waiter_are_completed_by_other_waits(pool: Pool) -> None:
     engine = DsaEngine(pool, "software")
     memory = np.random.default_rng(4).integers(0, 256, BLOCK, np.uint8)
     engine.gather_write(block(pool, memory))
@@ -165,7 +165,7 @@ def test_every_row_of_the_policy_moves_the_same_bytes(
 @pytest.mark.parametrize("cache_control", [False, True])
 @pytest.mark.parametrize("memory", list(policy.Memory))
 @pytest.mark.parametrize("ddio", list(policy.Ddio))
-def test_the_machines_row_is_what_the_engine_is_told(
+def test_the_engine_uses_the_policy_row_of_the_machine(
     pool: Pool,
     monkeypatch: pytest.MonkeyPatch,
     ddio: str,

@@ -157,7 +157,7 @@ def test_layout_and_constants_are_the_kernels(tmp_path: Path, *, planted: bool) 
     assert differences == ("BL_DSA_CC: 512, not 256\n" if planted else "")
 
 
-def test_the_instructions_are_what_a_disassembler_says(tmp_path: Path) -> None:
+def test_the_instructions_match_a_disassembler(tmp_path: Path) -> None:
     """Their bytes stand in ``csrc/coherence/x86.h``, for assemblers that do not know them."""
     if not GCC or not OBJDUMP:
         pytest.skip("needs gcc and objdump")

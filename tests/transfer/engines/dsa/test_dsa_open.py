@@ -118,7 +118,7 @@ def test_a_queue_that_does_not_answer_is_not_waited_for(
     class Deaf:
         descriptor = writing
 
-    with pytest.raises(OSError, match="does not answer"):
+    with pytest.raises(OSError, match="does not respond"):
         opened(Deaf(), Lib(0), queue("shared"))
     assert not is_open(writing)
     os.close(reading)

@@ -177,7 +177,7 @@ def test_where_nothing_is_flushed_a_write_still_ends_with_a_fence(
     assert kinds.index(ORDERED) > max(i for i, kind in enumerate(kinds) if kind == LANDED)
 
 
-def test_what_is_read_is_dropped_before_the_device_is_told(
+def test_cached_lines_are_dropped_before_the_device_reads(
     recorder: Recorder, long_pool: Pool
 ) -> None:
     plan, wrote, read = moved(recorder, long_pool, after=0, before=lib.BL_DSA_FLUSH_CPU)
@@ -202,7 +202,7 @@ def told(notes: list[Any]) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("cache", [0, 1], ids=["to-memory", "to-cache"])
-def test_cache_control_is_as_asked_and_the_device_flushes_without_it(
+def test_cache_control_is_as_configured_and_the_device_flushes_without_it(
     recorder: Recorder, long_pool: Pool, cache: int
 ) -> None:
     """A flush with cache control keeps lines, so this host's next reader would see old bytes."""

@@ -71,7 +71,7 @@ def test_near_then_dedicated_then_deep(tmp_path: Path) -> None:
         ({"max_transfer_size": "much"}, "wq0.0 has no mode or no size"),
     ],
 )
-def test_one_that_cannot_be_used_says_why(
+def test_an_unusable_queue_has_its_reason(
     tmp_path: Path, changes: dict[str, str], says: str
 ) -> None:
     queue(tmp_path, "wq0.0", **changes)
@@ -81,7 +81,7 @@ def test_one_that_cannot_be_used_says_why(
     assert "accel-config enable-wq" in why_none(found, tmp_path)
 
 
-def test_odd_trees_are_no_trouble(tmp_path: Path) -> None:
+def test_unusual_sysfs_trees_raise_no_error(tmp_path: Path) -> None:
     assert work_queues(tmp_path / "absent") == []
     assert "intel_iommu=on,sm_on" in why_none([], tmp_path / "absent")
     assert work_queues(tmp_path) == []
@@ -110,7 +110,7 @@ def test_a_device_file_that_does_not_open_is_named(pool: Pool, tmp_path: Path) -
         open_device(pool, sysfs=tmp_path / "sys", devices=tmp_path / "dev")
 
 
-def test_without_a_device_the_engine_says_what_is_missing(pool: Pool) -> None:
+def test_without_a_device_the_error_names_the_missing_requirement(pool: Pool) -> None:
     with pool:
         if nearest(work_queues(), set()):
             pytest.skip("there is a DSA")

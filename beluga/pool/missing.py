@@ -11,14 +11,14 @@ from pathlib import Path
 
 from beluga import config
 from beluga.errors import DeviceBusyError, PoolError
-from beluga.pool.default import emulated_paths, remembered
+from beluga.pool.default import emulated_paths, stored_specs
 from beluga.pool.runtime import refuse_in_use, runtime_beside
 from beluga.pool.spec import DeviceSpec, SpecLike
 
 _LOCKS = ("serve.pid", "standby.pid")  # of servers in the background
 
 
-def runtime_dir_of_gone(paths: Sequence[SpecLike] | None) -> Path | None:
+def runtime_dir_of_missing(paths: Sequence[SpecLike] | None) -> Path | None:
     """Return the directory in which processes of a pool with one of these devices, or of the
     default pool, hold locks. None if this user can see no such process.
     """
@@ -27,9 +27,9 @@ def runtime_dir_of_gone(paths: Sequence[SpecLike] | None) -> Path | None:
 
 def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
     """Return the directories that may be the pool's. The one beside a file is the file's."""
-    found = paths or config.pool_paths() or remembered() or emulated_paths()
+    found = paths or config.pool_paths() or stored_specs() or emulated_paths()
     specs = [DeviceSpec.parse(path) for path in found]
-    if config.told_runtime_root() is None:
+    if config.configured_runtime_root() is None:
         return [runtime_beside(spec) for spec in specs]
     return [
         directory

@@ -19,7 +19,7 @@ from beluga.pool.superblock import MAGIC, Superblock, fault, read_first
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
+class PoolFile:
     """A file that is a device of a pool."""
 
     path: Path
@@ -31,12 +31,12 @@ class FoundFile:
     device_count: int = 1  # of its pool, if its superblock is valid
 
 
-def find_pools(folder: Path) -> tuple[list[list[FoundFile]], list[Path]]:
+def find_pools(folder: Path) -> tuple[list[list[PoolFile]], list[Path]]:
     """Return the pools whose files lie in ``folder`` or in a folder of it, and unreadable paths.
 
     The files of one pool are in one list.
     """
-    pools: dict[str, list[FoundFile]] = {}
+    pools: dict[str, list[PoolFile]] = {}
     closed: list[Path] = []
     for path in _files(folder, closed):
         try:
@@ -66,7 +66,7 @@ def _files(folder: Path, closed: list[Path], depth: int = 1) -> Iterator[Path]:
             yield from _files(path, closed, depth - 1)
 
 
-def _look(path: Path) -> FoundFile | None:
+def _look(path: Path) -> PoolFile | None:
     with path.open("rb") as file:
         if os.pread(file.fileno(), len(MAGIC), 0) != MAGIC:
             return None
@@ -75,9 +75,9 @@ def _look(path: Path) -> FoundFile | None:
     size, owner = status.st_blocks * 512, status.st_uid
     identity = status.st_dev, status.st_ino
     if fault(raw) != lib.BL_SUPERBLOCK_GOOD:
-        return FoundFile(path, None, size, owner, identity, None)
+        return PoolFile(path, None, size, owner, identity, None)
     superblock = Superblock.of(raw)
     first = superblock.device_index == 0
     runtime_dir = runtime_path(device, superblock.pool_id) if first else None
     count = superblock.geometry.device_count
-    return FoundFile(path, superblock.pool_id, size, owner, identity, runtime_dir, count)
+    return PoolFile(path, superblock.pool_id, size, owner, identity, runtime_dir, count)
