@@ -28,7 +28,7 @@ from beluga.transfer.engines.cuda.calibration import Calibration
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, nohup ignores SIGHUP, and
-# children inherit that, but no handlers: the commands that are tested must hear both all the same.
+# children inherit that, but no handlers: the tested commands must get both all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) == signal.SIG_IGN:
@@ -37,7 +37,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal
 
 # Copies take the same paths on every machine; transfer/engines/cpu/test_tuning.py has them tuned.
 os.environ["BELUGA_TUNING"] = "off"
-# No beluga.toml of this user or machine has a say; cli/test_settings.py has files of its own.
+# No beluga.toml of this user or machine applies; cli/test_settings.py has files of its own.
 os.environ["BELUGA_CONFIG"] = os.devnull
 
 lighten()

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Everything that can be closed, called after its end, beside it, and in a forked child.
 
-``lifecycle_scenes.py`` says how one of each class is made, ``lifecycle_process.py`` has the phases.
+``lifecycle_scenes.py`` makes one of each class, ``lifecycle_process.py`` has the phases.
 No signal may end a process, nothing may hang, what is raised is Beluga's or a ValueError; a parent
 whose children touched everything works on.
 """

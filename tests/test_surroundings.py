@@ -41,7 +41,7 @@ def test_signals_may_be_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_environment_may_be_bare(tmp_path: Path) -> None:
-    """No HOME, no terminal, no language, files that are nobody else's business, closed stdin."""
+    """No HOME, no terminal, no language, private files, closed stdin."""
     bare = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     run_tests([COMMANDS], "umask 077; exec <&-", bare, tmp_path)
 

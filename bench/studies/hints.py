@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What hints gain on sessions with pauses: LRU, hints and Belady's MIN side by side.
+"""The gain of hints on sessions with pauses: LRU, hints and Belady's MIN, compared.
 
 ``python -m beluga_bench.studies.hints TRACES OUT``. ``--smoke`` instead of TRACES runs a few
 generated sessions.
 
-weka's sessions run beside each other in one pool of a share of their different blocks, one request
-after another in the order of their times. The pool evicts and takes hints as the server does
+weka's sessions share one pool, whose size is a fraction of their distinct blocks; requests run one
+after another in the order of their times. The pool evicts and applies hints as the server does
 (:mod:`beluga.simulate.hinted`; a test compares it with a server). Results are computed, not
-measured. A client is an agent of one session. It knows nothing of other sessions, nor what comes:
+measured. A client is an agent of one session, without information about other sessions or the
+future:
 
-* ``keep``: each request asks that its blocks are favored, until they are unused for so many
-  seconds. Who comes when the budget is used up is refused.
-* ``left``: a request that rewrites its session's history lets go of what it no longer has.
-* ``end``: the request that is its session's last lets go of the session's blocks.
-* ``turn``: when an answer ends the turn, a human comes next. Until the session goes on, its blocks
-  go first.
+* ``keep``: each request's hint favors its blocks until they have been unused for so many seconds.
+  Hints beyond the budget are rejected.
+* ``left``: a request that rewrites its session's history releases the blocks that it no longer has.
+* ``end``: the last request of a session releases the session's blocks.
+* ``turn``: when an answer ends the turn, a human responds next. Until the session continues, its
+  blocks are evicted first.
 
-A request's hint is for what it stores and for what its session has stored, as vLLM's connector
-gives it (:mod:`beluga.connectors.vllm.hints`); no block of weka's belongs to two sessions. The hint
-for the end of a turn comes after the answer, so a program has to give it (``KVCache.hint``).
+A request's hint is for the blocks that it stores and those that its session has stored, as in
+vLLM's connector (:mod:`beluga.connectors.vllm.hints`); no block of weka's belongs to two sessions.
+The hint for the end of a turn comes after the answer, so a program has to give it
+(``KVCache.hint``).
 """
 
 from __future__ import annotations
@@ -71,9 +73,9 @@ NONE = Strategy()
 
 
 class Result(NamedTuple):
-    """One run. ``hit`` is the share of all blocks asked for, as leading blocks; ``of_gap`` is what
+    """One run. ``hit`` is the share of all blocks requested, as leading blocks; ``of_gap`` is what
     hints gain of what MIN gains over LRU. ``favored`` is the largest share of the pool that hints
-    favored, and ``refused`` the hints beyond the budget, per block asked for.
+    favored, and ``refused`` the hints beyond the budget, per block requested.
     """
 
     pool: float

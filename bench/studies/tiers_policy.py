@@ -48,7 +48,7 @@ DEFAULT = ("lru", "adaptive")
 
 
 class Result(NamedTuple):
-    """One run. The hits are shares of all blocks that the trace asks for. ``written`` is the
+    """One run. The hits are shares of all blocks that the trace requests. ``written`` is the
     disk's writes per different block of the trace, and ``written_per_hit`` the writes per block of
     the disk that was hit later, at least once.
     """

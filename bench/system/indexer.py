@@ -200,7 +200,7 @@ def _decision(recorder: Recorder, ground: _Ground, policy: str) -> Row:
         hashes = ground.hashes(path)
         start_ns = time.perf_counter_ns()
         query = hasher.query(prompts[place % len(prompts)])
-        # No worker has a random prompt's blocks, so the index is asked for a path that workers
+        # No worker has a random prompt's blocks, so the index is requested a path that workers
         # hold.
         router.route(place, Query(query.isl, BLOCK_SIZE, hashes, query.sequence))
         pieces.append(time.perf_counter_ns() - start_ns)

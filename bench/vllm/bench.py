@@ -6,7 +6,7 @@ smaller scale.
 Long contexts with several questions each are sent to vLLM alone, to vLLM with our pool, and with
 the pools of other projects, in turn: in two passes, then at several rates. Then block sizes are
 varied, and a pool without interleaving is measured. The exit status is 1 if our second pass did not
-find all blocks.
+hit all blocks.
 """
 
 from __future__ import annotations

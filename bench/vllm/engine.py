@@ -118,7 +118,7 @@ class Engine:
     ) -> Reply:
         """Start prompts at once and interrupt them after so many steps: "abort" ends them, "reset"
         empties the engine's own prefix cache under them, and "reset_connector" resets the
-        connector, too. For each prompt that goes on ``tokens`` has its tokens. vLLM refuses to
+        connector, too. For each prompt that continues ``tokens`` has its tokens. vLLM refuses to
         empty its cache while a connector has blocks of it; ``done`` is false then.
         """
         engine, before = self._llm.llm_engine, self.figures()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The demonstration's report: one JSON object for machines, a table for people."""
+"""The demonstration's report: one JSON object, or a table as text."""
 
 from __future__ import annotations
 

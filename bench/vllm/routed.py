@@ -91,7 +91,7 @@ class Play:
         }
 
     async def lose_one(self) -> dict[str, Any]:
-        """Kill an engine in the middle of an answer. Returns how its client notices."""
+        """Kill an engine in the middle of an answer. Returns how its client detects."""
         asked = {
             "model": self._model,
             "prompt": self._texts[0],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A station: an arm with one running engine, which measures what it finds after its own cache was
+"""A station: an arm with one running engine, which measures its hits after its own cache was
 emptied.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The tables of the benchmark, for people."""
+"""The tables of the benchmark as text."""
 
 from __future__ import annotations
 

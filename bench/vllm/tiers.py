@@ -3,11 +3,11 @@
 """The command ``scripts/vllm-tiers``: prompts that lie only on a disk, or only in Redis, below our
 pool and below LMCache's memory.
 
-First every engine computes all prompts, and they sink. Then they are asked for in that order: the
-engine's own cache is emptied, the memory above has forgotten the prompt, and the time to the first
-token is that of a load from below. All arms answer the same prompt before the next one, and another
-one begins each time. The exit status is 1 if an answer was another one than from the engine's own
-cache, or if bytes came from elsewhere.
+First every engine computes all prompts, which are saved to the lower tier. Then they are requested
+in that order: the engine's own cache is emptied, the memory above has evicted the prompt, and the
+time to the first token is that of a load from below. All arms serve the same prompt before the next
+one, and a different arm is first each time. The exit status is 1 if an answer differs from that of
+the engine's own cache, or if bytes came from another tier.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ARMS = {
 _PYTHON = "BELUGA_VLLM_PYTHON"
 _POOL_PROMPTS = 1.5
 _WARM_UPS = 1  # prompts whose times do not count
-_MORE = 3  # prompts that are stored last, so that the pool has none that is asked for
+_MORE = 3  # prompts that are stored last, so that the pool has none that is requested
 _RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 

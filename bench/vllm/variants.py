@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The variants: other block sizes, a pool that is not interleaved (the paper's Exp 8), and copies
-without a link scheduler, beside the usual engine.
+without a link scheduler, compared with the default engine.
 
-Each variant has its own engine and pool. For each prompt it takes turns with an engine of blocks of
+Each variant has its own engine and pool. For each prompt it alternates with an engine of blocks of
 128 tokens on an interleaved pool: the prompt is computed and saved, found in the pool, and found in
 the engine's own cache.
 """

@@ -61,13 +61,13 @@ def render(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _by_program(values: Mapping[str, Any]) -> dict[str, str]:
     command = ["helm", "template", "beluga", str(CHART), "--namespace", NAMESPACE, "--values", "-"]
-    said = subprocess.run(
+    rendered = subprocess.run(
         command, input=json.dumps(values), capture_output=True, text=True, check=False
     )
-    if said.returncode != 0:
-        raise RuntimeError(said.stderr)
+    if rendered.returncode != 0:
+        raise RuntimeError(rendered.stderr)
     found: dict[str, str] = {}
-    for document in said.stdout.split("---\n# Source: ")[1:]:
+    for document in rendered.stdout.split("---\n# Source: ")[1:]:
         name, _, text = document.partition("\n")
         key = name.rpartition("/")[2]
         found[key] = f"{found[key]}---\n{text}" if key in found else text

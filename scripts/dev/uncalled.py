@@ -8,8 +8,8 @@ the documents, or the name of a class, alone or with a method, in their text; an
 ``__all__`` and the definition itself are not uses. Exempt are the API of docs/reference/api.md and
 what others call: methods with leading and trailing ``__``, overrides of classes of other packages,
 and functions that a decorator registers. The rule compares names, not objects: a listed name has no
-caller, but a name that is not listed may also have none. C is judged by
-``tests/repo/test_rooms.py``, with what Python calls of it. Exit status 1 if something is listed.
+caller, but a name that is not listed may also have none. C is checked by
+``tests/repo/test_rooms.py``, with calls from Python. Exit status 1 if something is listed.
 """
 
 from __future__ import annotations

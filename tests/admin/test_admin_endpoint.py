@@ -114,7 +114,7 @@ def test_tcp_only_reads(make: Make) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
 def test_a_name_that_is_not_this_machines_is_refused(make: Make, host: str) -> None:
-    """A site that lets its name resolve to this machine reads nothing."""
+    """A site whose name resolves to this machine reads nothing."""
     admin = make(address="0")
     assert over_tcp(admin, Host=host) == HTTPStatus.MISDIRECTED_REQUEST
     assert over_tcp(admin, path="/metrics", Host=host) == HTTPStatus.MISDIRECTED_REQUEST

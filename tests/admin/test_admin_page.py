@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 
 def page_of(process: subprocess.Popen[str]) -> str:
-    """Return the address of the page that a command tells."""
+    """Return the address of the page that a command prints."""
     assert process.stderr
     told = process.stderr.readline()
     assert told.startswith("page at http://127.0.0.1:"), told

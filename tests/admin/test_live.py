@@ -43,7 +43,7 @@ def server(pool: Pool) -> Iterator[MetaServer]:
 
 @pytest.fixture
 def look(server: MetaServer, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Look:
-    """Look at the server anew each time; clients report with each call."""
+    """Request a snapshot each time; clients report with each call."""
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     monkeypatch.setattr(observer, "_INTERVAL_S", 0.0)
     for module in (space_map, calls):
@@ -78,7 +78,7 @@ def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
     later = At(1000.0)
     past.add(later)
     assert past.before(later, figures.WINDOW_S) is None
-    slow = At(1009.0)  # somebody looks every nine seconds
+    slow = At(1009.0)  # a snapshot every nine seconds
     past.add(slow)
     found = past.before(slow, figures.WINDOW_S)
     assert found is not None and found.at_s == 1000.0
@@ -87,7 +87,7 @@ def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
 def test_the_curves_of_bytes_begin_when_clients_have_reported(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rate over less than an interval of reports is 0 in most cases, which looks like a drop."""
+    """A rate over less than an interval of reports is 0 in most cases, which appears as a drop."""
     look()
     bytes_of = [point[3:5] for point in look().history]
     assert bytes_of == [(None, None), (None, None)]

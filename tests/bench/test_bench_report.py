@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The page of benchmarks: its figures are the rows', and it says what must not be overlooked."""
+"""The page of benchmarks: its figures are the rows', and it shows important limits prominently."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The demo of GPU workers: without a GPU it uses host-compiled kernels, and says so."""
+"""The demo of GPU workers: without a GPU it uses host-compiled kernels, and reports it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def has_gpu() -> bool:
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "beluga_bench.gpu.demo", *arguments]
-    environment = os.environ | {"COLUMNS": "200"}  # readline, which pytest imports, says 80
+    environment = os.environ | {"COLUMNS": "200"}  # readline, which pytest imports, sets 80
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         try:

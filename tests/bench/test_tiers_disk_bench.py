@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier's benchmark: both engines beside fio, or one row that says that fio is missing."""
+"""The disk tier's benchmark: both engines beside fio, or one row that reports the missing fio."""
 
 from __future__ import annotations
 

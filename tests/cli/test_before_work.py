@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A command that lacks a package, or could not write its result, says so before it works."""
+"""A command that lacks a package, or could not write its result, reports it before it works."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga.toml``: what it sets, what comes before it, and what is said of a wrong one."""
+"""``beluga.toml``: what it sets, what comes before it, and the errors of a wrong one."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Server = subprocess.Popen
 KEY = bytes(range(32))  # as vLLM's hash of a block
 SIZE = 4096
 LINES = 8  # blocks that the table has room for
-FORGOTTEN = 200 * LINES  # blocks that leave, until the server has forgotten those before
+FORGOTTEN = 200 * LINES  # blocks that leave, until the server has dropped those before
 
 
 def engine(
@@ -118,7 +118,7 @@ class World:
         assert self.server.stderr.readline().startswith("serving, epoch")
 
     def kill(self) -> None:
-        """Let the server die as a machine's out-of-memory killer lets it."""
+        """Kill the server as a machine's out-of-memory killer does."""
         self.server.send_signal(signal.SIGKILL)
         self.server.wait()
 
@@ -181,7 +181,7 @@ def test_what_another_engine_stored_is_named(
     world: World, stored: Namespace, cause: str, said: str, killed: bool
 ) -> None:
     world.store(stored)
-    world.store(engine(), KEY[::-1])  # the engine that asks has stored, too
+    world.store(engine(), KEY[::-1])  # the engine of the query has stored, too
     if killed:
         world.kill()
         world.serve()
@@ -202,7 +202,7 @@ def test_a_salt_is_named(world: World) -> None:
     assert world.cause(engine()) == "salt"
     assert world.cause(engine(), salt="wrong") == "salt"
     assert world.cause(engine(), salt="tenant") == "stored"
-    found = world.explain(engine(rank=1), salt="tenant")  # who has the salt may be told more
+    found = world.explain(engine(rank=1), salt="tenant")  # a caller with the salt gets more
     assert (found["cause"], "tp is '0/2' there and '1/2' here" in found["text"]) == ("rank", True)
     assert "no salt there" not in found["text"]
     world.kill()
@@ -212,7 +212,7 @@ def test_a_salt_is_named(world: World) -> None:
 
 
 def test_a_block_that_a_full_table_pushed_out_is_named(world: World) -> None:
-    """A new block takes the line of the one that is evicted for it: only the server remembers."""
+    """A new block takes the line of the one evicted for it: only the server has a record."""
     world.store(engine())
     world.crowd(LINES)
     found = world.explain(engine())

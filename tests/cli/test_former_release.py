@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An upgrade as ``docs/operate/day-two.md`` says, from a pool and a disk tier that the former
+"""An upgrade by ``docs/operate/day-two.md``, from a pool and a disk tier that the former
 release made.
 
 ``former/`` has both, as commit d46afb8 left them after a put, ``beluga drain`` and SIGTERM. Make
@@ -31,7 +31,7 @@ def test_former_pool_is_refused_by_one_line_and_its_disk_tier_is_adopted(
     (disk / "blocks").write_bytes(gzip.decompress((FORMER / "disk-blocks.gz").read_bytes()))
     pool = [word for device in devices for word in ("--pool", str(device))]
 
-    # Every command refuses the pool, and says what to do.
+    # Every command rejects the pool, and prints the remedy.
     before = [device.read_bytes() for device in devices]
     for words in (("serve", *pool), ("stat", *pool), ("pool", "info", *pool)):
         refused = run(*words)

@@ -72,7 +72,7 @@ class Opened(SimpleNamespace):
 
 
 class Server:
-    """Records its calls. It fails at a given look."""
+    """Records its calls. It fails at a given check."""
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.did: list[str] = []
@@ -98,7 +98,7 @@ class Server:
 
 
 class Told:
-    """An event that is set at the third look at it, or by a signal."""
+    """An event that is set at its third check, or by a signal."""
 
     def __init__(self) -> None:
         self.waited: list[float] = []
@@ -160,7 +160,7 @@ def test_a_standby_serves_if_its_turn_comes(
     asked: list[Any] = []
 
     def stand_by(*arguments: Any, **options: Any) -> bool:
-        del options["waits"]  # what tells the service manager
+        del options["waits"]  # the object that notifies the service manager
         asked.append((arguments, options))
         return elected
 
@@ -600,7 +600,7 @@ def test_a_router_follows_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = made[0].limits
     assert (made[0].listen, made[0].admin) == (plain.listen, plain.admin)
     assert (made[0].engines, made[0].policy) == (plain.engines, "least-cost")
-    assert made[0].block_size == 0  # the engines tell
+    assert made[0].block_size == 0  # the engines report
     assert (made[0].queue, made[0].queue_threshold, made[0].seed) == ("fcfs", 16, 0)
     assert (made[0].advise_s, made[0].prefill.rule, made[0].prefill.wait_s) == (
         180,

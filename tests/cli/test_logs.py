@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The log of commands: level, format, fields, rate limit, and what a command that runs on says."""
+"""The log of commands: level, format, fields, rate limit, and the messages of a long-running
+command.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_h_is_help(run: Run, command: list[str]) -> None:
 
 
 def completed(asked: dict[str, str]) -> str:
-    """Return what the program answers to a shell that asks in these variables."""
+    """Return what the program prints for a shell's completion in these variables."""
     return subprocess.run(
         [sys.executable, "-m", "beluga.cli.main"],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a server tells the manager that started it (``NOTIFY_SOCKET``, ``WATCHDOG_USEC``)."""
+"""The messages of a server to its service manager (``NOTIFY_SOCKET``, ``WATCHDOG_USEC``)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_server_with_a_hanging_poll_loop_is_not_reported_alive(
         with Pool.open(pool[1::2]) as opened, Client(opened, timeout_s=WAIT_S) as client:
             with pytest.raises(CallTimeoutError):
                 client.call(METHOD_USER, str(stuck).encode(), timeout_s=0.3)
-            for _ in range(20):  # what was said before
+            for _ in range(20):  # earlier messages
                 heard.next(0.1)
             assert heard.next(1.0) == "", "its main thread does not hang"
             stuck.unlink()

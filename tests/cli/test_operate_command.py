@@ -234,7 +234,7 @@ def test_drain_goes_on_when_a_writer_is_killed(
 def test_a_drained_pool_has_everything_in_its_lower_tier(
     start: Start, run: Run, pool: list[str], tmp_path: Path
 ) -> None:
-    """Adaptive admission does not take blocks that were never asked for; draining saves them."""
+    """Adaptive admission does not take blocks that were never requested; draining saves them."""
     below = ["--disk", f"{tmp_path}/disk", "--disk-bytes", "16M", "--admission", "second-touch"]
     server = start("serve", *pool, *below)
     assert server.stderr and server.stderr.readline().startswith("serving")

@@ -20,7 +20,7 @@ NO_SETTINGS = {"estimator", "overlap_score_weight"}
 
 
 def options(command: str) -> dict[str, dict[str, Any]]:
-    """Return what a command says of its options, by their parameters' names."""
+    """Return the help of a command's options, by their parameters' names."""
     found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
     parts = ("opts", "secondary_opts", "default", "help", "show_default", "metavar")
     return {one.name: {part: getattr(one, part, None) for part in parts} for one in found.params}

@@ -45,7 +45,7 @@ static void *write_on(void *unused)
     return unused;
 }
 
-/* Is the copy, looked at with no knowledge of how it was made, a whole line? */
+/* Is the copy, examined with no knowledge of how it was made, a whole line? */
 __attribute__((noinline)) static int whole(const void *copy)
 {
     __asm__ volatile("" : "+r"(copy) : : "memory");

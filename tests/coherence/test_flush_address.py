@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A flush flushes the address it was given: on a page that none may touch, the fault says which.
+"""A flush flushes the address it was given: on an inaccessible page, the fault has the address.
 
-On a coherent machine nothing else tells a right flush from one that flushes, say, the pointer.
+On a coherent machine nothing else distinguishes a right flush from one of the pointer, for example.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """What the verbs execute: which instructions, on which addresses, in which order.
 
-The simulator replaces the verbs' instructions, so its mutants say nothing about them. Here each
+The simulator replaces the verbs' instructions, so its mutants do not cover them. Here each
 instruction in a copy of ``csrc/coherence`` is preceded by a call that prints it, ``traced.c`` calls
 the verbs, and what it prints is compared. Mutants of the instructions must change it. The program
 of aarch64 is cross-compiled and runs under qemu-user where both are installed

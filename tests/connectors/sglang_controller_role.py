@@ -69,7 +69,7 @@ class DevicePool:
 
 
 class DeviceMlaPool(DevicePool, memory_pool.MLATokenToKVPool):
-    """One of MLA, which the controller tells by its class."""
+    """One of MLA, which the controller recognizes by its class."""
 
     def __init__(self) -> None:
         pass

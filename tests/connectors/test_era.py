@@ -78,7 +78,7 @@ def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
 
 
 class Stubborn(MemoryTier):
-    """A store that lets nothing be deleted."""
+    """A store that rejects every deletion."""
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         return 0
@@ -152,7 +152,7 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
 def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the era while it could begin no other one, and the pool is made anew."""
+    """It ended the era while it could begin no other one, and the pool is recreated."""
     tier, one = Stubborn(remote=True), Era(MODEL)
     (first,) = eras(shm / "first", tier, one=one)
     write = era.records.write

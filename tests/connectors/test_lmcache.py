@@ -489,7 +489,7 @@ def test_chunks_of_an_engine_come_back_at_their_length(
     found = other.batched_get_blocking([ChunkKey("other"), *keys])
     assert found[0] is None
     other.get_blocking(ChunkKey("another"))
-    other.get_blocking(keys[3])  # tells of the ones before
+    other.get_blocking(keys[3])  # reports the earlier ones
     assert server.reported(KINDS.index("lmcache"))[Figure.SAVED_TOKENS] == 3 * 16 + 5
     for got, put in zip(found[1:], memories, strict=True):
         assert got.shape == put.shape
@@ -702,7 +702,7 @@ def test_layerwise_storing_is_refused(backend: Callable[..., Any]) -> None:
 def test_lmcache_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lmcache", None)
     module = importlib.import_module(PACKAGE)
-    assert not hasattr(module, "BelugaL2AdapterConfig")  # LMCache looks for one
+    assert not hasattr(module, "BelugaL2AdapterConfig")  # LMCache searches for one
     with pytest.raises(ImportError):
         _ = module.BelugaL2Adapter
 

@@ -141,7 +141,7 @@ def test_what_is_deleted_without_a_server_is_a_miss_and_removed_when_it_is_back(
 
 
 class Stubborn(MemoryTier):
-    """A store that lets nothing be deleted."""
+    """A store that rejects every deletion."""
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         raise OSError("made up")
@@ -300,7 +300,7 @@ def test_tasks_after_close_fail_and_descriptors_are_closed_once(
     again = os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)
     try:
         one.close()
-        os.fstat(again)  # nobody closed what has the number now
+        os.fstat(again)  # the object with that number now was not closed
     finally:
         os.close(again)
     assert store(one, keys, memories) == -1

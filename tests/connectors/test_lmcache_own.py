@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 def pip(python: Path, *arguments: str, path: str = "") -> None:
     """Run pip, or skip the test with its last line."""
-    # LMCache's metadata is made by its setup.py, which must not look for a GPU's compiler.
+    # LMCache's metadata is made by its setup.py, which must not search for a GPU's compiler.
     environment = os.environ | {"NO_NATIVE_EXT": "1", "NO_GPU_EXT": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [python, "-m", "pip", "-q", "--disable-pip-version-check", *arguments],

@@ -178,7 +178,7 @@ def test_the_server_learns_how_many_tokens_the_first_rank_loaded(
     assert first.batch_set_v1(keys(3), indices([0, 1, 2])) == [True] * 3
     for one in (first, other):
         assert one.batch_get_v1(keys(4), indices([4, 5, 6, 7])) == [True] * 3 + [False]
-        one.batch_get_v1(keys(1), indices([0]))  # tells of the ones before
+        one.batch_get_v1(keys(1), indices([0]))  # reports the earlier ones
     found = server.reported(KINDS.index("sglang"))
     assert found[Figure.SAVED_TOKENS] == 3 * PAGE
     assert not server.reported(0)

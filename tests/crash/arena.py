@@ -75,7 +75,7 @@ class Arena:
                 self.clients[slot] = self.client(slot)
 
     def remember(self, answer: Told) -> None:
-        """Remember what a client says that it stored."""
+        """Record the blocks that a client reported as stored."""
         if not self.small:
             self.stored.update(number for number in answer["stored"] if number < KEPT)
 
@@ -84,7 +84,7 @@ class Arena:
         whole.
         """
         for member in self.clients:
-            member.ask({"ping": 1})  # an idle client does not notice that it has another server
+            member.ask({"ping": 1})  # an idle client does not detect a new server
         self._settle()
         report = check_pool(self._pool, payload=True)
         if report.finding_count:
@@ -118,7 +118,7 @@ class Arena:
             raise AssertionError(f"stripes leak: {stat}")
 
     def close(self) -> None:
-        """End all processes in order: nothing of them stays."""
+        """End all processes in order: they leave no blocks behind."""
         for member in self.clients:
             member.ask({"close": 1})
             member.kill()
@@ -136,7 +136,7 @@ class Arena:
         self._pool.close()
 
     def kill(self) -> None:
-        """End all processes at once, so that work goes on after a failure."""
+        """End all processes at once, so that work continues after a failure."""
         for member in (*self.clients, self.server):
             member.kill()
 

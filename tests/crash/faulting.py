@@ -276,7 +276,7 @@ def _planned(call: Callable[[Any, Any], int]) -> Ready:
 
 AT = 6 << 20  # in the data of every pool here
 
-# These functions must say that a device failed.
+# These functions must report that a device failed.
 FAULTS: dict[str, Ready] = {
     "bl_pool_format": _pool(
         lambda scene, pool: lambda: lib.bl_pool_format(pool, scene.pool._mapping.superblocks, 0)

@@ -3,7 +3,7 @@
 """Processes that may die or stop at any moment, forked from one that has everything imported.
 
 A fork costs milliseconds where an interpreter costs hundreds: thousands of deaths are affordable.
-Every wait has a bound; past it :class:`StuckError` says who did not do what.
+Every wait has a bound; past it :class:`StuckError` names the process and its order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Member:
         self.name = body.__name__
         self._socket, theirs = socket.socketpair()
         self._read = b""
-        self._number = 0  # number of its last order: an answer says which order it answers
+        self._number = 0  # number of its last order: a reply has the number of its order
         self.ended: int | None = None  # the signal or, negative, the exit status
         self.stopped = False
         self.counted = False  # whether it fell by itself
@@ -53,7 +53,7 @@ class Member:
         return not self._signalled and (self.stopped or self.ended == signal.SIGKILL)
 
     def tell(self, told: Told) -> None:
-        """Give an order; a process that has died does not hear it."""
+        """Give an order; a process that has died does not get it."""
         self._number += 1
         try:
             self._socket.sendall(json.dumps(told | {"number": self._number}).encode() + b"\n")
@@ -63,7 +63,7 @@ class Member:
     def look(self, timeout_s: float = 0.0) -> Told | None:
         """Return its answer to its last order, if any; note whether it has died or stopped.
 
-        Who was stopped may answer what it was told before: nobody waits for that any more.
+        A stopped process may answer an earlier order: no caller waits for that any more.
         """
         open_still = self._socket.fileno() >= 0
         if (

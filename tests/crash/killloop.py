@@ -4,7 +4,7 @@
 
 First a walk: each point once, by a kill and by a stop, in the process that passes it; at a point of
 a line also in the middle of the line, after each of its 16-byte stores but the last. Then rounds
-that the seed decides: who, where or when, how. After each round arena.py says whether all is well.
+that the seed decides: who, where or when, how. After each round arena.py checks the pool.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Loop:
 
     def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
         """Let the work end. A dead server gets a successor (the first of them armed), and a stopped
-        process goes on when the others had their time.
+        process continues when the others had their time.
         """
         waiting = dict(enumerate(arena.clients))
         leaving = plan.scene == "leaver"
@@ -259,7 +259,7 @@ class Loop:
                 if answer is not None or member.ended is not None:
                     del waiting[slot]
             if arena.server.look() is not None and leaving:
-                arena.server.kill()  # it has said that it stopped
+                arena.server.kill()  # it has announced its stop
             if victim.fell:
                 self._hit(plan, victim)
             self._wake(arena, stopped_at)
@@ -294,12 +294,12 @@ class Loop:
             self._hit(plan, member)
 
     def _hit(self, plan: Plan, member: Member) -> None:
-        """Note that the kernel says that the member fell at the point."""
+        """Record that the kernel reports the death of the member at the point."""
         if plan.point and not member.counted:
             member.counted = True
             self._result.hit.add(plan.spot)
             if self._arena and plan.words and plan.point.startswith("entry."):
-                self._arena.torn_entries = 1  # no process was told of it: its successor drops it
+                self._arena.torn_entries = 1  # no process was notified: its successor drops it
             self._count(plan)
 
     def _count(self, plan: Plan) -> None:

@@ -106,7 +106,7 @@ assert check_pool(pool, payload=True).findings == ()
 cache.close()
 """
 
-# A client that falsely says that memory failed is not believed.
+# A false report of failed memory by a client is ignored.
 LIAR = """
 cache = KVCache(pool, namespace="fault")
 assert cache.put(names, blocks).stored == 30

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients of other hosts say that they have ended where the next server reads it, whether or not
+"""Clients of other hosts record their end where the next server reads it, whether or not
 one serves then: nothing that ended in order is quarantined.
 """
 

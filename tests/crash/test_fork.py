@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""In a forked child every call of a session is refused, in Python and in C; the parent goes on."""
+"""In a forked child every call of a session fails, in Python and in C; the parent continues."""
 
 from __future__ import annotations
 

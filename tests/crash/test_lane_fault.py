@@ -64,7 +64,7 @@ class Failing:
         self.process = process
 
     def tell(self, offset: int | None = None) -> dict[str, Any]:
-        """Let the memory at this offset fail: return what the server says of itself."""
+        """Let the memory at this offset fail: return the server's own report."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{'' if offset is None else offset}\n")
@@ -108,7 +108,7 @@ def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) 
         if page == "heartbeat":  # the server reads it although the lane is quiet
             assert eventually(lambda: server.tell()["live"] == 1)
             assert server.tell()["held"] >= 2 << 20  # its client may still write there
-        bad.ping(timeout_s=TURN_S)  # attached anew, and so it gave up what it had
+        bad.ping(timeout_s=TURN_S)  # attached again, and so it abandoned its grants
         for _ in range(50):
             good.ping()
         with Client(pool) as another:

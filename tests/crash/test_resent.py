@@ -133,7 +133,7 @@ def test_a_release_unpins_once(
         put(meta, [1], length=4096)
         pinned = meta.lookup(keys([1]), pin=True).hits
         released, heir = bereaved.call(lambda: meta.release(pinned))
-        assert released == 0  # the successor knew of no pin
+        assert released == 0  # the successor had no record of a pin
         again = meta.lookup(keys([1]), pin=True).hits
         assert meta.stat().pinned_count == 1
         assert meta.release(again) == 1

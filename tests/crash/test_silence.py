@@ -23,8 +23,8 @@ from beluga.pool import Pool
 from beluga.rpc import Client
 
 # A client whose runtime directory is another one: the server finds no lock of it and no pidfd. It
-# reserves blocks, then answers each line: "hold S" keeps the interpreter for S seconds, "call" asks
-# the server until it answers, "commit" commits the blocks.
+# reserves blocks, then answers each line: "hold S" keeps the interpreter for S seconds, "call"
+# calls the server until it replies, "commit" commits the blocks.
 ELSEWHERE = """
 import sys, time
 from pathlib import Path
@@ -63,7 +63,7 @@ def pool(paths: list[Path]) -> Iterator[Pool]:
 
 
 class Elsewhere:
-    """The process, told and asked line by line."""
+    """The process, controlled line by line."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -115,12 +115,12 @@ def test_a_silent_session_is_quarantined_until_it_moves(
         assert held >= 2 << 20
         time.sleep(1.0)  # time frees nothing
         assert server.meta_stat().held_bytes == held
-        with Client(pool) as other:  # what is held is granted to nobody
+        with Client(pool) as other:  # quarantined space is not granted
             again = MetaClient(other).reserve(keys([1, 2]), length=1 << 20)
             assert states(again) == ["GRANTED"] * 2
             assert server.meta_stat().held_bytes == held
         client.process.send_signal(signal.SIGCONT)
-        assert client.ask("call") == "1"  # it attached anew, and so gave up what it had
+        assert client.ask("call") == "1"  # it attached again, and so abandoned its grants
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
         assert server.stat().live_count == 1
 

@@ -149,7 +149,7 @@ def test_of_several_standbys_one_follows_and_the_others_wait_on(
 
 
 def first_to_speak(standbys: list[Process]) -> tuple[Process, str]:
-    """Return the standby that took over, and what it said."""
+    """Return the standby that took over, and its output."""
     end = time.monotonic() + TURN_S
     while time.monotonic() < end:
         for standby in standbys:

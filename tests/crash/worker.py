@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The processes of the kill loop: a server of the block index, or a client that uses all of it.
 
-Each is told one line of JSON at a time and answers one. Every byte that a client fetches is checked
-by its key; what is wrong is answered as ``error``, which ends the loop.
+Each reads one line of JSON at a time and writes one in reply. Every byte that a client fetches is
+checked by its key; what is wrong is answered as ``error``, which ends the loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mirrored(data: bytes) -> bytes:
 
 
 Told = dict[str, Any]
-Talk = Callable[[Told | None], Told]  # answers, then hears what is next
+Talk = Callable[[Told | None], Told]  # replies, then reads the next order
 
 NUMBERS = 160  # blocks that the clients of a pool share
 KEPT = 24  # the first of them are never removed
@@ -172,14 +172,14 @@ class Client:
 
     def __init__(self, pool: Pool, slot: int) -> None:
         self._pool = pool
-        self._gone = False  # its own numbers, which nobody else puts, were removed
-        self._own = OWN + 2 * slot  # two numbers that nobody else uses
+        self._gone = False  # its own numbers, which no other client puts, were removed
+        self._own = OWN + 2 * slot  # two numbers that no other client uses
         self._cache = self._attach()
         self._stored: set[int] = set()
         self._checked = 0
 
     def answer(self, told: Told) -> Told:
-        """Do what the order says."""
+        """Execute the order."""
         if "arm" in told:
             arm(told)
             return {}
@@ -204,7 +204,7 @@ class Client:
         for step in steps:
             try:
                 step(dice)
-            except SessionLostError:  # legal: two servers were asked for this batch
+            except SessionLostError:  # legal: this batch was sent to two servers
                 continue
         return {"stored": sorted(self._stored), "checked": self._checked}
 
@@ -280,7 +280,7 @@ class Client:
         meta.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
 
     def _own_class(self, _: random.Random) -> None:
-        """Open extents and empty them; what was removed is there no more, whoever serves."""
+        """Open extents and empty them; removed blocks are absent, whichever server serves."""
         numbers = [self._own, self._own + 1]
         if self._gone and (back := [number for number in numbers if self._right([number])]):
             raise AssertionError(f"blocks {back} were removed and are there")
@@ -311,7 +311,7 @@ class Client:
 
 
 def use(talk: Talk, paths: list[Path], first: Told) -> None:
-    """Run a client until it is told to close."""
+    """Run a client until the order to close."""
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:

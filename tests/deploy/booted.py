@@ -4,7 +4,7 @@
 
 Its root is a tmpfs of its own, with this machine's /usr read-only in it: what systemd does when it
 boots (it cleans /tmp, for one) cannot reach this machine. Only the units of ``docs/deploy/systemd``
-exist there, installed as ``docs/operate/deploy.md`` says. The program is
+exist there, installed by ``docs/operate/deploy.md``. The program is
 ``/opt/beluga/bin/beluga``: this Python, and these sources, read-only.
 """
 
@@ -92,7 +92,7 @@ exec env -i container=beluga-test SYSTEMD_UNIT_PATH=/etc/systemd/system \
 
 
 class CannotBootError(Exception):
-    """This machine cannot run a systemd of its own; the text says why."""
+    """This machine cannot run a systemd of its own; the text has the reason."""
 
 
 def why_not() -> str | None:
@@ -145,7 +145,7 @@ class Booted:
         return int(found[0]) if found else 0
 
     def log(self) -> str:
-        """Return what systemd and its services said."""
+        """Return the log of systemd and its services."""
         said = self.run("cat", "/var/said").stdout if self._process.poll() is None else ""
         return Path(self._log.name).read_text() + said
 

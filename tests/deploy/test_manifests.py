@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The Helm chart and the manifests that are rendered from it: they are valid, fresh, and start what
-the product knows.
+"""The Helm chart and the manifests that are rendered from it: they are valid, fresh, and start
+existing commands.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def settings() -> dict[str, str]:
 
 
 def commands_of(unit: Path) -> list[str]:
-    """Return the calls of beluga in a unit, with what the environment file says put in."""
+    """Return the calls of beluga in a unit, with the values of the environment file."""
     lines = re.findall(rf"^Exec\w+=.*?{PROGRAM} (.*)$", unit.read_text(), re.MULTILINE)
     for name, value in settings().items():
         lines = [line.replace(f"${name}", value) for line in lines]
@@ -55,7 +55,7 @@ def test_systemd_reports_no_error(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here (Debian's package systemd)")
     shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)
-    for unit in tmp_path.glob("*.service"):  # it looks for the program, and for the user
+    for unit in tmp_path.glob("*.service"):  # it requires the program and the user
         unit.write_text(unit.read_text().replace(PROGRAM, "/bin/true"))
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no"]
     said = subprocess.run(
@@ -82,7 +82,7 @@ def booted(tmp_path: Path) -> Iterator[Booted]:
 
 
 def is_so(machine: Booted, unit: str, status: str) -> Callable[[], bool]:
-    """Return a question: is the unit started, and does it say this of itself?"""
+    """Return a question: is the unit started, and is this its status?"""
     return lambda: (
         (machine.show(unit, "ActiveState"), machine.show(unit, "StatusText"))
         == (
@@ -166,7 +166,7 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
         for check in ("pool-server", "runtime-dirs", "pool-superblocks"):
             assert found[check]["level"] == "ok", found[check]
 
-    # `stop` says who must be asked; `drain` is asked by whoever is in the group.
+    # `stop` prints whose permission it needs; any member of the group may `drain`.
     refused = booted.as_engine("stop")
     assert refused.returncode == 1
     assert "systemctl stop beluga-serve.service" in refused.stderr, refused.stderr

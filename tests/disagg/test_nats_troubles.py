@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is wrong with a real nats-server is told apart: a refused user, no JetStream, a lost stream;
-and what can be mended is.
+"""Faults of a real nats-server have distinct errors: a refused user, no JetStream, a lost stream;
+and recoverable ones are recovered.
 """
 
 from __future__ import annotations

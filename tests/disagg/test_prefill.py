@@ -166,7 +166,7 @@ def test_an_unclaimed_prompt_waits_as_long_as_a_local_prefill(
     taken_s: float, takes_ms: int, local_ms: int, more_ms: int
 ) -> None:
     """Whatever the times are: a prompt waits no longer than a local prefill takes unless a worker
-    has it, a worker that has it gets its time, and nobody computes a prompt that was withdrawn.
+    has it, a worker that has it gets its time, and a withdrawn prompt is not computed.
     """
     local_s, timeout_s = local_ms / 1000, (local_ms + more_ms) / 1000
     done_s = taken_s + takes_ms / 1000

@@ -89,7 +89,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ([200, 500, 500], [2]),
         ([200, 500, 200, 500], []),
         ([500], [1]),
-        ([200, 503], [1]),  # a proxy or the engine says so of itself
+        ([200, 503], [1]),  # a proxy's or the engine's own status
         ([200, 429], [1]),
     ],
 )
@@ -274,7 +274,7 @@ def test_an_unreachable_queue_is_retried_later(monkeypatch: pytest.MonkeyPatch) 
         assert queue.waiting == []
         now[0] += 0.2
         assert await course() is PrefillOutcome.UNTAKEN
-        assert queue.waiting == []  # it was asked, and the task was withdrawn
+        assert queue.waiting == []  # it was called, and the task was withdrawn
 
     asyncio.run(play())
 
@@ -347,7 +347,7 @@ def test_the_queues_size_is_cached_for_a_while() -> None:
     async def play() -> None:
         queue, told = Counting(), []
         prefiller = Prefiller(queue)
-        # as if it had just been asked
+        # as if it had just been read
         prefiller._size_at = asyncio.get_running_loop().time() + LONG_S
         await prefiller.prefill(
             lambda _: task(), lambda *all: told.append(all) or False, tokens=1, local_s=LONG_S

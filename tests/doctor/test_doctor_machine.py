@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Each check of ``beluga doctor`` that looks at files of the kernel and at the process."""
+"""Each check of ``beluga doctor`` that examines files of the kernel and the process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from beluga.doctor import CHECKS, PoolLook, diagnose
 
 
 class Case(NamedTuple):
-    """A check's name, what is other than on a good machine, and what the finding says."""
+    """A check's name, the difference from a good machine, and the expected finding."""
 
     name: str
     changes: dict[str, str | None]
@@ -269,7 +269,7 @@ def test_a_check_finds(tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_machine_without_fault_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELUGA_DDIO", "off")  # nothing else tells it
+    monkeypatch.setenv("BELUGA_DDIO", "off")  # nothing else shows it
     assert [each for each in diagnose(made(tmp_path)) if each.level != "ok"] == []
 
 
@@ -333,7 +333,7 @@ HOSTILE = ["", "\x00\xff\n", "-1", "9" * 400, "[", "]x[", "a b\nc: d - e\n" * 50
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_content_of_a_file_ends_a_check(tmp_path: Path, hostile: str | None) -> None:
-    """Each file in turn has it; the check says what it can, and does not fail itself."""
+    """Each file in turn has it; the check reports what it can, and does not fail itself."""
     for number, name in enumerate(GOOD):
         root = tmp_path / str(number)
         machine = made(root)

@@ -226,7 +226,7 @@ def test_the_files_that_a_servers_clients_need_are_counted(root: Path, paths: li
 
 
 class TestDefaultPool:
-    """The pool that is looked at when none is named."""
+    """The pool that is examined by default."""
 
     @pytest.fixture(autouse=True)
     def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -25,7 +25,7 @@ def endpoints(path: Path) -> tuple[str, str]:
 
 
 def free_endpoints() -> tuple[str, str]:
-    """Return two endpoints of this machine that nobody uses."""
+    """Return two unused endpoints of this machine."""
     with socket.socket() as one, socket.socket() as two:
         for each in (one, two):
             each.bind(("127.0.0.1", 0))
@@ -36,7 +36,7 @@ def free_endpoints() -> tuple[str, str]:
 
 
 def table(pool: Pool) -> dict[int, int]:
-    """Return what `beluga pool check --names` tells: the blocks that all their ranks have, with
+    """Return the output of `beluga pool check --names`: the blocks that all their ranks have, with
     hashes as the index has them for their space.
     """
     report = check_pool(pool)

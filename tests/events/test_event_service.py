@@ -163,7 +163,7 @@ def test_the_gateways_index_follows_the_pool(pool: Pool, tmp_path: Path) -> None
         assert gateway.index is not None
         indexer = gateway.index.indexer
         stranger = RouterEvent(Worker(1), Stored([77], [6000]), tier=Tier.SHARED)
-        indexer.apply(stranger)  # an engine does not say what the pool has
+        indexer.apply(stranger)  # an engine does not publish the pool's blocks
         for gone, left in ((None, 8), (5, 5)):
             if gone is not None:
                 remove(cache, gone)

@@ -50,7 +50,7 @@ def told(table: NameTable, *changes: np.void) -> list[PoolEvent]:
 
 
 def stands(table: NameTable) -> dict[tuple[int, int], int]:
-    """Return the blocks that the table tells late routers of, with their tokens hashes."""
+    """Return the blocks that the table sends to late routers, with the hashes of their tokens."""
     found = {}
     for event in table.snapshot():
         assert isinstance(event.data, Stored) and event.data.tokens_hashes is not None

@@ -16,7 +16,7 @@ zmq = pytest.importorskip("zmq")
 
 
 class Site:
-    """The replays of one endpoint, and routers that ask for one each, with their numbers."""
+    """The replays of one endpoint, and routers that request one each, with their numbers."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The exporter tells what happened in a pool, by the names of its table."""
+"""The exporter has every event of a pool, by the names of its table."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Load(threading.Thread):
         cache.put(self.names((1 << 30) + number, 1, of=1 << 40), self._blocks[:1])
 
     def miss(self, cache: KVCache, number: int) -> None:
-        """Look up what nobody stored."""
+        """Look up keys that were not stored."""
         cache.lookup(self.names(number, 4, of=1 << 40))
         assert cache.get(self.names((1 << 40) + number, 4, of=1 << 60), self._targets[:4]).hits == 0
 

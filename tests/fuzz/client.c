@@ -14,7 +14,7 @@
 enum { FUZZ_KEYS = 8, FUZZ_LENGTH_MAX = 64 << 10 };
 
 static uint32_t fuzz_length, fuzz_chunk; /* payload and chunk bytes of the blocks that the client
-                                          * asks for */
+                                          * requests */
 
 static bl_pool *pool;
 static bl_session session;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A fake engine without a model, which speaks the real protocol and can misbehave on demand.
+"""A fake engine without a model, which implements the real protocol and can misbehave on demand.
 
 It answers as vLLM does: chat and completions, whole or as a stream of events that ends with
 ``[DONE]``, errors in its form, ``/health``, ``/v1/models``, ``/tokenize``, ``/metrics``. The test
@@ -50,8 +50,8 @@ class FakeEngine:
         self.cancelled = 0
         self.under_way = 0
         self.metrics: str | None = "vllm:num_requests_running 0\n"  # None: there is no /metrics
-        self.scrapes = 0  # how often /metrics was asked for
-        self.made: list[str] = []  # responses, which this engine alone knows
+        self.scrapes = 0  # how often /metrics was requested
+        self.made: list[str] = []  # responses, which this engine alone has
         self.template = ""  # what it has in front of a conversation
         self.tokenize_status = 200
         self.tokenized: bytes | None = None  # the body of its answer; empty: the connection is cut

@@ -52,7 +52,7 @@ class OpenAIEngine:
 
     A request whose ``user`` is ``hold`` is answered by its first event, or by nothing if it is not
     a stream, until ``release`` is set. One whose ``user`` is ``break`` ends in an error in the
-    stream. ``busy`` answers are sent before all others. With ``guarded`` it asks for KEY.
+    stream. ``busy`` answers are sent before all others. With ``guarded`` it requests KEY.
     """
 
     def __init__(self, model: str = MODEL, *, guarded: bool = False) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Placing requests, on a fleet without health checks and with a router that chooses as it is
-told.
-"""
+"""Placing requests, on a fleet without health checks, by a router that the test controls."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_without_a_wait_queue_a_busy_engine_is_a_503_with_retry_after() -> None:
 def test_a_request_aborted_by_a_living_engine_is_not_sent_to_another(
     drop: dict[str, int],
 ) -> None:
-    """The engine may go on with it. With ``drop_after`` the headers have been sent by then."""
+    """The engine may continue with it. With ``drop_after`` the headers have been sent by then."""
 
     async def scenario() -> None:
         engines = [FakeEngine() for _ in range(3)]

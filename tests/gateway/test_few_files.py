@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A gateway that runs out of file descriptors serves as many clients as it can, tells the others
-why, and blames no engine.
+"""A gateway that runs out of file descriptors serves as many clients as it can, sends the others
+the reason, and counts no engine failure.
 """
 
 from __future__ import annotations

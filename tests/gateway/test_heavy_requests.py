@@ -238,7 +238,7 @@ def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
             asked = {"model": "fake", "input": "a", "previous_response_id": made}
             async with site.client.post(place, json=asked) as answer:
                 assert answer.status == 200
-            asked["model"] = "other"  # its engine says that it has no such response
+            asked["model"] = "other"  # its engine replies that it has no such response
             async with site.client.post(place, json=asked) as answer:
                 assert answer.status == 404
             text = await site.text("/metrics")

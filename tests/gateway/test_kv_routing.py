@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Routing by caches: remembered from requests, or received from engines over ZMQ."""
+"""Routing by caches: stored from requests, or received from engines over ZMQ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines' load metrics reach the router's loads, and what keeps them from it is told."""
+"""Engines' load metrics reach the router's loads, and obstacles are reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_of(site: Site) -> Load:
 
 
 async def told(site: Site, text: str) -> None:
-    """Wait until the load's problem is told, and check that GET /workers and metrics tell it."""
+    """Wait until the load's problem is logged, and check that GET /workers and metrics have it."""
     [worker] = site.service.fleet
     await until(lambda: text in worker.problems.get("metrics", ""))
     [said] = await site.workers()
@@ -146,7 +146,9 @@ def test_a_tensorrt_engine_without_statistics_is_logged() -> None:
         engine.metrics = "[]"
         async with routed(engine) as site:
             await until(lambda: engine.scrapes > 2)
-            assert [worker["problems"] for worker in await site.workers()] == [{}]  # nothing to say
+            assert [worker["problems"] for worker in await site.workers()] == [
+                {}
+            ]  # nothing to report
             assert (await site.completed())[0] == 200
             await told(site, "TensorRT-LLM needs enable_iter_perf_stats: true")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The gateway's metrics have names as Prometheus wants them; Dynamo's stay as they are."""
+"""The gateway's metrics have names that follow Prometheus's rules; Dynamo's stay as they are."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from beluga.gateway.standing import (
 )
 from beluga.router import Worker
 
-SOON_S = 20.0  # far less than the pauses that the engines ask for here
+SOON_S = 20.0  # far less than the pauses that the engines request here
 
 
 async def ask(site: Site, client: str, prompt: str = "hello") -> int:
@@ -138,7 +138,7 @@ def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients()
 
 
 def test_large_prompts_keep_no_name_lookup_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop looks names up in its own threads, for health checks, too."""
+    """The event loop resolves names in its own threads, for health checks, too."""
     parse, go_on, under_way = proxy.parse_request, threading.Event(), []
 
     def slow(path: str, body: bytes, **more: Any) -> ParsedRequest:
@@ -175,12 +175,12 @@ def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) ->
     engine.busy("two", 60)
     assert not engine.ready
     assert engine.serving
-    assert engine.cooling_s == PROBE_S  # not the minute that it asks for
+    assert engine.cooling_s == PROBE_S  # not the minute that it requests
     clock.now += PROBE_S
     assert engine.ready
     engine.placed()  # this request is the probe
     assert not engine.ready
-    engine.answered(500)  # it does not say that the engine has room
+    engine.answered(500)  # it does not show that the engine has space
     assert not engine.ready
     engine.answered(200)
     assert engine.ready

@@ -79,7 +79,7 @@ def play(
 
 
 async def followed(site: Site, server: Announcer) -> None:
-    """Wait until the gateway has all that the server has told."""
+    """Wait until the gateway has all events of the server."""
     pool = site.service._cache.pool
     assert pool is not None
 

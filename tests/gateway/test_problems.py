@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What keeps the gateway from following caches is said in log, metrics and GET /workers, and the
+"""Obstacles to following caches are in log, metrics and GET /workers, and the
 block size is learned.
 """
 
@@ -37,7 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def said(site: Site, kind: str, text: str) -> None:
-    """Wait until an engine's problem is said, and check that metrics say it, too."""
+    """Wait until an engine's problem is logged, and check that metrics have it, too."""
 
     def there() -> bool:
         return any(text in e.problems.get(kind, "") for e in site.service.fleet)
@@ -101,7 +101,7 @@ def test_a_wrong_block_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         play(tmp_path, scenario, block_size=16, metrics=CONFIG)
     about = [r.getMessage() for r in caplog.records if "blocks of 128" in r.getMessage()]
-    assert len(about) == len(set(about)) == 2  # although it was looked at many times
+    assert len(about) == len(set(about)) == 2  # although it was checked many times
 
 
 def test_malformed_events_are_reported(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_engine_that_makes_other_tokens_is_named(  # noqa: PLR0917
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         engine.template = engines_template
         [worker] = site.service.fleet
-        worker.fail("it was started with another template")  # it may have been asked before
+        worker.fail("it was started with another template")  # it may have been queried before
         await said(site, kind, text)
         assert worker.problems.keys() == {kind}
         words.more = engine.template = ""  # it comes back with what the gateway expects

@@ -420,7 +420,7 @@ def test_models_are_those_of_engines_that_serve() -> None:
         "tuned": {"id": "tuned", "object": "model", "owned_by": "beluga", "parent": "base"},
     }
     assert [fleet.is_adapter(name) for name in ("base", "tuned", "m")] == [False, True, False]
-    assert asked.models is asked.models  # it is not made anew for each request
+    assert asked.models is asked.models  # it is not recreated for each request
     asked.cards = [{"id": "base"}]
     assert (asked.models, fleet.is_adapter("tuned")) == (("base",), False)
     assert fleet.serving("base") == [asked]
@@ -790,8 +790,8 @@ def test_a_model_has_one_queue() -> None:
 
 
 def follow(path: Path, *texts: str | None) -> tuple[WorkersFile, list[list[str]]]:
-    """Look at a workers file after each change; None: it stays. Returns also whom each look left
-    to get requests.
+    """Look at a workers file after each change; None: it stays. Returns also which engines each
+    check left for requests.
     """
     fleet = Fleet()
     watched, left = WorkersFile(path, fleet), []

@@ -66,7 +66,7 @@ class Clock:
 
 
 class Recorded(Cluster):
-    """A simulation that notes what its router is told and asked, and what it chooses."""
+    """A simulation that records the events and requests of its router, and its choices."""
 
     def __init__(self, trace: Trace, settings: PolicySettings, policy: str) -> None:
         options = Options(workers=WORKERS, pool=24 * GIB, hbm=6 * GIB, settings=settings)
@@ -93,7 +93,7 @@ class Recorded(Cluster):
 
 
 class Replayed:
-    """A gateway that is told the same, in events and in requests of a client."""
+    """A gateway that gets the same events, and the same requests from a client."""
 
     def __init__(self, service: Service, clock: Clock, events_clock: Clock) -> None:
         self.service, self.clock, self.events_clock = service, clock, events_clock
@@ -172,7 +172,7 @@ def test_the_same_events_lead_to_the_same_choices(
                 request, query, found, worker, now = what
                 wanted.append(worker)
                 for engine in replayed.service.fleet:
-                    engine.health = Health.UP  # nobody answers the checks here
+                    engine.health = Health.UP  # no engine answers the checks here
                 got.append(replayed.route(request, query, found, now))
             elif kind == "publish":
                 worker, metrics = what

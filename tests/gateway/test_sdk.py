@@ -35,7 +35,7 @@ async def both(*engines: Any, **settings: Any) -> AsyncIterator[tuple[Any, Any, 
 
 
 def test_cases_behave_as_straight_to_the_engine() -> None:
-    """One test for all cases: what differs is told case by case."""
+    """One test for all cases: differences are listed case by case."""
     assert len(CASES) >= 36
 
     async def play() -> None:
@@ -79,7 +79,7 @@ def test_a_key_of_the_engine_is_its_clients_key() -> None:
 
 
 def test_a_model_is_read_of_any_request_where_several_are_served() -> None:
-    """Each request comes to its model's engine, or to one that says what is wrong with it."""
+    """Each request comes to its model's engine, or to one that replies with the error."""
     names = (
         "chat_plain", "chat_stream", "completion_batch", "response_stream", "embeddings_batch",
         "transcription", "raw_half_a_pair", "raw_not_a_number", "raw_invalid_json",
@@ -276,7 +276,7 @@ def test_errors_of_the_gateway_have_openais_shape() -> None:
 
 
 def test_a_model_is_retrieved() -> None:
-    """vLLM has no such path; the gateway answers of what it knows."""
+    """vLLM has no such path; the gateway answers from its own state."""
 
     async def play() -> None:
         engine = OpenAIEngine()

@@ -217,7 +217,7 @@ def test_the_requested_number_of_other_workers_is_tried(retries: int) -> None:
 
 
 def listening(child: Any) -> str:
-    """Return the address at which a started ``beluga gateway`` says that it listens."""
+    """Return the address at which a started ``beluga gateway`` reports that it listens."""
     for line in child.stderr:
         if line.startswith("routing on "):
             return str(line.split()[2].rstrip(";"))

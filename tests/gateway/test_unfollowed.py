@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines whose caches the index cannot follow: each is told to the operator, once a minute, and
-what nobody announces any longer does not count.
+"""Engines whose caches the index cannot follow: each is reported to the operator, once a minute,
+and a block that is no longer announced does not count.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def play(
 
 
 async def said(site: Site, text: str, engine: int = 0) -> None:
-    """Wait until a problem of an engine's events is told everywhere."""
+    """Wait until a problem of an engine's events is reported everywhere."""
     worker = list(site.service.fleet)[engine]
     await until(lambda: text in worker.problems.get("events", ""))
     assert text in (await site.workers())[engine]["problems"]["events"]
@@ -137,7 +137,7 @@ def test_missed_messages_are_reported_for_a_while(
 def test_removals_of_unknown_blocks_are_no_problem(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An engine removes what it had before the router came, or says that it has it in DRAM."""
+    """An engine removes what it had before the router came, or reports it in DRAM."""
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].publish([{"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU"}])
@@ -224,7 +224,7 @@ def test_ranks_without_an_endpoint_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
         await said(site, "it has 2 data-parallel ranks, but KV events of 1 are configured")
-        by_rank(announcers[0], 1, stored(1))  # an endpoint may speak for several
+        by_rank(announcers[0], 1, stored(1))  # an endpoint may publish for several
         by_rank(announcers[0], 0, stored(2))
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)
@@ -308,7 +308,7 @@ def test_a_replay_that_comes_too_late_spoils_no_other(
         [listener] = site.service._cache._followed[1].listeners
         announcer.stored(TOKENS, 100, told=False)
         announcer.stored(TOKENS, 200)
-        await until(lambda: listener.lost == 1)  # nobody has answered
+        await until(lambda: listener.lost == 1)  # no engine has answered
         announcer.answer()
         for number in range(3):
             announcer.stored(TOKENS, 300 + 100 * number, told=False)
@@ -325,7 +325,7 @@ def test_a_replay_that_comes_too_late_spoils_no_other(
 
 
 def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: Path) -> None:
-    """Only its connection was lost: it has its blocks, and goes on with its numbers."""
+    """Only its connection was lost: it has its blocks, and continues with its numbers."""
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         [announcer] = announcers

@@ -51,7 +51,7 @@ def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) ->
     number = half * pool.geometry.block_count_max + BLOCK
     line = raw[:60] + line_hash(raw, BLOCK).to_bytes(4, "little")
     write(pool, pool.geometry.table_offset + number * LINE, line)
-    fields["length"] = min(length, max(pages, 1) * PAGE)  # fits, whatever the entry says
+    fields["length"] = min(length, max(pages, 1) * PAGE)  # fits, whatever the entry contains
     record = ffi.new("bl_block_record *", {**fields, "block": BLOCK})
     return bytes(ffi.buffer(record))
 

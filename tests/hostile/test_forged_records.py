@@ -40,7 +40,7 @@ def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
 
 def test_what_a_server_forges_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
     for call, told in heard(shm, BEYOND):
-        if call == "lookup":  # the caller does not say how long the chunks are
+        if call == "lookup":  # the caller does not specify the length of the chunks
             assert told in (1, "BadReplyError")
         else:
             assert told in (0, "BadReplyError"), call
@@ -53,7 +53,7 @@ def test_a_block_within_the_bounds_is_accepted(shm: Path) -> None:
 
 
 def test_a_reply_with_a_hit_after_the_hits_is_rejected(shm: Path) -> None:
-    """The client would be asked for the rest forever."""
+    """The client would request the rest forever."""
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}

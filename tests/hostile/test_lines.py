@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lobby lines and entries may say anything, and entries may change while they are read."""
+"""Lobby lines and entries may contain anything, and entries may change while they are read."""
 
 from __future__ import annotations
 

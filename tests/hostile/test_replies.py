@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Reply lines may say anything and change while they are read: a client believes a whole line
-or none, and passes on a reply that its checksum confirms, or an error.
+"""Reply lines may contain anything and change while they are read: a client accepts a whole line or
+none, and passes on a reply that its checksum confirms, or an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Request lines may say anything, whole and overwritten: the sender gets an error, and nothing
+"""Request lines may contain anything, whole and overwritten: the sender gets an error, and nothing
 else happens.
 """
 
@@ -100,7 +100,7 @@ def test_a_line_that_is_not_whole_is_no_request(target: Target, at: int, bit: in
     calls = target.server.stat().call_count
     write(target.pool, lane.request(sequence), bytes(line))
     target.polite.ping()
-    target.polite.ping()  # the server has looked at every lane since
+    target.polite.ping()  # the server has polled every lane since
     assert not lane.answered(sequence)
     assert target.server.stat().call_count <= calls + 2
     assert target.say(0, b"") == 0  # the same line, whole

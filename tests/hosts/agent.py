@@ -45,7 +45,7 @@ class Agent:
         self._selector.register(self._line, selectors.EVENT_READ)
 
     def run(self) -> Callable[[], object]:
-        """Do in a new process what it is told; this returns in no other."""
+        """Execute an order in a new process; this returns in no other."""
         self._tell(of="agent", line="ready")
         while True:
             for key, _ in self._selector.select():

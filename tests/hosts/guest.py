@@ -28,14 +28,14 @@ MIB = 1 << 20
 DEVICE_SIZE = 64 * MIB
 RAM = 768 * MIB  # less, and the guest reads its programs again and again
 GAP = 16 * MIB  # between devices: adjacent soft-reserved ranges would be one device
-ABOVE = 4 << 30  # where memory goes on; firmware and initrd stay below, off the pool
+ABOVE = 4 << 30  # where memory continues; firmware and initrd stay below, off the pool
 SOFT_RESERVED = 0xEFFFFFFF
 WAIT_S = 420.0  # for any one answer: software emulation on a busy machine
 TAIL = 30  # lines of a guest's console that a failure shows
 
 
 class GuestError(Exception):
-    """A guest or a process in it did not do what it was asked."""
+    """A guest or a process in it did not execute its order."""
 
 
 class Guest:
@@ -87,7 +87,7 @@ class Guest:
         self._qemu.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         self._qemu.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -96,7 +96,7 @@ class Guest:
         self._qemu.wait()
 
     def error(self, what: str) -> GuestError:
-        """Make an error with the end of what its kernel said."""
+        """Make an error with the end of its kernel's log."""
         try:
             text = self._console.read_text(errors="replace")
         except OSError:

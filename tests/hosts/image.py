@@ -26,8 +26,8 @@ META_PACKAGE = "linux-image-amd64"  # depends on the newest kernel
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "device_dax", "dax_hmem")
 LINES_FROM_HOST = "/dev/ttyS1"
 
-# The first program. The first line on the second serial line says what to run. A kernel from 6.3 on
-# leaves soft-reserved devdax devices without a driver: the program binds them.
+# The first program. The first line on the second serial port is the command to run. A kernel from
+# 6.3 on leaves soft-reserved devdax devices without a driver: the program binds them.
 INIT = f"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
@@ -51,7 +51,7 @@ exec chroot /host /bin/sh -c "$command"
 
 
 class UnavailableError(Exception):
-    """Guests cannot run here; the text is one line that says why."""
+    """Guests cannot run here; the text is one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

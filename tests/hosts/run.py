@@ -50,7 +50,7 @@ class Run:
         guests.callback(self.ann.kill)
         self.bob = Guest("bob", image, devices[::-1], directory)
         guests.callback(self.bob.kill)
-        self.there: set[int] = set()  # committed, as a client was told
+        self.there: set[int] = set()  # committed, as reported to a client
 
     def play(self) -> None:
         """Play all stages. Raises GuestError as soon as something is not as it must be."""
@@ -162,7 +162,7 @@ class Run:
 
     def _whole(self, worker: GuestProcess, told: dict[str, Any]) -> None:
         """Check that no block came with wrong bytes, and that none was damaged, even if the cache
-        noticed.
+        detected it.
         """
         wrong, changed = told["wrong"], told["changed"]
         demand(worker.guest, wrong == 0, f"{worker.name} got {wrong} wrong blocks")

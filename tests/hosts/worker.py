@@ -4,8 +4,8 @@
 
 Prints "ready"; then answers each line it reads with a line of JSON. Blocks are numbered; every byte
 that is fetched is compared. The session finds a new server by itself; a call is tried again only
-where it ran out: a server that hears no heartbeat for 5 s takes the session for dead, and its
-client hears of it by the call's timeout. A guest in software emulation can be silent for so long.
+where it ran out: a server that sees no heartbeat for 5 s treats the session as dead, and its client
+detects it by the call's timeout. A guest in software emulation can be silent for so long.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Worker:
         return {"there": sorted(there), "got": got, "wrong": wrong, "changed": changed}
 
     def stat(self) -> dict[str, object]:
-        """Return the server of this session, how often it attached anew, and how many calls ran
+        """Return the server of this session, how often it attached again, and how many calls ran
         out.
         """
         self._asked(self._cache.client.ping)

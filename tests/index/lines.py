@@ -13,7 +13,8 @@ from beluga.pool import Pool
 LINE = 64
 MASK = (1 << 64) - 1
 
-# This is csrc/format/line.h again: a test must not ask the code under test whether a line is whole.
+# This is csrc/format/line.h again: a test must not use the code under test to check whether a line
+# is whole.
 _ADD = (
     *(0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
     *(0x452821E638D01377, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917),

@@ -89,7 +89,7 @@ def test_pinned_blocks_go_only_where_nothing_else_makes_room(pool: Pool) -> None
         for number in range(1000, 1000 + 2 * count):
             put(meta, number)
         assert held(meta, kept) == set(kept)
-        put(meta, 5000, length=2 * MIB)  # served all the same: hints refuse nobody room
+        put(meta, 5000, length=2 * MIB)  # served all the same: hints deny space to no session
         assert held(meta, [5000]) == {5000}
         assert len(held(meta, kept)) < len(kept)
 

@@ -25,7 +25,7 @@ from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
 # Two sessions: one that has nothing, and one that puts blocks by an engine and is in the middle of
-# that. They are told to give their locks back ("unlock"), or to name their process by the number
+# that. Commands make them release their locks ("unlock"), or name their process by the number
 # that another pid namespace has for it ("move").
 WRITER = """
 import fcntl, os, sys
@@ -173,7 +173,7 @@ def test_who_dies_with_its_server_is_found_gone_by_the_next(
 ) -> None:
     with Process("serve_index", paths) as first:
         one = writer()
-        first.signal(signal.SIGSTOP)  # no process hears of the death
+        first.signal(signal.SIGSTOP)  # no process detects the death
         one.end()
         first.kill()
     with MetaServer(pool) as server, Client(pool) as client:

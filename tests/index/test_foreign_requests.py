@@ -32,7 +32,7 @@ ITEM_SIZE = {"LOOKUP": 16, "RESERVE": 16, "REMOVE": 16, "COMMIT": 32, "ABORT": 3
 
 
 class Target:
-    """A server, a client that may say anything, and what must stay as it is."""
+    """A server, a client that may send anything, and the state that must not change."""
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)

@@ -71,7 +71,7 @@ def miss_s(index: Any) -> float:
 
 
 def test_misses_stay_as_fast_as_in_a_new_index() -> None:
-    """The remains of removals would pile up, until a miss looks at every bucket."""
+    """The remains of removals would pile up, until a miss searches every bucket."""
     count, rng = 1 << 16, random.Random(1)
     keys = [(rng.getrandbits(64), rng.getrandbits(64)) for _ in range(12 * count)]
     index = create(count)

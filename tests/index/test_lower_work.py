@@ -120,7 +120,7 @@ def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> Non
     below.asked.remove(keys(1))
     assert below.asked.tiers(keys(1))[0] == 0
     below.asked.onboard(keys(1))  # the store may have it again
-    assert below.take(Work.ONBOARD, 1) == []  # the disk is not asked
+    assert below.take(Work.ONBOARD, 1) == []  # the disk is not read
     assert below.take(Work.COLD, 1) == []  # nor the store, before it has removed it
     assert below.asked.lookup(keys(1)).state == BlockState.MISS
     removals = below.work.take(Work.REMOVE, 10)

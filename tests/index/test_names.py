@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Names of blocks: the pool keeps them with the entries, over takeovers, and the journal tells."""
+"""Names of blocks: they stay with the entries over takeovers, and the journal has them."""
 
 from __future__ import annotations
 

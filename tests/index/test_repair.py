@@ -112,7 +112,7 @@ def test_the_valid_copy_of_an_epoch_line_is_used(
 def test_while_an_epoch_line_makes_no_sense_nothing_else_is_dropped(
     pool: Pool, half: int, epoch: int
 ) -> None:
-    """The half that served before is judged instead, and its damage concerns nobody."""
+    """The half that served before is checked instead, and its damage has no effect."""
     fill(pool)
     ground = Ground(pool)
     for copy in (0, 64):

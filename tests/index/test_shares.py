@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Shares of tenants: who has more than his part loses blocks first, and nobody else loses any."""
+"""Shares of tenants: tenants above their share lose blocks first, and no others lose any."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_all_of_a_pool_may_be_shared_out(pool: Pool) -> None:
 
 
 class SharesMachine(RuleBasedStateMachine):
-    """Blocks of one size against the model, which knows each victim."""
+    """Blocks of one size against the model, which predicts each victim."""
 
     names = ("a", "b")
 

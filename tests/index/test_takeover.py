@@ -110,7 +110,7 @@ def test_grants_of_a_living_client_are_not_given_away(
             meta = MetaClient(client)
             assert server.stat().inherited_count >= 1
             assert meta.stat().held_bytes > 0
-            # The writer may still write there: nobody gets its space, whatever is asked for.
+            # The writer may still write there: no session gets its space, whatever it requests.
             grants = meta.reserve(keys(range(1000, 1070)), length=MIB)
             given = {grant.offset for grant in grants if grant.state is BlockState.GRANTED}
             assert not given & {beside.offset - (3 - i) * MIB for i in range(3)}

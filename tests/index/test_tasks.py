@@ -193,7 +193,7 @@ def test_tasks_stay_while_blocks_come_and_go(pool: Pool, queues: tuple[Queue, Qu
         for batch in range(60):  # twice what the pool holds, more than its table has lines
             names = [f"{batch} {i}" for i in range(8)]
             blocks.put(blocks.keys(hash_keys(names)), payload)
-            assert queue.cache.lookup(queue.key("b")) == 1  # nor does being asked for harm it
+            assert queue.cache.lookup(queue.key("b")) == 1  # nor do requests harm it
         assert blocks.stat().evict_count > 0
     assert [queue.named() for _ in "abc"] == ["a", "b", "c"]
 
@@ -249,7 +249,7 @@ def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> 
     with pytest.raises(QueueFullError, match="full"):
         for number in range(30):
             queue.put(str(number), size=1 << 20)
-    with pytest.raises(QueueFullError, match="full"):  # nothing of the refused one is left
+    with pytest.raises(QueueFullError, match="full"):  # the rejected one leaves no trace
         queue.put(str(number), size=1 << 20)
     waiting, _ = queue.count()
     assert waiting == pool.geometry.stripe_count * 2 // 8

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The choice of victims: what goes makes the room that was asked for, and nothing else goes."""
+"""The choice of victims: the evicted blocks free the requested space, and no others are evicted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A device in plain memory, and a shared tier that fails where a test says so."""
+"""A device in plain memory, and a shared tier that fails where a test sets it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ModelBlock:
-    """What the model knows of a block. A claim is a number; ``request`` of each claim is kept."""
+    """The model's state of a block. A claim is a number; ``request`` of each claim is kept."""
 
     index: int
     key: int | None = None
@@ -131,7 +131,7 @@ class ModelPool:
         self.waiting = [one for one in self.waiting if one[1] != request]
         claims = [claim for claim, (_, whose) in self.owner.items() if whose == request]
         order = sorted(claims, reverse=True)  # the newest claim is the end of the chain
-        waiting, self.waiting = self.waiting, []  # nobody is granted blocks in between
+        waiting, self.waiting = self.waiting, []  # no blocks are granted in between
         for claim in order:
             self.drop(claim)
         self.waiting = waiting

@@ -167,7 +167,9 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule()
     def let_go(self) -> None:
-        """Who holds nothing waits for nobody who does not: every onboard ends."""
+        """A request that holds nothing waits only for requests that hold blocks: every onboard
+        ends.
+        """
         if self.waits and self.has_failed:
             return  # what is in no lower tier keeps its place
         self.trouble("heal")

@@ -55,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
         return handles[place % len(handles)]
 
     def settle(self) -> None:
-        """Compare the futures that have ended with the model, and forget handles that ended."""
+        """Compare the futures that have ended with the model, and drop handles that ended."""
         for number, claims in list(self.model.granted.items()):
             blocks = self.futures.pop(number).result(0)
             assert [block.index for block in blocks] == [

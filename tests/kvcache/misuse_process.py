@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Hands every kind of wrong argument to C, case by case: ``misuse_process FOLDER``.
 
-The process prints the name of a case before the case, and the exception after it. So a reader knows
-which case ended the process.
+The process prints the name of a case before the case, and the exception after it. So the output
+shows which case ended the process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Puts and gets until COUNT signals have interrupted it: ``signals_process COUNT DEVICE...``.
 
-The process prints ``ready`` when it expects signals; its last line says how many puts and gets were
-interrupted. The software DSA queue copies.
+The process prints ``ready`` when it expects signals; its last line has the number of interrupted
+puts and gets. The software DSA queue copies.
 """
 
 from __future__ import annotations

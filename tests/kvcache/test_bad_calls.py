@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache reports wrong arguments before it asks the pool, whatever the pool holds."""
+"""A cache reports wrong arguments before it calls the server, whatever the pool holds."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def target() -> BlockLayout:
         (1, [0], np.array([True]), "whole numbers"),
         (2, [0], [0], "give each its block"),
         (2, [[0, 0], [1]], [0, 1], "whole numbers"),
-        (2, [[-1, 0], [0, 0]], [0, 1], "blocks -1 to 0 of 2"),
-        (2, [[1, 0], [2, 0]], [0, 1], "blocks 1 to 2 of 2"),
+        (2, [[-1, 0], [0, 0]], [0, 1], "blocks -1 to 0; their numbers"),
+        (2, [[1, 0], [2, 0]], [0, 1], "blocks 1 to 2; their numbers"),
     ],
 )
 def test_wrong_tokens_are_reported_even_in_an_empty_pool(

@@ -141,7 +141,7 @@ def test_a_run_of_memory_that_must_not_be_written_is_no_target() -> None:
 
 
 class Tensor:
-    """The part of a torch tensor that tells where its memory is."""
+    """The part of a torch tensor that describes its memory."""
 
     def __init__(self, device: str = "cpu", *, contiguous: bool = True) -> None:
         self.array = np.arange(12, dtype=np.uint16)

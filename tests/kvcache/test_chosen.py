@@ -86,8 +86,8 @@ def test_a_failed_dsa_gets_no_more_plans(
     assert stat.plans["dsa"] < 6
     assert list(stat.faults) == ["dsa"]
     assert [record.getMessage() for record in caplog.records] == [
-        "beluga: dsa is disabled, the CPU copies: the CPU has to execute most descriptors that "
-        "it is given"
+        "beluga: dsa is disabled, the CPU copies: the device fails most descriptors, which the "
+        "CPU then executes"
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_dsa_that_falls_silent_is_given_up(
 ) -> None:
     """Its descriptors never end. The cache waits for it twice, and then stops using it."""
     stand_in.install(monkeypatch, stand_in.silent)
-    monkeypatch.setattr(dsa, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(dsa, "_STALL_S", 0.3)
     blocks = payload(2, LARGE)
     with KVCache(pool, namespace="test") as chosen, caplog.at_level(logging.WARNING):
         assert chosen.put(digests(2), blocks).stored == 2
@@ -109,7 +109,7 @@ def test_a_dsa_that_falls_silent_is_given_up(
         assert stat_of(chosen).replayed == 1
     assert fetched(cache, 0, blocks)
     assert len(caplog.records) == 1
-    assert "has ended nothing for 0.3 s" in caplog.text
+    assert "has completed nothing for 0.3 s" in caplog.text
 
 
 def test_every_engine_name_selects_its_engine(pool: Pool, server: MetaServer) -> None:

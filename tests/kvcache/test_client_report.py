@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A client counts what only it sees, and reports it without being in anybody's way."""
+"""A client counts what only it can observe, and reports it without delaying a call."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_client_reports_now_and_then_only(
         cache.put(digests(2), payload(2, 100))
     assert call_count(server) == 0
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
-    cache.client.report.take()  # begins anew: what was counted is given up
+    cache.client.report.take()  # begins again: earlier counts are dropped
     cache.put(digests(2), payload(2, 100))
     assert call_count(server) == 1
     assert server.reported(0)[Figure.PRESENT_BLOCKS] == 2
     cache.client.send_report()
-    assert call_count(server) == 1  # there was nothing to tell
+    assert call_count(server) == 1  # there was nothing to report
 
 
 def test_a_server_without_support_gets_no_reports(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``explain`` names the cause of planted misses, and says what it cannot tell."""
+"""``explain`` names the cause of planted misses, and reports which causes it cannot determine."""
 
 from __future__ import annotations
 

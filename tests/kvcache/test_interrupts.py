@@ -252,7 +252,7 @@ def test_space_stays_allocated_while_the_end_of_a_copy_is_unknown(scene: Scene) 
     scene.settled(theirs, left=COUNT)
     assert scene.mine.client.stat().nonce != nonce
     assert scene.other.put(keys, payload(COUNT, LENGTH)).pending == COUNT
-    scene.mine.close()  # its own session says farewell, the one that was left does not
+    scene.mine.close()  # its own session detaches, the abandoned one does not
     assert scene.other.stat().grant_count == COUNT
 
 

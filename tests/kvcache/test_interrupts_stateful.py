@@ -145,7 +145,7 @@ class Interrupted(RuleBasedStateMachine):
 
     @rule(trouble=TROUBLE)
     def close(self, trouble: Trouble) -> None:
-        """Close the cache while an abandoned put goes on, and open another one."""
+        """Close the cache while an abandoned put continues, and open another one."""
         with self.troubled(dataclasses.replace(trouble, signals=9)):
             self.scene.mine.put(self.scene.fresh(), MINE)
         with contextlib.suppress(KeyboardInterrupt), Interrupts(trouble.points):

@@ -131,7 +131,7 @@ def test_a_put_that_is_stopped_ends_at_the_next_piece(
         with pytest.raises(TransferCancelledError):
             cache.put(digests(4), blocks)
         handle.resume()
-        assert cache.lookup(digests(4)) == 0  # nothing of it was published
+        assert cache.lookup(digests(4)) == 0  # no block of it was published
         assert cache.put(digests(1), blocks[:1]).stored == 1
         targets = np.zeros_like(blocks[:1])
         handle.stop()
@@ -151,7 +151,7 @@ def _moved(direction: LinkDirection) -> None:
 
 
 def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: Link) -> None:
-    """There are at least eight parts, so there would be as many decisions if each asked."""
+    """There are at least eight parts, so there would be as many decisions if each acquired one."""
     handle = IoHandle(link)
     settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
     engine = CpuEngine(pool, 2, settings=settings, handle=handle)
@@ -167,7 +167,7 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
         for memory in (source, target)
     ]
     asked = []
-    for _ in range(20):  # now and then both ask at the same moment
+    for _ in range(20):  # now and then both acquire at the same moment
         before = handle.stat(Direction.WRITE).polls
         engine.gather_write(plans[0]).wait()
         asked.append(handle.stat(Direction.WRITE).polls - before)

@@ -92,7 +92,7 @@ def test_records_that_are_not_of_this_pool_cost_a_call_and_nothing_else(
 def test_a_reader_whose_server_has_gone_finds_the_blocks_with_the_next_one(
     pool: Pool, reader: KVCache, server: MetaServer
 ) -> None:
-    """Without a call a session does not notice that another server has taken over."""
+    """Without a call a session does not detect that another server has taken over."""
     with KVCache(pool, namespace="test") as finder:
         finder.put(digests(COUNT), payload(COUNT, SIZE))
     server.stop()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Tensors whose pointer is none, or whose bytes are not their values, are refused wherever memory
-enters; and only one function asks a tensor for its pointer.
+enters; and only one function reads a tensor's pointer.
 """
 
 from __future__ import annotations
@@ -185,5 +185,5 @@ def test_one_function_alone_reads_tensor_pointers() -> None:
     assert found == {
         "transfer/plan/view.py: tensor.data_ptr",
         "transfer/plan/view.py: storage.data_ptr",
-        "connectors/vllm/staging.py: storage.data_ptr",  # of a tensor that has been looked at
+        "connectors/vllm/staging.py: storage.data_ptr",  # of a tensor that has been examined
     }

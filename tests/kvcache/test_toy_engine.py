@@ -100,7 +100,7 @@ def test_without_costs_or_a_measurement_it_does_not(pool: Pool, server: MetaServ
 
 def test_its_name_is_where_names_are(pool: Pool, server: MetaServer) -> None:
     assert engine_names() == ("auto", "cpu", "dsa", "cuda", "toy")
-    with pytest.raises(EngineUnavailableError, match=r"there are auto, cpu, dsa, cuda, toy$"):
+    with pytest.raises(EngineUnavailableError, match=r"use auto, cpu, dsa, cuda, toy$"):
         KVCache(pool, namespace="test", engine="tow")
     assert settings_of(PoolSettings, {"engine": "toy"}).engine == "toy"
     with pytest.raises(ConnectorError, match=r"must be auto or cpu or dsa or toy$"):

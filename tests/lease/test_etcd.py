@@ -65,7 +65,7 @@ class Etcd:
         return self.lease("any")._request(path, body)
 
     def revoke(self, name: str) -> None:
-        """End the etcd lease of whoever holds this one."""
+        """End the etcd lease of the holder of this one."""
         key = base64.b64encode(f"beluga/{name}".encode()).decode()
         held = self.ask("/v3/kv/range", {"key": key})["kvs"][0]["lease"]
         self.ask("/v3/lease/revoke", {"ID": held})
@@ -122,7 +122,7 @@ def test_locks_of_other_names_are_others(etcd: Etcd) -> None:
 def test_a_lease_without_renewal_ends(etcd: Etcd) -> None:
     one, other = etcd.lease("silent", ttl_s=2), etcd.lease("silent")
     assert one.acquire(0)
-    assert other.acquire(60)  # etcd must notice the end of the first one
+    assert other.acquire(60)  # etcd must detect the end of the first one
     assert not one.renew()
 
 
@@ -162,7 +162,7 @@ def test_a_standby_with_a_lock_follows_a_server_that_dies_with_it(
     second = start(*stand_by)
     assert says(second, "standing by")
     first.kill()
-    assert says(second, "took over, epoch 2")  # etcd must notice the end of the first one
+    assert says(second, "took over, epoch 2")  # etcd must detect the end of the first one
     assert not etcd.lease("standby").acquire(0)
     assert run("get", "key", *pool).stdout == "some bytes"
 
@@ -244,7 +244,7 @@ def test_a_standby_without_the_lock_leaves_the_pool_alone(
     assert lock.acquire(20)
     standby = start("serve", "--standby", "--lease", etcd.url("not-mine"), *pool)
     assert says(standby, "standing by")
-    time.sleep(1)  # the server asks five times per second
+    time.sleep(1)  # the server renews five times per second
     assert "no server answers" in run("ping", *pool, "--timeout", "0.1").stderr
     lock.release()
     assert says(standby, "took over, epoch 1")

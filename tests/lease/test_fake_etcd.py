@@ -110,7 +110,7 @@ def test_a_renewal_keeps_the_lease(etcd: Etcd) -> None:
     first = dict(etcd.ends)
     assert not one.acquire(0.3)  # its own key is still there
     assert etcd.asked.count("/v3/lease/grant") == 1
-    assert first.keys() != etcd.ends.keys()  # a lease is given up after waiting in vain
+    assert first.keys() != etcd.ends.keys()  # a lease is released after a wait without success
 
 
 def test_a_lease_that_has_ended_is_not_kept_alive_again(etcd: Etcd, clock: Clock) -> None:
@@ -266,7 +266,7 @@ def test_members_that_do_not_answer_are_passed_over(etcd: Etcd) -> None:
     one = EtcdLease(["http://127.0.0.1:9", etcd.url, "http://127.0.0.1:9"], "pool", ttl_s=30)
     assert one.acquire(0)
     assert one.renew()
-    assert one._services[0].base == etcd.url  # it is asked first from now on
+    assert one._services[0].base == etcd.url  # it is tried first from now on
 
 
 def test_member_without_a_leader_is_passed_over(etcd: Etcd) -> None:

@@ -211,7 +211,7 @@ def test_a_holder_that_renews_is_not_followed(api: Api, account: Path, clock: Cl
     assert one.acquire(0)
     for _ in range(10):
         clock.now_s += 1.5
-        assert not other.acquire(0)  # each look sees a new version
+        assert not other.acquire(0)  # each read gets a new version
         assert one.renew()
 
 

@@ -42,7 +42,7 @@ class Engine:
     chunks: int = 0  # of 64 KiB, of an endless answer
 
     def begin(self) -> None:
-        """Forget what was asked, and answer as usual."""
+        """Drop earlier requests, and answer as usual."""
         self.seen.clear()
         self.headers, self.chunks = {}, 0
 
@@ -90,7 +90,7 @@ class Engine:
 
 @dataclass
 class Listener:
-    """A listener of HTTP. ``health`` is what a client without harm asks for."""
+    """A listener of HTTP. ``health`` is the request of a harmless client."""
 
     name: str
     place: tuple[str, int] | Path

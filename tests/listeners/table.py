@@ -12,7 +12,7 @@ LISTENERS = ("clients", "operators", "admin port", "local socket", "events", "pr
 
 
 class Cell(NamedTuple):
-    """What the table says, and the test (``file::function``) of that; "" for a reason."""
+    """A statement of the table, and its test (``file::function``) of that; "" for a reason."""
 
     text: str
     test: str = ""

@@ -71,7 +71,7 @@ def test_forms_are_no_json(served: Site, kind: str) -> None:
 
 
 def test_a_page_of_another_site_sends_no_form_without_a_key(served: Site) -> None:
-    """Browsers ask first about JSON and about keys, and engines answer that."""
+    """Browsers send a preflight for JSON and for keys, and engines answer it."""
     clients = served.http["clients"]
     form = {"Content_Type": "multipart/form-data; boundary=x", "Origin": "http://evil.example"}
     assert clients.ask("POST", "/v1/audio/transcriptions", b"--x--", **form)[0] == 403
@@ -233,7 +233,7 @@ def test_both_servers_support_tls(start: Start, shm: Path) -> None:
             silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")
             asked = urlopen(url, timeout=30, context=context)  # noqa: S310
             with silent.connect(), asked as answer:
-                assert answer.status == 200  # a handshake that does not go on keeps nobody out
+                assert answer.status == 200  # a stalled handshake keeps no client out
             with pytest.raises((urllib.error.URLError, OSError)):
                 urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310
 

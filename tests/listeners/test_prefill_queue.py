@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What whoever writes to a prefill queue reaches of an engine, and what a queue's server, or who
-stands between, learns of its password.
+"""Which paths of an engine a writer to a prefill queue reaches, and whether a queue's server, or an
+attacker in between, gets its password.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_what_is_no_address_of_nats_is_refused_at_once(server: str) -> None:
 
 
 def test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue() -> None:
-    """Nor does who stands between, and takes TLS out of what the server says."""
+    """Nor does an attacker in between, who removes TLS from the server's reply."""
     heard: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

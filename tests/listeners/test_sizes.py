@@ -39,7 +39,7 @@ def sending(listener: Listener, count: int, head: bytes, size: int) -> Iterator[
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60 / count + 2)  # those whose answer is not due yet go on
+            thread.join(60 / count + 2)  # those whose answer is not due yet continue
         yield answers
         for peer in peers:
             with suppress(OSError):
@@ -113,7 +113,7 @@ def test_a_flood_of_valid_requests_leaves_health_answered(listener: Listener) ->
 
 @pytest.mark.parametrize("routers", [1, 50])
 def test_a_flood_of_replays_delays_no_event(served: Site, routers: int) -> None:
-    """6,000 requests of 8 bytes each, whose answers nobody reads."""
+    """6,000 requests of 8 bytes each, whose answers are not read."""
     import zmq
 
     server = served.http["admin port"]
@@ -165,7 +165,7 @@ def test_a_router_that_sends_much_is_cut_off(served: Site) -> None:
 
 
 def test_routers_that_do_not_read_have_few_messages_here(tmp_path: Path) -> None:
-    """Each asks for 10,000 messages, again and again."""
+    """Each requests 10,000 messages, again and again."""
     import zmq
 
     asked = 0

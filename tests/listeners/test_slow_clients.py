@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients that are silent, slow or deaf keep nobody out of any listener, however many they are.
-
-Each attack goes on while a client without harm asks.
+"""Clients that are silent, slow or do not read keep no other client out of a listener, however many
+they are. Each attack runs while a harmless client sends requests.
 """
 
 from __future__ import annotations
@@ -64,7 +63,9 @@ def is_ended(peer: socket.socket) -> bool:
 
 
 def answers_meanwhile(listener: Listener) -> None:
-    """A client asks a few times. One that is closed unanswered asks once more, as clients do."""
+    """A client sends a few requests. A connection that is closed without an answer is retried once,
+    as clients do.
+    """
     for _ in range(5):
         status = 0
         for _ in range(3):
@@ -122,7 +123,7 @@ def test_clients_that_do_not_read_do_not_keep_others_out(served: Site, listener:
 
 
 def test_half_sent_bodies_keep_no_request_out(served: Site) -> None:
-    """At few descriptors; their clients have --body-wait of 120 s to go on."""
+    """At few descriptors; their clients have --body-wait of 120 s to continue."""
     clients = served.http["clients"]
     with many(clients, half_body(clients)):
         for _ in range(5):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A list of pages as the model of csrc/space/pages.h; each answer looks at all of them."""
+"""A list of pages as the model of csrc/space/pages.h; each answer examines all of them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ POOL = Worker(-1)
 
 
 class NaiveIndex:
-    """apply() says whether all of the event could be applied."""
+    """apply() returns whether all of the event could be applied."""
 
     def __init__(self) -> None:
         self.names: dict[Worker, dict[int, Path]] = {}

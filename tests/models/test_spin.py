@@ -40,8 +40,8 @@ def spin() -> None:
 
 
 def search(model: str, directory: Path, *macros: str) -> int:
-    """Return how many errors a whole search finds, at most one; the report must say that it was
-    whole.
+    """Return how many errors a whole search finds, at most one; the report must show that it was
+    complete.
     """
 
     def run(*command: str) -> str:

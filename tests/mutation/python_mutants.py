@@ -124,7 +124,7 @@ class _Finder(ast.NodeVisitor):
     def visit_Expr(self, node: ast.Expr) -> None:
         value = node.value.value if isinstance(node.value, ast.Await) else node.value
         if not isinstance(value, ast.Call):
-            return  # a docstring, or a name that is only looked at
+            return  # a docstring, or a name that is only inspected
         callee = self._text(value.func)
         if callee.split(".")[0] in _LOGGERS:
             return

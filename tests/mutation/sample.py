@@ -2,11 +2,11 @@
 # Copyright The Beluga Authors
 """Tests the fast tests: draws mutants of ``beluga/`` or ``csrc/`` and runs the tests on each.
 
-A mutant of Python is tried with the tests that run its line (a first run under ``coverage`` says
-which; a default or a constant with those that run its file), at most ``TESTS_MAX`` of them; one of
-C with the folders that ``FOLDERS`` names for it.
-Works on a copy of the tree, so nothing of yours is touched. Prints the mutants that no test
-noticed: each is a missing test, or changes nothing (look, and say so), or is a needless line.
+A mutant of Python is tried with the tests that run its line (found by a first run under
+``coverage``; a default or a constant with those that run its file), at most ``TESTS_MAX`` of them;
+one of C with the folders that ``FOLDERS`` names for it. Works on a copy of the tree, so no file of
+the checkout is changed. Prints the mutants that no test detected: each is a missing test, or
+changes nothing (check, and record it), or is a needless line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A row of a benchmark that nobody ran, for tests of pages."""
+"""A row of a benchmark that was not run, for tests of pages."""
 
 from __future__ import annotations
 

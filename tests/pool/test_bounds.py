@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The smallest and the largest pool, and its size where nobody says one."""
+"""The smallest and the largest pool, and the default size."""
 
 from __future__ import annotations
 

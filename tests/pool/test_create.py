@@ -242,7 +242,7 @@ def test_slice_that_has_its_room_demands_no_more(
 
 
 def test_devdax_node_is_not_coherent_and_not_extended(tmp_path: Path) -> None:
-    # /dev/zero maps like a device, but forgets: good for one creation.
+    # /dev/zero can be mapped like a device but stores nothing, so only a creation works.
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
     mapping = creation.create(["/dev/zero@0+12MiB"], NewPoolSettings(), sysfs=sysfs)
     member = mapping.members[0]
@@ -259,7 +259,7 @@ def test_devdax_node_that_is_too_small_is_refused(tmp_path: Path) -> None:
 
 @needs_a_cpu("it leaves out MADV_POPULATE_WRITE, which touches the device")
 def test_devdax_node_that_cannot_be_touched_is_refused(tmp_path: Path) -> None:
-    # /dev/zero lets itself be mapped from an offset on, and has nothing there.
+    # /dev/zero can be mapped at an offset, where it has no data.
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
     with refused(DeviceBusyError, "not accessed"):
         creation.create(["/dev/zero@2MiB+12MiB"], NewPoolSettings(), sysfs=sysfs)

@@ -95,7 +95,9 @@ def test_devdax_pools_have_a_place_named_by_their_id(
 def test_a_configured_directory_is_trusted_unless_world_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, trusted: bool
 ) -> None:
-    """A user who prepares a directory for others' pools in their own place is who they say."""
+    """A user who prepares a directory for others' pools in their own place is detected by the
+    owner.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of another user")
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path))

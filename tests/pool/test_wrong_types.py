@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A value of a wrong type is a TypeError that says what is wanted."""
+"""A value of a wrong type is a TypeError that names the required type."""
 
 from __future__ import annotations
 

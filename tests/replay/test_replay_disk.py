@@ -30,7 +30,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A trace of 2,000 blocks that are all asked for twice."""
+    """A trace of 2,000 blocks that are all requested twice."""
     once = [TraceRequest(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(once + once, tmp_path / "trace.jsonl")
     return tmp_path / "trace.jsonl"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Replays with engines' own memory: what offloads, onboards and evicts is what a model says."""
+"""Replays with engines' own memory: offloads, onboards and evictions are those of a model."""
 
 from __future__ import annotations
 

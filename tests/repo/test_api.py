@@ -65,7 +65,7 @@ def test_an_example_of_forty_lines_shows_all_subjects() -> None:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what mypy says to the Python of all pages, as to a program that uses the package."""
+    """Return mypy's errors for the Python of all pages, as to a program that uses the package."""
     folder = tmp_path_factory.mktemp("shown")
     for page in PAGES:
         for number, block in enumerate(blocks(page)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The distribution is right: the sources are whole, the name is ours, and the version is said
+"""The distribution is right: the sources are complete, the name is ours, and the version is stated
 once.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The documents tell the truth: commands parse, links resolve, generated parts are fresh."""
+"""The documents are true: commands parse, links resolve, generated parts are fresh."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def offers(module: str, name: str) -> bool:
 
 
 def check_plugin(words: list[str]) -> None:
-    """Check that Beluga's connector takes what an engine is told about Beluga."""
+    """Check that Beluga's connector accepts the settings of an engine for Beluga."""
     if "--kv-transfer-config" in words:
         told = json_after(words, "--kv-transfer-config")
         if told["kv_connector"] == "MultiConnector":
@@ -140,7 +140,7 @@ def test_tests_readme_names_files_that_exist() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_commands_in_the_text_exist(path: Path) -> None:
-    """Placeholders stand in them, so names and options are all that can be looked at."""
+    """Placeholders stand in them, so only names and options can be checked."""
     wrong = []
     for span in spans(path):
         words = span.split()

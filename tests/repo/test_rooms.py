@@ -36,7 +36,7 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 WHOLE = "beluga.c"
 HEAP = "base/heap_sim.h"  # replaces malloc() in what is included after it
 SEAM = Seam("sim", "coherence/sim.h")
-# Headers that compilers for other machines do not know; test_instructions.py compiles both.
+# Headers that compilers for other machines lack; test_instructions.py compiles both.
 ARCHITECTURES = {"coherence/x86.h": "x86_64", "coherence/aarch64.h": "aarch64"}
 
 needs_tools = pytest.mark.skipif(
@@ -134,7 +134,7 @@ def found(both: dict[str, References]) -> list[Reference]:
 
 
 def without_user(csrc: Path, both: dict[str, References], headers: tuple[str, ...]) -> list[str]:
-    """Return the functions that no other function uses, no macro, and nobody by these headers."""
+    """Return the functions that no other function, macro or user of these headers calls."""
     used = {used for build in both.values() for user, used in build.pairs if user != used}
     texts = {name: code_of(csrc / name) for name in sources(csrc)}
     macros = " ".join(re.findall(r"#define(?:.*\\\n)*.*", "\n".join(texts.values())))

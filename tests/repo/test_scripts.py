@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/check`` with stand-ins for all it calls: what it runs, says, and ends with.
+"""``scripts/check`` with stand-ins for all it calls: what it runs, prints, and its exit status.
 
 Also that ``scripts/ci/test-aarch64`` runs, or leaves out with a reason, every test; and that a
-script that is asked for help does nothing else.
+script with --help does nothing else.
 """
 
 from __future__ import annotations

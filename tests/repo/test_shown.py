@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""README and docs/ show ``console`` and ``python`` blocks that run, and print what they say.
+"""README and docs/ show ``console`` and ``python`` blocks that run, and print what they show.
 
 Each page is a session in a folder of its own in /dev/shm; its devices lie there, too.
 """
@@ -24,7 +24,7 @@ RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
 FIRST = {"README.md"}  # what a newcomer reads first
 TIMEOUT_S = 60
-# Names that a page's Python may use, since another page says how they are made.
+# Names that a page's Python may use, since another page shows how they are made.
 GIVEN = {
     "copy-engines.md": """
 import numpy as np
@@ -115,7 +115,7 @@ def session() -> Iterator[Session]:
 
 
 def printed(text: str) -> list[str]:
-    """Return what a program's comments say that it prints: ``print(...)  # 8: as many``."""
+    """Return the output that a program's comments show: ``print(...)  # 8: as many``."""
     return re.findall(r"^\s*print\(.*\)  # ([^:\n]+)", text, re.MULTILINE)
 
 

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Type checkers see the C core and the public interface: fresh stubs, mistakes found, no Any.
 
-mypy runs once, over a file that has a mistake of each kind and asks for the type of every public
+mypy runs once, over a file that has a mistake of each kind and reveals the type of every public
 name.
 """
 
@@ -30,7 +30,7 @@ ANY_ALLOWED: dict[str, str] = {}
 
 SPECIAL = ("__call__", "__enter__", "__iter__", "__len__")  # methods that are public for all that
 
-# A line of Python, and a part of what mypy says to it; None: it is right.
+# A line of Python, and a part of mypy's message for it; None: it is right.
 LINES = {
     'lib.bl_flush(ffi.new("uint64_t[]", 8), 64)': None,
     'lib.bl_flush(ffi.new("uint64_t[]", 8))': 'Too few arguments for "bl_flush"',
@@ -110,7 +110,7 @@ def has_any(shown: str) -> bool:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return what mypy says to each line: its complaints, or the type that it was asked for."""
+    """Return mypy's messages for each line: its errors, or the revealed type."""
     lines = [*LINES, *(f"reveal_type({path})" for path in all_public())]
     head = [
         "from beluga._ffi import ffi, lib",

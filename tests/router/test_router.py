@@ -40,7 +40,7 @@ def test_matches_count_the_pool_beyond_what_is_held() -> None:
     assert found.of(ONE) == Overlap(shared=4)
     assert Matches(held={ONE: Overlap(device=9)}, shared=4).of(ONE) == Overlap(device=9)
     assert Matches(held={ONE: Overlap(device=9)}).of(ONE) == Overlap(device=9)
-    behind = Overlap(device=1, shared=2)  # an index that knows how far the pool continues behind it
+    behind = Overlap(device=1, shared=2)  # an index that has the length of the pool's continuation
     assert Matches(held={ONE: behind}, shared=9).of(ONE) == behind
     assert Matches(held={ONE: Overlap()}, shared=9).of(ONE) == Overlap(shared=9)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Another machine that uses a host number: it speaks the pool's format, and uses nothing of Beluga.
+"""Another machine that uses a host number: it implements the pool's format without Beluga's code.
 
-It asks in the lobby under a boot id of its own and reads the answer, as a host with a mapping of
+It sends a lobby request under its own boot id and reads the reply, as a host with a mapping of
 the same devices would. It has no lock files here, so nothing about it can be proven.
 """
 

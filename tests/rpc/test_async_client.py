@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls for asyncio: the event loop goes on while they wait."""
+"""Calls for asyncio: the event loop continues while they wait."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The trace of calls: what it has of each, that it survives its server, and that nothing in its
-file is believed.
+"""The trace of calls: what it has of each, that it survives its server, and that its file is not
+trusted.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from support.processes import Process
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-# A process that takes what it is told on its standard input: "starve N" leaves it N descriptors,
+# A process that executes commands of its standard input: "starve N" leaves it N descriptors,
 # "feed" gives it all; a server answers with its sessions, inherited ones, watched ones and how much
 # processor time it has used, in milliseconds.
 STARVES = """

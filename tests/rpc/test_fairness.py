@@ -3,7 +3,7 @@
 """Fairness is counted in the server's work and not in time: one quantum of every other session.
 
 A handler holds the server while rings are filled, so that what is waiting is known exactly when it
-goes on. The simulator's oracle (``csrc/sim/scenarios/turns.c``) sees every interleaving.
+continues. The simulator's oracle (``csrc/sim/scenarios/turns.c``) sees every interleaving.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ import pytest
 from beluga import Client, Pool
 from beluga.rpc import METHOD_USER, Server
 
-# This process forks once its session has a liveness lock of which the server does not know yet. The
-# child says what it holds of it, and ends when it is told to; then the parent calls.
+# This process forks once its session has a liveness lock that the server has not recorded yet. The
+# child prints what it holds of it, and ends on command; then the parent calls.
 ATTACHES = """
 import os, sys, threading
 from beluga import Client, Pool
@@ -164,5 +164,5 @@ def test_a_session_whose_process_dies_ends_though_its_child_lives(
         process.kill()
         process.wait()
         assert eventually_locks(pool, before)
-        ending.write(b"x")  # a pipe that nobody can read from is broken
+        ending.write(b"x")  # a pipe without a reader is broken
         ending.flush()

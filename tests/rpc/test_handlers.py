@@ -103,7 +103,7 @@ def client(pool: Pool) -> Iterator[Client]:
 
 
 class Held:
-    """A handler that waits until the test lets it go on."""
+    """A handler that waits until the test releases it."""
 
     def __init__(self) -> None:
         self.entered, self.go = threading.Semaphore(0), threading.Event()
@@ -403,7 +403,7 @@ def test_many_sessions_get_each_its_own_results(pool: Pool) -> None:
 
 
 def test_requests_behind_one_that_a_thread_answers_wait_for_it(client: Client) -> None:
-    """Of a lane: replies are in order, whoever makes them."""
+    """Of a lane: replies are in order, whichever thread makes them."""
     size, count = 32, 100
     heads = [parts._HEAD.pack(parts.MORE, number, 0, 0) for number in range(count)]
     replies = ffi.new("uint8_t[]", size * count)

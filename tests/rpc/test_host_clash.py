@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def request_line(pool: Pool) -> bytes:
-    """Return what host 0 last asked in the lobby."""
+    """Return host 0's last lobby request."""
     return bytes(read(pool, lib.BL_LOBBY_OFFSET, LINE))
 
 

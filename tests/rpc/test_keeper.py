@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server that stands by, with the lease beside it; the leases and servers here do as told."""
+"""A server that stands by, with the lease beside it; the leases and servers here are controlled by
+the test.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from beluga.rpc.standby import LeaseKeeper, stand_by
 
 
 class FakeLease:
-    """A lease that is held, renewed or lost as a test says."""
+    """A lease that is held, renewed or lost as a test sets it."""
 
     def __init__(self, *, acquires: list[bool | Exception] | None = None) -> None:
         self.acquires = acquires or [True]
@@ -132,7 +134,7 @@ def test_a_lease_is_retried_if_its_server_does_not_reply(caplog: pytest.LogCaptu
         assert waits(server, lease)
     assert lease.taken_and_given() == ["acquire", "release"] * 3 + ["acquire"]
     assert [record.getMessage() for record in caplog.records] == [
-        "the takeover failed, will retry: etcd does not answer",  # once, however often it is said
+        "the takeover failed, will retry: etcd does not answer",  # once, however often it occurs
         "the takeover failed, will retry: no",
     ]
 
@@ -206,7 +208,7 @@ def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
     assert isinstance(server.failure, LeaseError)
     assert "lost" in str(server.failure)
     asked = lease.calls.count("renew")
-    assert asked == 2  # a keeper that has lost it does not ask again
+    assert asked == 2  # a keeper that has lost it does not try again
 
 
 def test_the_lease_is_renewed_during_a_takeover() -> None:

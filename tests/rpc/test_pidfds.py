@@ -37,7 +37,7 @@ with Pool.open(sys.argv[1:]) as pool, Client(pool) as client:
     time.sleep(600)
 """
 
-# A server that says how many sessions it has, and how many of their processes it watches.
+# A server that prints the number of its sessions and of the processes that it watches.
 COUNTS = """
 import sys
 from beluga.pool import Pool
@@ -184,7 +184,7 @@ def test_the_lane_of_a_dead_requester_is_released_after_a_stop(
     with Process("serve", paths) as server:
         server.signal(signal.SIGSTOP)
         client = start(KEEPS_THE_LOCK, paths)
-        time.sleep(1.0)  # it asks; should it be slower, less is tested
+        time.sleep(1.0)  # it sends a request; should it be slower, less is tested
         client.kill()
         client.communicate()
         server.signal(signal.SIGCONT)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool that is in use is neither destroyed nor formatted anew."""
+"""A pool that is in use is neither destroyed nor formatted again."""
 
 from __future__ import annotations
 

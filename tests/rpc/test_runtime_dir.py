@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Processes of one host with different runtime directories share no locks: the second one is
-refused, and told how to share one.
+rejected, with the remedy to share one.
 """
 
 from __future__ import annotations

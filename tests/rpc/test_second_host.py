@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """A pool with a device of hardware coherence, one host's own memory, refuses every other host.
 
-Another host is one with another boot id; one with another number says so itself.
+Another host is one with another boot id; one with another number is reported.
 """
 
 from __future__ import annotations

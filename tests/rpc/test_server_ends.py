@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server begins and ends once, whoever asks for it, and never under a call that uses it."""
+"""A server begins and ends once, from any thread, and never under a call that uses it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_server_is_not_stopped_from_within(pool: Pool) -> None:
 
 
 def test_an_interrupted_start_leaves_no_thread_in_a_closing_pool(shm: Path) -> None:
-    """A thread that serves while nobody knows it would touch memory that is gone."""
+    """A serving thread without an owner would access unmapped memory."""
     before = threading.active_count()
     for point in itertools.count(1):
         paths = [shm / f"{point}"]

@@ -134,7 +134,7 @@ def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: li
     assert eventually(lambda: server.stat().live_count == 0)
     assert eventually(
         lambda: liveness_locks(pool) == before
-    )  # after the line: a successor looks for it
+    )  # after the line: a successor checks for it
 
 
 @pytest.mark.long
@@ -175,7 +175,7 @@ def test_a_client_that_sleeps_past_its_deadline_finds_what_came_meanwhile(
         server.handle(METHOD_USER, wait)
         process.say("call 1")
         assert asked.wait(60)
-        time.sleep(0.1)  # it naps now, and looks, and naps
+        time.sleep(0.1)  # it sleeps and polls in turn now
         process.signal(signal.SIGSTOP)
         assert process.stopped()
         gate.set()
@@ -186,7 +186,7 @@ def test_a_client_that_sleeps_past_its_deadline_finds_what_came_meanwhile(
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """Return what ``work`` says in a forked child, or the name of the exception if it raised
+    """Return the result of ``work`` in a forked child, or the name of the exception if it raised
     one.
     """
     read, write = os.pipe()

@@ -67,7 +67,7 @@ def test_a_standby_follows_a_server_of_an_earlier_boot_that_left_a_torn_beat(
         rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
     with elsewhere():
         second = Server(pool)
-    assert not second.watch(0.05, silent_s=30.0)  # what it found there says nothing yet
+    assert not second.watch(0.05, silent_s=30.0)  # one value shows nothing yet
     rewrite(pool, "bl_heartbeat_line", half + lib.BL_POLL_STRIDE, NONCE, count=0)
     assert second.watch(20.0, silent_s=0.1)
     second.stop()
@@ -108,7 +108,7 @@ def test_a_grant_of_another_machine_is_held_while_its_client_beats(
         assert second.meta_stat().held_bytes >= 1 << 20
         with Client(pool, host=5) as other:
             assert other.stat().lane != lane
-        client.close()  # it says itself that it has ended
+        client.close()  # it reported its own end
         assert eventually(lambda: second.stat().inherited_count == 0)
         assert second.meta_stat().held_bytes == 0
 
@@ -133,7 +133,7 @@ def test_a_client_is_refused_while_an_inherited_session_of_its_number_beats(pool
         with beating(pool, 0, NONCE), pytest.raises(HostClashError, match="--host N"):
             Client(pool, host=3)
         assert second.stat().inherited_count == 1
-        with pytest.raises(HostClashError):  # so short a silence says nothing
+        with pytest.raises(HostClashError):  # so short a silence proves nothing
             Client(pool, host=3)
         time.sleep(0.6)
         with Client(pool, host=3) as client:
@@ -146,7 +146,10 @@ def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> Non
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         with beating(pool, 0, NONCE):
             first.stop()
-    with Server(pool) as second, Client(pool, host=3) as client:  # nobody saw that heartbeat move
+    with (
+        Server(pool) as second,
+        Client(pool, host=3) as client,
+    ):  # no server saw that heartbeat move
         client.ping()
         assert second.stat().inherited_count == 0
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Host numbers and times out of range: one line says what would be valid, before the pool is
+"""Host numbers and times out of range: one line states the valid range, before the pool is
 touched.
 """
 

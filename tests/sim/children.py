@@ -48,7 +48,7 @@ def answers(
     jobs: Iterable[Job], body: Callable[[Job], Any], *, processes: int
 ) -> Iterator[tuple[Job, Any]]:
     """Yield (job, ``body(job)`` or a ``Death``) for every job, in the order in which they end.
-    ``jobs`` is asked for the next one only when a process is free. A ``RuntimeError`` of ``body``
+    ``jobs`` is requested the next one only when a process is free. A ``RuntimeError`` of ``body``
     comes through.
     """
     context = multiprocessing.get_context("fork")

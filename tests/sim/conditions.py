@@ -4,8 +4,8 @@
 
 A condition is what stands in ``if``, ``while`` and before ``?``, and each operand of ``&&`` and
 ``||``: ``if (a && f(b))`` becomes ``if (BL_CONDITION("true|a", a) && BL_CONDITION("true|f(b)",
-f(b)))``. The name says which value drops the condition. The operand of an ``&&`` is dropped when it
-is always true, that of an ``||`` when it is always false, and so is a condition that guards a
+f(b)))``. The name has the value that drops the condition. The operand of an ``&&`` is dropped when
+it is always true, that of an ``||`` when it is always false, and so is a condition that guards a
 ``return``, ``break``, ``continue`` or ``goto``; what decides between two things (``if`` with an
 ``else``, ``?``) is tried with ``either`` value; any other is dropped when it is always true. All of
 an ``if (a && b)`` is tried as false, too. One extension is compiled of the copy, with every
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "conditions"
 
-# The files by which the hosts of a pool talk to each other, and those that they rely on: lines,
+# The files by which the hosts of a pool communicate, and those that they rely on: lines,
 # lanes, the lobby, servers, elections; the block index, pins, grants, removals, names, recovery,
 # tasks; puts and gets; what a device left in caches.
 PROTOCOL = (

@@ -4,7 +4,8 @@
 
 A fence is idle if its process did nothing since the last one that it would order or complete; an
 invalidation, if its host had no copy of the line or the one that memory has. None of this is wrong:
-who looks for news cannot know that there is none. What is idle nearly always may be one too many.
+a poller cannot know that nothing has changed. What is idle nearly always may be one too
+many.
 """
 
 from __future__ import annotations

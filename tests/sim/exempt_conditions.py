@@ -4,7 +4,7 @@
 
 A condition is named by file, function, its text and its place among equal ones of the function; the
 last word is the value that it always has. Most of those that have a reason decide how long
-something takes, or say again what another check says, too. Where a test of Python fails, it is
+something takes, or repeat what another check tests, too. Where a test of Python fails, it is
 named: it was run with the condition forced.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Mutants of the protocol: each changes one thing, and some scenario must notice.
+"""Mutants of the protocol: each changes one thing, and some scenario must detect it.
 
 =========== ======================================================================================
 site        its mutants
@@ -14,8 +14,8 @@ condition   a plain condition of the protocol's C is dropped: always ``true`` or
 =========== ======================================================================================
 
 Which sites there are is the build's word (``bl_sim_site_get``); conditions.py makes the conditions
-sites, too. Where a change could make a difference is what runs without a mutant say. Where a mutant
-was caught is remembered in known_catches.json and tried first, so that most mutants take one run;
+sites, too. Runs without a mutant show where a change could make a difference. Where a mutant
+was caught is stored in known_catches.json and tried first, so that most mutants take one run;
 after a change of the protocol, which gives each seed other schedules, the others are hunted for:
 seed after seed in the scenarios in which the change would matter, those first in which it does so
 most often for their steps.
@@ -84,8 +84,8 @@ class Field:
 
 @dataclass(frozen=True)
 class Catch:
-    """The run that noticed a mutant; ``scenario`` is empty if none did in all ``runs``. With
-    ``cut``, there was no time to go on.
+    """The run that detected a mutant; ``scenario`` is empty if none did in all ``runs``. With
+    ``cut``, there was no time to continue.
     """
 
     runs: int
@@ -103,7 +103,7 @@ def name_of(site: Site) -> Name:
 
 def protocol_sites() -> list[Site]:
     """Return the sites of protocol files: all but the simulator's scenarios, ``beluga verify``,
-    which tries the memory and is tried in test_verify.py, and ``pool check``, which only looks.
+    which tries the memory and is tried in test_verify.py, and ``pool check``, which only reads.
     """
     return [site for site in sites() if not site.file.startswith(NO_PROTOCOL)]
 
@@ -176,8 +176,8 @@ def survey(processes: int, only: str = "") -> list[Field]:
 
 @dataclass(frozen=True)
 class Hunt:
-    """One mutant, where to look for it, how far, and until when (``time.monotonic``; 0: no limit).
-    ``place`` is shared with the parent: the run that is being tried.
+    """One mutant, where to search for it, how far, and until when (``time.monotonic``; 0: no
+    limit). ``place`` is shared with the parent: the run that is being tried.
     """
 
     mutant: Mutant
@@ -227,7 +227,7 @@ def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
 
 
 def hunt(task: Hunt) -> Catch:
-    """Try the remembered run, then seed after seed, until one goes wrong that is right without the
+    """Try the stored run, then seed after seed, until one goes wrong that is right without the
     mutant. The scenarios share the steps by their weights, so the short ones have more seeds.
     Counted in steps, what a hunt finds does not depend on the machine.
     """
@@ -264,8 +264,8 @@ def caught(task: Hunt, answer: Catch | Death) -> Catch:
 
 
 def remember(catches: dict[str, Catch], there: set[str]) -> None:
-    """Write the runs that caught; mutants that no longer exist are forgotten."""
-    known_catches.cache_clear()  # another run may have remembered something meanwhile
+    """Write the runs that caught; mutants that no longer exist are dropped."""
+    known_catches.cache_clear()  # another run may have stored something meanwhile
     known = {name: run for name, run in known_catches().items() if name in there}
     known |= {name: (c.scenario, c.kind, c.seed) for name, c in catches.items() if c.scenario}
     lines = [f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in sorted(known.items())]

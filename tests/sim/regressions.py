@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Runs that once went wrong: one small file each in ``regressions/``, played again by every test
-run. After a change of the protocol a seed leads to other turns; the file still says what the seed
+run. After a change of the protocol a seed leads to other turns; the file still shows what the seed
 once found.
 """
 

@@ -76,7 +76,7 @@ class Site:
 class Run:
     """The result of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
     number the stale loads and how often the site did something; an oracle's report; and by site how
-    often there was nothing to do. ``matters``, if asked for, says by site number and change how
+    often there was nothing to do. ``matters``, if requested, has by site number and change how
     often the change would have made a difference.
     """
 
@@ -130,7 +130,7 @@ def sites() -> tuple[Site, ...]:
 
 
 def site(function: str, verb: str, index: int = 0) -> int:
-    """Return the number of the site that a test wants to skip."""
+    """Return the number of the site that a test skips."""
     fit = [s for s in sites() if (s.function, s.verb, s.index) == (function, verb, index)]
     assert len(fit) == 1, f"no single {verb} {index} in {function}"
     return fit[0].number
@@ -199,6 +199,6 @@ def failures(runs: list[Run]) -> list[tuple[int, int]]:
 
 
 def caught(scenario: str, skip: int, *, seeds: int, coherent: bool = False) -> Run | None:
-    """Return the first run that notices the missing site, or None."""
+    """Return the first run that detects the missing site, or None."""
     runs = (play(scenario, seed, skip=skip, coherent=coherent) for seed in range(seeds))
     return next((run for run in runs if run.result != 0), None)

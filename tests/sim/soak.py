@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs fresh seeds of every scenario for a while, and says how to replay those that go wrong."""
+"""Runs fresh seeds of every scenario for a while, and prints how to replay failures."""
 
 from __future__ import annotations
 

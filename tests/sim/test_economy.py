@@ -22,5 +22,5 @@ def test_fence_over_what_another_covered_is_idle() -> None:
     run = play("store_buffering", 3)
     number = site("bl_litmus_store_load", "invalidate")
     assert run.hits[number] > 0
-    assert run.idle[number] > 0  # a line that is looked at for the first time is not cached
+    assert run.idle[number] > 0  # a line that is examined for the first time is not cached
     assert run.idle[site("bl_litmus_store_load", "fence_store")] == 0

@@ -18,10 +18,14 @@ MUTANTS = {
         ("bl_litmus_write", "fence_store", 0),  # "free" is out before the old bytes go
         ("bl_litmus_write", "stream", 0),  # the payload
         ("bl_litmus_write", "fence_store", 1),  # the payload is out before it is published
-        ("bl_litmus_read", "fence_full", 0),  # the look comes before the payload's invalidation
+        (
+            "bl_litmus_read",
+            "fence_full",
+            0,
+        ),  # the read of the entry comes before the payload's invalidation
         ("bl_litmus_read", "invalidate", 0),  # the payload's
         ("bl_litmus_read", "fence_full", 1),  # the payload's invalidation is complete
-        ("bl_litmus_read", "verify", 0),  # the second look
+        ("bl_litmus_read", "verify", 0),  # the second read
         ("bl_litmus_look", "verify", 0),  # the line's check
     ),
     "torn_line": (("bl_litmus_look", "verify", 0),),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""scripts/mutants forgets no verb, check or condition of the protocol."""
+"""scripts/mutants omits no verb, check or condition of the protocol."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_tests_that_stand_for_conditions_are_there() -> None:
         assert f"def {function}(" in (CSRC.parent / path).read_text(), test
 
 
-# What tells one machine from another: an empty environment is this one as it is.
+# The state that distinguishes machines: an empty environment is this one as it is.
 MACHINES = {
     "as it is": {},
     "few instructions": {"BELUGA_ISA": "sse2", "BELUGA_FLUSH": "clflush"},
@@ -214,7 +214,7 @@ def test_a_survivor_fails_the_run(
 ) -> None:
     monkeypatch.setattr(mutants, "EXEMPTIONS", {})
     one = ["--scenario", "lane", "--site", "bl_lane_send size == 0 0 false", "--seeds", "2"]
-    assert main(one) == 1  # copies nothing, so no run can notice
+    assert main(one) == 1  # copies nothing, so no run can detect it
     survivor, exempt, _, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"survived, [1-9]\d* runs: rpc/lane.c:\d+ bl_lane_send .*", survivor)
     assert exempt.startswith("0 mutants are exempt")

@@ -31,7 +31,9 @@ def test_dirty_line_over_newer_bytes_is_found() -> None:
 
 
 def test_lane_that_is_given_twice_is_found() -> None:
-    """A successor that takes over without being told that a lane still has a writer is found."""
+    """A successor that takes over without the information that a lane still has a writer is
+    detected.
+    """
     number = site("bl_housekeeping_write", "stream_line")
     runs = (play("recovery", seed, skip=number) for seed in range(SEEDS))
     assert any(run.result == OWNERSHIP for run in runs)

@@ -14,12 +14,12 @@ RUNS = SEEDS if FULL else fewer(40)
 # Function, verb, and number of the verb in that function.
 MUTANTS = {
     "lane": (
-        ("bl_lane_take", "invalidate", 0),  # a reply is looked for in memory
-        ("bl_lane_take", "verify", 0),  # a torn reply is looked at again
-        ("bl_round_refetch", "invalidate", 1),  # a request is looked for in memory
-        ("bl_lane_gather", "verify", 0),  # a torn request is looked at again
+        ("bl_lane_take", "invalidate", 0),  # a reply is searched for in memory
+        ("bl_lane_take", "verify", 0),  # a torn reply is examined again
+        ("bl_round_refetch", "invalidate", 1),  # a request is searched for in memory
+        ("bl_lane_gather", "verify", 0),  # a torn request is examined again
         ("bl_bulk_send", "fence_store", 0),  # the bytes are out before their request
-        ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the look at their request
+        ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the read of their request
         ("bl_bulk_take", "invalidate", 0),  # and not taken from the cache
         ("bl_lane_reply", "fence_store", 0),  # the bytes are out before their reply
         ("bl_reply_decode", "fence_full", 0),
@@ -35,7 +35,7 @@ MUTANTS = {
     "meta": (
         ("bl_blocks_copy", "fence_full", 0),  # the payload is dropped after the lookup
         ("bl_blocks_copy", "invalidate", 0),  # and not taken from the cache
-        ("bl_blocks_same", "verify", 0),  # the second look
+        ("bl_blocks_same", "verify", 0),  # the second read
     ),
     "recovery": (
         ("bl_entry_write", "stream_line", 0),
@@ -46,12 +46,12 @@ MUTANTS = {
     "removal": (("bl_tomb_write", "stream_line", 0),),
     "kv": (
         ("bl_gather_flush", "stream", 0),
-        ("bl_entry_clear", "stream_line", 0),  # what the second look sees
+        ("bl_entry_clear", "stream_line", 0),  # the result of the second read
         ("bl_part_drop", "invalidate", 0),  # the payload is not taken from the cache
     ),
     "rows": (
         ("bl_part_drop", "invalidate", 0),  # rows are not taken from the cache
-        ("bl_chunk_drop", "invalidate", 0),  # nor the chunks whose checksums are asked for
+        ("bl_chunk_drop", "invalidate", 0),  # nor the chunks whose checksums are requested
         ("bl_chunk_pick", "fetch", 0),
         ("bl_part_step", "fetch", 0),
         ("bl_part_scatter", "fence_full", 1),  # dropped before they are fetched

@@ -4,7 +4,7 @@
 
 A step that a row leaves out is left out of a run: bytes must stay right in the world that the row
 is for. A step that a row has is left out too: in some world that the row is for, it must show.
-Uncacheable memory with DDIO off is the simulator's coherent world, where nothing of the pool is
+Uncacheable memory with DDIO off is the simulator's coherent world, where no line of the pool is
 ever in a cache; on uncacheable memory with DDIO on or unknown the GPU's writes are in a cache as
 they are on write-back memory, and the rows are the same.
 """

@@ -15,21 +15,21 @@ ELECTIONS = fewer(150)
 # Function, verb, and number of the verb in that function.
 MUTANTS = {
     "elect": (
-        ("bl_candidate_write", "fence_full", 0),  # said before the others are heard
+        ("bl_candidate_write", "fence_full", 0),  # written before the others are read
         ("bl_candidates_read", "invalidate", 0),
         ("bl_candidates_read", "fence_full", 0),
         ("bl_ballot", "verify", 0),  # a greater ballot was begun
         ("bl_ballot", "verify", 1),  # an owner was accepted before
     ),
     "watch": (
-        ("bl_watch_silent", "invalidate", 0),  # a heartbeat is looked for in memory
+        ("bl_watch_silent", "invalidate", 0),  # a heartbeat is searched for in memory
     ),
     "rivals": (
         ("bl_takeover_publish", "fence_full", 0),  # the successor's fence
         ("bl_register_read", "fence_full", 0),  # the predecessor's, of marks, clears and sessions
         ("bl_takeover_inherit", "invalidate", 0),
         ("bl_takeover_inherit", "fence_full", 0),
-        ("bl_lobby_look", "verify", 1),  # is it this server that was asked?
+        ("bl_lobby_look", "verify", 1),  # was the request for this server?
         ("bl_server_still", "verify", 0),  # the server that ignores a newer epoch
     ),
     "takeover": (

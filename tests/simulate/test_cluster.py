@@ -150,7 +150,7 @@ def test_the_planner_runs_every_thirty_seconds_while_there_is_work() -> None:
     )
     ran.run()
     assert looks == [(30, 1), (60, 2), (90, 2)]
-    assert ran.end_s == 120  # the last look finds nothing to do
+    assert ran.end_s == 120  # the last run finds nothing to do
 
 
 def test_a_refused_request_is_no_work_to_wait_for() -> None:

@@ -293,7 +293,7 @@ def test_a_replay_names_every_block_of_every_format(tmp_path: Path) -> None:
     (one, two), _ = trace_requests(tmp_path / "v.jsonl")
     assert (one.input_length, one.output_length, len(one.hash_ids)) == (40, 3, 3)
     assert one.hash_ids[:2] == two.hash_ids[:2]
-    assert one.hash_ids[2] != two.hash_ids[2]  # partial blocks are nobody else's
+    assert one.hash_ids[2] != two.hash_ids[2]  # partial blocks are not shared
     (tmp_path / "a.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:17:03,32,1\n2023-11-16 18:17:05,17,1\n"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every decision of simulated runs is that of the policies in plain Python, on what each tier and
-each request says by itself.
+"""Every decision of simulated runs is that of the policies in plain Python, on the state of each
+tier and each request.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The object is the whole core in one piece, as it is built, but without optimizat
 function and every datum in a section of its own. So each relocation names who refers (its section)
 and what is referred to: a call, an address that is taken, a table of handlers, a constant. The
 debugging information names the file in which each of them is defined, also for what stands in
-headers. References are between files; who knows only the text of the sources sees no such thing.
+headers. References are between files; the text of the sources alone does not show it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 FLAGS = (
     *("-std=gnu11", "-O0", "-g", "-w", "-c", "-fvisibility=hidden", "-DBL_FORMAT_HASH=0ull"),
     *("-ffunction-sections", "-fdata-sections"),
-    *("-fkeep-static-functions", "-fkeep-inline-functions"),  # those that nobody uses, too
+    *("-fkeep-static-functions", "-fkeep-inline-functions"),  # unused ones, too
 )
 # The code that cffi adds to the core: the entry from Python.
 CALLBACK = "static int bl_python_handler(void *c, bl_call *k) { return c != (void *)k; }\n"
@@ -123,7 +123,7 @@ def _relocation(words: list[str], section: str, symbols: _Symbols, found: Refere
         case [offset, _, kind, _, name, *addend] if re.fullmatch("[0-9a-f]+", offset):
             user = symbols.at(section, int(offset, 16))
             used: str | None = name
-            if name.startswith("."):  # a section, for a name that only this object knows
+            if name.startswith("."):  # a section, for a name that is local to this object
                 add = int("".join(addend) or "0", 16)
                 used = symbols.at(name, max(0, add + (4 if "PC32" in kind or "PLT" in kind else 0)))
             if user in found.home and used in found.home and used in symbols.names:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A stand-in for a GPU that can be held still and looked at, and blocks to be moved by it."""
+"""A stand-in for a GPU that can be paused and inspected, and blocks to be moved by it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Gpu(HostDriver):
 
 class FailingGpu(Gpu):
     """The call whose number is in ``fail_at`` (1: the next one) fails before it has done anything.
-    While ``silent``, nobody learns whether an event has ended. ``bounced``: nothing is registered.
+    While ``silent``, no query reports whether an event has ended. ``bounced``: nothing is
+    registered.
     """
 
     def __init__(self, *, bounced: bool = False) -> None:

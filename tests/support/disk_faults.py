@@ -40,12 +40,12 @@ class FaultyEngine:
         self.sync_error = 0
         self.short = False  # half of each request is moved
         self.flip = 0  # how many of the next reads have a bit wrong
-        self.drop = False  # writes are said to be done, and are not
+        self.drop = False  # writes are acknowledged but not done
         self.misplace = 0  # writes go so many bytes further
         self.only: Callable[[int], bool] = lambda offset: True  # the offsets that faults touch
         self.reads = self.writes = 0
         self.hung: set[str] = set()  # the operations that hang before they do anything
-        self.gate = threading.Event()  # those that hang go on once it is set
+        self.gate = threading.Event()  # those that hang continue once it is set
 
     def _pass(self, what: str) -> None:
         if what in self.hung:

@@ -4,7 +4,7 @@
 
 It prints the numbers of each call's blocks when the call has returned. MIXED (0 or 1) saves blocks
 of several lengths, and no more than fit. Of some calls it removes two blocks again: ``~N`` stands
-before the removal of block N, and ``-N`` when the tier has forgotten it.
+before the removal of block N, and ``-N`` when the tier has dropped it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 """A process of another host, imitated on this one by another runtime directory.
 
 A client of this boot that does not find the server's liveness lock there is refused, so names like
-those of the locks that exist stand in the directory: nobody holds them, and the server finds none
-of the client's.
+those of the locks that exist stand in the directory: no process holds them, and the server finds
+none of the client's.
 """
 
 from __future__ import annotations

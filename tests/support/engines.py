@@ -70,7 +70,7 @@ class HostMemory:
 class EngineCase:
     """How one engine is made, and what it copies from and to.
 
-    ``missing`` says why this machine cannot run it, or nothing.
+    ``missing`` is why this machine cannot run it, or empty.
     """
 
     name: str
@@ -252,7 +252,7 @@ def _scheduled(engine: CopyEngine, pool: Pool) -> CopyEngine:
 
 
 def _linked(pool: Pool, threads: int) -> CopyEngine:
-    """The same, by threads that ask for leave themselves, in the midst of chunks."""
+    """The same, by threads that acquire tokens themselves, in the middle of chunks."""
     return CpuEngine(pool, threads, handle=IoHandle(_link(f"cpu-{threads}", pool)))
 
 

@@ -43,7 +43,7 @@ class CompileException(Exception):  # noqa: N818
 
 
 class FakeArray(np.ndarray[Any, Any]):
-    """``cupy.ndarray``, as far as it is asked for."""
+    """The part of ``cupy.ndarray`` that is used."""
 
     @property
     def data(self) -> Any:

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Writes the lines of a pool as a hostile process does: where they stand, and their checks.
 
-Everything here is said a second time, on purpose: the C core's own words are not asked.
+Everything here is stated a second time, on purpose: the C core's own code is not used.
 """
 
 from __future__ import annotations

@@ -26,9 +26,10 @@ _POINTS = ("call", "c_return")
 
 
 class _CtrlC:
-    """``-_CTRL_C``: SIGINT has come. A call would not do: the interpreter looks for signals at its
+    """``-_CTRL_C``: SIGINT has come. A call would not do: the interpreter checks for signals at its
     end, so the interrupt would be raised in the profiler, which ends the profiling. It does not
-    look after an operator."""
+    check after an operator.
+    """
 
     __neg__ = _thread.interrupt_main
 

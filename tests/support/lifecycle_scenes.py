@@ -80,7 +80,7 @@ ELSEWHERE = {
 
 
 class Scene:
-    """A pool in ``folder``, and what is made on it once it is asked for."""
+    """A pool in ``folder``, and the objects that are made on it on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

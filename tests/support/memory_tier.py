@@ -18,7 +18,7 @@ from beluga.tiers import StoredBlock, TierService
 
 class MemoryTier:
     """Keeps copies of blocks. ``remote`` hides its keys from the server. While ``open`` is not set,
-    loads and saves wait. While ``failing``, it can load nothing of what it has.
+    loads and saves wait. While ``failing``, every load fails.
     """
 
     def __init__(self, name: str = "memory", *, remote: bool = False) -> None:

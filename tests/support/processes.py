@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Processes for tests: real ones, spoken to line by line, so that they can be killed or stopped.
 
-What they do is in roles.py. A process that is not told to end is killed with the test.
+What they do is in roles.py. A process that is not stopped is killed with the test.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Process:
         self._process.stdin.write(line + "\n")
 
     def hear(self, timeout_s: float | None = None) -> str:
-        """Return the next line that it prints; "" if it has ended, or says nothing for so long."""
+        """Return the next line that it prints; "" if it has ended, or is silent for so long."""
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             return ""

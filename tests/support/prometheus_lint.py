@@ -14,7 +14,7 @@ from support.shown import ROOT
 
 
 def complaints(text: bytes) -> list[str]:
-    """Return what ``promtool check metrics`` says against a page of metrics. The test fails if the
+    """Return the errors of ``promtool check metrics`` for a page of metrics. The test fails if the
     page cannot be read.
     """
     installer = ROOT / "scripts" / "dev/setup-packages"

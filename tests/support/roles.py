@@ -37,7 +37,7 @@ def answer(text: object) -> None:
 
 
 def serve(pool: Pool) -> None:
-    """A server that sends back what it gets; tells how much processor time it used (ns)."""
+    """A server that sends back what it gets; prints its processor time (ns)."""
     with Server(pool) as server:
         server.handle(METHOD_USER, lambda request: request)
         for line in lines():
@@ -45,7 +45,7 @@ def serve(pool: Pool) -> None:
 
 
 def serve_index(pool: Pool) -> None:
-    """A server with the block index; tells how many seconds its start took."""
+    """A server with the block index; prints the duration of its start in seconds."""
     start = time.perf_counter()
     with MetaServer(pool) as server:
         took = time.perf_counter() - start
@@ -54,7 +54,7 @@ def serve_index(pool: Pool) -> None:
 
 
 def stand_by_index(pool: Pool) -> None:
-    """A server with the block index that waits for its turn, then tells its epoch.
+    """A server with the block index that waits for its turn, then prints its epoch.
 
     Its first line is how many seconds a server may be silent before it is followed.
     """
@@ -68,7 +68,7 @@ def stand_by_index(pool: Pool) -> None:
 
 
 def call(pool: Pool) -> None:
-    """A client that makes as many calls as it is told, each checked: how many were answered right.
+    """A client that makes a given number of calls, each checked: how many were answered right.
 
     "hold S" keeps the interpreter busy for S seconds without ever giving its lock away.
     """
@@ -95,7 +95,7 @@ def hold_interpreter(seconds: float) -> None:
 
 
 def fork_and_call(client: Client) -> str:
-    """Return what a forked child's copy of the session says."""
+    """Return the result of a forked child's copy of the session."""
     import os
 
     read, write = os.pipe()
@@ -158,7 +158,7 @@ def close_a_cache(pool: Pool) -> None:
 
 
 def churn(pool: Pool) -> None:
-    """Puts and gets chains of blocks until it is told to end, and checks every byte that it gets.
+    """Puts and gets chains of blocks until its input ends, and checks every byte that it gets.
 
     ``go SEED CHAINS`` starts; the answer to the next line is JSON: blocks ``stored`` (their
     numbers), how many were ``got``, and how many were ``wrong``.

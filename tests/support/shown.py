@@ -80,7 +80,7 @@ def commands(block: Block) -> Iterator[Shown]:
         if command:
             yield Shown(command, tuple(output))
         command, output = line[2:], []
-        while command.count("'") % 2:  # JSON in quotes goes on in the next line
+        while command.count("'") % 2:  # JSON in quotes continues in the next line
             command += " " + next(lines).strip()
     if command:
         yield Shown(command, tuple(output))

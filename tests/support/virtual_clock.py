@@ -13,7 +13,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Clock:
-    """Stands for the module ``time``: passes only when somebody sleeps or a test says so."""
+    """Stands for the module ``time``: passes only when a thread sleeps or a test advances it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -44,7 +44,7 @@ def flip_every(period: int, seed: int) -> Spoil:
 class ByteProxy:
     """Accepts connections and passes them on to a port. ``spoil`` may be replaced at any time.
 
-    While ``flowing`` is not set, answers are held back.
+    While ``flowing`` is not set, answers are delayed.
     """
 
     def __init__(self, port: int) -> None:

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Mooncake Store under test: its master, the process that owns its memory, and two tiers.
 
-Its processes listen on every address of the machine, whatever their options say. So this program
+Its processes listen on every address of the machine, whatever their options are. So this program
 runs in a network namespace that has only its own loopback interface, and starts all of them there.
 It prints what it has seen, as JSON.
 """

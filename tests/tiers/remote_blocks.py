@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks for tests of the remote tier, and stores that fail as a test wants."""
+"""Blocks for tests of the remote tier, and stores that fail as a test sets it."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Scene:
         self._serve()
 
     def anew(self) -> None:
-        """Make the pool anew, as a reboot does with volatile memory."""
+        """Recreate the pool, as a reboot does with volatile memory."""
         self._end()
         self.pool.close()
         self.pool = Pool.create([self.path], device_size=POOL_BYTES, sparse=True, force=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Serves a pool over stores that delete nothing until it is killed: ``POOL FOLDER ...``. A folder
-in the form ``-FOLDER`` was one, and is given up.
+in the form ``-FOLDER`` was one, and is dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from beluga.tiers.remote import RefusedError, RemoteTier
 
 
 class Folder:
-    """Objects as files, which nobody may delete."""
+    """Objects as files, which cannot be deleted."""
 
     batch, threads = 64, 4
 

@@ -78,7 +78,7 @@ def test_hits_in_the_pool_open_adaptive_before_anything_was_evicted() -> None:
 
 
 def test_a_prompt_that_all_share_does_not_keep_adaptive_open() -> None:
-    """After the warm-up, what the pool serves says nothing of what a lower tier could serve."""
+    """After the warm-up, the pool's hits show nothing about those of a lower tier."""
     hits = 0
     policy = Adaptive(1 << 20, warm_up=10_000, pool_hits=lambda: hits)
     late = 0

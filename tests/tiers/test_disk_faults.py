@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier while the disk fails: a load returns the right bytes or a miss, a save says False,
-and a counter moves.
+"""The disk tier while the disk fails: a load returns the right bytes or a miss, a save returns
+False, and a counter moves.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_disk_that_does_not_sync_saves_nothing(disk: FaultyDisk) -> None:
 
 
 def test_a_removal_that_a_failed_sync_has_lost_is_written_again(tmp_path: Path) -> None:
-    """The next sync succeeds, since the kernel has given up what the first one failed on."""
+    """The next sync succeeds, since the kernel has dropped the failed pages."""
     engines: list[LosingEngine] = []
 
     def make(fd: int, depth: int) -> LosingEngine:
@@ -225,7 +225,7 @@ def test_an_entry_of_another_slot_or_store_does_not_count(disk: FaultyDisk, tmp_
 def test_of_two_entries_for_one_key_or_space_the_newer_counts(
     disk: FaultyDisk, dispute: str
 ) -> None:
-    """The disk kept an entry that was cleared: its key, or its space, was given anew meanwhile."""
+    """The disk kept an entry that was cleared: its key, or its space, was given again meanwhile."""
     assert all(disk.save(range(2)))
     at = 4096 + 64 * (dispute == "space")
     with (disk.path / "blocks").open("rb") as file:

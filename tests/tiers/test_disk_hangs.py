@@ -29,7 +29,7 @@ SOON_S = 20.0 * PATIENCE  # a call of a disk that hangs is over by then
 
 
 def go_on(disk: FaultyDisk) -> None:
-    """Let the operations that hang go on, and wait until they have ended."""
+    """Let the operations that hang continue, and wait until they have ended."""
     disk.engine.hung = set()
     disk.engine.gate.set()
     assert eventually(lambda: disk.tier._threads.hung == 0)
@@ -182,7 +182,7 @@ def test_a_disk_that_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(SOON_S)
         assert not thread.is_alive()
-    disks[0].tier._threads.limit_s = 1000.0  # from here on, waiting for it would be noticed
+    disks[0].tier._threads.limit_s = 1000.0  # from here on, waiting for it would be detected
     blocks = tier.load(keys)
     assert [block is not None for block in blocks] == healthy.tolist()
     assert tier.contains(keys).all()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """A process that is killed while it writes to a disk tier: what it had saved is there afterwards,
-what the tier had forgotten is not, and no block has wrong bytes.
+what the tier had dropped is not, and no block has wrong bytes.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def full(tier: DiskTier) -> bool:
     ("before", "after", "may"),
     [
         (("rack", "p1"), ("rack", "p1"), True),
-        (("rack", "p1"), ("rack", "p2"), True),  # the pool was made anew
+        (("rack", "p1"), ("rack", "p2"), True),  # the pool was recreated
         (("rack", "p1"), ("shelf", "p1"), True),  # the pool was moved
         (("rack", "p1"), ("shelf", "p2"), False),
         (("p1", ""), ("rack", "p1"), True),  # written before disks had owners

@@ -123,7 +123,7 @@ def test_a_tier_that_is_not_open_has_nothing_and_takes_nothing_until_it_is(
     assert tier.contains(keys).all()  # it may have them
     assert tier.keys() is None
     assert tier.remove(keys[:1]) == 0
-    assert tier.forget(keys[:1]).tolist() == [False]  # whoever asks has to ask again
+    assert tier.forget(keys[:1]).tolist() == [False]  # the caller has to try again
     tier.close()
     assert not [labels for labels in _breakers() if labels[0][1] in ("disk:/a", "disk:/b")]
 

@@ -15,17 +15,17 @@ from support.blocks import eventually
 
 from beluga import KVCache
 
-COLD = 8192  # keys of a long prompt that nobody has
+COLD = 8192  # keys of a long prompt that no tier has
 
 
 class CountingStore(FaultyStore):
-    """Counts the objects that are asked for; ``first`` is set by the first one."""
+    """Counts the objects that are requested; ``first`` is set by the first one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[str] = []
         self.first = threading.Event()
-        self.passes = threading.Semaphore(0)  # gets that may go on while `slow`
+        self.passes = threading.Semaphore(0)  # gets that may complete while `slow`
         self.slow = False
 
     def get(self, name: str) -> bytes | None:
@@ -122,7 +122,7 @@ def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(make: Callable[...,
 
 
 def test_many_chains_take_turns(make: Callable[..., Scene]) -> None:
-    """No chain has more keys asked for than its share while another one waits for its first."""
+    """No chain has more keys requested than its share while another one waits for its first."""
     scene = make(disk=False)
     store = scene.store
     assert isinstance(store, CountingStore)

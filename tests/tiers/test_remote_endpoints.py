@@ -51,7 +51,7 @@ class _Store(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
-    """The HOST:PORT of a store over http, and the paths that it was asked for."""
+    """The HOST:PORT of a store over http, and the requested paths."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"):
         monkeypatch.delenv(name, raising=False)
     paths: list[str] = []

@@ -96,7 +96,7 @@ def test_answers_with_flipped_bits_are_misses(scene: Scene, period: int) -> None
 
 
 def test_connections_that_break_are_made_again(scene: Scene) -> None:
-    """A broken connection is noticed at once, so there is time to try again."""
+    """A broken connection is detected at once, so there is time to try again."""
     for _ in range(5):
         scene.proxy.drop()
         assert eventually(lambda: all(scene.found()), 60)
@@ -144,7 +144,7 @@ def test_an_answer_that_is_an_error_is_a_miss(status: int) -> None:
     server.status = status
     assert not any(same(tier.load(records["key"]), records, payload))
     assert not tier.save(*blocks([100] * 5, seed=1)).any()
-    # 403 says that the store is alive, and 5xx that it is not well.
+    # 403 shows that the store is available, and 5xx that it is not.
     assert (state(tier) == 0) == (status == 403)
     server.status = 0
     assert eventually(lambda: all(same(tier.load(records["key"]), records, payload)), 60)

@@ -172,7 +172,7 @@ def test_a_block_does_not_come_back_from_a_disk_that_failed_for_a_moment(
         engine.hung = {fault.split()[1]}
     scene.remove("block")
     assert scene.get("block") is None
-    if end == "anew":  # the pool that remembers is gone, so the disk must have had its time
+    if end == "anew":  # the pool with the records is gone, so the disk must have had its time
         engine.write_error = engine.sync_error = 0
         engine.hung = set()
         engine.gate.set()
@@ -364,7 +364,7 @@ def test_a_load_from_before_a_removal_brings_nothing_after_it(make: Make) -> Non
     assert taken.wait(20)
     scene.remove("block")
     scene.settle()
-    assert scene.get("block") is None  # and nobody asks again before the load has ended
+    assert scene.get("block") is None  # and no caller asks again before the load has ended
     going_on.set()
     assert eventually(lambda: scene.server.lower_stat().wanted_count == 0)
     assert scene.get("block") is None
@@ -401,7 +401,7 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> None:
-    """What ``forget`` has answered holds, wherever the power fails."""
+    """A confirmed ``forget`` holds, wherever the power fails."""
     from support.disk_faults import PowerCut
 
     def make(fd: int, depth: int) -> VolatileEngine:

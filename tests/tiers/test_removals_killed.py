@@ -70,7 +70,7 @@ def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     with serving(path, away) as cache:
         cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
         assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
-    with serving(path, here):  # it has nothing of the store to remember but that there was one
+    with serving(path, here):  # its only record of the store is that there was one
         pass
     for gone in range(4):
         with serving(path, here, parked=gone) as cache:
@@ -80,5 +80,5 @@ def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
         assert cache.get(names[4:], target[4:]).hits == 4
     with serving(path, here, f"-{away}") as cache:
         assert cache.remove(names[4:5]) == 1
-    with serving(path, here):  # and it stays given up
+    with serving(path, here):  # and it stays dropped
         pass

@@ -105,7 +105,7 @@ def test_nothing_removed_is_ever_read_again(shm: Path, seed: int) -> None:
         model.heal()
         scene.disk, scene.away = True, False
         scene.restart()
-        scene.settle()  # every tier has executed what it was asked for
+        scene.settle()  # every tier has executed its requests
         for name in range(NAMES):
             assert model.was_put[name] or not scene.has(name, model.version[name])
     finally:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""When a tier is asked again for removals that have failed, in virtual time."""
+"""When failed removals of a tier are retried, in virtual time."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class AskedTier(MemoryTier):
 
 
 class OldTier(MemoryTier):
-    """A tier of a program that knows no ``forget``, and removes and replaces nothing."""
+    """A tier of a program without ``forget``, which removes and replaces nothing."""
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         return 0
@@ -225,7 +225,7 @@ def test_a_remote_store_is_queried_for_unknown_keys(shm: Path) -> None:
     (shm / "other").mkdir()
     with serving(shm / "other", [MemoryTier("empty"), far]) as other:
         assert other.wrong(range(20)) == []
-        assert other.wrong(range(20, 22)) == [20, 21]  # nobody has them: a miss, soon
+        assert other.wrong(range(20, 22)) == [20, 21]  # no tier has them: a miss, soon
 
 
 def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_tier_that_cannot_load_for_a_while_is_retried(shm: Path) -> None:
         tier.failing = True
         loads = len(tier.loads)
         assert served.wrong(range(below, below + 1)) == [below]
-        assert len(tier.loads) <= loads + 2  # nobody asks again and again
+        assert len(tier.loads) <= loads + 2  # there are no endless retries
         tier.failing = False
         assert served.cache.lookup(NAMES[below : below + 1]).tiers[0] == 2
         assert eventually(lambda: served.wrong(range(below, below + 1)) == [])

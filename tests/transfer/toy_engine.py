@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A copy engine as somebody might add one: a module with the engine, and its registry entry."""
+"""A copy engine that a contributor might add: a module with the engine, and its registry entry."""
 
 from __future__ import annotations
 

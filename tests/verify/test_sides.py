@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The sides of an acceptance test: what they are asked, how they end, and what they report."""
+"""The sides of an acceptance test: their arguments, how they end, and what they report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 class FakeSides:
-    """The C core, except that a side does as told: ``runs`` by role, else it ends well at once."""
+    """The C core, except that the test controls a side: ``runs`` by role, else it ends well at
+    once.
+    """
 
     def __init__(self) -> None:
         self.configs: list[tuple[int, int, int]] = []  # role, duration and patience in ns
@@ -188,7 +190,7 @@ def test_an_interrupt_stops_the_sides_and_frees_them_when_they_have_ended(
 
     def run() -> int:
         assert sides.stopped.wait(30)
-        time.sleep(0.2)  # it looks now and then
+        time.sleep(0.2)  # it polls now and then
         return -errno.ECANCELED
 
     def interrupted() -> int:

@@ -58,7 +58,7 @@ class Hook(Mock):
             output.kv_connector_worker_meta = None
             ours.update_connector_output(output)
         elif hook == "request_finished":
-            ours.request_finished(*given)  # without workers nobody would let go of the blocks
+            ours.request_finished(*given)  # without workers the blocks would not be released
         return found
 
 

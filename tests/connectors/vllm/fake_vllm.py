@@ -89,7 +89,7 @@ def event_keys(keys: list[Any]) -> list[Any] | None:
 
 
 class KVCacheManager:
-    """vLLM's manager of its own cache, with the parts of its pool of blocks that tell whether it is
+    """vLLM's manager of its own cache, with the parts of its pool of blocks that show whether it is
     empty.
     """
 

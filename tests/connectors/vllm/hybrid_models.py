@@ -137,7 +137,7 @@ def make(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     model.to(torch.bfloat16).save_pretrained(folder)
-    saved = json.loads(file.read_text())  # transformers leaves out what vLLM looks for
+    saved = json.loads(file.read_text())  # transformers leaves out what vLLM searches for
     file.write_text(json.dumps(saved | {"architectures": fields["architectures"]}))
 
 

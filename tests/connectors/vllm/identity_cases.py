@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Engines that differ in one thing, and the part of the identity that has this thing.
 
-``identity_role.py`` starts them in a real vLLM. All use one tiny model, changed as a case says.
+``identity_role.py`` starts them in a real vLLM. All use one tiny model, changed by each case.
 """
 
 from __future__ import annotations

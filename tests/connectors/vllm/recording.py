@@ -204,7 +204,7 @@ class RecordedFaults(FaultyConnector):
 
 
 class Scenarios:
-    """What an engine is asked to do. Its own cache is empty before each part."""
+    """The commands to an engine. Its own cache is empty before each part."""
 
     def __init__(self, llm: Any, kind: str) -> None:
         self._llm, self._engine, self._several = llm, llm.llm_engine, kind.startswith("multi")

@@ -147,7 +147,7 @@ class RightConnector(Silent):
 
 
 class FaultyConnector(Silent):
-    """Loads right blocks and wrong ones as the file of faults says. It saves nothing."""
+    """Loads right blocks and wrong ones as the file of faults specifies. It saves nothing."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -177,7 +177,7 @@ class FaultyConnector(Silent):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens == 0:
             return
-        fault = self._faults.pop(request.request_id)  # what was asked for again would fail again
+        fault = self._faults.pop(request.request_id)  # what was requested again would fail again
         part = slice(self._asked[request.request_id], fault.blocks)
         names = [name.hex() for name in request.block_hashes[part]]
         fault.bad = [place - part.start for place in fault.bad if place >= part.start]

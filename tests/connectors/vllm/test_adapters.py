@@ -83,7 +83,7 @@ def test_files_that_change_while_they_are_loaded_may_be_either(
 def test_files_that_come_back_as_they_were_may_not_be_what_was_loaded(
     engine: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a file system without change times they look as if nothing had been."""
+    """On a file system without change times they seem unchanged."""
     weights = tmp_path / "a" / "adapter_model.safetensors"
     monkeypatch.setattr(adapters_module, "_state_of", lambda path: (path, weights.read_bytes()))
     lora = adapter(tmp_path / "a", "a")

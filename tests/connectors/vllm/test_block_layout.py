@@ -159,7 +159,7 @@ def test_blocks_of_a_kernel_make_up_a_block() -> None:
     assert layout.declared == whole.declared  # it is the same block
     with pytest.raises(
         ConnectorError, match="is not supported"
-    ):  # nothing says that these are parts
+    ):  # no field declares these as parts
         GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
     with pytest.raises(ConnectorError, match="is not supported"):
         GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 16})

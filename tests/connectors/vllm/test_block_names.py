@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What vLLM's connector tells the pool of its blocks: hashes, parents, tokens hashes and ranks, by
-which the router finds them.
+"""The names of blocks that vLLM's connector announces to the pool: hashes, parents, tokens hashes
+and ranks, by which the router finds them.
 """
 
 from __future__ import annotations

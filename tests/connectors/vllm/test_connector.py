@@ -198,7 +198,7 @@ def test_one_engine_loads_what_another_has_saved(
 def test_a_hit_costs_two_calls_of_the_server(
     server: MetaServer, make: Callable[..., Engine], load: str
 ) -> None:
-    """The scheduler's side looks up and releases; the worker asks nothing."""
+    """The scheduler's side looks up and releases; the worker makes no call."""
     make().run(request("a", TOKENS), 3, fill=7)
     other, made = make(load=load), request("b", TOKENS)
     before = server.stat().call_count
@@ -221,7 +221,7 @@ def test_the_first_prompt_after_a_start_finds_what_the_pool_has(
     settle = Connection.settle
 
     class Slow(Attachment):
-        """An attachment that takes until somebody waits for it."""
+        """An attachment that ends only when a caller waits for it."""
 
         def __init__(self, *given: Any, **named: Any) -> None:
             assert waits.wait(LONG_S)
@@ -246,7 +246,7 @@ def test_the_first_prompt_after_a_start_finds_what_the_pool_has(
 def test_without_a_pool_an_engine_starts_and_computes(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)  # nobody waits for so long
+    monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)  # no caller waits for so long
     engine = make(wait=False, timeout_ms=50, retry_s=LONG_S)
     made = request("a", TOKENS)
     assert engine.run(made, 0, fill=1) == 0
@@ -372,7 +372,7 @@ def test_the_server_learns_how_many_tokens_were_loaded_and_what_they_cost(
     engine, other = make(), make(prefill_b_ms=250.0)
     engine.run(request("a", TOKENS), 0, fill=1)
     other.run(request("b", TOKENS), 0, fill=2)
-    other.run(request("c", TOKENS), 8, fill=2)  # its lookup tells of the first one
+    other.run(request("c", TOKENS), 8, fill=2)  # its lookup reports the first one
     found = server.reported(KINDS.index("vllm"))
     assert found[Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
     assert found[Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000
@@ -425,7 +425,7 @@ def test_a_scheduler_reports_the_space_of_its_blocks(
     engine = make()
     space = engine.scheduler.get_kv_connector_stats().data["space"]
     assert space == f"{engine.scheduler._lookups.space:016x}"
-    assert engine.scheduler.get_kv_connector_stats() is None  # alone it is said once
+    assert engine.scheduler.get_kv_connector_stats() is None  # alone it is logged once
     engine.run(request("a", TOKENS), 0, fill=1)
     assert engine.scheduler.get_kv_connector_stats().data["space"] == space
     assert "space" not in engine.worker.get_kv_connector_stats().data

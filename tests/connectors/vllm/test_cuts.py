@@ -342,7 +342,7 @@ def test_blocks_of_a_kernel_are_cut_as_one_block() -> None:
 def test_the_connector_s_sides_agree_on_parts_and_cuts(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rank says what it has and can read, and the scheduler looks that up."""
+    """Each rank reports which parts it has and can read, and the scheduler looks those up."""
     made: list[Any] = []
 
     def connector(role: str, rank: int = 0) -> Any:

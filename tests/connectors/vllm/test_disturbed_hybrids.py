@@ -262,7 +262,7 @@ def test_a_full_pool_costs_time_only(scene: Scene) -> None:
 
 
 def forget_pool(scene: Scene) -> None:
-    """Remove all blocks from the pool and the disk, whoever's they are."""
+    """Remove all blocks from the pool and the disk, of every engine."""
     digests = list(dict.fromkeys(saved(scene.site)))
     with Pool.open(scene.site.paths) as pool:
         for one in known_namespaces(pool.runtime_dir):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Real engines over a pool with a disk, or with a Redis, below it. Only the server's options say
-so: the engines have their usual settings, and find in the tier what the pool had to evict.
+"""Real engines over a pool with a disk, or with a Redis, below it. Only the server's options
+differ: the engines have their usual settings, and find in the tier what the pool had to evict.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Two real engines with a pool and KV events behind ``beluga gateway --policy linear``, and clients
 with OpenAI's SDK: prompts go where their blocks are, because the gateway hashes the engine's own
-tokens; and it says when it cannot follow an engine.
+tokens; and it reports when it cannot follow an engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may h
 
 HERE = Path(__file__).parent
 PROMPT_COUNT = 20  # of each kind; each goes to one of the engines first
-TOLD_S = 10.0  # within which an operator knows
+TOLD_S = 10.0  # within which an operator is informed
 START_S = 120.0
 TOLD_LATEST_S = 60.0
 

@@ -167,7 +167,7 @@ def test_pins_go_when_all_ranks_have_saved(engine: Engine, workers: int) -> None
     engine.start(made)
     tickets = [one.ticket for one in engine.computed(made)]
     assert len(set(tickets)) == len(tickets) == 5
-    assert engine.schedule.pending  # vLLM goes on with steps until they have ended
+    assert engine.schedule.pending  # vLLM continues with steps until they have ended
     for _ in range(workers):
         assert engine.pool.pinned()
         engine.schedule.reported(StepReport(ended=Counter(tickets)), set())
@@ -330,7 +330,7 @@ def test_a_failed_load_is_not_repeated(engine: Engine, caches: list[KVCache]) ->
     assert caches[0].stat().pinned_count == 0
     assert engine.counters.take()["hit_tokens"] == 0
     assert engine.start(made) == 0
-    assert shape(engine.computed(made))[:1] == [(FULL, [1, 2])]  # all is computed and saved anew
+    assert shape(engine.computed(made))[:1] == [(FULL, [1, 2])]  # all is computed and saved again
 
 
 def test_a_load_that_succeeds_counts_its_tokens_and_is_not_saved(

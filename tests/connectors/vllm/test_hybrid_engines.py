@@ -117,7 +117,7 @@ def test_a_hit_from_the_pool_equals_one_of_the_engine_s_own_cache(
 def test_what_two_prompts_have_in_common_is_resumed_from_the_pool(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
-    """The second of them leaves what the engine knows; vLLM keeps windows and states there."""
+    """The second of them exceeds the engine's own cache; vLLM keeps windows and states there."""
     name, a, b = pair
     common = made(name, seed=10)[: HITS[name][0]]
     first, second, third = (common + made(name, seed=seed)[:300] for seed in (11, 12, 13))
@@ -251,7 +251,7 @@ def saved(site: Site) -> list[bytes]:
 
 
 def remove(site: Site, digest: bytes) -> None:
-    """Remove a block from the pool, whoever's it is."""
+    """Remove a block from the pool, of every engine."""
     with Pool.open(site.paths) as pool:
         removed = 0
         for one in known_namespaces(pool.runtime_dir):

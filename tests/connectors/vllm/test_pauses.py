@@ -47,7 +47,7 @@ def test_the_speed_is_that_of_earlier_loads() -> None:
 
 
 def test_small_loads_show_no_speed() -> None:
-    """They take as long as a call, or as a thread that the machine lets wait."""
+    """They take as long as a call, or as a thread that is not scheduled."""
     rule = pauses(size=4096)
     rule.took(8, 0.5)
     assert not rule.beside(1000)
@@ -150,7 +150,7 @@ def test_orders_have_the_offset_of_each_ranks_part_of_a_block(
 ) -> None:
     (made,) = prompts(caches, 5)
     tokens, _ = engine.schedule.matched_tokens(made, BLOCK_TOKENS)
-    engine.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)  # vLLM wants fewer
+    engine.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)  # vLLM requests fewer
     assert tokens == 4 * BLOCK_TOKENS
     (load,) = engine.schedule.orders({}, []).loads
     for part, cache in enumerate(caches):

@@ -152,7 +152,7 @@ def test_what_the_engine_s_own_cache_has_is_hinted_too(
 def test_a_session_s_later_request_hints_its_earlier_blocks(
     server: MetaServer, make: Make, given: Given
 ) -> None:
-    """The last request of a session lets go of all that the session has stored, and of no more."""
+    """The last request of a session releases all that the session has stored, and of no more."""
     make().run(request("everybody", TOKENS), 1, fill=7)
     engine, first = make(), further(TOKENS, 2)
     engine.run(asking("1", {"pin": True}, first, session_id="s"), 1, fill=8)
@@ -318,7 +318,7 @@ def test_hints_without_a_server_are_counted_and_stop_nothing(pool: Pool, make: M
 
 
 def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record how many blocks each prefetch asks for."""
+    """Record how many blocks each prefetch requests."""
     asked: list[int] = []
     monkeypatch.setattr(
         engine.scheduler._lookups, "prefetch", lambda digests: asked.append(len(digests))

@@ -227,7 +227,7 @@ def test_what_was_loaded_is_not_saved(engine: Engine, caches: list[KVCache]) -> 
 
 
 def test_nothing_is_saved_before_the_output_of_its_step_is_taken(engine: Engine) -> None:
-    """vLLM may schedule further steps before. The first output tells how the loads ended."""
+    """vLLM may schedule further steps before. The first output shows how the loads ended."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)  # the rest was loaded by another connector
     engine.step(made, 4)
@@ -319,7 +319,7 @@ def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(engine
     engine.step(made, 9)
     assert engine.schedule.finished(made, engine.blocks["r"])
     engine.schedule.reported(None, {10})
-    assert engine.saves() == [("r", [])]  # it only lets the workers report the request's end
+    assert engine.saves() == [("r", [])]  # it only makes the workers report the request's end
 
 
 def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine: Engine) -> None:

@@ -33,7 +33,7 @@ TEMPLATE = (
 _BY_CHUNK = {"stream_left_early", "stream_of_bytes", "stream_helper"}
 # An engine of a text model has no such path; both answer 404, the gateway because of the model.
 _NO_PATH = {"embeddings_unknown_model", "transcription_unknown_model"}
-# The engine makes these anew for each answer.
+# The engine makes these again for each answer.
 _OWN = re.compile(r"^(id|.*_id|created|.*_at|system_fingerprint|permission)$")
 
 
@@ -49,7 +49,7 @@ def settled(value: Any) -> Any:
         return [settled(one) for one in value]
     if isinstance(value, str) and value.startswith('data: {"id"'):  # a line of a stream
         return re.sub(r'"(id|created)": ?("[^"]*"|\d+)', r'"\1"', value)
-    if isinstance(value, str):  # only an engine knows its other names
+    if isinstance(value, str):  # only an engine has its other names
         value = re.sub(r" Valid aliases: .*?\.(?=$|')", "", value)
         return re.sub(r"\b0x[0-9a-f]+\b", "ADDRESS", value)
     return value

@@ -264,7 +264,7 @@ def ordered(side: Side, pool: Pool, name: str, ids: list[int], *, beside: bool) 
 
 
 class SlowSource(BlockSource):
-    """A source whose loads wait until they may go on."""
+    """A source whose loads wait until they are released."""
 
     def __init__(self, *layouts: GroupLayout) -> None:
         super().__init__(*layouts)

@@ -34,7 +34,7 @@ def asking(blocks: list[int]) -> Query:
 def test_workers_blocks_are_those_of_a_model(seed: int) -> None:
     chance = random.Random(seed)
     prompts: list[list[int]] = [[]]
-    for number in range(40):  # each goes on from a prefix of another one
+    for number in range(40):  # each continues from a prefix of another one
         start = chance.choice(prompts)
         start = start[: chance.randint(0, len(start))]
         prompts.append([*start, *(number << 32 | at for at in range(chance.randint(0, 30)))])

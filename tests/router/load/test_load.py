@@ -184,7 +184,9 @@ def test_the_usual_request_is_a_mean_of_those_that_were_sent() -> None:
     assert (tracker.usual.blocks, tracker.usual.on_device) == (2.0, 0.5)
     tracker.prefill_done("first", 1.0)
     tracker.free("first", 5.0)
-    tracker.free("second", 50.0)  # it ended before its first token and tells nothing of answers
+    tracker.free(
+        "second", 50.0
+    )  # it ended before its first token and has no information on answers
     assert (tracker.usual.ended, tracker.usual.decode_s) == (1, 4.0)
 
 

@@ -35,7 +35,7 @@ vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0
 
 _AT = 'engine_type="unified",model_name="q",moe_ep_rank="0",pp_rank="0"'
 # SGLang 0.5.11 with --dp 2 --enable-dp-attention --tp 4 --enable-metrics-for-all-schedulers and
-# --enable-priority-scheduling: four schedulers tell what two ranks have, and parts of it by
+# --enable-priority-scheduling: four schedulers report the load of two ranks, and parts of it by
 # priority.
 SGLANG = "# TYPE sglang:num_running_reqs gauge\n" + "".join(
     f'sglang:num_running_reqs{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {3 + dp}.0\n'
@@ -53,7 +53,7 @@ SGLANG += (
     'sglang:cached_tokens_total{cache_source="host",model_name="q"} 300.0\n'
 )
 
-# SGLang 0.5.10, where the size of the cache is told by labels.
+# SGLang 0.5.10, where labels have the size of the cache.
 SGLANG_OLD = (
     'sglang:cache_config_info{model_name="q",num_pages="500",page_size="32",tp_rank="0"} 1.0\n'
     'sglang:num_running_reqs{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 2.0\n'

@@ -51,7 +51,7 @@ def test_an_empty_prompt_is_routed(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_that_uses_overlaps_gets_them(name: str) -> None:
-    """The router asks its index only if the policy wants to know."""
+    """The router queries its index only if the policy uses overlaps."""
 
     def choices(held: int) -> list[Worker]:
         policy = make_policy(name, seed=3)

@@ -268,7 +268,7 @@ def test_tiers_continue_each_other(index: Indexer) -> None:
 def test_the_pools_blocks_outlive_their_publishers(index: Indexer) -> None:
     index.apply(stored(A, [11, 12], [1, 2], tier=Tier.SHARED))
     index.apply(stored(A, [21], [1]))
-    assert index.held(B, Tier.SHARED) == 2  # any worker may ask
+    assert index.held(B, Tier.SHARED) == 2  # any worker may send it
     assert (index.held(A, Tier.DEVICE), index.held(B, Tier.DEVICE)) == (1, 0)
     index.apply(RouterEvent(A, Cleared()))
     index.remove_worker(1)

@@ -70,7 +70,7 @@ def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
     assert feed.replaced(5, 5, 5.0) == [5]
     assert not feed.offer(5, 5, 5.0).restarted
     assert feed.replaced(0, 0, 9.0) == feed.replayed(0, 0, 9.0) == []
-    assert feed.offer(0, 0, 8.0).restarted  # what was not taken says nothing of the time
+    assert feed.offer(0, 0, 8.0).restarted  # items that were not taken do not count for the delay
 
 
 def test_a_publisher_that_reconnects_is_followed_again() -> None:
@@ -81,7 +81,7 @@ def test_a_publisher_that_reconnects_is_followed_again() -> None:
         [2],
     ]
     feed.reset()
-    assert feed.offer(3, 3, 8.0).items == []  # it had not restarted: all is wanted again
+    assert feed.offer(3, 3, 8.0).items == []  # it had not restarted: all are requested again
     assert feed.wanted == 0
     feed.reset()
     assert feed.offer(0, 0, 1.0).items == [0]  # it has, and its clock was set back

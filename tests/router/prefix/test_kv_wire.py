@@ -158,7 +158,7 @@ def test_blocks_are_salted_from_the_first_on(adapter: str, monkeypatch: pytest.M
     assert shown not in (5, 400_005)
     monkeypatch.setattr(wire_module, "SALTED_MAX", 1)
     assert found([16], always, parent=15, first=6) == [400_006]
-    assert found([17], always, parent=14, first=7) == [7]  # forgotten
+    assert found([17], always, parent=14, first=7) == [7]  # dropped
     assert found([17], always, parent=16, first=7) == [400_007]
     wire.batch(payload({"type": "AllBlocksCleared"}))
     assert found([18], always, parent=17, first=8) == [8]

@@ -111,7 +111,9 @@ def plan_of(pool: Pool, offset: int, size: int) -> tuple[np.ndarray, Plan]:
     plan = plan_blocks(
         fragments.astype(np.uint64)[None, :], sizes, offsets, chunk_size=PIECE, owners=(memory,)
     )
-    return memory, dataclasses.replace(plan, checksums=None)  # nobody wrote what is read
+    return memory, dataclasses.replace(
+        plan, checksums=None
+    )  # the bytes that are read were not written
 
 
 def flood(directory: str, name: str, paths: str, kind: str, stripe: int) -> None:

@@ -301,7 +301,7 @@ def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
 
 
 def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
-    """The queue is asked all the time, so nothing is roused; nothing else is pushed either."""
+    """The queue is polled all the time, so no waiter is woken; nothing else is pushed either."""
     fix = Fixture()
     group, other = fix.direction.add(10), fix.direction.add(10)
     gated = fix.direction.add(10, parent=group)

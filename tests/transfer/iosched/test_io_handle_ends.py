@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An I/O handle that is closed while threads ask about it."""
+"""An I/O handle that is closed while threads use it."""
 
 from __future__ import annotations
 

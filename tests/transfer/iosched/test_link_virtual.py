@@ -29,7 +29,7 @@ def p99(outcome: Outcome) -> float:
 
 
 def judged(queues: Callable[[], Fair], regular: bool) -> tuple[Outcome, Outcome]:
-    """Onboards that ask for 30 % of the link, alone and beside endless offloads."""
+    """Onboards that request 30 % of the link, alone and beside endless offloads."""
     idle, loaded = (
         run(
             queues(),
@@ -50,9 +50,9 @@ def judged(queues: Callable[[], Fair], regular: bool) -> tuple[Outcome, Outcome]
 def test_endless_offloads_hardly_delay_onboards(
     capped: bool, processes: int, regular: bool
 ) -> None:
-    """Judged: onboards ask for 30 % in blocks of 2.5 MiB, shares are 8 to 1.
+    """Judged: onboards request 30 % in blocks of 2.5 MiB, shares are 8 to 1.
 
-    A bucket that is not capped (ours are) lets the burst of each process stand in the link.
+    A bucket that is not capped (ours are) allows the burst of each process to queue in the link.
     """
     idle, loaded = judged(lambda: Fair(RATE, capped=capped, processes=processes), regular)
     assert len(loaded.latencies_ns) > 150
@@ -210,7 +210,7 @@ def test_a_slow_device_holds_up_only_what_goes_to_it() -> None:
     for device in (slow, fast):
         device.replenish(0)
         queue.add_device(device)
-    slow.grab(10**9)  # somebody else's, a millisecond of it
+    slow.grab(10**9)  # another process's, a millisecond of it
     a, b = direction.add(1000), direction.add(1)
     queue.push(a, 10, 1, device_tokens=[10**6, 0])
     queue.push(b, 10, 2, device_tokens=[0, 10**6])
@@ -286,7 +286,7 @@ def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
 
 
 def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
-    """Two engines: the one with the better class is busy, so the other goes on."""
+    """Two engines: the one with the better class is busy, so the other continues."""
     direction = LinkDirection(limit=1000, now_ns=0)
     better, worse = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     a, b = direction.add(1000), direction.add(1)
@@ -295,7 +295,7 @@ def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
         worse.push(b, 1000, piece)
     assert worse.poll(0) is not None
     assert better.poll(10) is not None
-    assert better.poll(10) is None  # says that it would take more
+    assert better.poll(10) is None  # declares that it would take more
     for now in range(20, 40):
         assert worse.poll(now) is None
     assert worse.stat().yields > 0
@@ -306,11 +306,11 @@ def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
         pass
     assert better.stat().queued > 0
     assert worse.poll(60) is None
-    assert worse.poll(10 * MS) is not None  # the better one has not asked for long: it sleeps
+    assert worse.poll(10 * MS) is not None  # the better one has not polled for long: it sleeps
 
 
 def test_a_cancelled_piece_gives_its_reservation_back() -> None:
-    """At once: nobody may poll its queue for long, and the tokens would lack elsewhere."""
+    """At once: its queue may not be polled for long, and other queues would lack the tokens."""
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     node = direction.add(1)
@@ -366,7 +366,7 @@ def test_blocks_and_pieces_are_what_is_judged() -> None:
 
 
 def test_a_piece_that_is_under_way_for_long_is_a_stall() -> None:
-    """100 ms, doubled each time, and a millisecond less with every look at the flow ratio."""
+    """100 ms, doubled each time, and a millisecond less with every update of the flow ratio."""
     direction = LinkDirection(limit=1000, now_ns=0)
     node = direction.add(1)
     queue = Queue(direction, now_ns=0)
@@ -389,7 +389,7 @@ def test_a_piece_that_is_under_way_for_long_is_a_stall() -> None:
     take(250)
     assert (queue.stat().stalls, queue.stat().stalled_ns) == (2, 250 * MS)
     raised = queue.stat().stall_ns
-    for _ in range(10):  # so often is the ratio looked at
+    for _ in range(10):  # the ratio is updated so often
         now += 75 * MS
         queue.poll(now)
     assert queue.stat().stall_ns == raised - 10 * MS

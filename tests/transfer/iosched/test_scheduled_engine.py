@@ -58,7 +58,7 @@ class HeldTransfer:
 
 
 class HeldEngine:
-    """Copies nothing, and does not end before it is told to."""
+    """Copies nothing, and ends only when the test ends it."""
 
     name = "held"
     piece_size = PIECE
@@ -85,7 +85,7 @@ class HeldEngine:
 
 
 class Blocks:
-    """Engine memory that knows its plan."""
+    """Engine memory with its plan."""
 
     def __init__(self, offsets: list[int], *, chunk_size: int = CHUNK, seed: int = 1) -> None:
         rng = np.random.default_rng(seed)
@@ -156,7 +156,7 @@ def run_to_the_end(engine: HeldEngine, transfer: Transfer) -> None:
 
 
 def idle(handle: IoHandle) -> bool:
-    """Does nobody hold tokens of the link?"""
+    """Are all tokens of the link free?"""
     directions = [direction.handle for direction in handle.link.directions]
     held = sum(int(member.held) for each in directions for member in each.members)
     return held == 0 and all(
@@ -225,7 +225,7 @@ def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> Non
 def test_a_piece_that_ends_makes_room_beside_an_older_transfer(
     handle: IoHandle, pool: Pool
 ) -> None:
-    """The first transfer's last piece is under way for long, and the second goes on beside it."""
+    """The first transfer's last piece is under way for long, and the second continues beside it."""
     engine = HeldEngine()
     scheduled = ScheduledEngine(engine, handle)
     transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 2)]
@@ -327,7 +327,7 @@ def test_waiting_may_time_out(handle: IoHandle, pool: Pool) -> None:
 
 def test_waiting_for_the_link_may_time_out(handle: IoHandle, pool: Pool) -> None:
     for direction in handle.link.directions:
-        direction.handle.bucket.tail += 10**15  # somebody else's, for a long time
+        direction.handle.bucket.tail += 10**15  # another process's, for a long time
     transfer = ScheduledEngine(HeldEngine(), handle).scatter_read(
         Blocks(data_offsets(pool, 1)).plan
     )

@@ -62,6 +62,6 @@ def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> 
 
 
 def test_a_chunk_is_no_longer_than_a_piece() -> None:
-    """So a link lets on no more than a piece of verified bytes, whatever engine copies: chunks are
-    longer only where somebody asks for such ones, and then the CPU stops within them."""
+    """So a link admits no more than a piece of verified bytes, whatever engine copies: chunks are
+    longer only where a cache requests it, and then the CPU stops within them."""
     assert CHUNK_SIZE <= LinkSettings().piece_size <= 256 << 10

@@ -43,7 +43,7 @@ def test_rovers_bound_what_is_in_flight_and_serve_in_order(
         assert not any(rovers.ready(ticket) for ticket, _ in waiting)
         assert sum(weight for weight, _ in flying) <= 4
         assert sum(size for _, size in flying) <= 1000
-        assert flying  # somebody can always go
+        assert flying  # one of them can always proceed
         rovers.complete(*flying.pop(random.randrange(len(flying))))  # type: ignore[attr-defined]
     assert rovers.ready(rovers.grab(4, 1000))  # all of it is there again
     assert not rovers.ready(rovers.grab(0, 1))

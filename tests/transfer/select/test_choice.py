@@ -37,7 +37,7 @@ HOST = ("cpu", "dsa")
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Direction, int]]:
-    """Nothing is kept, and costs are made up: which engines they are asked of, with what threads.
+    """Nothing is kept, and costs are made up: of which engines, with how many threads.
     The CPU's are 1 ns a byte, others' 100 us, and nothing for bytes."""
     asked: list[tuple[str, Direction, int]] = []
 
@@ -186,4 +186,4 @@ def test_all_that_was_made_is_closed_whatever_one_of_them_raises(pool: Pool) -> 
     with pytest.raises(RuntimeError):
         Chosen(beside={"one": ends[0], "other": ends[1]}, made=True).close()
     assert [end.closed for end in ends] == [True, True]
-    Chosen(ends[0]).close()  # somebody else's
+    Chosen(ends[0]).close()  # another process's

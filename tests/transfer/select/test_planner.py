@@ -78,7 +78,7 @@ def test_many_small_fragments_cost_what_the_table_has() -> None:
 
 
 class Noted:
-    """Notes which engine was asked for what."""
+    """Records the calls of each engine."""
 
     def __init__(self, name: str, asked: list[tuple[str, Direction, int]]) -> None:
         self.name, self._asked = name, asked
@@ -173,7 +173,7 @@ def pool(memory_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 
 class Counted(CpuEngine):
-    """Counts how often an engine was asked."""
+    """Counts the calls of an engine."""
 
     copies = 0
 

@@ -242,7 +242,7 @@ def test_what_is_no_plan_of_this_pool_moves_nothing(pool: Pool) -> None:
             with pytest.raises(LayoutError):
                 function(plan)
     at = source.memory.ctypes.data
-    skips = Plan(  # chunk 1 has no piece, so nobody would compare its checksum
+    skips = Plan(  # chunk 1 has no piece, so its checksum would not be compared
         np.array([(at, data, 128, 0), (at, data + 256, 64, 2)], PIECE),
         np.array([(data, 128, 0), (data + 128, 128, 1), (data + 256, 64, 1)], CHUNK),
         np.zeros(3, np.uint32),

@@ -141,7 +141,7 @@ def test_an_engine_and_a_cache_copy_as_is_kept(
         np.array([pool.geometry.data_offset]),
     )
     engine = CpuEngine(pool)
-    assert seen == []  # nothing is looked for before the first copy
+    assert seen == []  # nothing is measured before the first copy
     engine.gather_write(plan).wait()
     engine.gather_write(plan).wait()
     with MetaServer(pool), KVCache(pool, namespace="tuned") as kv:

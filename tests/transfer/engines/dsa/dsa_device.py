@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """A DSA in Python at the other end of ``write()``.
 
-It checks every descriptor, and ends descriptors as a test tells it to.
+It checks every descriptor, and completes descriptors as a test sets it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class End:
     done: int
     status: int = lib.BL_DSA_SUCCESS
     fault: int = 0
-    completed: int | None = None  # what the record says of ``done``
+    completed: int | None = None  # the record's value of ``done``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ Fate = Callable[[random.Random, Sent], End]
 class WriteDevice:
     """Takes descriptors of 64 bytes, and executes a few at a time in any order.
 
-    ``fate`` says how each descriptor ends, and ``reach`` how much of a batch is executed.
+    ``fate`` is how each descriptor ends, and ``reach`` is how much of a batch is executed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class WriteDevice:
         self._in_hand: list[bytes] = []
         self._late: list[tuple[int, bytes]] = []
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.descriptor = ours.detach()  # whoever opens the queue closes it
+        self.descriptor = ours.detach()  # the opener of the queue closes it
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

@@ -143,7 +143,7 @@ def fault_addresses(sent: Sent, done: int, dice: random.Random) -> list[int]:
 def test_page_faults_at_every_place_with_any_address(
     pool: Pool, batch_max: int, *, device_flushes: bool
 ) -> None:
-    """An address that the descriptor has nothing to do with mends nothing, and hurts nobody: a
+    """An address outside the descriptor's ranges resolves nothing, and does no harm: a
     fill and a flush have no source, so a fault of theirs near zero is none of an address."""
 
     def fate(dice: random.Random, sent: Sent) -> End:
@@ -206,7 +206,7 @@ def is_resident(address: int) -> bool:
 
 
 def test_a_missing_page_is_faulted_in_by_the_kernel(pool: Pool) -> None:
-    """The device goes on once it is: nobody else has touched it."""
+    """The device continues once it is: no other code has accessed it."""
     area = mmap.mmap(-1, 16 * PAGE)
     target = np.frombuffer(area, np.uint8)
     if LIBC.madvise(ctypes.c_void_p(target.ctypes.data), ctypes.c_size_t(PAGE), 22) != 0:

@@ -174,7 +174,7 @@ def test_the_engine_uses_the_policy_row_of_the_machine(
     cache_control: bool,
     device_flushes: bool,
 ) -> None:
-    """Bytes that are written to the cache are flushed, whatever the row of the policy says."""
+    """Bytes that are written to the cache are flushed, whatever the row of the policy is."""
     seen = []
 
     class Lib:

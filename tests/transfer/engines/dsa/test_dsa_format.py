@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``csrc/format/dsa.h`` says what the kernel's ``<linux/idxd.h>`` says, byte for byte."""
+"""``csrc/format/dsa.h`` equals the kernel's ``<linux/idxd.h>``, byte for byte."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_layout_and_constants_are_the_kernels(tmp_path: Path, *, planted: bool) 
 
 
 def test_the_instructions_match_a_disassembler(tmp_path: Path) -> None:
-    """Their bytes stand in ``csrc/coherence/x86.h``, for assemblers that do not know them."""
+    """Their bytes stand in ``csrc/coherence/x86.h``, for assemblers without them."""
     if not GCC or not OBJDUMP:
         pytest.skip("needs gcc and objdump")
     source, program = tmp_path / "portal.c", tmp_path / "portal.o"

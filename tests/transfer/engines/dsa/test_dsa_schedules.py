@@ -54,7 +54,7 @@ def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
     assert stat_of(long_pool, storm(fault=20_000))["faults"] > 0
     assert stat_of(long_pool, storm(error=20_000))["by_cpu"] > 0
     faulty = stat_of(long_pool, storm(list_fault=40_000))
-    assert faulty["descriptors"] > calm["descriptors"]  # some were asked for again
+    assert faulty["descriptors"] > calm["descriptors"]  # some were requested again
     assert stat_of(long_pool, storm(batch_max=0))["batches"] == 0
 
 

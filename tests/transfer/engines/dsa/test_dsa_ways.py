@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Each way of submitting to a device's queue works, with a stand-in for the device.
 
-A mapped portal is a file in memory whose lines a thread looks at; ``write()`` goes into a socket.
+A mapped portal is a file in memory whose lines a thread polls; ``write()`` goes into a socket.
 Either hands the very same 64 bytes on to a software queue, which does the work.
 """
 
