@@ -20,12 +20,16 @@ def readme() -> str:
 
 
 class BuildExt(build_ext):
-    """Builds the simulator only in a checkout: nothing but the tests uses it."""
+    """Builds for an installation as for a checkout, but without the simulator, which only tests
+    use, and without debug sections, which take two thirds of the file.
+    """
 
     def finalize_options(self) -> None:
         super().finalize_options()
         if not self.inplace:
             self.extensions = [each for each in self.extensions if each.name != "beluga._sim"]
+            for each in self.extensions:
+                each.extra_link_args = [*each.extra_link_args, "-Wl,--strip-debug"]
 
     def build_extension(self, ext: Extension) -> None:
         at = self.extensions.index(ext) + 1
