@@ -42,6 +42,7 @@ _QUANTUM = (
 )
 _REREAD = "the line is read more often than is needed, and its last value is taken"
 _RINGS = "rings, or wakes the server, more often than it must be, which costs time"
+_RUNG = "a server with work polls the doorbells less often, at the latest after BL_DOORBELL_ROUNDS"
 _SORTED = (
     "sorts what is in order already, or by a digit in which all agree: stable, so nothing moves"
 )
@@ -567,6 +568,27 @@ REASONED: Conditions = {
     ("rpc/server.c", "bl_lane_turn"): {
         ("turn.requests == 0", 0, "false"): (
             "a lane without requests takes an empty turn, which costs time"
+        ),
+    },
+    ("rpc/doorbell.c", "bl_doorbell_due"): {
+        ("server->quiet_hosts == 0", 0, "false"): "returns no host then, either",
+        (
+            "++server->doorbell_rounds < BL_DOORBELL_ROUNDS && server->done.requests - "
+            "server->doorbell_done.requests < BL_DOORBELL_REQUESTS && server->done.keys - "
+            "server->doorbell_done.keys < BL_DOORBELL_KEYS",
+            0,
+            "false",
+        ): "polls the doorbells in each round, which costs time",
+        (
+            "server->done.requests - server->doorbell_done.requests < BL_DOORBELL_REQUESTS",
+            0,
+            "true",
+        ): _RUNG,
+        ("server->done.keys - server->doorbell_done.keys < BL_DOORBELL_KEYS", 0, "true"): _RUNG,
+    },
+    ("rpc/doorbell.c", "bl_doorbell_quieten"): {
+        ("now_ns - lane->busy_ns > quiet_ns", 0, "false"): (
+            "lanes without requests are polled in each round, too, which costs time"
         ),
     },
     ("rpc/server.c", "bl_server_round"): {
@@ -1147,9 +1169,6 @@ TESTED: Conditions = {
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
             "n_error"
         ),
-        ("count - hits < batch", 0, "true"): (
-            "tests/index/test_block_calls.py::test_a_chain_longer_than_a_message_is_found_whole"
-        ),
         ("hits > 0", 0, "true"): (
             "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
@@ -1165,8 +1184,26 @@ TESTED: Conditions = {
         ("status < 0", 0, "false"): (
             "tests/index/test_index_calls.py::test_every_call_reports_a_missing_server"
         ),
-        ("count - done < batch", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+    },
+    ("index/client.c", "bl_release_blocks"): {
+        ("now < 0", 0, "false"): (
+            "tests/index/test_long_calls.py::test_a_release_of_which_the_second_message_fails_is_an"
+            "_error"
+        ),
+    },
+    ("index/client.c", "bl_removal_nap"): {
+        ("bl_now_ns(wait->memory) >= wait->until_ns", 0, "false"): (
+            "tests/index/test_long_calls.py::test_a_removal_does_not_wait_for_ever_for_a_disk_that_"
+            "tries_nothing"
+        ),
+    },
+    ("index/client.c", "bl_remove_blocks"): {
+        ("status == 0", 0, "false"): (
+            "tests/index/test_long_calls.py::test_a_removal_asks_a_disk_again_until_it_has_tried"
+        ),
+        ("!bl_removal_nap(&wait)", 0, "false"): (
+            "tests/index/test_long_calls.py::test_a_removal_does_not_wait_for_ever_for_a_disk_that_"
+            "tries_nothing"
         ),
     },
     ("index/client.c", "bl_reserve"): {

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Calls that take several messages or several looks, of a client whose server is the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.blocks import keys
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BadReplyError, HandlerError
+from beluga.index import BlockState, Grant, MetaClient
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+MOST = lib.BL_CALL_KEYS_MAX  # keys of a message
+HEAD = ffi.sizeof("bl_block_request")
+LOOKS = 300  # in the second that a removal waits for a disk, with naps of up to 4 ms
+
+
+def reply(count: int, state: int = 0, after: bytes = b"") -> bytes:
+    return bytes(ffi.buffer(ffi.new("bl_block_reply *", {"count": count, "state": state}))) + after
+
+
+class Script:
+    """A server that records the items of each call, and answers by functions of their count."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.server = Server(pool)
+        self.items: dict[int, list[bytes]] = {}
+        self.answers: dict[int, Callable[[int], bytes]] = {}
+        for method in (lib.BL_METHOD_RELEASE, lib.BL_METHOD_REMOVE, lib.BL_METHOD_REMOVING):
+            self.items[method] = []
+            self.server.handle(method, lambda request, method=method: self._run(method, request))
+        self.server.start()
+
+    def _run(self, method: int, request: bytes) -> bytes:
+        head = ffi.from_buffer("bl_block_request *", request[:HEAD])
+        self.items[method].append(request[HEAD:])
+        return self.answers[method](head.count)
+
+    def calls(self, method: int) -> int:
+        return len(self.items[method])
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    with Pool.create([tmp_path / "a"], device_size=64 << 20, sparse=True) as pool:
+        yield pool
+
+
+@pytest.fixture
+def script(pool: Pool) -> Iterator[Script]:
+    script = Script(pool)
+    yield script
+    script.server.stop()
+
+
+@pytest.fixture
+def meta(pool: Pool, script: Script) -> Iterator[MetaClient]:
+    with Client(pool) as client:
+        yield MetaClient(client)
+
+
+def hits(count: int) -> list[Grant]:
+    return [Grant(BlockState.HIT, 0, 0, 7 + i, i, 0, (i, i)) for i in range(count)]
+
+
+def test_pins_of_several_messages_are_each_released_once(script: Script, meta: MetaClient) -> None:
+    script.answers[lib.BL_METHOD_RELEASE] = reply
+    assert meta.release(hits(2 * MOST + 40)) == 2 * MOST + 40
+    sent = b"".join(script.items[lib.BL_METHOD_RELEASE])
+    commits = ffi.from_buffer("bl_commit[]", sent)
+    assert [(one.block, one.generation) for one in commits] == [
+        (i, 7 + i) for i in range(2 * MOST + 40)
+    ]
+    assert script.calls(lib.BL_METHOD_RELEASE) == 3
+
+
+def test_a_release_of_which_the_second_message_fails_is_an_error(
+    script: Script, meta: MetaClient
+) -> None:
+    def answer(count: int) -> bytes:
+        if script.calls(lib.BL_METHOD_RELEASE) > 1:
+            raise ValueError("no more")
+        return reply(count)
+
+    script.answers[lib.BL_METHOD_RELEASE] = answer
+    with pytest.raises(HandlerError):
+        meta.release(hits(MOST + 1))
+
+
+def test_keys_of_several_messages_are_each_removed_and_asked_for_once(
+    script: Script, meta: MetaClient
+) -> None:
+    names = keys(range(MOST + 40))
+    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
+    script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(count, after=bytes(count))
+    assert meta.remove(names) == len(names)
+    for method in (lib.BL_METHOD_REMOVE, lib.BL_METHOD_REMOVING):
+        assert b"".join(script.items[method]) == names.tobytes()
+        assert script.calls(method) == 2
+
+
+def test_a_removal_asks_a_disk_again_until_it_has_tried(script: Script, meta: MetaClient) -> None:
+    names = keys(range(MOST + 40))
+
+    def asked(count: int) -> bytes:
+        return reply(count, state=script.calls(lib.BL_METHOD_REMOVING) < 4, after=bytes(count))
+
+    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
+    script.answers[lib.BL_METHOD_REMOVING] = asked
+    assert meta.remove(names) == len(names)
+    first, rest = names[:MOST].tobytes(), names[MOST:].tobytes()
+    assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, rest]
+
+
+def test_a_removal_does_not_wait_for_ever_for_a_disk_that_tries_nothing(
+    script: Script, meta: MetaClient
+) -> None:
+    def asked(count: int) -> bytes:
+        pending = script.calls(lib.BL_METHOD_REMOVING) <= 2 * LOOKS
+        return reply(count, state=pending, after=bytes(count))
+
+    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
+    script.answers[lib.BL_METHOD_REMOVING] = asked
+    assert meta.remove(keys(range(3))) == 3
+    assert 1 < script.calls(lib.BL_METHOD_REMOVING) < LOOKS
+
+
+def test_a_removal_without_a_disk_takes_one_call(script: Script, meta: MetaClient) -> None:
+    script.answers[lib.BL_METHOD_REMOVE] = reply
+    assert meta.remove(keys(range(3))) == 3
+    assert script.calls(lib.BL_METHOD_REMOVE) == 1
+    assert script.calls(lib.BL_METHOD_REMOVING) == 0
+
+
+@pytest.mark.parametrize("fewer", [1, MOST])
+def test_a_server_that_answers_for_fewer_keys_than_were_asked_for_is_an_error(
+    script: Script, meta: MetaClient, fewer: int
+) -> None:
+    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
+    script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(
+        count - fewer, after=bytes(count - fewer)
+    )
+    with pytest.raises(BadReplyError):
+        meta.remove(keys(range(MOST)))
+
+
+def test_a_removal_that_a_server_cannot_report_on_is_an_error(
+    script: Script, meta: MetaClient
+) -> None:
+    def asked(count: int) -> bytes:
+        raise ValueError("no report")
+
+    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
+    script.answers[lib.BL_METHOD_REMOVING] = asked
+    with pytest.raises(HandlerError):
+        meta.remove(keys(range(3)))
