@@ -287,9 +287,9 @@ def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--undecided", action="store_true", help="only list the conditions that nobody tries"
     )
-    parser.add_argument(
-        "--remembered", action="store_true", help="only mutants that were caught once"
-    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--remembered", action="store_true", help="only mutants caught before")
+    which.add_argument("--new", action="store_true", help="only mutants never caught before")
     parser.add_argument("--update", action="store_true", help="remember what was caught where")
     return parser.parse_args(arguments)
 
@@ -319,7 +319,8 @@ def run(options: argparse.Namespace) -> int:
         for mutant in everything
         if (not options.kind or mutant.change in kinds)
         and options.site in str(mutant)
-        and (not options.remembered or mutant.name in known_catches())
+        and not (options.remembered and mutant.name not in known_catches())
+        and not (options.new and mutant.name in known_catches())
     ]
     never = undecided(everything)
     if options.undecided:

@@ -209,6 +209,22 @@ def test_a_mutant_is_caught_and_counted(
 
 
 @pytest.mark.long
+def test_new_mutants_are_those_that_are_not_remembered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, mutant = ONE_OF_EACH[0]
+    known = {f"rpc/lane.c {mutant}": ("lane", "software", 0)}
+    one = ["--scenario", "lane", "--site", mutant, "--seeds", "30", "--processes", "1"]
+    for remembered, choice, tried in (
+        *((known, "--new", 0), (known, "--remembered", 1)),
+        *(({}, "--new", 1), ({}, "--remembered", 0)),
+    ):
+        monkeypatch.setattr(mutants, "known_catches", lambda remembered=remembered: remembered)
+        assert main([*one, choice]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"caught {tried} of {tried}"
+
+
+@pytest.mark.long
 def test_a_survivor_fails_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
