@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The geometry of a new pool: explicit values, and defaults by the pool's size.
 
-The defaults keep metadata near 1 % of pools of 256 MiB and more.
+The defaults keep metadata near 2 % of pools of 256 MiB and more, and near 1 % from 1 GiB on.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ BLOCK_SIZE_MIN = 64  # smaller blocks may be stored, but no table is made for th
 _PAGE_SIZE = 4096
 _BLOCK_BYTES = 256 << 10  # unless smaller blocks are configured
 _BLOCKS_LEAST = 1024
+# Two vLLM engines of one rank take 8 lanes, a server with a disk and a store 6, each rank of SGLang
+# 2, and events, a queue, LMCache and each command 1. So a pool has 32, and from 4 GiB on 64. In
+# smaller pools 32 lanes of 124 KiB would take more than 3 % of the space; 12 fit into a stripe that
+# other metadata takes anyway. A lane without a session costs nothing but its space.
+_ROOMY = 128 * _MIB
 _NUMBERS = (
     *("device_size", "max_blocks", "block_bytes"),
     *("lane_count", "slot_count", "bulk_size"),
@@ -92,7 +97,7 @@ class Layout:
         config.interleaved = settings.interleave
         config.sparse = settings.sparse
         self._geometry = ffi.new("bl_geometry *")
-        config.lane_count = settings.lane_count or (64 if large else 8 if small else 16)
+        config.lane_count = settings.lane_count or (64 if large else 32 if size >= _ROOMY else 12)
         config.slot_count = settings.slot_count or (64 if small else 256)
         config.bulk_size = settings.bulk_size or (32 if small else 64) << 10
         config.block_count_max = _block_count_max(settings, size)

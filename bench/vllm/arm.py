@@ -26,7 +26,6 @@ from .process import Child, Engine, environment_of, options_of
 MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of mode 0700
 BLOCK_TOKENS = 128  # the block size of vLLM's CPU backend
 _DEVICE_COUNT = 2
-_LANE_COUNT = 32
 _POOL_PROMPTS = 8
 _START_S = 60.0
 _SETTLE_S = 60.0
@@ -175,10 +174,7 @@ def served_pool(
         paths = [directory / str(number) for number in range(_DEVICE_COUNT)]
         device_size = setting.pool_bytes // _DEVICE_COUNT + (64 << 20)
         device_size = -(-device_size // STRIPE_SIZE) * STRIPE_SIZE
-        # Two engines of one rank take eight lanes; the comparison itself takes more.
-        Pool.create(
-            paths, device_size=device_size, interleave=setting.interleave, lane_count=_LANE_COUNT
-        ).close()
+        Pool.create(paths, device_size=device_size, interleave=setting.interleave).close()
         with _server(setting, paths, name, options) as child:
             yield paths, child
 

@@ -223,7 +223,7 @@ def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(meta: MetaCl
 def test_more_blocks_than_one_walk_visits_are_evicted_at_once(shm: Path) -> None:
     """The coldest thousands lie between blocks that are pinned; room is made elsewhere."""
     with (
-        Pool.create([shm / "a"], device_size=256 * MIB, sparse=True, max_blocks=70_000) as pool,
+        Pool.create([shm / "a"], device_size=260 * MIB, sparse=True, max_blocks=70_000) as pool,
         MetaServer(pool),
         Client(pool) as client,
     ):

@@ -131,11 +131,12 @@ def test_every_byte_of_every_file_is_filled_once(
 @pytest.mark.parametrize(
     ("size", "lanes", "slots", "bulk", "blocks"),
     [
-        (62 * MIB, 8, 64, 32 * KIB, 1024),
-        (64 * MIB, 8, 64, 32 * KIB, 1024),
-        (510 * MIB, 8, 64, 32 * KIB, 2040),
-        (512 * MIB, 16, 256, 64 * KIB, 2048),
-        (4 * GIB - 2 * MIB, 16, 256, 64 * KIB, 16376),
+        (6 * MIB, 12, 64, 32 * KIB, 1024),
+        (126 * MIB, 12, 64, 32 * KIB, 1024),
+        (128 * MIB, 32, 64, 32 * KIB, 1024),
+        (510 * MIB, 32, 64, 32 * KIB, 2040),
+        (512 * MIB, 32, 256, 64 * KIB, 2048),
+        (4 * GIB - 2 * MIB, 32, 256, 64 * KIB, 16376),
         (4 * GIB, 64, 256, 64 * KIB, 16384),
     ],
 )
@@ -146,6 +147,15 @@ def test_tables_grow_with_the_pool(
     assert (found.lane_count, found.slot_count, found.bulk_size) == (lanes, slots, bulk)
     assert found.block_count_max == blocks
     assert found == Layout(1, size, NewPoolSettings()).superblock(0, "devdax").geometry
+
+
+@pytest.mark.parametrize("size", [6 * MIB, 16 * MIB, 64 * MIB, 126 * MIB])
+def test_the_lanes_of_a_small_pool_take_no_stripe_from_its_blocks(size: int) -> None:
+    def stripes(lanes: int | None) -> int:
+        layout = Layout(1, size, NewPoolSettings(lane_count=lanes))
+        return layout.superblock(0, "file").geometry.stripe_count
+
+    assert stripes(None) == stripes(1)
 
 
 def test_a_node_without_an_alignment_is_refused(tmp_path: Path) -> None:

@@ -147,9 +147,9 @@ class Engine:
 
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
-    """A pool with a lane for each session of several engines."""
+    """A small pool, with the lanes that it has by default."""
     paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
+    with Pool.create(paths, device_size=64 << 20, sparse=True) as pool:
         yield pool
 
 
@@ -192,6 +192,15 @@ def test_one_engine_loads_what_another_has_saved(
     assert not other.finish(made)
     assert other.worker.build_connector_worker_meta() is None
     assert asked == ["amx", "amx"]
+
+
+def test_two_engines_use_a_quarter_of_a_small_pools_lanes(
+    server: MetaServer, pool: Pool, make: Callable[..., Engine]
+) -> None:
+    for engine in (make(), make()):
+        engine.run(request("a", TOKENS), 3, fill=7)
+    assert server.stat().live_count == 8
+    assert pool.geometry.lane_count == 32
 
 
 @pytest.mark.parametrize("load", ["auto", "sync", "async"])

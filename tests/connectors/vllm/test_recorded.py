@@ -77,7 +77,7 @@ def options(kind: str, folder: Path, model: Path, pool: str) -> dict[str, Any]:
 def pool(shm: Path) -> Any:
     """A pool with a block size that no recording evicts from."""
     paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
+    with Pool.create(paths, device_size=64 << 20, sparse=True) as pool:
         yield pool
 
 

@@ -38,7 +38,7 @@ Make = Callable[..., Engine]
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
     paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
+    with Pool.create(paths, device_size=64 << 20, sparse=True) as pool:
         yield pool
 
 
