@@ -857,8 +857,8 @@ TESTED: Conditions = {
             "without_an_eviction"
         ),
         ("meta->server->stat.draining", 0, "false"): (
-            "tests/index/test_operate.py::test_a_drained_pool_stores_nothing_new_and_lets_all_else_"
-            "go_on"
+            "tests/index/test_operate.py::test_a_drained_pool_rejects_new_blocks_and_serves_other_"
+            "calls"
         ),
     },
     ("index/grant.c", "bl_handle_commit"): {
@@ -904,8 +904,7 @@ TESTED: Conditions = {
             "is_refused"
         ),
         ("lane >= 0", 0, "true"): (
-            "tests/rpc/test_pidfds.py::test_a_process_that_asked_a_stopped_server_and_died_gets"
-            "_no_lane_for_good"
+            "tests/rpc/test_pidfds.py::test_the_lane_of_a_dead_requester_is_released_after_a_stop"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
@@ -913,8 +912,8 @@ TESTED: Conditions = {
             "tests/crash/test_lane_fault.py::test_one_bad_lane_costs_that_lane"
         ),
         ("bl_error_passes(-lane->liveness_lock)", 0, "true"): (
-            "tests/rpc/test_descriptors.py::test_a_successor_learns_of_deaths_that_it_could"
-            "_not_ask_for_at_once"
+            "tests/rpc/test_descriptors.py::test_a_successor_detects_deaths_that_it_could_not_check"
+            "_at_once"
         ),
         (
             "lane->state == BL_SESSION_LIVE && now_ns - lane->heartbeat_seen_ns > "
@@ -1489,8 +1488,8 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_clash"): {
         ("reply.epoch == epoch->epoch", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_what_a_server_two_before_said_of_a_host_ref"
-            "uses_nobody"
+            "tests/rpc/test_two_machines.py::test_a_host_record_of_an_older_server_excludes_no"
+            "_machine"
         ),
     },
 }
