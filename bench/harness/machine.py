@@ -17,6 +17,7 @@ from beluga.pool import Pool, filesystem, show_size
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
+_CACHE_BYTES = 64 << 20  # of a machine that does not report its caches
 
 
 @cache
@@ -119,6 +120,13 @@ def cores() -> list[int]:
         if not set(_siblings(cpu)) & set(taken):
             taken.append(cpu)
     return taken
+
+
+def cache_bytes() -> int:
+    """Return the size of the largest cache of one CPU."""
+    sizes = [path.read_text() for path in _CPUS.glob("cpu0/cache/index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(size[:-2]) * units[size[-2]] for size in sizes), default=_CACHE_BYTES)
 
 
 def nodes() -> list[int]:

@@ -15,6 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+from beluga.errors import TransferError
+from beluga.transfer import settings_said
+
+from . import beside
 from .arm import MEMORY, Arm, Setting, beluga_arm, plain_arm
 from .command import positive, run_in_folder, say
 from .limit import limit_loop
@@ -25,6 +29,7 @@ from .prompts import prompts
 from .report import Report, print_table, report_of
 from .serve import compare_servers
 
+_TOKENS, _BESIDE_TOKENS = 3841, 4097  # of a prompt; of KV these are 90 MiB and 1 GiB
 _WARMUPS = 3  # prompts that touch all of an engine's KV memory once
 
 
@@ -67,14 +72,16 @@ def main() -> NoReturn:
 
 
 def _run(options: argparse.Namespace, folder: Path) -> bool:
-    say(f"model: {options.model}, random weights")
-    setting = Setting(
-        folder=folder,
-        model=model(options.model),
-        size_name=options.model,
-        tokens=options.tokens,
-    )
-    if options.serve:
+    size = options.model or ("broad" if options.beside else "mid")
+    tokens = options.tokens or (_BESIDE_TOKENS if options.beside else _TOKENS)
+    say(f"model: {size}, random weights")
+    setting = Setting(folder=folder, model=model(size), size_name=size, tokens=tokens)
+    if options.beside:
+        setting = beside.setting_of(setting, options.link)
+        report = beside.measure(setting, rounds=options.repetitions, seed=options.seed, say=say)
+        if not options.json:
+            beside.print_lines(report)
+    elif options.serve:
         report = compare_servers(setting, seed=options.seed, say=say)
     else:
         report = measure(
@@ -87,17 +94,21 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
             print_table(report)
     if options.json or options.serve:
         print(json.dumps(report))
-    return True
+    return bool(report.get("passed", True))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/vllm-demo", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one object, as the last line")
-    parser.add_argument("--tokens", type=_tokens, default=3841, help="of a prompt (3841)")
+    parser.add_argument("--tokens", type=_tokens, help="of a prompt (3841; beside: 4097)")
     parser.add_argument("--repetitions", type=positive, default=10, help="to take medians of (10)")
     parser.add_argument("--peers", action="store_true", help="LMCache and Mooncake Store too")
     parser.add_argument("--serve", action="store_true", help="two `vllm serve` instead, over HTTP")
-    parser.add_argument("--model", choices=SIZES, default="mid", help="how large (mid)")
+    parser.add_argument("--beside", action="store_true", help="a load of 1 GiB beside 16 answers")
+    parser.add_argument(
+        "--link", type=_link, default="8", help="GB/s of the memory for --beside (8)"
+    )
+    parser.add_argument("--model", choices=SIZES, help="how large (mid; beside: broad)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     return parser.parse_args()
 
@@ -106,6 +117,14 @@ def _tokens(text: str) -> int:
     if not 129 <= int(text) <= 16000:
         raise argparse.ArgumentTypeError("129 to 16000: more than one block of the KV cache")
     return int(text)
+
+
+def _link(text: str) -> str:
+    try:
+        settings_said(text)
+    except TransferError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from ..harness.machine import cache_bytes
 from .stream import Reply, stream
 
 _REST_S = 0.001  # as EngineCoreProc of vLLM 0.32 does
@@ -56,6 +59,7 @@ class Engine:
     def __init__(self, llm: Any, connector: str | None) -> None:
         self._llm = llm
         self._connector = connector
+        self._other = np.ones(4 * cache_bytes(), np.uint8)
         self.commands: dict[str, Callable[..., Reply]] = {
             "generate": self.generate,
             "stream": self.stream,
@@ -64,6 +68,7 @@ class Engine:
             "settle": self.settle,
             "reset": self.reset,
             "idle": self.idle,
+            "flush": self.flush,
         }
 
     def generate(
@@ -101,16 +106,18 @@ class Engine:
         prompts: list[list[int]],
         due_s: list[float] | None = None,
         at_once: int = 1,
-        max_tokens: int = 8,
+        max_tokens: int | list[int] = 8,
     ) -> Reply:
         """Run prompts as they arrive: each ``due_s`` after the first, or always ``at_once`` of
-        them.
+        them. ``max_tokens`` is for all, or for each.
 
         For each prompt ``outputs`` has its tokens, how many were cached, and the seconds to the
         first token and between two tokens. ``figures`` has the connector's counts during the call.
         """
         before = self.figures()
-        reply = stream(self._llm.llm_engine, _sampling(max_tokens), prompts, due_s, at_once)
+        counts = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+        samplings = [_sampling(count) for count in counts]
+        reply = stream(self._llm.llm_engine, samplings, prompts, due_s, at_once)
         return reply | {"figures": self._since(before)}
 
     def interrupt(
@@ -183,6 +190,13 @@ class Engine:
     def reset(self) -> Reply:
         """Empty the engine's own prefix cache, but not the connector's pool."""
         return {"reset": bool(self._llm.reset_prefix_cache())}
+
+    def flush(self) -> Reply:
+        """Replace what the CPU's cache has, by reading more bytes than it holds. KV that a step
+        has just written would otherwise be read faster than from memory.
+        """
+        self._other.max()
+        return {}
 
     def end(self) -> None:
         """Shut the engine and its connector down in order."""

@@ -108,11 +108,12 @@ class Pair:
 
 
 def awake(engine: Engine) -> Engine:
-    """Return the engine after it has just worked.
+    """Return the engine after it has just worked, with no KV of other requests in the CPU's cache.
 
     A process that waited has cold caches and sleeping threads, which would slow the first request.
     The prompt here is shorter than a block, so nothing of it is cached.
     """
+    engine.ask("flush")
     engine.generate(_SHORT, max_tokens=2)
     return engine
 

@@ -39,10 +39,11 @@ class Size:
     heads: int
     kv_heads: int
     context: int = 16384
+    head: int = 0  # the size of a head if it is not hidden / heads
 
     @property
     def head_size(self) -> int:
-        return self.hidden // self.heads
+        return self.head or self.hidden // self.heads
 
     def token_bytes(self, element_bytes: int = 2) -> int:
         """Return the KV bytes of a token: keys and values of all layers."""
@@ -53,9 +54,10 @@ SIZES = {
     "tiny": Size(hidden=256, layers=4, heads=8, kv_heads=4),
     "mid": Size(hidden=1024, layers=12, heads=16, kv_heads=8),
     "wide": Size(hidden=512, layers=24, heads=8, kv_heads=8),
+    "broad": Size(hidden=128, layers=8, heads=32, kv_heads=32, head=256),
 }
 """``tiny`` is for tests; ``mid`` prefills a few thousand tokens in seconds on two cores. ``wide``
-has twice the KV bytes for half of the work.
+has twice the KV bytes for half of the work, and ``broad`` has 1 GiB of KV for 4,096 tokens.
 """
 
 
@@ -134,6 +136,7 @@ def _make_weights(size: Size, folder: Path) -> None:
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.kv_heads,
+        head_dim=size.head_size,
         max_position_embeddings=size.context,
         bos_token_id=0,
         eos_token_id=1,

@@ -120,8 +120,8 @@ def _summary(report: Report) -> str:
     return (
         f"{report['hit_tokens']} of {report['prompt_tokens']} tokens from the pool, outputs {same} "
         f"to those of vLLM's own cache in {report['repetitions']} repetitions\n"
-        f"a hit takes {_ms(extra)} longer than one in vLLM's own cache; loading "
-        f"{report['load_bytes'] / 1e6:.1f} MB took {_ms(report['load_s'])}, "
+        f"a hit takes {_ms(extra)} longer than one in vLLM's own cache, whose KV is read from "
+        f"memory, too; loading {report['load_bytes'] / 1e6:.1f} MB took {_ms(report['load_s'])}, "
         f"a bare copy loop {_ms(report['load_limit_s'])}\n"
         f"saving: {report['save_hook_s'] / miss:.2%} of the miss in the connector's hooks, "
         f"{report['save_cpu_s'] / miss:.2%} in CPU time of its thread"

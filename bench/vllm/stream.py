@@ -30,15 +30,19 @@ class Asked:
     last_s: float = 0.0
     cached_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # from one token to the next
 
     def reply(self) -> Reply:
-        """Return the times from sending to the first token, and from one token to the next."""
+        """Return the times from sending to the first token, and from one token to the next:
+        ``tpot_s`` is their mean.
+        """
         first_s = self.last_s if self.first_s is None else self.first_s
         gaps = len(self.tokens) - 1
         return {
             "asked_s": self.asked_s,
             "ttft_s": first_s - self.asked_s,
             "tpot_s": (self.last_s - first_s) / gaps if gaps > 0 else None,
+            "gaps_s": self.gaps_s,
             "ended_s": self.last_s,
             "cached_tokens": self.cached_tokens,
             "tokens": self.tokens,
@@ -47,12 +51,14 @@ class Asked:
 
 def stream(
     engine: Any,
-    sampling: Any,
+    samplings: Sequence[Any],
     prompts: Sequence[list[int]],
     due_s: Sequence[float] | None,
     at_once: int,
 ) -> Reply:
-    """Run all prompts: each at its time, or, without times, always ``at_once`` of them."""
+    """Run all prompts, each with its sampling: at its time, or, without times, always ``at_once``
+    of them.
+    """
     waiting = deque(enumerate(prompts))
     running: dict[str, Asked] = {}
     ended: list[Asked] = []
@@ -62,7 +68,7 @@ def stream(
         while waiting and _may_start(waiting[0][0], now, due_s, at_once, len(running)):
             number, tokens = waiting.popleft()
             name = next(_names)
-            engine.add_request(name, {"prompt_token_ids": tokens}, sampling)
+            engine.add_request(name, {"prompt_token_ids": tokens}, samplings[number])
             running[name] = Asked(number, due_s[number] if due_s else now)
         if not running:
             assert due_s  # noqa: S101  without times, something runs
@@ -86,9 +92,11 @@ def _may_start(
 def _note(output: Any, running: dict[str, Asked], ended: list[Asked], now: float) -> None:
     """Take a step's output for one request, which has all tokens so far."""
     asked = running[output.request_id]
-    asked.tokens = list(output.outputs[0].token_ids)
+    before, asked.tokens = len(asked.tokens), list(output.outputs[0].token_ids)
     asked.cached_tokens = output.num_cached_tokens or 0
     if asked.tokens:
+        if before:  # tokens of one step arrive together
+            asked.gaps_s += [now - asked.last_s, *[0.0] * (len(asked.tokens) - before - 1)]
         asked.last_s = now
         asked.first_s = now if asked.first_s is None else asked.first_s
     if output.finished:

@@ -105,21 +105,24 @@ class Output:
 
 def test_a_stream_answers_every_request_in_its_place() -> None:
     machine = Machine()
-    reply = stream(machine, 3, [[number] for number in range(9)], None, 2)
+    reply = stream(machine, [3] * 9, [[number] for number in range(9)], None, 2)
     assert [output["tokens"] for output in reply["outputs"]] == [[n] * 3 for n in range(9)]
     assert machine.most == 2
+    for output in reply["outputs"]:
+        assert sum(output["gaps_s"]) == pytest.approx(2 * output["tpot_s"])
+        assert len(output["gaps_s"]) == 2
     assert all(0 <= output["ttft_s"] <= reply["elapsed_s"] for output in reply["outputs"])
 
 
 def test_requests_wait_from_when_they_are_due() -> None:
     due_s = [0.0, 0.05, 0.05]
-    reply = stream(Machine(), 3, [[1], [2], [3]], due_s, 1)
+    reply = stream(Machine(), [3] * 3, [[1], [2], [3]], due_s, 1)
     assert [output["asked_s"] for output in reply["outputs"]] == due_s
     assert reply["elapsed_s"] >= 0.05
 
 
 def test_a_summary_counts_all_replies() -> None:
-    reply = stream(Machine(), 3, [[1], [2]], None, 1) | {"figures": {"load_bytes": 5}}
+    reply = stream(Machine(), [3] * 2, [[1], [2]], None, 1) | {"figures": {"load_bytes": 5}}
     row = summary([reply, reply])
     assert (row["requests"], row["output_tokens"], row["cached_tokens"]) == (4, 12, 28)
     assert row["qps"] == pytest.approx(4 / (2 * reply["elapsed_s"]))

@@ -95,6 +95,20 @@ def test_two_servers_share_a_pool_by_their_own_metrics(demo: Demo) -> None:
     assert report["outputs_identical"] is True
 
 
+def test_a_request_loads_beside_others_that_decode(demo: Demo) -> None:
+    report = result_of(demo("--beside", "--tokens", "4097", "--repetitions", "1"))
+    rows = {row["way"]: row for row in report["rows"]}
+    assert [rows[way]["cached_tokens"] for way in ("alone", "own", "pool")] == [0, 4096, 4096]
+    assert report["hit_bytes"] == 4096 * 2 * 4 * 4 * 32 * 2
+    loads = [rows[way]["load_bytes"] for way in ("alone", "own", "pool")]
+    assert loads == [0, 0, report["hit_bytes"]]
+    assert report["passed"] is True
+    for row in rows.values():
+        assert 0 < row["gap_p50_s"] <= row["gap_p99_s"] <= row["gap_max_s"]
+    p99 = report["gap_p99_rise_s"] + rows["own"]["gap_p99_s"]
+    assert p99 == pytest.approx(rows["pool"]["gap_p99_s"])
+
+
 def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
     old, before = leftovers("vllm"), in_memory()
     child = demo()
