@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from beluga.errors import TransferError
-from beluga.transfer import settings_said
+from beluga.transfer import parse_settings
 
 from . import beside
 from .arm import MEMORY, Arm, Setting, beluga_arm, plain_arm
@@ -121,7 +121,7 @@ def _tokens(text: str) -> int:
 
 def _link(text: str) -> str:
     try:
-        settings_said(text)
+        parse_settings(text)
     except TransferError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -22,9 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BLOCKS = TOKENS // 128
 HIT = TOKENS - 1
 CLOSE = 1e-3  # ranks add in another order
-# vLLM's latent attention on CPUs rounds more: with KV of its own, too, an engine's answers differ
-# by 0.3 between a miss and a hit. So a hit of others' KV is compared with a hit of its own.
-CLOSE_LATENT = 0.15
+# vLLM's rotary kernel for CPUs reads and writes wrong places of a part of a wider tensor, which the
+# rotated part of a latent query is. It then computes other answers by the number of ranks, and for
+# a hit and a miss of one engine (by 0.3). The same operation in PyTorch is exact.
+EXACT_ROTATION = {"custom_ops": ["all", "-rotary_embedding"]}
 
 
 def of_two_ranks(site: Site, name: str, **options: Any) -> Engine:
@@ -65,7 +66,7 @@ def small(seed: int) -> list[int]:
     return [10 + token % 490 for token in prompt(TOKENS, seed=seed)]
 
 
-def found(engine: Engine, tokens: list[int], like: dict[str, Any], close: float = CLOSE) -> None:
+def found(engine: Engine, tokens: list[int], like: dict[str, Any]) -> None:
     """Check that an engine finds a prompt that another one has computed, and gets its answer. What
     it loads serves the next request, to the last bit.
     """
@@ -73,12 +74,11 @@ def found(engine: Engine, tokens: list[int], like: dict[str, Any], close: float 
     assert far["cached_tokens"] == HIT
     near = engine.generate(tokens)
     assert (near["tokens"], near["logprobs"]) == (far["tokens"], far["logprobs"])
-    if close == CLOSE:  # else tokens that are nearly as likely change places
-        assert far["tokens"] == like["tokens"]
+    assert far["tokens"] == like["tokens"]
     common = far["logprobs"].keys() & like["logprobs"].keys()
     assert len(common) >= len(like["logprobs"]) - 1  # the last candidates may be equally likely
     for token in common:
-        assert far["logprobs"][token] == pytest.approx(like["logprobs"][token], abs=close)
+        assert far["logprobs"][token] == pytest.approx(like["logprobs"][token], abs=CLOSE)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,7 @@ def test_latent_attention_is_stored_once_for_all_ranks(
         "max_model_len": 4096,
         "max_num_batched_tokens": 512,
         "kv_cache_memory_bytes": 64 << 20,
+        "compilation_config": EXACT_ROTATION,
     }
     engines: list[Engine] = []
     try:
@@ -139,9 +140,13 @@ def test_latent_attention_is_stored_once_for_all_ranks(
         for seed, storer, finder in ((4, two, one), (5, one, two)):
             tokens = small(seed)
             _, own = stored(site, finder, tokens, blocks, salt="own")
-            size, _ = stored(site, storer, tokens, blocks)
+            size, local = stored(site, storer, tokens, blocks)
             assert size == HIT * 3 * (512 + 64) * 4  # tokens, layers, values, bytes
-            found(finder, tokens, own, CLOSE_LATENT)
+            found(finder, tokens, own)
+            found(finder, tokens, local)
+            forget(storer)
+            again = storer.generate(tokens)
+            assert (again["tokens"], again["logprobs"]) == (local["tokens"], local["logprobs"])
         check_hashes(site)  # each rank has the very bytes that one of the others stored
     finally:
         for engine in engines:
