@@ -61,7 +61,7 @@ class SharedHandle(Generic[_Handle]):
         """Whether the owner has closed it; threads may still be in it."""
         return self._closed
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Replace the lock in a forked child: its holder may be a thread of the parent."""
         self._lock = threading.Lock()
 
@@ -76,24 +76,24 @@ class OfThisProcess:
         )
 
 
-class Forgetting(Protocol):
+class ForkAware(Protocol):
     """An object that belongs to the process that made it."""
 
-    def _forget(self) -> None:
-        """Forget what is the parent's, in a forked child, where no thread holds the locks."""
+    def _after_fork(self) -> None:
+        """Drop the parent's state in a forked child, where no thread holds the locks."""
 
 
-_known: weakref.WeakSet[Forgetting] = weakref.WeakSet()
+_known: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def when_forked(owner: Forgetting) -> None:
-    """Have ``owner._forget()`` called in every child that is forked while the owner lives."""
+def when_forked(owner: ForkAware) -> None:
+    """Have ``owner._after_fork()`` called in every child that is forked while the owner lives."""
     _known.add(owner)
 
 
 def _after_fork_in_child() -> None:
     for owner in list(_known):
-        owner._forget()
+        owner._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

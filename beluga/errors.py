@@ -146,7 +146,7 @@ class DeviceBusyError(PoolError):
 
 
 class DeviceForeignError(PoolError):
-    """Check the path; overwrite the device only if its data may go: beluga pool create --force."""
+    """Check the path; overwrite a device without needed data: beluga pool create --force."""
 
 
 class DeviceMismatchError(PoolError):

@@ -19,7 +19,7 @@ from beluga.admin.handler import METRICS, Access, Handler
 from beluga.admin.local_socket import LocalSocket
 from beluga.admin.route import json_response
 from beluga.errors import AdminError
-from beluga.listening import KnownHosts, Place, Places, Token, is_loopback
+from beluga.listening import ConnectionSlot, ConnectionSlots, KnownHosts, Token, is_loopback
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Listener(ThreadingHTTPServer):
         bind: bool = True,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._places: Places[socket.socket] = Places()
+        self._places: ConnectionSlots[socket.socket] = ConnectionSlots()
         self._lock = threading.Lock()
         self._context = context
         super().__init__(address, handler, bind)
@@ -205,10 +205,12 @@ class _Listener(ThreadingHTTPServer):
             for place in self._places.overdue():
                 self._break(place)
 
-    def place_of(self, request: socket.socket) -> Place[socket.socket]:
+    def place_of(self, request: socket.socket) -> ConnectionSlot[socket.socket]:
         """Return the place of a connection."""
         with self._lock:
-            return self._places.of(request) or Place(request, "", 0.0)  # it has just been closed
+            return self._places.of(request) or ConnectionSlot(
+                request, "", 0.0
+            )  # it has just been closed
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
@@ -222,7 +224,7 @@ class _Listener(ThreadingHTTPServer):
             for place in list(self._places):
                 self._break(place)
 
-    def _break(self, place: Place[socket.socket]) -> None:
+    def _break(self, place: ConnectionSlot[socket.socket]) -> None:
         """End a connection, whose thread closes it. The caller has the lock."""
         place.lost = True
         self._places.leave(place.connection)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import threading
 
     from beluga.admin.route import Routes
-    from beluga.listening import Place
+    from beluga.listening import ConnectionSlot
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         """Prepare to read requests."""
-        self.place: Place[Any] = self.server.place_of(self.request)  # type: ignore[attr-defined]
+        slot = self.server.place_of(self.request)  # type: ignore[attr-defined]
+        self.place: ConnectionSlot[Any] = slot
         super().setup()
         self.rfile = self._head = _Head(self.rfile)  # type: ignore[assignment]
 

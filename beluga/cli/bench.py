@@ -18,7 +18,7 @@ import typer
 from beluga.cli.bench_report import REPORT, report_files, report_run
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, Wide, among, check_output, need
-from beluga.cli.output import print_json, print_table, say
+from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import BelugaError
 
 Smoke = Annotated[
@@ -142,7 +142,7 @@ def bench(
         pace=pace,
         threads=threads,
         disk=disk,
-        progress=say,
+        progress=print_note,
     )
     rows = report_run(chosen, options, out) if page else _run(chosen, options, wide, json=json)
     if page and json:
@@ -178,7 +178,7 @@ def _run(
     if json:
         print_json(rows)
     if done.ended is not None:
-        say(f"interrupted: these are the {len(rows)} completed rows")
+        print_note(f"interrupted: these are the {len(rows)} completed rows")
         raise done.ended
     if done.missing:
         raise BelugaError(
@@ -212,4 +212,4 @@ def _show(rows: Sequence[Mapping[str, object]], *, wide: bool) -> None:
         )
         for row in table:
             if row["note"] is not None:
-                say(f"  {row['case']}: {row['note']}")
+                print_note(f"  {row['case']}: {row['note']}")

@@ -12,7 +12,7 @@ import typer
 
 from beluga.cli.options import check_output, write_whole
 from beluga.cli.origin import origin
-from beluga.cli.output import print_json, say
+from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError
 
 REPORT = "report"
@@ -71,7 +71,9 @@ def report_run(
             ),
         )
     if ended is not None:
-        say("interrupted" if rows else "interrupted before any benchmark was complete: no page")
+        print_note(
+            "interrupted" if rows else "interrupted before any benchmark was complete: no page"
+        )
         raise ended
     if missing:
         raise BelugaError(f"{', '.join(missing)} failed; the page has the others")
@@ -88,4 +90,4 @@ def _target(out: Path | None) -> Path:
 
 def _write(target: Path, results: beluga_bench.Results) -> None:
     write_whole(target, beluga_bench.report(results).encode())
-    say(f"wrote {target}")
+    print_note(f"wrote {target}")

@@ -22,7 +22,7 @@ from beluga.cli.options import (
     read_at_most,
     write_whole,
 )
-from beluga.cli.output import print_json, say
+from beluga.cli.output import print_json, print_note
 from beluga.errors import CacheError
 from beluga.index import MetaClient
 from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
@@ -71,7 +71,7 @@ def put(
     if json:
         print_json({"key": digest(key).hex(), "bytes": len(data), "state": state})
     else:
-        say(f"{state}: {len(data)} bytes")
+        print_note(f"{state}: {len(data)} bytes")
 
 
 def _put(cache: KVCache, key: str, data: bytes, *, force: bool) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from beluga.admin import Admin, AdminRequest, AdminResponse, page_routes, request_any, request_json
 from beluga.cli.options import Json, PoolPaths, runtime_dir_of
-from beluga.cli.output import print_json, say
+from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError
 
 Open = Annotated[bool, typer.Option("--open", help="Open the page in this user's browser.")]
@@ -49,7 +49,7 @@ def dashboard(
     admin.start()
     try:
         _tell(admin.url, open_page, json)
-        say("serving the page until Ctrl-C")
+        print_note("serving the page until Ctrl-C")
         told.wait()
     finally:
         admin.stop()
@@ -69,4 +69,4 @@ def _tell(url: str, open_page: bool, json: bool) -> None:
     else:
         typer.echo(url)
     if open_page and not webbrowser.open(url):
-        say("no browser could be started; open the page yourself")
+        print_note("no browser could be started; open the page yourself")

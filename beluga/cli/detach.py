@@ -30,7 +30,7 @@ from beluga import config
 from beluga.child import command
 from beluga.cli import logs
 from beluga.cli.options import Json, PoolPaths, open_pool, runtime_dir_of
-from beluga.cli.output import print_json, say
+from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError, NoServerError, RpcError, ServerAliveError
 from beluga.rpc import read_trace
 
@@ -71,7 +71,9 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
     if json:
         print_json({"pid": child.pid, "status": status, "log": str(log)})
     else:
-        say(f"{status}, in the background as process {child.pid}; stop it with 'beluga stop'")
+        print_note(
+            f"{status}, in the background as process {child.pid}; stop it with 'beluga stop'"
+        )
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -146,7 +148,7 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
     for lock, pid in found:
         _stop_one(lock, pid)
         if not json:
-            say(f"stopped: process {pid}")
+            print_note(f"stopped: process {pid}")
     if json:
         pids = [pid for _, pid in found]
         print_json({"stopped": pids[-1], **({"standby": pids[0]} if len(pids) > 1 else {})})

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.options import Json
-from beluga.cli.output import plain, print_json, say
+from beluga.cli.output import plain, print_json, print_note
 from beluga.tiers import adopt_disk
 
 Disk = Annotated[
@@ -31,4 +31,4 @@ def adopt(path: Disk, json: Json = False) -> None:
             print_json({"disk": str(each), "server": before.name, "pool": before.pool})
         else:
             whose = plain(before.name or before.pool) or "nobody"
-            say(f"{each} belonged to {whose}; the next server that opens it takes it over")
+            print_note(f"{each} belonged to {whose}; the next server that opens it takes it over")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import typer
 
 from beluga.cli.options import Host, Json, PoolPaths
-from beluga.cli.output import print_json, say
+from beluga.cli.output import print_json, print_note
 from beluga.doctor import Finding, Machine, PoolLook, diagnose
 
 
@@ -28,7 +28,7 @@ def doctor(pool: PoolPaths = None, host: Host = None, json: Json = False) -> Non
         for finding in findings:
             typer.echo(_line(finding))
         count = {level: sum(each.level == level for each in findings) for level in _LEVELS}
-        say(", ".join(f"{number} {level}" for level, number in count.items()))
+        print_note(", ".join(f"{number} {level}" for level, number in count.items()))
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(1)
 

@@ -71,7 +71,7 @@ def end() -> None:
     _chosen.handler = None
 
 
-def tell(text: str, **fields: object) -> None:
+def log_message(text: str, **fields: object) -> None:
     """Report a command's state on stderr, as an event with fields if the log is JSON."""
     if _chosen.handler is None:
         _write(text)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from beluga.cli.block import digest
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
-from beluga.cli.output import print_json, print_table, say
+from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import CacheError
 from beluga.index import COMMITTED, EPOCH_SHIFT, BlockState, MetaClient, read_entries
 from beluga.kvcache import KnownNamespace, KVCache, Namespace, explain, known_namespaces
@@ -101,7 +101,7 @@ def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namesp
                 raise CacheError(f"the namespace {name} has a salt; give it with --salt")
             return found
     if _FINGERPRINT.fullmatch(name):
-        say(
+        print_note(
             f"this host has opened no namespace with the fingerprint {name}, so it is taken as a "
             "name (see 'beluga ls --namespaces')"
         )
@@ -146,7 +146,7 @@ def ls(
     if json:
         print_json(rows)
     elif not rows:
-        say("no blocks")
+        print_note("no blocks")
     else:
         legend = _SPACES if namespaces else _BLOCKS
         print_table(legend, [[row[name] for name in legend] for row in rows])
@@ -224,7 +224,7 @@ def rm(
         print_json(removed)
     missing = [key for key, places in removed.items() if not places]
     if not json and len(missing) < len(removed):
-        say(f"removed: {len(removed) - len(missing)} of {len(removed)}{_where(removed)}")
+        print_note(f"removed: {len(removed) - len(missing)} of {len(removed)}{_where(removed)}")
     if missing:
         names = ", ".join(f"'{key}'" for key in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""

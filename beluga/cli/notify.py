@@ -14,7 +14,7 @@ import socket
 import time
 
 from beluga import config
-from beluga.cli.output import say
+from beluga.cli.output import print_note
 
 
 class Manager:
@@ -61,4 +61,4 @@ class Manager:
                 notifier.sendto(text.encode(), self._address)
             except OSError as error:
                 if logged:
-                    say(f"NOTIFY_SOCKET: {error}")
+                    print_note(f"NOTIFY_SOCKET: {error}")

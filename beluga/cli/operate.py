@@ -15,7 +15,7 @@ import typer
 from beluga.admin import request_json
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
-from beluga.cli.output import print_facts, print_json, print_table, say
+from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import CallTimeoutError, NoServerError
 from beluga.index import SessionView, ask_sessions
 from beluga.pool import show_size
@@ -103,7 +103,7 @@ def quota(
             print_json({"quota": now})
         else:
             print_facts(_limits(Quota(**now)))
-            say(
+            print_note(
                 "this applies until the server ends; to keep it, also give --quota-grants, "
                 "--quota-pins, --quota-bytes or --quota-calls to 'beluga serve'"
             )
@@ -205,7 +205,7 @@ def drain(
         if json:
             print_json(state)
         else:
-            say("new blocks are accepted again")
+            print_note("new blocks are accepted again")
         return
     started, said = time.monotonic(), 0.0
     while not state["done"] and not state["failure"]:
@@ -216,7 +216,7 @@ def drain(
                 "'beluga quota' for sessions that write); cancel with 'beluga drain --undo'"
             )
         if not json and now > said + _SAY_S:
-            say(_progress(state))
+            print_note(_progress(state))
             said = now
         time.sleep(_LOOK_S)
         state = request_json(directory, "/drain", dict)
@@ -230,7 +230,7 @@ def drain(
     if json:
         print_json(state)
     else:
-        say(_drained(state))
+        print_note(_drained(state))
 
 
 def _progress(state: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ def announce(text: str, event: str, *, json: bool = False, **fields: object) -> 
         line = msgspec.json.encode({"event": event, **fields}, enc_hook=str)
         sys.stdout.write(line.decode() + "\n")
         sys.stdout.flush()
-    logs.tell(text, event=event, **fields)
+    logs.log_message(text, event=event, **fields)
 
 
 def print_table(
@@ -106,7 +106,7 @@ def print_table(
         table.add_row(*(_cell(row[columns.index(name)]) for name in shown))
     _print(table, max(width, int(min(room, _PIPE_WIDTH))))
     if left_out := [name for name in columns if name not in shown]:
-        say(f"not shown in {room} columns: {', '.join(left_out)} (--wide)")
+        print_note(f"not shown in {room} columns: {', '.join(left_out)} (--wide)")
 
 
 def _fitting(
@@ -188,7 +188,7 @@ def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> No
     _print(table)
 
 
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a line on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
-from beluga.cli.output import print_json, say
+from beluga.cli.output import print_json, print_note
 from beluga.rpc import Client
 
 
@@ -30,6 +30,6 @@ def ping(
     if json:
         print_json({"epoch": epoch, "count": count, "min_us": trips_us[0], "p50_us": middle})
     else:
-        say(
+        print_note(
             f"epoch {epoch}: {count} round trips, fastest {trips_us[0]:.1f} us, p50 {middle:.1f} us"
         )

@@ -15,7 +15,7 @@ import typer
 from beluga import config
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, among, one_of, open_pool, size
-from beluga.cli.output import print_facts, print_json, print_table, progress, say
+from beluga.cli.output import print_facts, print_json, print_note, print_table, progress
 from beluga.cli.scrub import scrub_admission
 from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
 from beluga.index import NAME_PARENT, check_devices, read_names, repair_pool
@@ -176,7 +176,9 @@ def create(
     with pool:
         if by_default:
             given = show_size(pool.geometry.device_size)
-            say(f"each device has {given}: new files share half of what is free (see --size)")
+            print_note(
+                f"each device has {given}: new files share half of what is free (see --size)"
+            )
         _describe(pool, json)
 
 
@@ -247,7 +249,7 @@ def check(
         with open_pool(pool) as opened:
             acts, report = repair_pool(opened, payload=payload, declared_gone=declare_gone)
         for act in acts:
-            say(act)
+            print_note(act)
     else:
         specs = pool or default_specs()
         report = (
@@ -264,9 +266,9 @@ def check(
     else:
         print_facts(_checked(facts), _CHECK)
         for finding in report.findings:
-            say(finding)
+            print_note(finding)
         for name in facts.get("names", ()):
-            say(" ".join(f"{what} {value}" for what, value in name.items()))
+            print_note(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
         raise PoolError(
             f"the check has {report.finding_count} findings; damaged blocks read as misses; use "
@@ -320,7 +322,7 @@ def destroy(
     if json:
         print_json({"destroyed": specs, "forgotten": forgotten})
     else:
-        say(f"destroyed: {', '.join(specs)}")
+        print_note(f"destroyed: {', '.join(specs)}")
 
 
 def _remembered() -> list[DeviceSpec]:
@@ -376,7 +378,7 @@ def _say_what_comes_before(specs: list[str]) -> None:
     named = config.pool_paths()
     if named and set(named) != set(specs):
         source = "BELUGA_POOL" if config.told_pool_paths() else "beluga.toml"
-        say(f"other commands use {', '.join(named)}: {source} overrides the mounted pool")
+        print_note(f"other commands use {', '.join(named)}: {source} overrides the mounted pool")
 
 
 def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 from beluga.admin import read_address
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import AdminAddress, Json, among, as_bad_value, one_of, size
-from beluga.cli.output import print_facts, print_json, progress, say
+from beluga.cli.output import print_facts, print_json, print_note, progress
 from beluga.cli.tiers import (
     AdmissionName,
     DiskBytes,
@@ -189,7 +189,7 @@ def replay(
         engine_offload=engine_offload,
     )
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
-        result = run_replay(requests, options, say=say, advance=advance)
+        result = run_replay(requests, options, say=print_note, advance=advance)
     if json:
         print_json(asdict(result) | {"read": None if how is None else how.facts()})
     else:
@@ -221,7 +221,7 @@ def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
     """Return the requests of a trace, and how it was read, for display."""
     requests, how = trace_requests(**given)
     if how is not None:
-        say(f"read {how}")
+        print_note(f"read {how}")
     return requests, how
 
 

@@ -9,7 +9,7 @@ import typer
 from beluga import config
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json
-from beluga.cli.output import print_json, print_table, say
+from beluga.cli.output import print_json, print_note, print_table
 from beluga.cli.settings import FileSettings
 
 _LEGEND = Legend(
@@ -40,9 +40,11 @@ def show_settings(ctx: typer.Context, json: Json = False) -> None:
         print_json({"file": path, "searched": places, "settings": rows})
         return
     if found.path is None:
-        say(f"there is no settings file: neither --config, BELUGA_CONFIG, {' nor '.join(places)}")
+        print_note(
+            f"there is no settings file: neither --config, BELUGA_CONFIG, {' nor '.join(places)}"
+        )
         return
-    say(f"settings in {found.path}")
+    print_note(f"settings in {found.path}")
     if found.rows:
         print_table(
             _LEGEND,

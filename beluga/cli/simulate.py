@@ -33,7 +33,7 @@ from beluga.cli.options import (
     write_whole,
 )
 from beluga.cli.origin import origin
-from beluga.cli.output import print_json, print_table, progress, say
+from beluga.cli.output import print_json, print_note, print_table, progress
 from beluga.cli.policy_options import with_policy_settings
 from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, TimeUnit, read_named
 from beluga.errors import RouterError, SimulateError
@@ -454,7 +454,7 @@ def _scale(text: str | None) -> Scale | None:
 def _warn(options: Options) -> None:
     """Warn about unequal memory."""
     if text := unequal_memory(options):
-        say(f"memory is not equal: {text}")
+        print_note(f"memory is not equal: {text}")
 
 
 def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
@@ -465,7 +465,7 @@ def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
     if not late or trace.duration_s <= 0:
         return
     worst = max(late, key=lambda row: row.ttft_p99_s or 0)
-    say(
+    print_note(
         f"saturated: in {len(late)} of {len(rows)} runs requests queue for minutes, up to "
         f"{(worst.ttft_p99_s or 0) / 60:.1f} (p99 of {worst.policy}, {worst.memory}): "
         f"{worst.speed * len(trace) / trace.duration_s:.3g} requests arrive in a second, and "

@@ -16,7 +16,7 @@ import typer
 
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, Wide, among, as_bad_value, size
-from beluga.cli.output import print_facts, print_json, print_table, say
+from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.cli.trace_options import read_named
 from beluga.errors import TierError
 from beluga.pool import show_size
@@ -162,7 +162,7 @@ def size_tiers(
     elif kv_heads or head_dim or latent_dim:
         raise typer.BadParameter("the model's numbers need --layers; add it")
     else:
-        say("no model is named; these are the numbers of Qwen3-32B")
+        print_note("no model is named; these are the numbers of Qwen3-32B")
         shape = _QWEN3_32B if dtype is None else KvShape(64, dtype, 8, 128)
     if model_costs is not None:
         recompute_ms = _recompute_ms(model_costs, position)

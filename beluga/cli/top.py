@@ -24,7 +24,7 @@ from beluga.admin import request_any
 from beluga.cli.help import width
 from beluga.cli.legend import explains
 from beluga.cli.options import PoolPaths, runtime_dir_of
-from beluga.cli.output import say
+from beluga.cli.output import print_note
 from beluga.cli.top_frame import LEGENDS, draw_frame
 from beluga.errors import AdminError, NoServerError
 from beluga.live import Snapshot
@@ -92,7 +92,7 @@ def _follow(directory: Path, interval: float) -> Iterator[bytes]:
         except (NoServerError, AdminError) as error:
             if str(error) != told:
                 told = str(error)
-                say(f"{told}; retrying")
+                print_note(f"{told}; retrying")
         time.sleep(interval)
 
 

@@ -15,7 +15,7 @@ import typer
 
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, as_bad_value, runtime_dir_of
-from beluga.cli.output import print_json, print_row, say
+from beluga.cli.output import print_json, print_note, print_row
 from beluga.errors import BadValueError, NoTraceError
 from beluga.rpc import CallTrace, TracedCall, method_names, read_trace
 
@@ -99,7 +99,7 @@ def trace(
             }
         )
     else:
-        say(_headline(found))
+        print_note(_headline(found))
         print_row(_HEADING)
         _show(calls)
 
@@ -139,7 +139,7 @@ def _follow(
         with suppress(NoTraceError):  # a server is starting
             found = read_trace(directory)
         if found.epoch != epoch:
-            say(_headline(found))
+            print_note(_headline(found))
             epoch, newest = found.epoch, 0
         calls = found.calls(
             slow_s=slow_s, method=method or None, session=session or None, newer_than=newest

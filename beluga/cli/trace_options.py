@@ -10,7 +10,7 @@ from typing import Annotated, TypedDict
 import typer
 
 from beluga.cli.options import among, one_of
-from beluga.cli.output import say
+from beluga.cli.output import print_note
 from beluga.replay import BUNDLED
 from beluga.simulate import FORMATS, TIME_UNITS, Trace, load_trace
 
@@ -87,7 +87,9 @@ def named(
         given = (form, time_unit, block_tokens) != (None, None, None)
         if given or rate != RATE:
             raise typer.BadParameter("these options need a trace; name one")
-        say(f"no trace is given; using the bundled {BUNDLED.name} of synthetic conversations")
+        print_note(
+            f"no trace is given; using the bundled {BUNDLED.name} of synthetic conversations"
+        )
         form, time_unit, block_tokens = "mooncake", "ms", 512
     return {
         "path": trace or BUNDLED,
@@ -107,5 +109,5 @@ def read_named(
 ) -> Trace:
     """Read the given trace, or the bundled one, and show the assumptions."""
     loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))
-    say(f"read {loaded.reading}")
+    print_note(f"read {loaded.reading}")
     return loaded

@@ -15,7 +15,7 @@ import typer
 
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, Wide, among, open_pool
-from beluga.cli.output import print_facts, print_json, print_table, say
+from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import VerifyError
 from beluga.verify import VerifyReport, VerifyResult, verify_pool
 
@@ -68,7 +68,7 @@ def verify(
         raise typer.BadParameter("--role goes with --peer")
     with open_pool(pool) as opened:
         if peer:
-            say(f"side {role}: waiting for side {'b' if role == 'a' else 'a'}")
+            print_note(f"side {role}: waiting for side {'b' if role == 'a' else 'a'}")
         report = verify_pool(opened, role=role, seconds=seconds, patience=timeout)
     if json:
         print_json(asdict(report) | {"good": report.good})
@@ -106,7 +106,7 @@ def _show(report: VerifyReport, *, wide: bool) -> None:
         spare=("torn, rejected", "trials"),
         wide=wide,
     )
-    say("everything required holds" if report.good else "NOT everything required holds")
+    print_note("everything required holds" if report.good else "NOT everything required holds")
 
 
 def _row(findings: list[VerifyResult]) -> list[object]:

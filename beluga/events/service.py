@@ -26,7 +26,7 @@ from beluga.errors import BelugaError, RouterError, RpcError
 from beluga.events.replays import Replays
 from beluga.events.table import NameTable
 from beluga.index import read_names
-from beluga.router import Cleared, Kept, PoolEvent, encode_dynamo, encode_pool
+from beluga.router import Cleared, PoolEvent, ReplayBuffer, encode_dynamo, encode_pool
 from beluga.rpc import Client
 from beluga.threads import Thread
 
@@ -101,7 +101,7 @@ class EventService:
         """Bind the endpoints and begin. Raises RouterError if they cannot be bound."""
         zmq = self._zmq
         self._epoch = self._server.stat().epoch
-        self._kept: Kept[bytes] = Kept(
+        self._kept: ReplayBuffer[bytes] = ReplayBuffer(
             first=self._epoch << EPOCH_SHIFT, ring=self._settings.batches_kept
         )
         self._context = zmq.Context()

@@ -7,8 +7,8 @@ A running request needs two descriptors, one for its client and one for its engi
 descriptors 11 are open at the start, and 6 are for operators. 11 of the other 47 are spare, for
 health checks and for clients that get an error because there is no room. So 18 requests can run and
 23 clients can be connected. When all places are taken, the slowest clients are disconnected
-(``beluga.listening.Places``): those that keep a connection open without a request, send a request
-slowly, or do not read their responses. Others wait in the kernel's queue.
+(``beluga.listening.ConnectionSlots``): those that keep a connection open without a request, send a
+request slowly, or do not read their responses. Others wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from beluga.gateway.settings import Address
-from beluga.listening import Place, Places
+from beluga.listening import ConnectionSlot, ConnectionSlots
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Share:
     def __init__(self, connections_max: int, requests_max: int | None = None) -> None:
         self.connections_max = connections_max
         self.requests_max = connections_max if requests_max is None else requests_max
-        self.places: Places[AcceptedConnection] = Places(PATIENCE_S)
+        self.places: ConnectionSlots[AcceptedConnection] = ConnectionSlots(PATIENCE_S)
         self.heads_size = 0  # total bytes of unfinished heads
 
     @property
@@ -162,7 +162,7 @@ class AcceptedConnection(web.RequestHandler):
         self._share = share
         self._asking = True  # whether a request's head is expected, or has started to arrive
         self._head_size = 0
-        self.place: Place[AcceptedConnection] = Place(self, "", 0.0)
+        self.place: ConnectionSlot[AcceptedConnection] = ConnectionSlot(self, "", 0.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername") or ("",)

@@ -135,9 +135,9 @@ class Listener:
             self.alone_since = time.monotonic() if gone else None
             if self._gone is not None:
                 self._gone.cancel()
-            self._gone = loop.call_later(GONE_S, self._forget) if gone else None
+            self._gone = loop.call_later(GONE_S, self._after_fork) if gone else None
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Drop the engine's blocks, because its changes are no longer reported."""
         log.info(
             ("there is no publisher of KV events at %s; its blocks no longer count"), self.endpoint

@@ -43,7 +43,7 @@ class Deadlines:
             call()
             del call
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Reset in a forked child, which does not have the thread."""
         self._calls = []
         self._changed = threading.Condition()

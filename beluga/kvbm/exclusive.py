@@ -53,6 +53,6 @@ class Exclusive:
         while self._left:
             self._left.popleft()()
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Replace the lock in a forked child, where a thread of the parent may hold it forever."""
         self._lock = threading.Lock()

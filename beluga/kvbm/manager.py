@@ -428,7 +428,7 @@ class BlockManager:
 
     # Threads.
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Close in a forked child, which has none of the threads."""
         self._changed = threading.Condition()
         self._closed = True

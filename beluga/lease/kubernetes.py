@@ -131,7 +131,7 @@ class KubernetesLease:
         if status == _ABSENT:
             return None
         if status != _OK or not isinstance(answer.get("spec"), dict):
-            raise LeaseError(f"Kubernetes refuses to show the lease: {_reason(status, answer)}")
+            raise LeaseError(f"Kubernetes denies reading the lease: {_reason(status, answer)}")
         return answer
 
     def _create(self) -> bool:

@@ -10,15 +10,15 @@ listeners.
 
 from beluga.listening.callers import KnownHosts, from_other_site, is_loopback
 from beluga.listening.paths import plain_path
-from beluga.listening.places import PATIENCE_S, Place, Places
+from beluga.listening.places import PATIENCE_S, ConnectionSlot, ConnectionSlots
 from beluga.listening.secured import Token, read_tls, read_token
 from beluga.listening.shown import shown_url
 
 __all__ = [
     "PATIENCE_S",
+    "ConnectionSlot",
+    "ConnectionSlots",
     "KnownHosts",
-    "Place",
-    "Places",
     "Token",
     "from_other_site",
     "is_loopback",

@@ -27,7 +27,7 @@ _LAGS_S = 1.0
 ConnectionT = TypeVar("ConnectionT")
 
 
-class Place(Generic[ConnectionT]):
+class ConnectionSlot(Generic[ConnectionT]):
     """The place of one connection. It begins by waiting for the client."""
 
     __slots__ = ("connection", "lost", "peer", "since")
@@ -57,24 +57,24 @@ class Place(Generic[ConnectionT]):
         return -1.0 if self.since is None else now - self.since
 
 
-class Places(Generic[ConnectionT]):
+class ConnectionSlots(Generic[ConnectionT]):
     """The places of all connections. The caller has a lock, or one thread."""
 
     def __init__(
         self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._patience_s, self._clock = patience_s, clock
-        self._places: dict[ConnectionT, Place[ConnectionT]] = {}
+        self._places: dict[ConnectionT, ConnectionSlot[ConnectionT]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def __iter__(self) -> Iterator[Place[ConnectionT]]:
+    def __iter__(self) -> Iterator[ConnectionSlot[ConnectionT]]:
         return iter(self._places.values())
 
-    def take(self, connection: ConnectionT, peer: str) -> Place[ConnectionT]:
+    def take(self, connection: ConnectionT, peer: str) -> ConnectionSlot[ConnectionT]:
         """Return a new connection's place."""
-        place = Place(connection, peer, self._clock())
+        place = ConnectionSlot(connection, peer, self._clock())
         self._places[connection] = place
         return place
 
@@ -82,11 +82,11 @@ class Places(Generic[ConnectionT]):
         """Note that a connection has ended."""
         self._places.pop(connection, None)
 
-    def of(self, connection: ConnectionT) -> Place[ConnectionT] | None:
+    def of(self, connection: ConnectionT) -> ConnectionSlot[ConnectionT] | None:
         """Return a connection's place, or None if the connection has ended."""
         return self._places.get(connection)
 
-    def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[Place[ConnectionT]]:
+    def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[ConnectionSlot[ConnectionT]]:
         """Return at most ``count`` places for new connections: of clients that lag a second or
         more, those of the peer with the most of them first, and of these the slowest. Clients that
         do not lag come last. Clients for whom the server works, or that lag less than
@@ -96,13 +96,13 @@ class Places(Generic[ConnectionT]):
         waited_for = [place for place in self if place.lag_s(now) >= lag_min_s]
         counts = Counter(place.peer for place in waited_for)
 
-        def rank(place: Place[ConnectionT]) -> tuple[bool, int, float]:
+        def rank(place: ConnectionSlot[ConnectionT]) -> tuple[bool, int, float]:
             lag_s = place.lag_s(now)
             return lag_s >= _LAGS_S, counts[place.peer], lag_s
 
         return heapq.nlargest(count, waited_for, key=rank)
 
-    def overdue(self) -> list[Place[ConnectionT]]:
+    def overdue(self) -> list[ConnectionSlot[ConnectionT]]:
         """Return the places of clients that lag too long."""
         now = self._clock()
         return [place for place in self if place.lag_s(now) > self._patience_s]

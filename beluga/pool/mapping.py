@@ -111,10 +111,10 @@ class _MappingTable:
 
     def __init__(self) -> None:
         self._memories: dict[_Key, _Memory] = {}
-        self._forget()
+        self._after_fork()
         when_forked(self)
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         self._lock = threading.Lock()
         for memory in self._memories.values():
             memory.close_files()  # the child's copies of the descriptors

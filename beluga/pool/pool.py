@@ -61,7 +61,7 @@ class Pool(OfThisProcess):
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
         self._closing = False
-        self._forget()
+        self._after_fork()
         when_forked(self)
         self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
         first = mapping.members[0].superblock
@@ -176,7 +176,7 @@ class Pool(OfThisProcess):
         """The ``bl_pool *`` for tests, which ensure that no thread closes the pool meanwhile."""
         return self._mapping.handle
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Make a new lock. In a forked child one of the parent's threads may hold the old one."""
         self._lock = threading.Lock()
 

@@ -41,9 +41,9 @@ from beluga.router.prefix.hashing import (
     with_extra_keys,
 )
 from beluga.router.prefix.indexer import Indexer
-from beluga.router.prefix.kept import Kept
 from beluga.router.prefix.matches import FindMatches, Matches, Overlaps
 from beluga.router.prefix.pool_feed import PoolFeed, in_space
+from beluga.router.prefix.replay_buffer import ReplayBuffer
 from beluga.router.prefix.subscription import Subscription
 from beluga.router.prefix.wire import (
     HashBlocks,
@@ -79,7 +79,6 @@ __all__ = [
     "Goals",
     "HashBlocks",
     "Indexer",
-    "Kept",
     "Load",
     "LoadReport",
     "LoadTracker",
@@ -94,6 +93,7 @@ __all__ = [
     "Prompt",
     "Query",
     "Removed",
+    "ReplayBuffer",
     "Role",
     "Router",
     "RouterEvent",

@@ -326,7 +326,7 @@ class Client(OfThisProcess):
         """Free the lane. If no server is running, the next one finds the freed lane in the pool."""
         self._held.end()
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Drop the session in a forked child: the session and its lock belong to the parent."""
         # The session is NULL if the fork came while it was attaching.
         if self._held.out[0] != ffi.NULL:

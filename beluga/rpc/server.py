@@ -392,7 +392,7 @@ class Server(OfThisProcess):
             server, self._server = self._server, None
             self._destroy(server)
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Drop the server in a forked child, because it belongs to the parent."""
         if self._server is not None:
             lib.bl_server_forked(self._server)

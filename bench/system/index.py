@@ -83,7 +83,7 @@ def _pool(options: Options, size: int) -> Iterator[Pool]:
     """Yield a pool of this number of blocks, in sparse files. Raises NoRoomError."""
     parent, room = place(needed := size * _MEMORY_PER_BLOCK)
     if room < needed:
-        raise NoRoomError(f"{needed >> 20} MiB of memory are needed, {room >> 20} are there")
+        raise NoRoomError(f"{needed >> 20} MiB of memory are needed, but {room >> 20} MiB are free")
     device_size = -(-size * (_BLOCK_SIZE + _MEMORY_PER_BLOCK) // STRIPE_SIZE) * STRIPE_SIZE
     with (
         scratch_folder("bench", parent) as folder,

@@ -129,7 +129,9 @@ class Queue:
     ) -> int:
         """Append a piece of ``size`` bytes to its class; return its handle."""
         if device_tokens is not None and len(device_tokens) != len(self._devices):
-            raise ValueError(f"tokens of {len(self._devices)} devices, have {len(device_tokens)}")
+            raise ValueError(
+                f"expected the tokens of {len(self._devices)} devices, not {len(device_tokens)}"
+            )
         own = ffi.NULL if device_tokens is None else device_tokens
         status = lib.bl_queue_push(self.handle, node, tokens, size, own, piece, now_ns)
         return raise_for_status(status, "queueing a piece")

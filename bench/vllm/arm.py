@@ -196,7 +196,9 @@ def _server(
 def _wait_for_save(
     engine: Engine, before: Mapping[str, float], tokens: int, setting: Setting
 ) -> None:
-    """Wait until the engine's connector has saved so many tokens since ``before``, or gave up."""
+    """Wait until the engine's connector has saved so many tokens since ``before``, or stopped
+    trying.
+    """
     size = tokens * setting.size.token_bytes()
     block_bytes = float(setting.block_tokens * setting.size.token_bytes())
     weights = {"save_bytes": 1.0, "save_skipped_blocks": block_bytes}

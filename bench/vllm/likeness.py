@@ -27,7 +27,7 @@ _FAULTS = (
 
 
 def found_tokens(reply: Reply, block_tokens: int) -> int:
-    """Return the tokens that were found and also loaded. vLLM counts promised tokens as cached."""
+    """Return the tokens that were found and also loaded. vLLM counts announced tokens as cached."""
     failed = int(reply.get("figures", {}).get("load_failed_blocks", 0))
     return max(0, int(reply["cached_tokens"]) - failed * block_tokens)
 

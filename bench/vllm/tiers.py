@@ -50,7 +50,7 @@ _RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 class Tiered:
-    """An engine over an arm with something below."""
+    """An engine on an arm with a lower tier."""
 
     def __init__(self, stack: ExitStack, below: Below) -> None:
         self.below, self.station = below, Station(stack, below.arm)

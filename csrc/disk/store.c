@@ -139,7 +139,7 @@ static void bl_slot_evict(bl_store *store, uint32_t number)
     store->stat.evicted_count++;
 }
 
-/* ---- Room */
+/* ---- Space */
 
 /* Return 1 if a block can be evicted now. */
 static int bl_slot_may_go(const bl_store *store, uint32_t number)

@@ -118,13 +118,13 @@ typedef struct bl_share {
 } bl_share;
 
 /* The state of the current search for room (index/order.c). */
-typedef struct bl_turn {
+typedef struct bl_eviction {
     uint8_t shares[BL_SHARE_COUNT]; /* in the order in which their blocks are evicted */
     uint8_t place[BL_SHARE_COUNT];  /* index of each share in that order */
     uint32_t count;             /* shares whose blocks may be evicted */
     uint32_t pinned;            /* 1: also blocks that a hint pins */
     uint32_t asks;              /* the share that needs room */
-} bl_turn;
+} bl_eviction;
 
 /* A key that has left the index. */
 typedef struct bl_removal_record {
@@ -139,7 +139,7 @@ struct bl_meta {
     bl_block *blocks;
     bl_index *index;
     bl_evict *orders[BL_ORDER_COUNT]; /* of the blocks that may be evicted */
-    bl_turn turn;
+    bl_eviction turn;
     uint32_t eviction;          /* bl_evict_policy */
     bl_pages *pages;
     bl_extents *extents;
@@ -226,30 +226,30 @@ void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
 
 /* ---- index/order.c: which block is evicted next, of all shares. */
 
-/* Return 1 if there is only one eviction order. Then a search needs no bl_turn. */
-static inline int bl_turn_plain(const bl_meta *meta)
+/* Return 1 if there is only one eviction order. Then a search needs no bl_eviction. */
+static inline int bl_eviction_plain(const bl_meta *meta)
 {
     return meta->share_count == 1 && meta->hints == NULL;
 }
 
-/* Begin a search for room for the share of bl_turn_asks(): size bytes, or a line of the table if
- * size is 0. At first only blocks of shares that exceed their parts may be evicted. */
-void bl_turn_begin(bl_meta *meta, uint64_t size);
+/* Begin a search for room for the share of bl_eviction_set_share(): size bytes, or a line of the
+ * table if size is 0. At first only blocks of shares that exceed their parts may be evicted. */
+void bl_eviction_begin(bl_meta *meta, uint64_t size);
 
 /* The search found no room: allow more blocks to be evicted. Returns 0 if all are allowed
  * already. */
-int bl_turn_widen(bl_meta *meta);
+int bl_eviction_widen(bl_meta *meta);
 
 /* Return the first block to evict, and the one after a given block, or -1. A walk visits each block
  * that may be evicted once. */
-int64_t bl_turn_coldest(const bl_meta *meta);
-int64_t bl_turn_warmer(const bl_meta *meta, uint32_t number);
+int64_t bl_eviction_coldest(const bl_meta *meta);
+int64_t bl_eviction_warmer(const bl_meta *meta, uint32_t number);
 
 /* Return the block to evict for a line of the table, or -1. */
-int64_t bl_turn_first(bl_meta *meta);
+int64_t bl_eviction_first(bl_meta *meta);
 
 /* Return 1 if this search may evict the block. */
-int bl_turn_has(const bl_meta *meta, uint32_t number);
+int bl_eviction_has(const bl_meta *meta, uint32_t number);
 
 /* index/task_call.c */
 

@@ -143,7 +143,7 @@ int bl_handle_reserve(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     if (head.flags & BL_RESERVE_KEPT)
         bl_tasks_age(meta);
-    bl_turn_asks(meta, head.fingerprint);
+    bl_eviction_set_share(meta, head.fingerprint);
     if (meta->hints)
         bl_hints_expire(meta);
     bl_pages_defer(meta->pages);

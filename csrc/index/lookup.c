@@ -234,7 +234,7 @@ int bl_handle_remove(void *context, bl_call *call)
     if (keys == NULL)
         return -BL_ERROR_BAD_REQUEST;
     uint32_t tried = 0;
-    bl_turn_asks(meta, 0); /* tombstones count for no tenant */
+    bl_eviction_set_share(meta, 0); /* tombstones count for no tenant */
     for (; tried < head.count && removed >= 0; tried += removed >= 0) {
         uint64_t key[2];
         memcpy(key, keys + tried * sizeof key, sizeof key);

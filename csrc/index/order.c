@@ -20,11 +20,11 @@
 
 /* The levels of a share in the order of eviction. The table is its own inverse: it also has the
  * position of each level. */
-static const uint8_t bl_turn_levels[BL_LEVEL_PINNED] = {BL_LEVEL_LOW, BL_LEVEL_NORMAL,
+static const uint8_t bl_eviction_levels[BL_LEVEL_PINNED] = {BL_LEVEL_LOW, BL_LEVEL_NORMAL,
                                                         BL_LEVEL_HIGH};
 
 /* Return by how much the share would exceed its part with the new block. */
-static int64_t bl_turn_excess(const bl_meta *meta, uint32_t share, uint32_t asks, uint64_t size)
+static int64_t bl_eviction_excess(const bl_meta *meta, uint32_t share, uint32_t asks, uint64_t size)
 {
     return size ? bl_share_excess(meta, share, share == asks ? size : 0)
                 : bl_share_lines_excess(meta, share, share == asks);
@@ -32,23 +32,23 @@ static int64_t bl_turn_excess(const bl_meta *meta, uint32_t share, uint32_t asks
 
 /* Return 1 if a share comes before another one: it exceeds its part by more; or, if both are within
  * their parts, it is the one that needs the room. */
-static int bl_turn_before(int64_t excess, int asks, int64_t other, int other_asks)
+static int bl_eviction_before(int64_t excess, int asks, int64_t other, int other_asks)
 {
     if (excess <= 0 && other <= 0 && asks != other_asks)
         return asks;
     return excess > other;
 }
 
-void bl_turn_begin(bl_meta *meta, uint64_t size)
+void bl_eviction_begin(bl_meta *meta, uint64_t size)
 {
-    bl_turn *turn = &meta->turn;
+    bl_eviction *turn = &meta->turn;
     uint32_t share = turn->asks;
     int64_t excess[BL_SHARE_COUNT];
     turn->count = turn->pinned = 0;
     for (uint32_t one = 0; one < meta->share_count; one++) { /* insertion sort */
-        int64_t own = bl_turn_excess(meta, one, share, size);
+        int64_t own = bl_eviction_excess(meta, one, share, size);
         uint32_t place = one;
-        for (; place > 0 && bl_turn_before(own, one == share, excess[place - 1],
+        for (; place > 0 && bl_eviction_before(own, one == share, excess[place - 1],
                                            turn->shares[place - 1] == share);
              place--) {
             excess[place] = excess[place - 1];
@@ -61,12 +61,12 @@ void bl_turn_begin(bl_meta *meta, uint64_t size)
     for (uint32_t place = 0; place < meta->share_count; place++)
         turn->place[turn->shares[place]] = (uint8_t)place;
     if (turn->count == 0)
-        bl_turn_widen(meta);
+        bl_eviction_widen(meta);
 }
 
-int bl_turn_widen(bl_meta *meta)
+int bl_eviction_widen(bl_meta *meta)
 {
-    bl_turn *turn = &meta->turn;
+    bl_eviction *turn = &meta->turn;
     if (turn->count == meta->share_count) {
         int more = meta->hints != NULL && !turn->pinned;
         turn->pinned = 1;
@@ -77,65 +77,65 @@ int bl_turn_widen(bl_meta *meta)
 }
 
 /* Return the position of the block's share in the search. */
-static uint32_t bl_turn_place(const bl_meta *meta, uint32_t number)
+static uint32_t bl_eviction_place(const bl_meta *meta, uint32_t number)
 {
     return meta->turn.place[bl_block_share(&meta->blocks[number])];
 }
 
 /* Return the eviction order at a step of the walk, or NULL. Each share's levels follow one another;
  * the PINNED levels of all shares come last. */
-static bl_evict *bl_turn_order(const bl_meta *meta, uint32_t step)
+static bl_evict *bl_eviction_order(const bl_meta *meta, uint32_t step)
 {
-    const bl_turn *turn = &meta->turn;
+    const bl_eviction *turn = &meta->turn;
     uint32_t steps = BL_LEVEL_PINNED * turn->count; /* the steps without PINNED */
     if (step >= steps)
         return meta->orders[bl_order_number(turn->shares[step - steps], BL_LEVEL_PINNED)];
     return meta->orders[bl_order_number(turn->shares[step / BL_LEVEL_PINNED],
-                                        bl_turn_levels[step % BL_LEVEL_PINNED])];
+                                        bl_eviction_levels[step % BL_LEVEL_PINNED])];
 }
 
 /* Return the step of the walk for a block's order. */
-static uint32_t bl_turn_step(const bl_meta *meta, uint32_t number)
+static uint32_t bl_eviction_step(const bl_meta *meta, uint32_t number)
 {
-    uint32_t level = bl_block_level(&meta->blocks[number]), place = bl_turn_place(meta, number);
+    uint32_t level = bl_block_level(&meta->blocks[number]), place = bl_eviction_place(meta, number);
     return level == BL_LEVEL_PINNED ? BL_LEVEL_PINNED * meta->turn.count + place
-                                    : BL_LEVEL_PINNED * place + bl_turn_levels[level];
+                                    : BL_LEVEL_PINNED * place + bl_eviction_levels[level];
 }
 
 /* Return the coldest block of the orders from a step on, or -1. */
-static int64_t bl_turn_from(const bl_meta *meta, uint32_t step)
+static int64_t bl_eviction_from(const bl_meta *meta, uint32_t step)
 {
     uint32_t steps = (BL_LEVEL_PINNED + meta->turn.pinned) * meta->turn.count;
     int64_t number = -1;
     for (; number < 0 && step < steps; step++) {
-        bl_evict *order = bl_turn_order(meta, step);
+        bl_evict *order = bl_eviction_order(meta, step);
         if (order)
             number = bl_evict_coldest(order);
     }
     return number;
 }
 
-int64_t bl_turn_coldest(const bl_meta *meta) { return bl_turn_from(meta, 0); }
+int64_t bl_eviction_coldest(const bl_meta *meta) { return bl_eviction_from(meta, 0); }
 
-int64_t bl_turn_warmer(const bl_meta *meta, uint32_t number)
+int64_t bl_eviction_warmer(const bl_meta *meta, uint32_t number)
 {
     int64_t next = bl_evict_warmer(bl_order_of(meta, number), number);
-    return next >= 0 ? next : bl_turn_from(meta, bl_turn_step(meta, number) + 1);
+    return next >= 0 ? next : bl_eviction_from(meta, bl_eviction_step(meta, number) + 1);
 }
 
-int64_t bl_turn_first(bl_meta *meta)
+int64_t bl_eviction_first(bl_meta *meta)
 {
     int64_t number;
-    bl_turn_begin(meta, 0);
+    bl_eviction_begin(meta, 0);
     do
-        number = bl_turn_coldest(meta);
-    while (number < 0 && bl_turn_widen(meta));
+        number = bl_eviction_coldest(meta);
+    while (number < 0 && bl_eviction_widen(meta));
     return number;
 }
 
-int bl_turn_has(const bl_meta *meta, uint32_t number)
+int bl_eviction_has(const bl_meta *meta, uint32_t number)
 {
-    return bl_turn_place(meta, number) < meta->turn.count &&
+    return bl_eviction_place(meta, number) < meta->turn.count &&
            bl_block_level(&meta->blocks[number]) < BL_LEVEL_PINNED + meta->turn.pinned &&
            bl_evict_has(bl_order_of(meta, number), number);
 }

@@ -36,7 +36,7 @@ int64_t bl_number_take(bl_meta *meta)
     int64_t number = bl_number_unused(meta), coldest;
     if (number >= 0)
         return number;
-    coldest = bl_turn_first(meta);
+    coldest = bl_eviction_first(meta);
     if (coldest < 0)
         return number;
     bl_evict_ahead(meta, (uint32_t)coldest);
@@ -97,11 +97,11 @@ bl_residents bl_meta_residents(bl_meta *meta)
 
 /* ---- The same for several shares */
 
-static int64_t bl_resident_turn_coldest(void *context) { return bl_turn_coldest(context); }
+static int64_t bl_resident_eviction_coldest(void *context) { return bl_eviction_coldest(context); }
 
 static int64_t bl_resident_turn_warmer(void *context, uint32_t number)
 {
-    return bl_turn_warmer(context, number);
+    return bl_eviction_warmer(context, number);
 }
 
 static bl_resident bl_resident_turn_look(void *context, uint32_t number)
@@ -109,7 +109,7 @@ static bl_resident bl_resident_turn_look(void *context, uint32_t number)
     const bl_meta *meta = context;
     const bl_block *block = &meta->blocks[number];
     return (bl_resident){block->offset, bl_space_size(block),
-                         (uint32_t)bl_turn_has(meta, number)};
+                         (uint32_t)bl_eviction_has(meta, number)};
 }
 
 /* ---- Space */
@@ -218,13 +218,13 @@ static uint32_t bl_space_turn(bl_meta *meta, bl_residents *residents, uint32_t s
                               const uint32_t **numbers, uint64_t *offset)
 {
     uint32_t count;
-    residents->coldest = bl_resident_turn_coldest;
+    residents->coldest = bl_resident_eviction_coldest;
     residents->warmer = bl_resident_turn_warmer;
     residents->look = bl_resident_turn_look;
-    bl_turn_begin(meta, size);
+    bl_eviction_begin(meta, size);
     do
         count = bl_victims_choose(meta->victims, meta->pages, residents, size, numbers, offset);
-    while (count == 0 && bl_turn_widen(meta));
+    while (count == 0 && bl_eviction_widen(meta));
     return count;
 }
 
@@ -234,7 +234,7 @@ static int bl_space_evict(bl_meta *meta, uint32_t size, uint64_t *offset)
     bl_residents residents = bl_meta_residents(meta);
     const uint32_t *numbers;
     uint32_t count =
-        bl_turn_plain(meta)
+        bl_eviction_plain(meta)
             ? bl_victims_choose(meta->victims, meta->pages, &residents, size, &numbers, offset)
             : bl_space_turn(meta, &residents, size, &numbers, offset);
     for (uint32_t i = 0; i < count; i++) {

@@ -73,7 +73,7 @@ static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
     return held ? line.state : 0;
 }
 
-/* Copy the open marks into the own half, and rebuild the extents. The whole own half is
+/* Copy the open marks into this server's half, and rebuild the extents. The whole half is
  * overwritten: it has lines of an earlier epoch, and reading it first would cost as much. */
 static void bl_recover_extents(bl_meta *meta)
 {
@@ -99,9 +99,9 @@ static void bl_recover_extents(bl_meta *meta)
     }
 }
 
-/* Copy a named block's name into the own half. If the line is damaged or belongs to another block,
- * write a line without a name: the own half's line may have been left torn by the server of two
- * epochs ago. The name lines of a batch of entries are invalidated together. */
+/* Copy a named block's name into this server's half. If the line is damaged or belongs to
+ * another block, write a line without a name: its line in this half may have been left torn by
+ * the server of two epochs ago. The name lines of a batch of entries are invalidated together. */
 static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation, uint32_t *fetched)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -126,8 +126,8 @@ static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation,
     bl_crash_point("recover.name_copied");
 }
 
-/* Copy a tombstone, or the line of a tier, into the own half, and add it to the tombstones. Returns
- * 0 if there are too many. */
+/* Copy a tombstone, or the line of a tier, into this server's half, and add it to the
+ * tombstones. Returns 0 if there are too many. */
 static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry)
 {
     meta->blocks[number] = (bl_block){
@@ -144,9 +144,9 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
     return 1;
 }
 
-/* Copy the committed blocks' entries into the own half, which is overwritten as a whole, and list
- * the blocks. Returns their number. Numbers behind the last one in use count as fresh, so their
- * memory is not touched: a pool of 1 TiB has 400 MiB of it. */
+/* Copy the committed blocks' entries into this server's half, which is overwritten as a whole,
+ * and list the blocks. Returns their number. Numbers behind the last one in use count as fresh,
+ * so their memory is not touched: a pool of 1 TiB has 400 MiB of it. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {
     const bl_memory *memory = &meta->pool->memory;

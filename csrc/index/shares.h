@@ -29,7 +29,7 @@ int64_t bl_share_excess(const bl_meta *meta, uint32_t share, uint64_t size);
 int64_t bl_share_lines_excess(const bl_meta *meta, uint32_t share, uint64_t count);
 
 /* The next search for room is for blocks with this fingerprint. */
-static inline void bl_turn_asks(bl_meta *meta, uint64_t fingerprint)
+static inline void bl_eviction_set_share(bl_meta *meta, uint64_t fingerprint)
 {
     meta->turn.asks = bl_share_of(meta, fingerprint);
 }

@@ -111,7 +111,7 @@ static void bl_tier_move(bl_tier *tier, uint32_t id, uint32_t level, int cool)
         bl_evict_touch(bl_tier_order_of(tier, id), id);
 }
 
-/* Return the block that goes next, or -1. */
+/* Return the block that is evicted next, or -1. */
 static int64_t bl_tier_coldest(const bl_tier *tier)
 {
     int64_t coldest = -1;

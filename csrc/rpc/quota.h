@@ -5,7 +5,7 @@
  * and grants, pins and bytes, which the block index counts (index/blocks.h). What exceeds a quota
  * is refused at once, never queued.
  *
- * Calls that give something back always run, on credit: a refusal would hurt the other sessions.
+ * Calls that give something back always run, on credit: a rejection would delay the other sessions.
  * Credit ends at one bucket, so that such calls cannot be used to get around the quota.
  */
 #include "format/pool_format.h"
@@ -18,7 +18,7 @@
 #define BL_TOKEN INT64_C(1000000000)
 
 typedef struct bl_allowance {
-    int64_t tokens;             /* may go down to one bucket below zero */
+    int64_t tokens;             /* may fall to one bucket below zero */
     uint64_t filled_ns;
 } bl_allowance;
 

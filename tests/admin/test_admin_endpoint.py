@@ -30,7 +30,7 @@ from beluga.admin import (
 )
 from beluga.admin import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, NoServerError
-from beluga.listening import Places, Token
+from beluga.listening import ConnectionSlots, Token
 
 
 def echo(request: AdminRequest) -> AdminResponse:
@@ -212,7 +212,7 @@ def test_a_client_that_waits_for_its_answer_keeps_its_place(
 def test_a_client_that_lags_too_long_is_closed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "Places", lambda: Places(patience_s=0.01))
+    monkeypatch.setattr(endpoint, "ConnectionSlots", lambda: ConnectionSlots(patience_s=0.01))
     make().claim()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.settimeout(30)
@@ -324,7 +324,7 @@ def test_a_directory_that_cannot_have_sockets_is_only_logged(make: Make, tmp_pat
     make()
 
 
-def test_a_directory_that_is_gone_is_only_logged(
+def test_a_missing_directory_is_only_logged(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = make(tmp_path / "gone")
@@ -382,6 +382,6 @@ def test_read_address_parses_host_and_port(text: str, found: tuple[str, int]) ->
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":x", "65536", "-1", "9466/metrics", "٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(AdminError, match=r"use \[HOST:\]PORT"):
         read_address(text)

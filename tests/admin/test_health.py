@@ -28,7 +28,7 @@ def statuses(health: ServerHealth) -> list[int]:
     return [routes["GET", path](AdminRequest(path)).status for path in ("/healthz", "/readyz")]
 
 
-def test_who_makes_no_progress_is_not_alive() -> None:
+def test_a_server_without_progress_is_not_alive() -> None:
     now = [100.0]
     health = ServerHealth(still_s=10.0, clock=lambda: now[0])
     assert statuses(health) == [200, 503]  # it begins

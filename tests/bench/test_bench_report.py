@@ -72,13 +72,13 @@ def test_a_smoke_run_is_marked_in_headline_title_and_each_chart() -> None:
     assert len(read.texts["figcaption"]) == 2
 
 
-def test_what_is_missing_is_named_with_its_reason() -> None:
+def test_missing_rows_are_listed_with_their_reason() -> None:
     read = page(row(), missing={"latency": "the run was interrupted", "copy": "it failed: <x>"})
     assert "latency is missing: the run was interrupted" in warnings(read)
     assert "copy is missing: it failed: <x>" in warnings(read)
 
 
-def test_runs_on_other_machines_stand_apart() -> None:
+def test_runs_on_other_machines_are_shown_separately() -> None:
     read = page(row(depth=1), row(depth=8, machine="another CPU"))
     assert "The rows come from 2 machines" in warnings(read)
     assert sum(text.startswith("From a") for text in read.texts["p"]) == 2
@@ -135,7 +135,7 @@ def test_every_recorded_file_makes_a_page(path: Path) -> None:
         (b'[{"bench": "a", "case": "b", "limit": []}]', "limit of case 'b' is []"),
     ],
 )
-def test_files_that_are_no_results_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_files_without_results_are_rejected(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(BelugaError, match=r"x\.json") as refused:

@@ -83,7 +83,7 @@ def test_every_row_has_the_fields(smoke: Smoke, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_what_is_judged_has_a_ratio_and_a_spread(smoke: Smoke, name: str) -> None:
+def test_rows_with_a_goal_have_a_ratio_and_a_spread(smoke: Smoke, name: str) -> None:
     if name == "rpc" and len(cores()) < 2:
         pytest.skip("needs two cores")
     for case in JUDGED[name]:

@@ -19,7 +19,7 @@ def rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
 
 
 @pytest.mark.long
-def test_ours_stands_beside_a_bare_proxy(rows: dict[str, Row]) -> None:
+def test_the_gateway_is_compared_with_a_bare_proxy(rows: dict[str, Row]) -> None:
     for case in ("time to first byte", "time to last byte"):
         row = rows[case]
         assert 0 < float(str(row["ratio_q1"])) <= float(str(row["ratio_q3"]))

@@ -77,7 +77,7 @@ def test_two_workers_share_what_either_has_stored() -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled")
-def test_a_person_reads_who_copied() -> None:
+def test_the_text_report_names_the_copying_engine() -> None:
     found = demo("--conversations", "2", "--turns", "3")
     assert found.returncode == 0, found.stderr
     assert "knows nothing of caches" in found.stdout

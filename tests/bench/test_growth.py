@@ -8,7 +8,7 @@ import pytest
 from beluga_bench.studies import growth
 
 
-def test_what_fills_up_first_follows_from_what_is_measured() -> None:
+def test_the_first_exhausted_resource_follows_from_the_measurements() -> None:
     work = growth.Work(requests_per_s=1.0, prompt_tokens=1600, hit_rate=0.25)
     assert work.keys == 100
     rows = {

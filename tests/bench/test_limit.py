@@ -45,7 +45,7 @@ def test_a_write_puts_all_bytes_where_they_belong(name: str, memory: np.ndarray)
 
 
 @pytest.mark.parametrize("name", ["read", "load"])
-def test_a_read_brings_all_bytes(name: str, memory: np.ndarray) -> None:
+def test_a_read_returns_all_bytes(name: str, memory: np.ndarray) -> None:
     memory[:] = np.random.default_rng(2).integers(0, 256, len(memory), dtype=np.uint8)
     target = np.zeros(SIZE, np.uint8)
     run(name, memory, target)

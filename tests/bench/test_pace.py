@@ -28,7 +28,7 @@ def test_a_pace_is_read_in_its_units() -> None:
 @pytest.mark.parametrize(
     "text", ["", "device=0GB/s", "latency=650ns", "device=22.5", "device=3ns", "device=1GB/s,x=2ns"]
 )
-def test_what_is_no_pace_is_refused(text: str) -> None:
+def test_an_invalid_pace_is_rejected(text: str) -> None:
     with pytest.raises(BelugaError, match="no pace"):
         parse_pace(text)
 

@@ -36,7 +36,7 @@ def test_a_limit_that_varies_by_more_than_a_quarter_is_noisy(last: float, noisy:
     assert compare([(100.0, 90.0), (100.0, 90.0), (last, 90.0)]).noisy is noisy
 
 
-def test_limit_and_ours_take_turns() -> None:
+def test_limit_and_engine_are_timed_alternately() -> None:
     log: list[str] = []
     limit, ours = player([10.0] * 9, log, "limit"), player([5.0] * 9, log, "ours")
     found = race(limit, ours, pair_count=9, retry_count=3)

@@ -11,7 +11,7 @@ import pytest
 from beluga_bench import BENCHES, Options, Row
 
 
-def test_both_engines_stand_beside_fio(smoke: Callable[[str], list[Row]]) -> None:
+def test_both_engines_are_compared_with_fio(smoke: Callable[[str], list[Row]]) -> None:
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
     rows = smoke("tiers-disk")

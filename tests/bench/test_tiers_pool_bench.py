@@ -20,7 +20,7 @@ HAS_REDIS = bool(importlib.util.find_spec("redis") and shutil.which("redis-serve
 
 
 @pytest.mark.long
-def test_gets_beside_the_tiers_work_stand_beside_the_same_gets_alone(
+def test_gets_during_tier_work_are_compared_with_the_same_gets_alone(
     smoke: Callable[[str], list[Row]],
 ) -> None:
     onboard, hit = smoke("tiers-pool")

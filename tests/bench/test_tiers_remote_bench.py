@@ -18,7 +18,7 @@ THERE = {
 }
 
 
-def test_each_store_stands_beside_its_bare_client(smoke: Callable[[str], list[Row]]) -> None:
+def test_each_store_is_compared_with_its_bare_client(smoke: Callable[[str], list[Row]]) -> None:
     rows = smoke("tiers-remote")
     for engine, there in THERE.items():
         mine = [row for row in rows if row["engine"] == engine]

@@ -252,7 +252,7 @@ def test_config_shows_what_is_set(write: Write, monkeypatch: pytest.MonkeyPatch)
         assert "no settings file" in beluga("config").stderr
 
 
-def test_every_option_may_stand_in_a_file_or_is_about_one_run() -> None:
+def test_every_option_may_be_in_a_file_unless_it_concerns_one_run() -> None:
     """Every command has a table, and the keys of its options differ."""
     root: Any = typer.main.get_command(app)
     tables = settings.tables(root, "beluga")
@@ -296,7 +296,7 @@ def test_a_command_that_refuses_a_value_of_the_file_names_the_file(
     assert "".join(f"{said}{path}".split()) in shown
 
 
-def test_a_refused_flag_is_no_fault_of_the_file(write: Write) -> None:
+def test_a_rejected_flag_is_not_reported_as_an_error_of_the_file(write: Write) -> None:
     write("[serve]\nevents-form = 'none'\n")
     refused = beluga("serve", "--events-form", "json", "--events", "a", "--events-replay", "b")
     assert "is json; give vllm or dynamo" in " ".join(refused.stderr.split())

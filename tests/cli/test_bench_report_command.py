@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga bench report``: where its page goes, and what a failure or Ctrl-C leaves."""
+"""``beluga bench report``: where its page is written, and what a failure or Ctrl-C leaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_a_name_the_page_is_written_to_the_current_folder(benches: Bench
     assert Path("beluga-bench.html").is_file()
 
 
-def test_a_benchmark_that_fails_does_not_take_the_others_along(benches: Benches) -> None:
+def test_a_failed_benchmark_does_not_stop_the_others(benches: Benches) -> None:
     benches["a"] = ends_with(BelugaError("no fio"))
     benches["b"] = lambda options: [row("b")]
     done = beluga()
@@ -118,7 +118,7 @@ def test_nonsense_is_refused_before_the_work(
     assert said in done.stderr + str(done.exception)
 
 
-def test_its_options_are_refused_without_it(benches: Benches) -> None:
+def test_report_options_are_rejected_without_report(benches: Benches) -> None:
     done = CliRunner().invoke(app, ["bench", "rpc", "--out", "page.html"])
     assert done.exit_code == 2
     assert "add report" in done.stderr

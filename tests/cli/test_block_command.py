@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("server")
 
 
 @pytest.mark.parametrize("size", [1, 4096, 3_000_001])
-def test_what_was_put_is_got(run: Run, pool: list[str], tmp_path: Path, size: int) -> None:
+def test_get_returns_the_bytes_of_put(run: Run, pool: list[str], tmp_path: Path, size: int) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(random.Random(size).randbytes(size))
     put = json.loads(run("put", "a key", source, *pool, "--json").stdout)
@@ -122,7 +122,7 @@ def test_a_file_larger_than_any_block_is_refused(run: Run, pool: list[str], tmp_
 
 
 @pytest.mark.parametrize("source", ["/dev/zero", "-"])
-def test_what_has_no_end_is_read_up_to_the_limit(pool: list[str], source: str) -> None:
+def test_an_endless_input_is_read_up_to_the_limit(pool: list[str], source: str) -> None:
     """The process has 1 GiB of memory beyond what it starts with."""
     code = (
         "import re, resource; from pathlib import Path; from beluga.cli.main import main; "

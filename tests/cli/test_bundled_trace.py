@@ -18,13 +18,13 @@ from beluga.simulate import found_shares, load_trace
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_it_is_small_and_names_its_origin() -> None:
+def test_the_bundled_trace_is_small_and_names_its_origin() -> None:
     assert BUNDLED.stat().st_size < 300_000
     with BUNDLED.open() as lines:
         assert "scripts/dev/gen_trace.py" in json.loads(lines.readline())["origin"]
 
 
-def test_its_format_is_recognized() -> None:
+def test_the_bundled_traces_format_is_recognized() -> None:
     reading = load_trace(BUNDLED).reading
     assert reading is not None
     assert (reading.form, reading.time_unit, reading.block_tokens) == ("mooncake", "ms", 512)

@@ -19,7 +19,7 @@ NAMES = [check.name for check in CHECKS]
 
 
 @pytest.mark.usefixtures("server")
-def test_it_prints_one_line_for_each_finding(run: Run, pool: list[str]) -> None:
+def test_doctor_prints_one_line_for_each_finding(run: Run, pool: list[str]) -> None:
     done = run("doctor", *pool)
     lines = done.stdout.splitlines()
     assert [line.partition(": ")[0] for line in lines] == NAMES

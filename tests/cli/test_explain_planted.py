@@ -4,7 +4,7 @@
 
 Each is planted by what makes it in production: engines' own namespaces (those of vLLM's connector),
 other processes that store, write and die, a pool that is full, a server that is killed, memory that
-goes bad. The command runs in a process of its own, before and after a restart of the server.
+fails. The command runs in a process of its own, before and after a restart of the server.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def world(start: Start, run: Run, shm: Path) -> Iterator[World]:
     ],
     ids=["namespace", "layout", "dtype", "kv dtype", "rank", "ranks"],
 )
-def test_what_another_engine_stored_is_named(
+def test_blocks_of_another_engine_are_named(
     world: World, stored: Namespace, cause: str, said: str, killed: bool
 ) -> None:
     world.store(stored)

@@ -16,7 +16,7 @@ import pytest
 from beluga import Client, KVCache, Pool
 
 Begin = Callable[..., "subprocess.Popen[str]"]
-Ask = Callable[..., "subprocess.CompletedProcess[str]"]
+RunCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 
 MODULE = '''
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def begin(start: Begin, folder: Path) -> Begin:
 
 
 @pytest.fixture
-def ask(run: Ask, folder: Path) -> Ask:
+def ask(run: RunCommand, folder: Path) -> RunCommand:
     """Run a command to its end."""
     return partial(run, entry="cxl_rpc", cwd=folder)
 
@@ -89,7 +89,7 @@ def serves(child: subprocess.Popen[str]) -> None:
 
 
 def test_handlers_of_a_module_are_served_listed_and_called(
-    begin: Begin, ask: Ask, pool: list[str]
+    begin: Begin, ask: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "jobs:handlers", *pool, "--handler-threads", "2"))
     assert ask("list", *pool).stdout.splitlines() == [
@@ -137,7 +137,9 @@ def test_no_other_module_of_the_programs_folder_is_imported(folder: Path, pool: 
     assert "jobs:nothing is 3" in ended.stderr
 
 
-def test_a_wrong_call_is_one_line_and_a_status(begin: Begin, ask: Ask, pool: list[str]) -> None:
+def test_a_wrong_call_is_one_line_and_a_status(
+    begin: Begin, ask: RunCommand, pool: list[str]
+) -> None:
     serves(begin("serve", "jobs:handlers", *pool))
     for words, code, text in (
         (("nothing",), 1, "no handler 'nothing'; it has add, norm"),
@@ -155,7 +157,7 @@ def test_a_wrong_call_is_one_line_and_a_status(begin: Begin, ask: Ask, pool: lis
 
 
 def test_beluga_serve_has_handlers_beside_the_index(
-    begin: Begin, ask: Ask, pool: list[str]
+    begin: Begin, ask: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "--handlers", "jobs:several", *pool, entry="main"))
     with Pool.open(pool[1::2]) as opened, Client(opened) as client:
@@ -166,7 +168,7 @@ def test_beluga_serve_has_handlers_beside_the_index(
     assert ask("call", "plain", "7", *pool).stdout == "7\n"
 
 
-def test_a_server_in_the_background_has_handlers(ask: Ask, pool: list[str]) -> None:
+def test_a_server_in_the_background_has_handlers(ask: RunCommand, pool: list[str]) -> None:
     detached = ask("serve", "--detach", "--handlers", "jobs:named", *pool, entry="main")
     assert detached.returncode == 0, detached.stderr
     try:
@@ -176,7 +178,7 @@ def test_a_server_in_the_background_has_handlers(ask: Ask, pool: list[str]) -> N
 
 
 def test_a_server_without_handlers_returns_an_error_with_a_fix(
-    begin: Begin, ask: Ask, pool: list[str]
+    begin: Begin, ask: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", *pool))
     for words in (("list",), ("call", "add", "1")):
@@ -199,7 +201,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
     ],
 )
 def test_handlers_that_cannot_be_loaded_are_named_before_anything_serves(
-    folder: Path, ask: Ask, pool: list[str], place: str, text: str
+    folder: Path, ask: RunCommand, pool: list[str], place: str, text: str
 ) -> None:
     (folder / "broken.py").write_text("import absent_package\n")
     for words, entry in (
@@ -213,7 +215,7 @@ def test_handlers_that_cannot_be_loaded_are_named_before_anything_serves(
         assert "Traceback" not in ended.stderr
 
 
-def test_a_pool_is_made_with_room_for_long_calls(ask: Ask, shm: Path) -> None:
+def test_a_pool_is_made_with_room_for_long_calls(ask: RunCommand, shm: Path) -> None:
     path = str(shm / "wide")
     made = ask(
         *("pool", "create", path, "--size", "64M", "--lanes", "2", "--bulk-size", "1M"),

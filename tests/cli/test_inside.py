@@ -143,7 +143,7 @@ def test_signals_stop_it(told: Told, number: int) -> None:
     assert (server.did, server.looks) == (["start", "stop"], 0)
 
 
-def test_what_ends_a_server_is_raised_and_the_server_stopped(told: Told) -> None:
+def test_a_fatal_error_is_raised_and_the_server_is_stopped(told: Told) -> None:
     server: Any = Server(fails_after=2)
     with pytest.raises(DeposedError):
         serve.serve_until_told(server)
@@ -151,7 +151,7 @@ def test_what_ends_a_server_is_raised_and_the_server_stopped(told: Told) -> None
 
 
 @pytest.mark.parametrize("elected", [True, False])
-def test_a_standby_serves_if_its_turn_comes(
+def test_a_standby_serves_after_the_server_ends(
     told: Told,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -242,7 +242,7 @@ def test_options_reach_the_server(served: list[Served], opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("text", ["101%", "-1", "a", "", "0.25.1", "1e1", "acme=25%", "nan"])
-def test_a_budget_of_hints_that_is_no_part_is_refused(served: list[Served], text: str) -> None:
+def test_an_invalid_budget_of_hints_is_rejected(served: list[Served], text: str) -> None:
     shown = beluga("serve", "--hint-budget", text)
     assert shown.exit_code == 2
     words = " ".join(shown.output.replace("│", " ").split())
@@ -344,7 +344,7 @@ def test_event_options_that_make_no_sense_are_refused(
         (["--lease", "etcd://a/b"], {"silent_s": SILENT_S, "lease": "lease etcd://a/b"}),
     ],
 )
-def test_who_waits_stands_by(
+def test_a_waiting_server_reports_standby(
     served: list[Served], arguments: list[Any], how: dict[str, Any]
 ) -> None:
     beluga("serve", *arguments)
@@ -441,7 +441,7 @@ def test_put_prints_the_outcome(
     assert len(looked) == 2
 
 
-def test_a_block_that_goes_while_it_is_fetched_is_not_there(
+def test_a_block_evicted_during_its_fetch_is_a_miss(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache = Opened(client=None, keys=list, get=lambda keys, into: SimpleNamespace(hits=0))
@@ -742,7 +742,7 @@ def test_a_defect_of_our_own_is_not_called_a_missing_tool(monkeypatch: pytest.Mo
         main.main()
 
 
-def test_scrubbing_goes_without_leave_where_there_is_no_link(
+def test_scrubbing_without_a_link_needs_no_admission(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def host_link(pool: object) -> None:
@@ -753,7 +753,7 @@ def test_scrubbing_goes_without_leave_where_there_is_no_link(
         assert admission is None
 
 
-def test_scrubbing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrubbing_releases_its_link_member(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     link = SimpleNamespace(close=lambda: closed.append("link"))
     place = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("place"))

@@ -64,7 +64,7 @@ def test_the_help_explains_each_column(name: str) -> None:
             assert re.sub(r"\s+", " ", f"{column}: {meaning}") in shown
 
 
-def test_the_tables_that_are_not_printed_whole_are_explained_too() -> None:
+def test_columns_of_truncated_tables_are_explained_too() -> None:
     """Live views and single lines: top and trace; names and values: stat, replay, pool check."""
     explained = {name for name, _, legends in commands() if legends}
     wanted = {"top", "trace", "stat", "replay", "pool check", "ls", "quota", "bench", "simulate"}

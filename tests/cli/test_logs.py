@@ -39,7 +39,7 @@ def test_a_line_of_json_has_time_level_logger_message_and_fields(
 ) -> None:
     logs.begin(form="json")
     log.warning("%d blocks", 3, extra={"pool": Path("/a")})
-    logs.tell("serving", epoch=1)
+    logs.log_message("serving", epoch=1)
     try:
         raise ValueError("why")
     except ValueError:
@@ -60,7 +60,7 @@ def test_text_logs_have_events_and_command_messages(capsys: pytest.CaptureFixtur
     logs.begin()
     log.warning("3 blocks")
     log.debug("not shown")
-    logs.tell("serving")
+    logs.log_message("serving")
     event, said = capsys.readouterr().err.splitlines()
     assert event.endswith(" WARNING beluga.test: 3 blocks")
     assert said == "serving"
@@ -110,7 +110,7 @@ def test_one_place_is_limited_and_what_is_left_out_is_counted(
     assert "1 more like this" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_reader_that_has_gone_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_causes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def write(self, text: str) -> None:
             raise BrokenPipeError

@@ -55,7 +55,7 @@ def test_an_error_of_the_system_is_one_line(run: Run, pool: list[str], tmp_path:
     assert "No such file" in refused.stderr
 
 
-def test_a_reader_that_goes_away_is_no_traceback(pool: list[str]) -> None:
+def test_a_pipe_closed_during_output_causes_no_traceback(pool: list[str]) -> None:
     command = f"{sys.executable} -m beluga.cli.main pool info {' '.join(pool)} | true"
     ended = subprocess.run(
         ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
@@ -129,7 +129,7 @@ def test_a_namespace_that_is_not_text_is_one_line(
         long("copy", "copy gather_write"),
     ],
 )
-def test_an_interrupted_benchmark_is_no_traceback(name: str, begins: str) -> None:
+def test_an_interrupted_benchmark_prints_no_traceback(name: str, begins: str) -> None:
     """Ctrl-C reaches every process of the terminal's group, the benchmark's children, too."""
     bench = subprocess.Popen(
         [sys.executable, "-m", "beluga.cli.main", "bench", name, "--smoke"],

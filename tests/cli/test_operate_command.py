@@ -40,7 +40,7 @@ def narrow(text: str) -> bool:
     return all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_stat_is_for_people(run: Run, pool: list[str], server: Server[str], opened: Pool) -> None:
+def test_stat_prints_text(run: Run, pool: list[str], server: Server[str], opened: Pool) -> None:
     with KVCache(opened, namespace="x") as cache:
         cache.put([b"0123456789abcdef"], [bytes(4096)])
         cache.get([b"0123456789abcdef"], [bytearray(4096)])
@@ -122,7 +122,7 @@ def test_trace_follows_new_calls(
     assert calls[0]["sequence"] < calls[1]["sequence"]
 
 
-def test_trace_refuses_what_it_cannot_do(run: Run, pool: list[str]) -> None:
+def test_trace_rejects_unsupported_options(run: Run, pool: list[str]) -> None:
     for words, why in (
         ([], "trace does not exist"),
         (["--follow", "--before"], "--follow excludes"),
@@ -204,7 +204,7 @@ def test_drain_waits_for_what_is_being_written(
     assert run("put", "other", "-", *pool, stdin="more bytes").returncode == 0
 
 
-def test_drain_goes_on_when_a_writer_is_killed(
+def test_drain_continues_when_a_writer_is_killed(
     start: Start, run: Run, pool: list[str], server: Server[str], opened: Pool
 ) -> None:
     code = (

@@ -81,7 +81,7 @@ def test_a_value_out_of_range_is_refused(command: str, option: str, value: objec
         ("serve --disk /nowhere --disk-bytes 1", "give it at least 4 MiB"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(arguments: str, partner: str) -> None:
+def test_conflicting_options_are_rejected(arguments: str, partner: str) -> None:
     refused = beluga(*arguments.split())
     assert refused.exit_code == 2
     assert partner in said(refused)

@@ -102,9 +102,7 @@ def test_json_stays_json_in_ascii(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", long("utf-16"), long("utf-32")])
-def test_files_that_people_write_may_begin_with_a_byte_order_mark(
-    tmp_path: Path, encoding: str
-) -> None:
+def test_settings_files_may_begin_with_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
     workers, settings = tmp_path / "workers", tmp_path / "beluga.toml"
     workers.write_bytes("http://127.0.0.1:19005\n".encode(encoding))
     engines = read_workers(workers_text(workers), workers)

@@ -19,7 +19,7 @@ from beluga.cli.legend import Legend
 from beluga.errors import BelugaError
 
 
-def test_columns_of_text_stand_at_the_left_and_numbers_at_the_right(
+def test_text_columns_are_left_aligned_and_numbers_right_aligned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     legend = Legend(name="", figure="")
@@ -87,7 +87,7 @@ def test_a_narrow_table_stays_one_table_and_leaves_out_spare_columns_in_order(
     assert "30,000,000" in told.out and told.err == ""
 
 
-def test_long_text_is_folded_before_a_column_goes(
+def test_long_text_is_folded_before_a_column_is_dropped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -135,7 +135,7 @@ def test_json_and_words_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("stdout", "stderr"):
         raw = io.BytesIO()
         monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, write_through=False))
-        output.print_json({"a": Path("b")}) if name == "stdout" else output.say("word")
+        output.print_json({"a": Path("b")}) if name == "stdout" else output.print_note("word")
         text = raw.getvalue().decode()
         assert text == ('{\n  "a": "b"\n}\n' if name == "stdout" else "word\n")
 
@@ -172,7 +172,7 @@ def test_a_dash_is_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.stdin.buffer.read() == b"678"
 
 
-def test_looking_where_a_result_goes_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_checking_the_output_path_changes_no_file(tmp_path: Path) -> None:
     options.check_output(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").write_bytes(b"kept")

@@ -51,7 +51,9 @@ def test_info_shows_what_copies_owe_the_caches(
     assert policy["rows"]["cpu"] == {"before_read": "invalidate", "after_write": "fence"}
 
 
-def test_info_shows_who_copies(run: Run, paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_shows_the_copying_engines(
+    run: Run, paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if ENGINES["dsa"].why_none() is not None:
         assert "not here: dsa" in run("mount", *paths, "--create", "--size", "16M").stdout
         engines = json.loads(run("pool", "info", "--json").stdout)["engines"]
@@ -161,7 +163,7 @@ def test_a_size_that_is_none_is_a_usage_error(run: Run, paths: list[str]) -> Non
     assert "'much' is not a size" in refused.stderr
 
 
-def test_coherences_are_given_to_each_device_and_shown(run: Run, shm: Path) -> None:
+def test_each_device_has_and_shows_its_coherence(run: Run, shm: Path) -> None:
     paths = [shm / "a", shm / "b"]
     mixed = ["--coherence", "software", "--coherence", "hardware"]
     assert run("pool", "create", *paths, "--size", "16M", "--sparse", *mixed).returncode == 0
@@ -193,7 +195,7 @@ def test_a_check_prints_its_findings_as_text(run: Run, pool: list[str]) -> None:
     ).keys()
 
 
-def test_a_mounted_pool_that_is_gone_is_no_pool_that_never_was(
+def test_a_removed_pool_and_an_unmounted_pool_have_different_errors(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

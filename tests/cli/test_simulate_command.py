@@ -70,7 +70,7 @@ def test_json_has_what_was_guessed_as_the_line_on_stderr(
     assert (read["skipped"], read["left_out"]) == ([], {})
 
 
-def test_people_get_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
+def test_text_output_is_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "<img src=x>&'.jsonl"
     hostile.write_bytes(trace.read_bytes())
     report = tmp_path / "report.html"
@@ -129,7 +129,7 @@ def test_pools_of_unequal_size_are_remarked_on(run: Run, trace: Path) -> None:
         (("--policy", "random", "--report", "x.pdf"), "a report is .html or .png"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(
+def test_invalid_combinations_are_rejected_in_one_line(
     run: Run, trace: Path, options: tuple[str, ...], what: str
 ) -> None:
     done = run("simulate", trace, *options)

@@ -140,7 +140,7 @@ def test_the_planner_grows_up_to_its_workers_and_keeps_the_objective(
     assert "hits before" not in shown.stdout
 
 
-def test_before_and_after_are_shown_where_workers_come(simulation: Simulation) -> None:
+def test_before_and_after_are_shown_if_workers_are_added(simulation: Simulation) -> None:
     shown = beluga("t", "--scale-at", "0:+1")
     assert simulation.options.scale == Scale(0.0, 1)
     assert "hits before" in shown.stdout and "0.75" in shown.stdout
@@ -174,7 +174,7 @@ def test_bars_are_as_long_as_their_share_of_the_longest(simulation: Simulation) 
 
 
 @pytest.mark.parametrize("rows", [[], [row("linear", 0.0)], [row("linear", None)]])
-def test_of_nothing_there_are_no_bars(simulation: Simulation, rows: list[Row]) -> None:
+def test_without_values_there_are_no_bars(simulation: Simulation, rows: list[Row]) -> None:
     simulation.rows = rows
     shown = beluga("t", "--plot")
     assert (shown.exit_code, "#" in shown.stdout) == (0, False)
@@ -273,7 +273,7 @@ def test_saturation_is_reported(simulation: Simulation) -> None:
     assert "0.5 requests arrive in a second, and 0.25 are served" in said
 
 
-def test_what_the_reader_assumed_is_printed(simulation: Simulation) -> None:
+def test_the_readers_assumptions_are_printed(simulation: Simulation) -> None:
     for more in ((), ("--json",)):
         shown = beluga("t", *more)
         assert "read a-trace: format mooncake" in shown.stderr

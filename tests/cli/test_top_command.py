@@ -78,7 +78,7 @@ def test_without_a_server_top_fails_with_one_line(run: Run, pool: list[str]) -> 
     assert "start 'beluga serve'" in shown.stderr
 
 
-def test_snapshots_go_on_with_the_next_server(
+def test_snapshots_continue_with_the_next_server(
     start: Start, pool: list[str], server: subprocess.Popen[str]
 ) -> None:
     top = start("top", *pool, "--json", "--interval", "0.1")

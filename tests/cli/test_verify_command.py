@@ -63,7 +63,7 @@ def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[
     assert contents(paths) == before
 
 
-def test_report_for_people_has_a_line_for_each_test_initiator_and_mode(
+def test_the_text_report_has_a_line_for_each_test_initiator_and_mode(
     run: Run, paths: list[str]
 ) -> None:
     done = run("verify", *named(paths), *QUICK)
@@ -85,7 +85,7 @@ def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:
     assert all(trials > 0 and violations == 0 for trials, violations in counted(reports[0]))
 
 
-def test_without_a_peer_it_gives_up_with_one_line(run: Run, paths: list[str]) -> None:
+def test_without_a_peer_verify_fails_with_one_line(run: Run, paths: list[str]) -> None:
     before = contents(paths)
     alone = run("verify", *named(paths), "--peer", "--role", "a", "--timeout", 0.5)
     assert (alone.returncode, alone.stdout) == (1, "")

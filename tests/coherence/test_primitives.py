@@ -121,7 +121,7 @@ def test_copy_refuses_a_read_only_target() -> None:
             coherence.ntstore_copy(target, b"abc")
 
 
-def test_what_is_not_a_plain_run_of_bytes_is_refused() -> None:
+def test_a_buffer_that_is_not_contiguous_bytes_is_rejected() -> None:
     with pytest.raises(ValueError, match="the buffer is not contiguous"):
         coherence.flush(np.zeros(8)[::2])
     with pytest.raises(TypeError, match="the buffer is a list"):

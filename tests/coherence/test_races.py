@@ -56,7 +56,7 @@ def differing(program: Path) -> dict[str, int]:
 @pytest.mark.long
 @pytest.mark.parametrize("level", ["-O1", "-O2"])
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_what_was_checked_was_copied(compiler: str, level: str, tmp_path: Path) -> None:
+def test_the_checked_bytes_are_the_copied_bytes(compiler: str, level: str, tmp_path: Path) -> None:
     program = build(compiler, level, CSRC, tmp_path)
     assert differing(program) == {"lines": 0, "payloads": 0}
 

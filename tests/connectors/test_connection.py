@@ -73,7 +73,7 @@ def test_attempt_calls_the_pool_once_attached(server: MetaServer, connection: Co
     assert connection.failure_count == 0
 
 
-def test_without_a_server_an_attempt_fails_at_once_and_a_server_is_found_when_it_comes(
+def test_an_attempt_without_a_server_fails_at_once_and_a_later_server_is_found(
     connection: Connection, pool: Pool
 ) -> None:
     assert not connection.wait(0.4)
@@ -112,9 +112,7 @@ def test_a_start_waits_until_the_first_attempt_has_ended(
     slow.close()
 
 
-def test_a_server_that_goes_costs_one_wait_and_comes_back(
-    connection: Connection, pool: Pool
-) -> None:
+def test_a_lost_server_costs_one_wait_and_is_reattached(connection: Connection, pool: Pool) -> None:
     with MetaServer(pool):
         assert connection.wait(LONG_S)
         assert connection.attempt("putting", put) == 4
@@ -126,7 +124,7 @@ def test_a_server_that_goes_costs_one_wait_and_comes_back(
         assert connection.attempt("looking up", lookup) == 4
 
 
-def test_a_session_that_failed_is_given_back_before_the_next_and_each_once(
+def test_each_failed_session_is_closed_once_before_the_next(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -174,7 +172,7 @@ def test_an_error_of_one_call_leaves_the_session(
     assert connection.attached
 
 
-def test_warnings_come_once_a_minute(
+def test_warnings_are_logged_once_a_minute(
     server: MetaServer, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: Attachment) -> int:
@@ -279,7 +277,7 @@ def test_the_session_is_that_of_the_host_in_the_settings(
         session(pool_name, host=1)
 
 
-def test_copies_go_unscheduled_where_the_link_is_off_or_cannot_be_used(
+def test_copies_are_unscheduled_without_a_usable_link(
     server: MetaServer,
     pool_name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -336,9 +334,7 @@ def test_suppressed_messages_are_counted_in_the_next_warning(
     assert "more of" not in caplog.records[3].message
 
 
-def test_while_it_is_stopped_copies_end_and_afterwards_go_on(
-    server: MetaServer, connection: Connection
-) -> None:
+def test_a_stop_ends_copies_until_resume(server: MetaServer, connection: Connection) -> None:
     with connection.stopped():
         pass  # it may not be attached yet, and then there is nothing to stop
     assert connection.wait(LONG_S)
@@ -357,9 +353,7 @@ def test_while_it_is_stopped_copies_end_and_afterwards_go_on(
     assert connection.attempt("putting", put_large) == 4
 
 
-def test_what_was_carried_outlives_the_session_that_carried_it(
-    pool: Pool, connection: Connection
-) -> None:
+def test_transfer_stats_outlive_their_session(pool: Pool, connection: Connection) -> None:
     def bytes_of() -> int:
         return connection.carried()[TransferClass.OFFLOAD].bytes
 
@@ -422,9 +416,7 @@ def test_after_a_failure_the_pool_is_left_alone_and_a_close_does_not_wait(
     assert tried == [1]
 
 
-def test_sessions_that_are_given_back_leave_room_for_others(
-    server: MetaServer, pool_name: str
-) -> None:
+def test_closed_sessions_free_their_lanes(server: MetaServer, pool_name: str) -> None:
     for _ in range(20):  # more than there are lanes
         attachment = session(pool_name)
         assert attachment.cache(NAMESPACE).lookup(DIGESTS) == 0

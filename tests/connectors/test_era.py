@@ -42,7 +42,7 @@ def test_all_of_a_namespace_are_in_the_same_era(sessions: list[Attachment]) -> N
     assert Era(Namespace.of("other")).now(sessions[1]) != first
 
 
-def test_who_clears_ends_it_for_all_and_once(sessions: list[Attachment]) -> None:
+def test_a_clear_ends_the_era_once_for_all_engines(sessions: list[Attachment]) -> None:
     one, other = Era(MODEL), Era(MODEL)
     first = one.now(sessions[0])
     one.clear()

@@ -50,7 +50,7 @@ from beluga.rpc import KINDS, Client, Figure, report
 from beluga.transfer import TransferClass
 
 
-def test_objects_come_back_in_another_server(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_objects_are_loaded_by_another_server(server: MetaServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(8)
     first, second = adapter(), adapter()
     assert store(first, keys, memories) == sum(m.get_size() for m in memories)
@@ -75,7 +75,7 @@ def test_hits_behind_misses_are_found(server: MetaServer, adapter: MakeAdapter) 
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_what_only_a_lower_tier_has_is_brought_up_and_locked(
+def test_blocks_of_a_lower_tier_are_onboarded_and_locked(
     shm: Path, lmcache: Any, remote: bool
 ) -> None:
     tier = MemoryTier(remote=remote)
@@ -106,7 +106,7 @@ def test_nothing_is_brought_up_for_an_engine_that_does_not_wait(shm: Path, lmcac
     assert tier.loads == []
 
 
-def test_what_is_locked_outlives_eviction_and_is_let_go(
+def test_locked_objects_survive_eviction_until_unlocked(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     shape = (2, 4, 1023, 512)  # 8 MiB: twelve of them exceed the pool
@@ -224,7 +224,7 @@ def test_without_a_server_everything_misses_and_nothing_waits(adapter: MakeAdapt
     assert one.report_status()["failure_count"] > 0
 
 
-def test_a_server_may_go_and_come_back(pool: Pool, adapter: MakeAdapter) -> None:
+def test_a_restarted_server_is_reattached(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(4)
     with MetaServer(pool):
         one = adapter(timeout_ms=2000)
@@ -237,7 +237,7 @@ def test_a_server_may_go_and_come_back(pool: Pool, adapter: MakeAdapter) -> None
         assert eventually(lambda: lookup(one, keys) == [True] * 4, LONG_S)
 
 
-def test_deleted_objects_are_gone(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_deleted_objects_are_misses(server: MetaServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(3)
     one = adapter()
     store(one, keys, memories)
@@ -245,7 +245,7 @@ def test_deleted_objects_are_gone(server: MetaServer, adapter: MakeAdapter) -> N
     assert eventually(lambda: lookup(one, keys) == [True, False, False])
 
 
-def test_what_is_to_be_deleted_is_a_miss_before_it_is(
+def test_an_object_with_a_pending_deletion_is_a_miss(
     server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, (keys, memories) = adapter(), chunks(2)
@@ -278,7 +278,7 @@ def test_memory_of_a_device_is_refused() -> None:
         objects.bytes_of(Memory(SHAPE, device="cuda"))
 
 
-def test_a_task_ends_even_when_lmcache_hands_over_nonsense(
+def test_a_task_ends_even_with_invalid_arguments_of_lmcache(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, _ = chunks(1)
@@ -332,7 +332,7 @@ def test_keys_after_a_miss_are_looked_up_in_one_call(
         attachment.close()
 
 
-def test_pins_are_let_go_when_a_batch_fails_half_way(
+def test_pins_are_released_when_a_batch_fails_half_way(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
@@ -473,7 +473,7 @@ def test_the_plugin_finds_what_only_a_lower_tier_has(
         assert one.batched_contains(keys) == 0
 
 
-def test_chunks_of_an_engine_come_back_at_their_length(
+def test_chunks_of_an_engine_are_loaded_at_their_length(
     monkeypatch: pytest.MonkeyPatch, server: MetaServer, backend: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
@@ -547,7 +547,7 @@ def test_a_request_favors_the_chunks_that_it_loads(
     assert eventually(lambda: server.hints().given_count == 2)
 
 
-def test_a_chunk_that_cannot_be_read_gives_its_memory_back(
+def test_an_unreadable_chunk_releases_its_memory(
     pool: Pool, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = ChunkKey("model@1@0@0@bf16")
@@ -681,7 +681,7 @@ def test_a_plugin_that_has_no_worker_is_refused(lmcache: Any) -> None:
             lmcache.BelugaBackend("cpu", *given, None)
 
 
-def test_what_is_being_put_is_known_until_it_is(
+def test_a_pending_put_is_tracked_until_it_ends(
     server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, key, go = backend(), ChunkKey("a"), threading.Event()
@@ -741,7 +741,7 @@ def test_a_model_in_a_folder_is_its_bytes(
     assert lookup(adapter(identity="a test"), keys) == [False, False]
 
 
-def test_until_a_model_is_identified_all_is_a_miss_and_nothing_is_saved(
+def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
     server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name, go = model(tmp_path / "model"), threading.Event()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What LMCache's interfaces promise: deletions, listeners, pins, callbacks, and calls after close.
+"""The contract of LMCache's interfaces: deletions, listeners, pins, callbacks, and calls after
+close.
 
 ``test_real_packages.py`` runs LMCache's own tests of these interfaces.
 """
@@ -39,7 +40,7 @@ def put(backend: Any, keys: list[ChunkKey], memories: list[Memory] | None = None
     assert eventually(lambda: told == keys, LONG_S)
 
 
-def test_an_object_is_gone_when_its_deletion_returns(
+def test_an_object_is_a_miss_when_its_deletion_returns(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(3)
@@ -52,7 +53,7 @@ def test_an_object_is_gone_when_its_deletion_returns(
     assert lookup(other, keys) == [True] * 3
 
 
-def test_a_deletion_comes_after_the_stores_that_were_submitted_before(
+def test_a_deletion_runs_after_earlier_stores(
     server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, memories = chunks(2)
@@ -120,7 +121,7 @@ def test_an_object_is_loaded_in_its_own_layout_alone(
         assert np.array_equal(target.data, source.data)
 
 
-def test_what_is_deleted_without_a_server_is_a_miss_and_removed_when_it_is_back(
+def test_a_deletion_without_a_server_is_executed_after_the_reattachment(
     pool: Pool, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
@@ -148,7 +149,7 @@ class Stubborn(MemoryTier):
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_a_deleted_object_does_not_come_back_from_a_tier_that_cannot_delete(
+def test_a_deleted_object_is_not_loaded_from_a_tier_without_deletion(
     shm: Path, lmcache: Any, remote: bool
 ) -> None:
     tier = Stubborn(remote=remote)
@@ -238,7 +239,7 @@ def test_an_evicted_object_that_is_stored_again_counts_once(
     assert used == size
 
 
-def test_what_the_pool_has_evicted_leaves_the_accounts(
+def test_evicted_objects_leave_the_usage_count(
     server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "CHECK_MIN", 4)

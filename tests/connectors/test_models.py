@@ -401,7 +401,7 @@ def test_processes_that_start_together_hash_once(tmp_path: Path, settled: None) 
     assert sum(counted) == 1000
 
 
-def test_an_identity_comes_later_and_is_reported(
+def test_a_late_identity_is_reported(
     tmp_path: Path, digests: FileDigests, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

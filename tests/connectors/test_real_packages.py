@@ -140,7 +140,7 @@ def test_sglang_calls_our_methods_and_gets_its_pages_back(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_sglangs_controller_fares_with_our_backend_as_with_files(
+def test_sglangs_controller_has_the_same_results_with_beluga_as_with_files(
     server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_controller_role.py", str(tmp_path), str(seed))

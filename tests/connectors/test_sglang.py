@@ -48,7 +48,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
 @pytest.mark.parametrize("mla", [False, True], ids=["mha", "mla"])
-def test_pages_come_back_to_other_places(
+def test_pages_are_fetched_to_other_places(
     server: MetaServer, backend: Make, layout: str, mla: bool
 ) -> None:
     source, target = HostPool(layout, mla=mla), HostPool(layout, mla=mla)
@@ -65,7 +65,9 @@ def test_pages_come_back_to_other_places(
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_pages_that_only_a_lower_tier_has_come_back(shm: Path, backend: Make, remote: bool) -> None:
+def test_pages_that_only_a_lower_tier_has_are_fetched(
+    shm: Path, backend: Make, remote: bool
+) -> None:
     tier = MemoryTier(remote=remote)
     rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
     with served(shm / "first", tier):
@@ -85,7 +87,7 @@ def test_pages_that_only_a_lower_tier_has_come_back(shm: Path, backend: Make, re
         assert backend(v1=False, pool=str(shm / "third")).batch_exists(keys(3)) == 0
 
 
-def test_flat_pages_come_back_and_are_not_taken_for_those_in_place(
+def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(
     server: MetaServer, backend: Make
 ) -> None:
     rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
@@ -214,7 +216,7 @@ def test_without_a_server_everything_misses(backend: Make) -> None:
     assert not one.set(keys(1)[0], Flat(np.zeros(64)))
 
 
-def test_a_server_may_go_and_come_back(pool: Pool, backend: Make) -> None:
+def test_a_restarted_server_is_reattached(pool: Pool, backend: Make) -> None:
     with MetaServer(pool):
         one = backend(timeout_ms=2000)
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -247,7 +249,7 @@ def test_host_pools_that_are_not_understood_are_refused(server: MetaServer, back
         backend().register_mem_host_pool_v2(empty, "swa")
 
 
-def test_buffers_that_do_not_go_round_are_refused() -> None:
+def test_buffers_of_a_wrong_count_are_rejected() -> None:
     odd = types.SimpleNamespace(page_size=1, get_page_buffer_meta=lambda _: ([1, 2, 3], [8, 8, 8]))
     with pytest.raises(LayoutError, match="3 buffers of 3 sizes for 2 pages"):
         page_buffers(odd, [0, 1], 2)
@@ -274,7 +276,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("wrong", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
-def test_indices_that_are_not_whole_pages_of_the_pool_move_nothing(
+def test_indices_that_are_not_whole_pages_copy_nothing(
     server: MetaServer, backend: Make, layout: str, wrong: Any
 ) -> None:
     host_pool = HostPool(layout)
@@ -376,7 +378,7 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
         _ = importlib.import_module(PACKAGE).BelugaHicache
 
 
-def test_a_backend_counts_what_it_moved_and_what_failed(pool: Pool, backend: Make) -> None:
+def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) -> None:
     with MetaServer(pool):
         one = backend(timeout_ms=1000)
         assert one.failure_count == 0
@@ -485,7 +487,7 @@ def store_hybrid(one: Any) -> None:
     assert stored == {"indexer": [True] * 5, "swa": [True] * 4, "mamba": [True] * 3}
 
 
-def test_a_prefix_is_restored_where_every_pool_has_what_it_needs(
+def test_a_prefix_is_restored_where_every_pool_has_its_pages(
     server: MetaServer, backend: Make
 ) -> None:
     (one, _), (other, _) = hybrid(backend, 1), hybrid(backend)
@@ -500,7 +502,7 @@ def test_a_prefix_is_restored_where_every_pool_has_what_it_needs(
     assert other.batch_exists_v2(keys(8)).kv_hit_pages == 6
 
 
-def test_pages_of_several_pools_come_back_to_other_places(
+def test_pages_of_several_pools_are_fetched_to_other_places(
     server: MetaServer, backend: Make
 ) -> None:
     (one, source), (other, target) = hybrid(backend, 1), hybrid(backend)
@@ -558,7 +560,7 @@ def test_another_page_size_of_a_pool_gets_only_misses(server: MetaServer, backen
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_pages_of_several_pools_come_back_from_a_lower_tier(
+def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
     shm: Path, backend: Make, remote: bool
 ) -> None:
     tier = MemoryTier(remote=remote)

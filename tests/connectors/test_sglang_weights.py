@@ -84,7 +84,7 @@ def test_ranks_that_share_their_pages_may_all_clear(server: MetaServer, backend:
     assert [finds(rank) for rank in ranks] == [2, 2]
 
 
-def test_a_clear_while_the_pool_is_away_is_made_up_for(pool: Pool, backend: Make) -> None:
+def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -> None:
     with MetaServer(pool):
         one, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
         assert put(one) == [True, True]

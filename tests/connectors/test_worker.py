@@ -25,7 +25,7 @@ def worker(server: MetaServer, pool_name: str) -> JobWorker:
     return worker
 
 
-def test_what_was_submitted_is_done_in_order_before_the_session_ends(worker: JobWorker) -> None:
+def test_submitted_work_is_done_in_order_before_the_session_ends(worker: JobWorker) -> None:
     go, done = threading.Event(), list[tuple[int, bool]]()
 
     def first(connection: Connection) -> None:

@@ -165,7 +165,7 @@ class Loop:
                 yield Plan(scene, None, stop=self._dice.random() < 0.3)
 
     def run(self, rounds: int, report: bool) -> None:
-        """Play all rounds, or those before the first that goes wrong."""
+        """Play all rounds, or those before the first failure."""
         for plan in self.plans(rounds):
             arena = self._fresh()
             try:

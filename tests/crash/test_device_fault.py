@@ -253,7 +253,9 @@ def run(code: str, paths: list[Path], *options: str) -> subprocess.CompletedProc
 @pytest.mark.parametrize(
     "options", [(), long(("-X", "faulthandler"))], ids=["plain", "faulthandler"]
 )
-def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple[str, ...]) -> None:
+def test_a_client_survives_and_reads_the_remaining_blocks(
+    paths: list[Path], options: tuple[str, ...]
+) -> None:
     with Process("serve_index", paths):
         ended = run(CLIENT, paths, *options)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
@@ -263,7 +265,9 @@ def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple
 @pytest.mark.parametrize(
     "settings", ["", long(", check_checksums=False")], ids=["verified", "bare"]
 )
-def test_an_engine_meets_what_failed_as_the_one_call_does(paths: list[Path], settings: str) -> None:
+def test_an_engine_handles_failed_memory_like_a_single_call(
+    paths: list[Path], settings: str
+) -> None:
     made = 'KVCache(pool, namespace="fault"'
     code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")
     with Process("serve_index", paths):
@@ -272,7 +276,7 @@ def test_an_engine_meets_what_failed_as_the_one_call_does(paths: list[Path], set
 
 
 @pytest.mark.long
-def test_what_failed_stays_retired_under_the_next_server(paths: list[Path]) -> None:
+def test_failed_memory_stays_retired_under_the_next_server(paths: list[Path]) -> None:
     with Process("serve_index", paths):
         ended = run(CLIENT, paths)
         assert ended.returncode == 0, ended.stderr
@@ -311,7 +315,7 @@ USED = "cut(paths[1])\n"
     [FOREIGN, FOREIGN.replace(ENABLE, "").replace(USED, ENABLE + USED)],
     ids=["under", "over"],
 )
-def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path], code: str) -> None:
+def test_a_fault_outside_the_pool_still_ends_the_process(paths: list[Path], code: str) -> None:
     with Process("serve_index", paths):
         ended = run(code, paths)
     assert ended.returncode == -signal.SIGBUS

@@ -143,7 +143,7 @@ def test_every_call_of_c_is_refused_even_past_the_hooks_of_python(cache: KVCache
     assert cache.client.stat().reattach_count == 0
 
 
-def test_a_put_that_fails_half_way_gives_its_grants_back(cache: KVCache) -> None:
+def test_a_put_that_fails_half_way_releases_its_grants(cache: KVCache) -> None:
     data = np.arange(1536, dtype=np.uint64)
     fragments = ffi.new("bl_fragment[3]")
     for i, size in enumerate((4096, 4095, 4096)):  # the second is no block of 4096 bytes

@@ -221,5 +221,5 @@ def test_only_blocks_without_memory_are_refused(tmp_path: Path, engine: str) -> 
 @pytest.mark.parametrize(
     "code", [PARTS, START, CUT, MAKE, long(TIER)], ids=["parts", "start", "cut", "make", "tier"]
 )
-def test_a_full_file_system_is_no_broken_device(tmp_path: Path, code: str) -> None:
+def test_a_full_file_system_is_not_reported_as_a_broken_device(tmp_path: Path, code: str) -> None:
     run(code, tmp_path)

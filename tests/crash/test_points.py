@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Crash points have unique names, are armed by the environment, and obey."""
+"""Crash points have unique names, and are armed by the environment."""
 
 from __future__ import annotations
 

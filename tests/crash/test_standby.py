@@ -2,7 +2,8 @@
 # Copyright The Beluga Authors
 """A hot standby follows by itself a server that is killed or stopped under load.
 
-No committed block is lost, clients carry on by themselves, and an undead server does no harm.
+No committed block is lost, clients continue by themselves, and a deposed server that still runs
+does no harm.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def test_standby_follows_every_server_that_is_killed(
         server.kill()
 
 
-def test_standby_follows_a_server_that_stands_still_and_that_one_gives_up(
+def test_a_standby_replaces_a_stalled_server_which_then_stops(
     pool: Pool, paths: list[Path]
 ) -> None:
     with ExitStack() as ends:
@@ -111,7 +112,7 @@ def test_standby_follows_a_server_that_stands_still_and_that_one_gives_up(
         standby.kill()
 
 
-def test_standby_deposes_no_server_of_this_machine_that_is_slow_but_lives(
+def test_a_standby_does_not_depose_a_slow_live_server_of_its_host(
     pool: Pool, paths: list[Path]
 ) -> None:
     with ExitStack() as ends:

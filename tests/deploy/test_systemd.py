@@ -37,7 +37,7 @@ def commands_of(unit: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
-def test_what_units_start_parses(unit: Path) -> None:
+def test_the_commands_of_units_parse(unit: Path) -> None:
     found = commands_of(unit)
     assert found
     for line in found:

@@ -32,7 +32,7 @@ def task(name: str) -> PrefillTask:
     return PrefillTask(request_id=name, model="m", tokens=[1])
 
 
-def test_who_comes_last_sets_the_bounds(server: NatsServer) -> None:
+def test_the_last_opener_sets_the_bounds(server: NatsServer) -> None:
     async def play() -> None:
         small = await NatsQueue.open(server.url, "q", tasks_max=1, visibility_s=7)
         await small.enqueue_task(task("a"))

@@ -27,7 +27,7 @@ def installed() -> None:
     need_nats_server()
 
 
-def test_refused_user_is_not_a_server_that_is_away(tmp_path: Path) -> None:
+def test_a_rejected_user_is_not_reported_as_an_unreachable_server(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, "--user=beluga", "--pass=secret")
     try:
         for who in ("", "beluga:wrong@", "token@"):

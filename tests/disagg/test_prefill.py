@@ -188,7 +188,7 @@ def test_a_local_prefill_that_takes_longer_than_a_remote_one_may_is_not_waited_f
     assert (played.course, played.after_s) == (PrefillOutcome.UNTAKEN, 5.0)
 
 
-def test_what_a_client_that_leaves_has_queued_is_withdrawn() -> None:
+def test_tasks_of_a_disconnected_client_are_withdrawn() -> None:
     async def play() -> None:
         queue = ListQueue()
         prefiller = Prefiller(queue, timeout_s=LONG_S)
@@ -202,7 +202,7 @@ def test_what_a_client_that_leaves_has_queued_is_withdrawn() -> None:
     asyncio.run(play())
 
 
-def test_it_is_decided_by_the_tokens_that_are_not_done() -> None:
+def test_the_decision_uses_the_tokens_in_progress() -> None:
     async def play() -> None:
         queue, told = ListQueue(), []
 
@@ -248,7 +248,7 @@ def test_an_unreachable_queue_fails_no_request_and_is_not_used() -> None:
     ],
     ids=["too large", "no name", "path", "prompts"],
 )
-def test_a_task_that_no_queue_takes_keeps_no_other_one_out(refused: dict[str, Any]) -> None:
+def test_a_rejected_task_does_not_block_others(refused: dict[str, Any]) -> None:
     class Encoding(ListQueue):
         async def enqueue_task(self, task: PrefillTask) -> ListTicket:
             encode_task(task)
@@ -292,7 +292,7 @@ def test_a_full_queue_is_retried() -> None:
     asyncio.run(play())
 
 
-def test_an_engine_that_fails_gives_the_task_back() -> None:
+def test_a_failed_engine_returns_the_task() -> None:
     async def play() -> None:
         queue = ListQueue()
         await queue.enqueue_task(task())
@@ -312,7 +312,7 @@ def test_an_engine_that_fails_gives_the_task_back() -> None:
     asyncio.run(play())
 
 
-def test_what_no_engine_will_do_leaves_the_queue() -> None:
+def test_a_task_that_every_engine_rejects_leaves_the_queue() -> None:
     async def play() -> None:
         queue = ListQueue()
         for name, deadline in (("refused", 0.0), ("expired", 1.0)):
@@ -342,7 +342,7 @@ def test_a_claim_is_extended_while_the_engine_works() -> None:
     asyncio.run(play())
 
 
-def test_a_stopped_worker_ends_what_it_began() -> None:
+def test_a_stopped_worker_completes_its_tasks() -> None:
     async def play() -> None:
         queue = ListQueue()
         await queue.enqueue_task(task())

@@ -80,7 +80,7 @@ def test_first_come_first_served(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 700, 1000, 1500, 40_000])
-def test_a_task_of_any_length_comes_out_whole(backend: Backend, tokens: int) -> None:
+def test_a_task_of_any_length_is_decoded_whole(backend: Backend, tokens: int) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
             await queue.enqueue_task(task("long", tokens))
@@ -153,7 +153,7 @@ def test_a_task_is_withdrawn_unless_a_worker_has_it(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_what_is_given_back_goes_to_another(backend: Backend) -> None:
+def test_a_returned_task_is_delivered_to_another_worker(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as one, opened(backend) as other:
             await one.enqueue_task(task("a"))
@@ -242,7 +242,7 @@ def test_a_killed_server_loses_no_task(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_what_is_given_back_for_later_waits_until_then(backend: Backend) -> None:
+def test_a_task_returned_with_a_delay_is_hidden_until_then(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
             await queue.enqueue_task(task("one"))
@@ -350,7 +350,7 @@ def test_opening_fails_without_a_server_and_closes_the_pool(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
-def test_what_is_no_task_leaves_the_queue(
+def test_an_invalid_task_leaves_the_queue(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:

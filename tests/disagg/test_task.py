@@ -22,7 +22,7 @@ from beluga.disagg import (
 from beluga.disagg.pool_queue import _packed, _unpacked
 
 
-def test_a_task_comes_back_as_it_went() -> None:
+def test_a_task_decodes_to_itself() -> None:
     task = PrefillTask(
         request_id="r",
         model="m",
@@ -45,12 +45,12 @@ def test_a_request_stays_as_its_client_sent_it() -> None:
     [b"", b"\x80", b"not a task", b"\xc1", b"\x93\x01\x02\x03"],
     ids=["nothing", "an empty map", "text", "no MessagePack", "a list"],
 )
-def test_what_is_no_task_is_refused(data: bytes) -> None:
+def test_invalid_bytes_are_rejected_as_a_task(data: bytes) -> None:
     with pytest.raises(QueueError, match="not a prefill task"):
         decode_task(data)
 
 
-def test_a_task_goes_to_its_engine_only() -> None:
+def test_a_task_is_for_its_engines_paths_only() -> None:
     with pytest.raises(QueueError, match="path"):
         encode_task(PrefillTask(request_id="r", model="m", text="a", path="@elsewhere/"))
 

@@ -56,7 +56,7 @@ async def worked(
     [(200, "done"), (399, "done"), (400, "refused"), (404, "refused"), (429, "given_back"),
      (499, "refused"), (500, "given_back"), (503, "given_back")],
 )  # fmt: skip
-def test_what_an_engines_status_means(status: int, counted: str) -> None:
+def test_each_engine_status_has_its_outcome(status: int, counted: str) -> None:
     async def play() -> None:
         async with FakeEngine().serving() as engine:
             engine.status = status
@@ -118,7 +118,7 @@ def test_one_prompt_with_which_the_engine_fails_stops_no_other(
 
 
 @pytest.mark.parametrize(("before", "counted"), [(2, "done"), (3, "dropped")])
-def test_a_task_is_given_out_so_often_and_no_more(before: int, counted: str) -> None:
+def test_a_task_is_delivered_a_bounded_number_of_times(before: int, counted: str) -> None:
     async def play() -> None:
         async with FakeEngine().serving() as engine:
             stat, queue = await worked(engine, (task(), before), until=1, deliveries_max=3)
@@ -129,7 +129,7 @@ def test_a_task_is_given_out_so_often_and_no_more(before: int, counted: str) -> 
     asyncio.run(play())
 
 
-def test_an_engine_that_is_not_there_gives_the_task_back() -> None:
+def test_an_unreachable_engine_returns_the_task() -> None:
     async def play() -> None:
         engine = FakeEngine()
         engine.url = "http://127.0.0.1:9"
@@ -140,7 +140,7 @@ def test_an_engine_that_is_not_there_gives_the_task_back() -> None:
     asyncio.run(play())
 
 
-def test_an_engine_that_does_not_answer_in_time_gives_the_task_back() -> None:
+def test_an_engine_timeout_returns_the_task() -> None:
     async def play() -> None:
         async with FakeEngine().serving() as engine:
             engine.gate.clear()
@@ -173,7 +173,7 @@ def test_the_worker_runs_the_requested_number_of_prompts() -> None:
     asyncio.run(play())
 
 
-def test_a_queue_that_is_away_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_worker_waits_for_an_unreachable_queue(caplog: pytest.LogCaptureFixture) -> None:
     class Away(ListQueue):
         asked = 0
 
@@ -200,7 +200,7 @@ def test_a_queue_that_is_away_is_waited_for(caplog: pytest.LogCaptureFixture) ->
     assert "away" in caplog.text
 
 
-def test_what_was_claimed_in_the_last_moment_is_given_back() -> None:
+def test_a_task_claimed_at_the_stop_is_returned() -> None:
     class Slow(ListQueue):
         """A queue that claims at once but reports it only when the call is cancelled."""
 
@@ -238,7 +238,7 @@ def test_sampling_and_text_reach_the_engine() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b""])
-def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_rejected(body: bytes) -> None:
     with pytest.raises(WorkerError, match="request r is not a JSON object"):
         prefill_request(task(tokens=None, body=body))
 

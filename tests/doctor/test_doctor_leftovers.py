@@ -70,7 +70,7 @@ def test_a_mapped_pool_is_in_use(tmp_path: Path, paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("more", [{"inode": 1_000_000}, {"device": 1}], ids=str)
-def test_another_file_that_is_mapped_is_no_use(
+def test_a_mapping_of_another_file_does_not_count_as_use(
     tmp_path: Path, paths: list[Path], more: dict[str, int]
 ) -> None:
     other = mapped(paths[1], **more)
@@ -100,7 +100,7 @@ def test_a_damaged_pool_can_be_stale(tmp_path: Path, paths: list[Path]) -> None:
     assert not any(path.exists() for path in paths)
 
 
-def test_files_that_are_no_pools_are_left_alone(tmp_path: Path, shm: Path) -> None:
+def test_files_that_are_not_pools_are_ignored(tmp_path: Path, shm: Path) -> None:
     (shm / "other").write_bytes(b"BELUGA" + bytes(8192))
     os.mkfifo(shm / "pipe")  # opening it would block
     (shm / "link").symlink_to(shm / "nothing")
@@ -143,7 +143,7 @@ def test_a_runtime_directory_that_cannot_be_read_keeps_the_pool(
     assert f"{paths[0]}.run" in found.text
 
 
-def test_other_users_files_in_memory_are_no_pools(
+def test_files_of_other_users_are_not_listed_as_pools(
     tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shm / "psm_1").touch()

@@ -268,7 +268,7 @@ def test_a_check_finds(tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPat
     assert bool(found.mend) == (found.level != "ok")
 
 
-def test_a_machine_without_fault_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELUGA_DDIO", "off")  # nothing else shows it
     assert [each for each in diagnose(made(tmp_path)) if each.level != "ok"] == []
 

@@ -51,7 +51,7 @@ def levels(found: dict[str, Finding]) -> list[str]:
     return [found[name].level for name in NAMES]
 
 
-def test_without_a_pool_all_is_well() -> None:
+def test_without_a_pool_every_pool_check_passes() -> None:
     assert levels(look()) == ["ok"] * len(NAMES)
 
 
@@ -99,9 +99,7 @@ def test_a_device_that_is_not_named_is_an_error(paths: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("offset", "kind"), [(8, "superblock-version"), (100, "superblock-damaged")]
 )
-def test_a_superblock_that_is_not_ours_is_an_error(
-    paths: list[Path], offset: int, kind: str
-) -> None:
+def test_a_foreign_superblock_is_an_error(paths: list[Path], offset: int, kind: str) -> None:
     with paths[1].open("r+b") as file:
         file.seek(offset)
         file.write(b"\x63\x00")
@@ -121,7 +119,7 @@ def test_a_superblock_that_is_not_ours_is_an_error(
         ("/dev/dax77.0", "daxctl list -u"),
     ],
 )
-def test_what_is_no_device_is_an_error(path: str, mend: str) -> None:
+def test_a_path_that_is_no_device_is_an_error(path: str, mend: str) -> None:
     found = finding("pool-devices", Machine(pool=PoolLook((path,))))
     assert found.level == "error"
     assert mend in found.mend

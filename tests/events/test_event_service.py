@@ -69,7 +69,7 @@ def follow(path: Path) -> Follower:
     return Follower(*endpoints(path), block_size=TOKENS)
 
 
-def test_a_router_follows_what_comes_and_goes(pool: Pool, tmp_path: Path) -> None:
+def test_a_router_follows_stored_and_removed_blocks(pool: Pool, tmp_path: Path) -> None:
     with serving(pool, tmp_path), follow(tmp_path) as router, KVCache(pool, namespace="x") as cache:
         put(cache, 0, 10)
         assert eventually(lambda: len(router.blocks()) == 10)
@@ -108,7 +108,7 @@ def test_a_new_server_is_a_gap(pool: Pool, tmp_path: Path) -> None:
         assert len(router.blocks()) == 20
 
 
-def test_lost_changes_are_a_gap_and_the_table_comes_again(pool: Pool, tmp_path: Path) -> None:
+def test_lost_changes_are_a_gap_and_the_table_is_sent_again(pool: Pool, tmp_path: Path) -> None:
     with (
         serving(pool, tmp_path, journal_room=4) as service,
         follow(tmp_path) as router,
@@ -207,6 +207,6 @@ def test_an_invalid_endpoint_is_reported(pool: Pool) -> None:
     "endpoints",
     [("nonsense", "tcp://a:1"), ("tcp://a:1", "foo"), ("tcp://a", "tcp://a:1"), ("tcp://a:1",) * 2],
 )
-def test_what_is_no_endpoint_is_refused_before_anything_begins(endpoints: tuple[str, str]) -> None:
+def test_an_invalid_endpoint_is_rejected_before_the_start(endpoints: tuple[str, str]) -> None:
     with pytest.raises(RouterError, match=r"endpoint|both"):
         EventSettings(*endpoints)

@@ -117,7 +117,7 @@ def test_a_rank_out_of_range_is_rejected() -> None:
     assert len(table) == 0
 
 
-def test_a_part_that_two_lines_have_is_there_until_both_are_gone() -> None:
+def test_a_part_in_two_lines_is_present_until_both_are_removed() -> None:
     table = NameTable(LINES)
     name = chain(10, 1)[0]
     assert len(told(table, stored(0, 1, name), stored(1, 2, name), stored(2, 3, name))) == 1
@@ -127,7 +127,7 @@ def test_a_part_that_two_lines_have_is_there_until_both_are_gone() -> None:
     assert len(table) == 0
 
 
-def test_ranks_that_contradict_each_other_are_no_whole_block() -> None:
+def test_contradicting_ranks_do_not_form_a_whole_block() -> None:
     table = NameTable(LINES)
     one, other = chain(10, 1)[0], chain(10, 1, rank=1, rank_count=2)[0]
     events = told(table, stored(0, 1, one), stored(1, 2, other))
@@ -208,7 +208,7 @@ def begin(feed: PoolFeed, number: int, table: NameTable) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_routers_have_what_the_pool_has_whenever_they_came(seed: int, ranks: int) -> None:
+def test_routers_that_join_at_any_time_have_the_pools_blocks(seed: int, ranks: int) -> None:
     world, table = World(seed, ranks), NameTable(LINES)
     feeds = [PoolFeed(Indexer(), block_size=TOKENS)]
     begin(feeds[0], 0, table)
@@ -226,7 +226,7 @@ def test_routers_have_what_the_pool_has_whenever_they_came(seed: int, ranks: int
         assert feed.unread == 0
 
 
-def test_junk_from_a_pools_server_is_counted_and_the_feed_goes_on() -> None:
+def test_invalid_messages_are_counted_and_the_feed_continues() -> None:
     feed, table = PoolFeed(Indexer(), block_size=TOKENS), NameTable(LINES)
     begin(feed, 0, table)
     endless = float("inf")

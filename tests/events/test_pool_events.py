@@ -84,7 +84,7 @@ class Engine:
             cache.close()
 
 
-def test_routers_have_the_pools_table_after_whatever_happened(
+def test_routers_have_the_pools_table_after_random_operations(
     pool: Pool, shm: Path, start: Start, run: Run
 ) -> None:
     live, replay = free_endpoints()

@@ -96,9 +96,7 @@ def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
     assert value("beluga_device_bytes") == 64 << 20
 
 
-def test_asking_for_the_counters_of_tiers_that_are_not_there_is_no_error(
-    pool: Pool, look: Callable[[], Scrape]
-) -> None:
+def test_counters_of_missing_tiers_are_not_an_error(pool: Pool, look: Callable[[], Scrape]) -> None:
     """Else each ``beluga stat`` would count as one, and raise an alert in the end."""
     with Client(pool) as client:
         assert ask_counters(client) is None

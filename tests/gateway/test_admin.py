@@ -38,7 +38,7 @@ def test_a_worker_joins_and_leaves() -> None:
     run(scenario)
 
 
-def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new() -> None:
+def test_a_drained_worker_completes_its_requests_and_gets_no_new_ones() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.hold = asyncio.Event()
@@ -60,7 +60,7 @@ def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_worker_that_was_removed_has_no_metrics_although_its_requests_go_on(
+def test_a_removed_worker_has_no_metrics_while_its_requests_continue(
     stream: bool,
 ) -> None:
     async def scenario() -> None:

@@ -136,7 +136,7 @@ def test_a_request_is_on_the_account_from_its_place_to_its_end() -> None:
     run(scenario)
 
 
-def test_who_has_just_failed_is_tried_again_only_where_there_is_no_other() -> None:
+def test_a_worker_that_just_failed_is_tried_only_as_the_last_one() -> None:
     async def scenario() -> None:
         desk = Desk()
         assert (await desk.place(tried=frozenset({1}))).engine is desk.engines[1]
@@ -193,7 +193,7 @@ def test_an_objective_that_cannot_be_met_is_a_429() -> None:
     run(scenario)
 
 
-def test_what_cannot_be_placed_is_refused_with_the_reason() -> None:
+def test_a_request_that_cannot_be_placed_is_rejected_with_the_reason() -> None:
     async def scenario() -> None:
         empty = Desk(EngineSpec("http://a"))
         assert await empty.refused() == (503, "no worker is up yet")
@@ -227,7 +227,7 @@ def test_engines_in_cooldown_are_checked_when_the_first_cooldown_ends() -> None:
     run(scenario)
 
 
-def test_a_request_that_only_one_worker_can_take_keeps_out_no_other() -> None:
+def test_a_request_for_one_worker_does_not_block_others() -> None:
     async def scenario() -> None:
         desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"), inflight_max=1)
         desk.director.responses.made(b'{"id": "resp_1"}', 1)

@@ -170,7 +170,7 @@ def test_a_failed_engine_gets_requests_again_after_a_passed_check() -> None:
     run(scenario)
 
 
-def test_an_engine_that_is_gone_is_a_503_at_once_and_a_worker_again_when_it_is_back() -> None:
+def test_a_dead_engine_is_a_503_at_once_and_is_used_again_after_a_restart() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         async with routed(engine) as site:
@@ -221,7 +221,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
     run(scenario)
 
 
-def test_a_stalled_engine_is_given_up() -> None:
+def test_a_request_on_a_stalled_engine_is_aborted() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -275,7 +275,7 @@ def test_a_check_that_began_before_a_failure_does_not_count() -> None:
     run(scenario)
 
 
-def test_a_request_goes_on_if_an_engines_machine_does_not_answer_the_connection() -> None:
+def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection() -> None:
     """No request was sent there, so another engine may get it."""
 
     async def scenario() -> None:

@@ -109,7 +109,7 @@ def test_clients_beyond_the_descriptors_get_an_error_and_others_are_served(
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", WHOLE])
-def test_idle_connections_do_not_keep_others_out(start: Callable[..., Any], sent: bytes) -> None:
+def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: bytes) -> None:
     async def scenario() -> None:
         async with FakeEngine() as engine, aiohttp.ClientSession() as client:
             child = start(

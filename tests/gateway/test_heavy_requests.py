@@ -180,7 +180,7 @@ def test_a_compressed_body_is_refused_where_its_model_matters() -> None:
     run(scenario)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for_without_end() -> None:
+def test_a_missing_body_ends_in_a_timeout() -> None:
     async def scenario() -> None:
         limits = dataclasses.replace(QUICK, body_s=0.2)
         async with routed(FakeEngine(), limits=limits) as site:
@@ -200,7 +200,9 @@ def test_a_body_that_does_not_come_is_not_waited_for_without_end() -> None:
     run(scenario)
 
 
-def test_a_client_that_leaves_in_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_in_its_body_is_not_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             _, writer = await asyncio.open_connection(*site.service.address)

@@ -30,7 +30,7 @@ TOKENS = list(range(1000, 1000 + 10 * BLOCK))
 @pytest.mark.parametrize(
     "prompt", [TOKENS, "The whale is white. " * 40], ids=["tokens", "text blocks"]
 )
-def test_a_prompt_goes_where_its_beginning_went(prompt: Any) -> None:
+def test_a_prompt_is_routed_to_the_worker_of_its_prefix(prompt: Any) -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         async with routed(a, b, policy="linear") as site:

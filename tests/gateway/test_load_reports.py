@@ -49,7 +49,7 @@ async def told(site: Site, text: str) -> None:
     assert f'worker_problem{{problem="metrics",worker="{worker.url}"}} 1.0' in metrics
 
 
-def test_figures_come_through_a_server_that_compresses() -> None:
+def test_metrics_are_read_from_a_server_that_compresses() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = SGLANG + 'sglang:page_size{tp_rank="0"} 64.0\n'
@@ -65,7 +65,7 @@ def test_figures_come_through_a_server_that_compresses() -> None:
     run(scenario)
 
 
-def test_a_page_of_one_token_is_no_block_size() -> None:
+def test_a_page_of_one_token_is_not_used_as_the_block_size() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = SGLANG + 'sglang:page_size{tp_rank="0"} 1.0\n'

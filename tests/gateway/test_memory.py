@@ -69,7 +69,7 @@ class Memory:
 
 
 @pytest.mark.parametrize(("announced", "ttl_s"), [(False, 120.0), (True, 5.0)])
-def test_what_was_sent_somewhere_counts_for_a_while(
+def test_sent_prompts_count_as_cached_for_a_while(
     monkeypatch: pytest.MonkeyPatch, announced: bool, ttl_s: float
 ) -> None:
     memory = Memory(monkeypatch, announced=announced)
@@ -189,7 +189,7 @@ def test_salted_blocks_are_found_by_their_salt_alone(
     memory.cache.close()
 
 
-def test_a_listener_that_is_closed_listens_no_more() -> None:
+def test_a_closed_listener_receives_no_events() -> None:
     pytest.importorskip("zmq")
 
     async def scenario() -> None:

@@ -197,7 +197,7 @@ def test_a_success_in_between_shows_that_each_client_has_its_own_limit() -> None
         assert engine.ready
 
 
-def test_a_client_is_kept_away_for_the_requested_pause(clock: Any) -> None:
+def test_a_client_is_not_sent_to_an_engine_during_its_pause(clock: Any) -> None:
     standing = Standing()
     standing.busy("one", 60)
     standing.busy("one", 1)

@@ -41,7 +41,7 @@ async def ask(
 @pytest.mark.parametrize(
     "start", ["http://a.example", "http://a.example:99999", "a.example://b", "x://u:p@b"]
 )
-def test_a_client_that_names_a_whole_url_reaches_the_engine_alone(start: str) -> None:
+def test_a_request_with_an_absolute_url_reaches_only_the_engine(start: str) -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             (engine,) = site.service.fleet
@@ -55,7 +55,7 @@ def test_a_client_that_names_a_whole_url_reaches_the_engine_alone(start: str) ->
     run(scenario)
 
 
-def test_a_request_that_cannot_be_sent_is_no_engines_failure(
+def test_a_request_that_cannot_be_sent_is_not_an_engine_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -118,7 +118,7 @@ def test_long_headers_pass_as_to_the_engine() -> None:
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/7.3.1\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"]
 )
-def test_what_is_no_http_is_one_line_of_the_log(
+def test_bytes_that_are_not_http_cause_one_log_line(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:

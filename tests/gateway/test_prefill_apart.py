@@ -179,7 +179,7 @@ async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote,
     await remote.close()
 
 
-def test_prefill_workers_that_have_enough_to_do_get_no_more(queue: ListQueue) -> None:
+def test_busy_prefill_workers_get_no_more_tasks(queue: ListQueue) -> None:
     """The limit is 16 batches of 8,192 tokens, as in Dynamo; cached tokens do not count."""
 
     async def play() -> None:
@@ -222,7 +222,7 @@ def test_a_decode_engine_without_room_has_its_prompts_prefilled(queue: ListQueue
     run(lambda: play(None, sent=False))
 
 
-def test_other_models_and_other_calls_go_straight_to_their_engine(queue: ListQueue) -> None:
+def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueue) -> None:
     async def play() -> None:
         async with routed(FakeEngine("fake", "other"), prefill=apart(wait_s=60)) as site:
             assert (await site.completed(prompt=LONG, model="other"))[0] == 200

@@ -205,7 +205,7 @@ def test_an_engine_that_fails_to_tokenize_is_checked_on(
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         [worker] = site.service.fleet
         engine.tokenized = answer
-        worker.fail("it is asked anew")
+        worker.fail("it is requested again")
         scrapes = engine.scrapes
         await until(lambda: engine.scrapes > scrapes + 2)
         engine.faults.healthy = False

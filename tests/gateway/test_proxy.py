@@ -26,7 +26,7 @@ def error_of(body: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["events", "single bytes"])
-def test_a_stream_comes_through_byte_for_byte(split: bool) -> None:
+def test_a_stream_is_forwarded_byte_for_byte(split: bool) -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.split = split
@@ -38,7 +38,7 @@ def test_a_stream_comes_through_byte_for_byte(split: bool) -> None:
     run(scenario)
 
 
-def test_an_event_comes_before_the_next_is_sent() -> None:
+def test_an_event_is_forwarded_before_the_next_is_sent() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -68,7 +68,7 @@ def test_the_account_follows_a_request_to_its_end() -> None:
     run(scenario)
 
 
-def test_whole_answers_and_other_paths_pass_through() -> None:
+def test_complete_responses_and_other_paths_are_forwarded() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         async with routed(engine) as site:
@@ -151,7 +151,7 @@ def test_headers_of_one_connection_stay_there() -> None:
         (b'{"model": "fake", "prompt": "' + b"a" * 2000 + b'"}', 413, None),
     ],
 )
-def test_what_cannot_be_routed_is_refused_in_openais_shape(
+def test_unroutable_requests_get_an_error_in_openais_format(
     body: bytes, status: int, param: str | None
 ) -> None:
     async def scenario() -> None:
@@ -171,7 +171,7 @@ def test_what_cannot_be_routed_is_refused_in_openais_shape(
     run(scenario)
 
 
-def test_models_are_the_union_and_each_goes_to_its_own_workers() -> None:
+def test_models_are_the_union_and_requests_go_to_their_models_workers() -> None:
     async def scenario() -> None:
         a, b, c = FakeEngine("fake"), FakeEngine("fake", "org/tuned"), FakeEngine("other")
         async with routed(a, b, c) as site:

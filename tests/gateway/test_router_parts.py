@@ -71,7 +71,7 @@ def test_an_engines_requested_pause_is_respected_up_to_a_limit(text: str, wait_s
     assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
 
 
-def test_a_time_to_come_back_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, "headers")
     for at, wait_s in ((1030, 30.0), (900, 0.0), (2000, 60.0)):
         text = format_datetime(datetime.fromtimestamp(at, timezone.utc), usegmt=True)
@@ -79,7 +79,7 @@ def test_a_time_to_come_back_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> N
     assert retry_after_s({}, 0.5) == 0.5
 
 
-def test_headers_of_a_hop_go_no_further() -> None:
+def test_hop_by_hop_headers_are_not_forwarded() -> None:
     both = {"Connection": "close, X-Mine", "X-MINE": "1", "Transfer-Encoding": "chunked", "A": "b"}
     assert dict(for_engine({**both, "Host": "h", "Expect": "100-continue"})) == {"A": "b"}
     assert dict(for_client({**both, "Host": "h"}, "http://e:1")) == {"A": "b", "Host": "h"}
@@ -122,7 +122,7 @@ def test_errors_have_the_types_of_the_client_library(status: int, kind: str) -> 
     }
 
 
-def test_an_error_event_follows_whole_lines() -> None:
+def test_an_error_event_follows_complete_lines() -> None:
     event = error_event(502, "broke")
     assert event.startswith(b"\ndata: {") and event.endswith(b"}\n\n")
     assert json.loads(event[6:])["error"]["type"] == "BadGatewayError"
@@ -158,7 +158,7 @@ def test_ids_are_taken_as_tokens_and_else_four_bytes_of_text(
     assert parsed.body == body
 
 
-def test_what_is_no_json_is_passed_on_with_a_guess_of_its_length() -> None:
+def test_a_body_that_is_not_json_is_forwarded_with_an_estimated_length() -> None:
     parsed = parse_request("/v1/audio", b"x" * 17, is_json=False)
     assert (parsed.isl, len(parsed.tokens), parsed.model, parsed.stream) == (4, 0, None, False)
     assert parse_request("/v1/files", b"").isl == 0
@@ -228,7 +228,7 @@ def test_a_tokenizer_has_the_word_where_it_can() -> None:
 # ---- Lines of streams.
 
 
-def test_only_whole_lines_go_on() -> None:
+def test_only_complete_lines_are_forwarded() -> None:
     lines = Lines()
     assert lines.push(b"da") == b""
     assert lines.push(b"ta\nmo") == b"data\n"
@@ -578,7 +578,7 @@ def test_figures_of_a_request() -> None:
     assert metrics.latencies() == (Latency(3, 1), Latency(0.5, 4))
 
 
-def test_figures_of_a_worker_go_with_it() -> None:
+def test_metrics_of_a_removed_worker_are_dropped() -> None:
     metrics = Metrics()
     engine = Engine(Worker(1), EngineSpec("http://a"))
     engine.passed(0)
@@ -677,7 +677,7 @@ def test_no_request_overtakes_the_next_one() -> None:
     run(scenario)
 
 
-def test_who_finds_too_many_waiting_is_refused() -> None:
+def test_a_request_beyond_the_queue_limit_is_rejected() -> None:
     async def scenario() -> None:
         waiting = Waiting(queued_max=1)
         one = await waiting.enter(1)
@@ -689,7 +689,7 @@ def test_who_finds_too_many_waiting_is_refused() -> None:
     run(scenario)
 
 
-def test_who_has_gone_when_a_place_is_found_gives_it_back() -> None:
+def test_a_canceled_request_returns_its_place() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         one = await waiting.enter(1)
@@ -709,7 +709,7 @@ def test_who_has_gone_when_a_place_is_found_gives_it_back() -> None:
     run(scenario)
 
 
-def test_an_error_is_that_of_whom_it_met() -> None:
+def test_an_error_is_that_of_the_tried_worker() -> None:
     async def scenario() -> None:
         waiting = Waiting()
 

@@ -139,7 +139,7 @@ def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
     run(play)
 
 
-def test_an_engine_that_aborts_and_lives_gets_no_second_request() -> None:
+def test_an_engine_that_aborts_a_request_gets_no_second_one() -> None:
     """It may have done the request."""
 
     async def play() -> None:

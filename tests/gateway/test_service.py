@@ -86,7 +86,7 @@ def test_a_request_that_waited_too_long_gets_retry_after() -> None:
     run(scenario)
 
 
-def test_who_leaves_while_waiting_leaves_no_trace() -> None:
+def test_a_client_that_disconnects_while_waiting_leaves_no_state() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -171,7 +171,7 @@ def test_leaving_does_not_wait_for_ever() -> None:
     run(scenario)
 
 
-def test_a_router_without_workers_is_not_ready_and_counts_whom_it_refuses(
+def test_a_router_without_workers_is_not_ready_and_counts_rejections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:

@@ -56,7 +56,7 @@ def test_engines_are_named_alone_or_by_model() -> None:
         ),
     ],
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(RouterError, match="URL"):
         read_url(url)
 
@@ -191,7 +191,7 @@ def test_numbers_out_of_range_are_refused_before_anything_starts(
     assert said in printed
 
 
-def test_a_setting_that_the_policy_lacks_is_refused_whatever_its_value(
+def test_a_setting_that_the_policy_lacks_is_rejected_with_any_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def enter(settings: Settings) -> None:

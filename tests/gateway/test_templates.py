@@ -174,7 +174,9 @@ def test_items_of_one_answer_are_one_message() -> None:
         ("/v1/messages", {"system": "Be brief.", "messages": ASKED}),  # Anthropic's form
     ],
 )
-def test_what_only_an_engine_can_template_is_hashed_as_text(path: str, fields: Any) -> None:
+def test_prompts_that_only_an_engine_can_template_are_hashed_as_text(
+    path: str, fields: Any
+) -> None:
     template = Template()
     parsed = parse_request(path, json.dumps(fields).encode(), tokenizer=template)
     assert parsed.isl > 0
@@ -202,7 +204,7 @@ def test_contents_have_the_form_that_the_template_reads(
         assert cut["content"] == (text if role == "tool" else shown)
 
 
-def test_an_image_is_no_text() -> None:
+def test_an_image_is_not_hashed_as_text() -> None:
     with pytest.raises(KeyError):
         image = {"type": "image_url", "image_url": {"url": "data:"}}
         for_template([{"role": "user", "content": [image]}], as_parts=True)

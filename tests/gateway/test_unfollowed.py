@@ -134,7 +134,7 @@ def test_missed_messages_are_reported_for_a_while(
     play(tmp_path, scenario)
 
 
-def test_removals_of_unknown_blocks_are_no_problem(
+def test_removals_of_unknown_blocks_are_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine removes what it had before the router came, or reports it in DRAM."""
@@ -278,7 +278,7 @@ def test_the_first_engine_that_announces_decides_the_block_size(tmp_path: Path, 
     play(tmp_path, scenario, engines=2)
 
 
-def test_no_block_counts_whose_engine_has_gone(tmp_path: Path) -> None:
+def test_blocks_of_a_stopped_engine_do_not_count(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
         index = site.service.index()
@@ -298,7 +298,7 @@ def test_no_block_counts_whose_engine_has_gone(tmp_path: Path) -> None:
     play(tmp_path, scenario, replay=True)
 
 
-def test_a_replay_that_comes_too_late_spoils_no_other(
+def test_a_late_replay_does_not_affect_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("beluga.gateway.listener.REPLAY_S", 0.3)
@@ -333,7 +333,7 @@ def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: P
         announcer.stored(TOKENS, 100)
         await until(lambda: index.indexer.counts.stored == 16)
         [listener] = site.service._cache._followed[1].listeners
-        listener._forget()
+        listener._after_fork()
         assert index.indexer.counts.removed == 16
         announcer.stored([token + 5000 for token in TOKENS], 200)
 
@@ -346,7 +346,7 @@ def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: P
     play(tmp_path, scenario, replay=True)
 
 
-def test_what_was_sent_to_an_engine_before_it_restarted_does_not_count() -> None:
+def test_prompts_sent_before_an_engines_restart_do_not_count() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = RUNNING + "process_start_time_seconds 1000\n"

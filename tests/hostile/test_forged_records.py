@@ -38,7 +38,7 @@ def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
     return [(call[1], told) for call, told in zip(lines[::2], lines[1::2], strict=True)]
 
 
-def test_what_a_server_forges_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
+def test_a_forged_record_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
     for call, told in heard(shm, BEYOND):
         if call == "lookup":  # the caller does not specify the length of the chunks
             assert told in (1, "BadReplyError")

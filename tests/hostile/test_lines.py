@@ -89,7 +89,7 @@ def lobby(host: int, line: int) -> int:
     ),
     half=st.integers(0, 1),
 )
-def test_a_reply_to_another_client_gives_no_lane(
+def test_a_reply_to_another_client_assigns_no_lane(
     target: Target, sequence: int, fields: dict[str, int], half: int
 ) -> None:
     struct = ffi.new("bl_lobby_reply *", fields)
@@ -122,7 +122,7 @@ def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
     elsewhere=st.booleans(),
     piece=st.sampled_from((1, 8, 16, 32, LINE)),
 )
-def test_an_entry_that_changes_while_it_is_read_gives_right_bytes_or_a_miss(
+def test_an_entry_that_changes_during_a_read_yields_right_bytes_or_a_miss(
     target: Target, fields: dict[str, int], elsewhere: bool, piece: int
 ) -> None:
     place, other = target.entry(0), target.entry(1)

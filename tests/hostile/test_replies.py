@@ -84,7 +84,7 @@ def liar() -> Iterator[Liar]:
     status=st.one_of(st.integers(-1100, 10), st.integers(-(1 << 31), (1 << 31) - 1)),
     epoch=st.integers(0, (1 << 32) - 1),
 )
-def test_a_whole_reply_of_anything_is_a_word_or_an_error(
+def test_any_valid_line_decodes_to_a_reply_or_an_error(
     liar: Liar, *, payload: bytes, flags: int, size: int, status: int, epoch: int
 ) -> None:
     def lie(lane: Lane, sequence: int) -> None:

@@ -93,7 +93,7 @@ def test_a_field_out_of_range_is_an_error_to_its_sender(
 
 @settings(max_examples=fewer(100), deadline=None)
 @given(at=st.integers(0, LINE - 1), bit=st.integers(0, 7))
-def test_a_line_that_is_not_whole_is_no_request(target: Target, at: int, bit: int) -> None:
+def test_a_torn_line_is_not_a_request(target: Target, at: int, bit: int) -> None:
     sequence, lane = target.sequence + 1, target.lane
     line = bytearray(request_line(0, b"", sequence, lane.key))
     line[at] ^= 1 << bit
@@ -114,7 +114,7 @@ def test_a_line_that_is_not_whole_is_no_request(target: Target, at: int, bit: in
     size=st.integers(0, 255),
     epoch=st.integers(0, (1 << 32) - 1),
 )
-def test_whole_lines_of_anything_are_answered(
+def test_every_valid_line_gets_a_reply(
     target: Target, *, method: int, payload: bytes, flags: int, size: int, epoch: int
 ) -> None:
     target.say(method, payload, flags=flags, size=size, epoch=epoch)

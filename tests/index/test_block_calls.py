@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The calls of the block index keep their promises to one client and between two."""
+"""The calls of the block index satisfy their contract with one client and with two."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_commit_may_be_repeated(meta: MetaClient) -> None:
     assert meta.stat().commit_count == 1
 
 
-def test_what_is_not_a_sessions_own_grant_can_not_be_committed_or_aborted(attach: Attach) -> None:
+def test_only_a_sessions_own_grants_can_be_committed_or_aborted(attach: Attach) -> None:
     writer, other = attach(), attach()
     grants = writer.reserve(keys([1]), length=MIB)
     assert other.commit(grants) == [-lib.BL_ERROR_NO_GRANT]
@@ -72,7 +72,7 @@ def test_what_is_not_a_sessions_own_grant_can_not_be_committed_or_aborted(attach
     assert writer.commit(grants) == [-lib.BL_ERROR_NO_GRANT]
 
 
-def test_an_old_grant_of_reused_space_is_no_grant(attach: Attach) -> None:
+def test_an_old_grant_of_reused_space_is_invalid(attach: Attach) -> None:
     first, second = attach(), attach()
     (old,) = first.reserve(keys([1]), length=MIB)
     first.abort([old])
@@ -93,7 +93,7 @@ def test_a_session_can_not_commit_by_its_own_older_grant(meta: MetaClient) -> No
     assert meta.commit([new]) == [0]
 
 
-def test_lookup_gives_the_leading_hits(meta: MetaClient) -> None:
+def test_lookup_returns_the_leading_hits(meta: MetaClient) -> None:
     put(meta, [0, 1, 2, 4])
     found = meta.lookup(keys(range(5)))
     assert len(found.hits) == 3
@@ -161,7 +161,7 @@ def test_a_chain_that_was_only_committed_is_eaten_from_its_tail(meta: MetaClient
     assert there == set(range(len(there)))
 
 
-def test_pinned_blocks_stay_and_released_ones_go(meta: MetaClient) -> None:
+def test_pinned_blocks_stay_and_released_ones_are_evicted(meta: MetaClient) -> None:
     put(meta, range(3))
     pinned = meta.lookup(keys([0, 1]), pin=True).hits
     assert meta.stat().pinned_count == 2
@@ -258,7 +258,7 @@ def test_a_block_larger_than_the_pool_is_rejected_without_an_eviction(
     assert held(meta, range(DATA_BLOCKS)) == set(range(DATA_BLOCKS))
 
 
-def test_space_given_back_serves_every_other_size(meta: MetaClient) -> None:
+def test_freed_space_can_hold_any_other_size(meta: MetaClient) -> None:
     for turn, length in enumerate([MIB, 3 * MIB, 4096, 5 * MIB // 2, MIB]):
         numbers = range(turn * 1000, turn * 1000 + 10)
         put(meta, numbers, length=length)

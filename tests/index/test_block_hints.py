@@ -57,7 +57,7 @@ def fill(server: MetaServer, meta: MetaClient) -> int:
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_low_blocks_go_first_and_high_ones_last(pool: Pool, eviction: str) -> None:
+def test_low_blocks_are_evicted_first_and_high_ones_last(pool: Pool, eviction: str) -> None:
     with serving(pool, eviction=eviction) as (server, meta):
         count = fill(server, meta)
         high, low = range(4), range(count - 4, count)  # the coldest, and the newest
@@ -72,7 +72,7 @@ def test_low_blocks_go_first_and_high_ones_last(pool: Pool, eviction: str) -> No
         assert server.hints().hint_count == 4
 
 
-def test_low_blocks_of_a_chain_go_from_its_end(pool: Pool) -> None:
+def test_low_blocks_of_a_chain_are_evicted_from_its_end(pool: Pool) -> None:
     with serving(pool) as (server, meta):
         fill(server, meta)
         meta.hint(keys(range(10, 13)), level=LOW)
@@ -81,7 +81,7 @@ def test_low_blocks_of_a_chain_go_from_its_end(pool: Pool) -> None:
             assert gone not in held(meta, [gone])
 
 
-def test_pinned_blocks_go_only_where_nothing_else_makes_room(pool: Pool) -> None:
+def test_pinned_blocks_are_evicted_only_as_the_last_resort(pool: Pool) -> None:
     with serving(pool, budget=0.9) as (server, meta):
         count = fill(server, meta)
         kept = range(0, count, 2)  # every other block: no room for two between them
@@ -130,7 +130,7 @@ def test_a_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
         assert held(meta, own) == set(own), "pins of one tenant cost another one blocks"
 
 
-def test_a_budget_goes_to_the_leading_blocks_because_a_child_needs_its_parent(
+def test_a_budget_favors_the_leading_blocks_of_a_chain(
     pool: Pool,
 ) -> None:
     with serving(pool, budget=0.25) as (server, meta):
@@ -144,7 +144,7 @@ def test_a_budget_goes_to_the_leading_blocks_because_a_child_needs_its_parent(
         assert held(meta, big) == set(big[:most])
 
 
-def test_a_budget_goes_to_the_leading_blocks_of_many_calls(shm: Path) -> None:
+def test_a_budget_favors_the_leading_blocks_of_many_calls(shm: Path) -> None:
     pool = Pool.create([shm / "a"], device_size=64 << 20, sparse=True, max_blocks=2000)
     with pool, serving(pool, budget=0.03) as (server, meta):
         for number in range(1000):
@@ -255,9 +255,7 @@ def test_a_level_that_is_none_is_refused(meta: MetaClient) -> None:
         meta.hint(keys([1]), level=4)
 
 
-def test_a_cache_gives_hints_and_refuses_what_makes_no_sense(
-    pool: Pool, server: MetaServer
-) -> None:
+def test_a_cache_sends_hints_and_rejects_invalid_ones(pool: Pool, server: MetaServer) -> None:
     digests = [bytes([n]) * 16 for n in range(4)]
     with KVCache(pool, namespace="a", tenant="acme") as cache:
         cache.put(digests[:3], [bytearray(4096)] * 3)

@@ -46,7 +46,7 @@ def test_committed_blocks_of_a_killed_client_stay(
     assert held(meta, [1, 2, 3]) == {1, 2}
 
 
-def test_a_block_removed_while_pinned_goes_with_its_reader(
+def test_a_block_removed_while_pinned_is_freed_with_its_reader(
     meta: MetaClient, paths: list[Path]
 ) -> None:
     put(meta, [1])
@@ -58,7 +58,7 @@ def test_a_block_removed_while_pinned_goes_with_its_reader(
     assert eventually(lambda: meta.stat().used_bytes == 0)
 
 
-def test_closing_a_session_ends_what_it_held(attach: Callable[[], MetaClient]) -> None:
+def test_closing_a_session_ends_its_grants_and_pins(attach: Callable[[], MetaClient]) -> None:
     one, two = attach(), attach()
     put(one, [1])
     one.lookup(keys([1]), pin=True)

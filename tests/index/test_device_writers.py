@@ -168,7 +168,7 @@ def test_a_successor_has_the_device_list(
         assert meta.stat().held_bytes == 0
 
 
-def test_who_dies_with_its_server_is_found_gone_by_the_next(
+def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process("serve_index", paths) as first:
@@ -196,9 +196,7 @@ def test_a_process_of_another_pid_namespace_stays_in_doubt(
 
 
 def test_a_session_that_is_closed_leaves_no_doubt(pool: Pool, paths: list[Path]) -> None:
-    """Without a server, its lock is given back by a process that lives on: that is its last
-    word.
-    """
+    """Without a server, its lock is released by a process that continues: that proves its end."""
     with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
         assert client.ask("put") == "1"
         first.kill()

@@ -136,7 +136,7 @@ def test_a_pin_does_not_reset_the_policys_state(policy: int) -> None:
 
 
 @every_policy
-def test_what_is_pinned_is_never_the_coldest(policy: int) -> None:
+def test_a_pinned_block_is_never_the_coldest(policy: int) -> None:
     order = create(20, policy)
     for number in range(20):
         add(order, number)
@@ -151,7 +151,7 @@ def test_what_is_pinned_is_never_the_coldest(policy: int) -> None:
     assert sorted(walk(order)) == list(range(0, 20, 2))
 
 
-def test_what_is_not_pinned_goes_although_all_of_the_other_queue_is_pinned() -> None:
+def test_an_unpinned_block_is_evicted_if_the_other_queue_is_all_pinned() -> None:
     order = create(60, S3FIFO)
     for number in range(50):
         lib.bl_evict_cool(order, number)  # into the main queue
@@ -172,7 +172,7 @@ def test_a_scan_does_not_wash_hot_blocks_out_of_s3fifo() -> None:
             assert evict(order) not in hot
 
 
-def test_a_ghost_comes_back_into_the_main_queue() -> None:
+def test_a_ghost_is_inserted_into_the_main_queue() -> None:
     """A block that comes back soon after it left stays; one that never was here leaves again."""
     order = create(64, S3FIFO)
     for number in range(20):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The index agrees with a dict: first its promises, then what removal leaves behind."""
+"""The index agrees with a dict: first its contract, then the state after removals."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_calls_wait_as_long_as_their_client_does(
     assert core.last("bl_lookup")[-1] == core.last("bl_task_count")[-1] == 1_500_000_000
 
 
-def test_what_is_reserved_has_by_default_no_fingerprint_and_no_chunks(
+def test_a_grant_has_by_default_no_fingerprint_and_no_chunks(
     meta: MetaClient, core: WatchedCore
 ) -> None:
     (grant,) = meta.reserve(keys([1]), length=4096)

@@ -77,7 +77,7 @@ def below(shm: Path) -> Iterator[Below]:
         made.close()
 
 
-def test_few_cold_keys_of_a_chain_are_taken_until_some_have_come(below: Below) -> None:
+def test_few_cold_keys_of_a_chain_are_requested_until_some_arrive(below: Below) -> None:
     assert below.asked.onboard(keys(*range(1000, 1100))) == 100
     assert below.take(Work.COLD, 200) == list(range(1000, 1000 + FIRST))
     below.work.report(notes(1000, stored=STORE, ended=1))

@@ -80,7 +80,7 @@ def test_names_are_kept_beside_the_entries(pool: Pool, server: MetaServer) -> No
     assert not check_pool(pool).findings
 
 
-def test_a_line_of_an_earlier_block_is_no_name(pool: Pool, server: MetaServer) -> None:
+def test_a_line_of_an_earlier_block_is_not_a_name(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(1), named(range(1)))
         cache.remove([digest(0)])

@@ -25,7 +25,7 @@ def view(server: MetaServer, client: Client) -> SessionView:
     return next(one for one in server.sessions() if one.nonce == nonce)
 
 
-def test_a_session_is_seen_with_what_it_holds(pool: Pool, server: MetaServer) -> None:
+def test_a_session_is_listed_with_its_grants_and_pins(pool: Pool, server: MetaServer) -> None:
     with Client(pool) as client, Client(pool) as other:
         meta = MetaClient(client)
         put(meta, range(3), length=LENGTH)
@@ -43,7 +43,7 @@ def test_a_session_is_seen_with_what_it_holds(pool: Pool, server: MetaServer) ->
     assert eventually(lambda: server.sessions() == [])
 
 
-def test_sessions_of_many_lanes_come_in_several_answers(paths: list[object]) -> None:
+def test_sessions_of_many_lanes_need_several_replies(paths: list[object]) -> None:
     small = {"lane_count": 60, "bulk_size": 4096, "device_size": 32 << 20, "sparse": True}
     with (
         Pool.create(paths, max_blocks=64, **small) as pool,  # type: ignore[arg-type]

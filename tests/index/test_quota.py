@@ -113,7 +113,7 @@ def test_calls_beyond_the_rate_are_refused_and_others_are_not_hurt(serve: Serve)
     assert held(other, [0]) == set()
 
 
-def test_what_gives_back_runs_on_credit(serve: Serve) -> None:
+def test_calls_that_release_space_are_not_limited(serve: Serve) -> None:
     _, one, _ = serve(Quota(calls_per_s=2))
     (grant,) = one.reserve(keys([0]), length=LENGTH)
     for _ in range(20):

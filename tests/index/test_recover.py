@@ -20,7 +20,7 @@ ROUNDS = 40
 GONE = 9
 
 
-def test_after_restarts_the_oldest_blocks_go_first(pool: Pool) -> None:
+def test_after_restarts_the_oldest_blocks_are_evicted_first(pool: Pool) -> None:
     """Numbers and space are used again in another order; generations of several epochs differ in
     many bits, so that a sort by some of them would not do."""
     with MetaServer(pool), Client(pool) as client:
@@ -51,7 +51,7 @@ def numbers(meta: MetaClient, names: list[int]) -> set[int]:
     return {meta.lookup(keys([name])).hits[0].block for name in names}
 
 
-def test_after_a_restart_new_blocks_fill_the_holes_and_then_go_behind_the_last(pool: Pool) -> None:
+def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -> None:
     with MetaServer(pool), Client(pool) as client:
         meta = MetaClient(client)
         put(meta, range(COUNT))

@@ -54,7 +54,7 @@ def test_damaged_entries_are_dropped(pool: Pool) -> None:
     assert len(kept(pool)) == COUNT - 2
 
 
-def test_a_damaged_mark_takes_its_blocks_along(pool: Pool) -> None:
+def test_a_damaged_mark_drops_its_blocks(pool: Pool) -> None:
     fill(pool)
     ground = Ground(pool)
     ground.flip(ground.mark(0), 20)
@@ -109,9 +109,7 @@ def test_the_valid_copy_of_an_epoch_line_is_used(
 
 
 @pytest.mark.parametrize(("half", "epoch"), [(0, 0), (0, 1), (1, (1 << 24) + 1)])
-def test_while_an_epoch_line_makes_no_sense_nothing_else_is_dropped(
-    pool: Pool, half: int, epoch: int
-) -> None:
+def test_an_invalid_epoch_line_drops_nothing_else(pool: Pool, half: int, epoch: int) -> None:
     """The half that served before is checked instead, and its damage has no effect."""
     fill(pool)
     ground = Ground(pool)

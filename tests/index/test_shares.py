@@ -132,7 +132,7 @@ def test_a_flood_of_other_sizes_takes_no_block_from_others(pool: Pool, length: i
         assert held(meta, own) == set(own)
 
 
-def test_an_unused_share_is_lent_and_given_back(pool: Pool) -> None:
+def test_an_unused_share_is_lent_and_returned(pool: Pool) -> None:
     with serving(pool, {"victim": 0.3, "idle": 0.5}) as (server, meta):
         count = room(server)
         for number in range(1000, 1000 + count):

@@ -26,7 +26,7 @@ from beluga.rpc import Client
 KIB, MIB = 1 << 10, 1 << 20
 PAGE, STRIPE = 4096, 2 << 20
 
-Place = tuple[int, int]  # where a block begins, and where it ends
+Interval = tuple[int, int]  # where a block begins, and where it ends
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def rounded(length: int) -> int:
     return -(-length // PAGE) * PAGE
 
 
-def put_one(meta: MetaClient, number: int, length: int) -> Place | None:
+def put_one(meta: MetaClient, number: int, length: int) -> Interval | None:
     """Put a block without checksums: its place, or None if it was refused."""
     (grant,) = meta.reserve(keys([number]), length=length)
     if states([grant]) != ["GRANTED"]:
@@ -56,9 +56,9 @@ def put_one(meta: MetaClient, number: int, length: int) -> Place | None:
     return grant.offset, grant.offset + rounded(length)
 
 
-def fill(meta: MetaClient, lengths: Iterable[int], first: int = 0) -> dict[int, Place]:
+def fill(meta: MetaClient, lengths: Iterable[int], first: int = 0) -> dict[int, Interval]:
     """Put blocks until one is evicted for another; return the places of those that are there."""
-    there: dict[int, Place] = {}
+    there: dict[int, Interval] = {}
     for number, length in enumerate(lengths, first):
         place = put_one(meta, number, length)
         assert place is not None
@@ -152,14 +152,14 @@ def test_a_large_block_takes_the_place_of_the_oldest_small_ones(meta: MetaClient
     assert meta.stat().evict_count == before + len(gone)
 
 
-def gaps(taken: list[Place], space: Place) -> Iterator[Place]:
+def gaps(taken: list[Interval], space: Interval) -> Iterator[Interval]:
     end = space[0]
     for first, last in [*taken, (space[1], space[1])]:
         yield end, first
         end = last
 
 
-def youngest_needed(ages: list[Place], fixed: list[Place], size: int, space: Place) -> int:
+def youngest_needed(ages: list[Interval], fixed: list[Interval], size: int, space: Interval) -> int:
     """Return how many blocks, the oldest first, must be imagined gone until size bytes are free
     in a row; 0: never.
     """
@@ -221,7 +221,7 @@ def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(meta: MetaCl
 
 
 def test_more_blocks_than_one_walk_visits_are_evicted_at_once(shm: Path) -> None:
-    """The coldest thousands lie between blocks that are pinned; room is made elsewhere."""
+    """The coldest thousands lie between blocks that are pinned; space is freed elsewhere."""
     with (
         Pool.create([shm / "a"], device_size=260 * MIB, sparse=True, max_blocks=70_000) as pool,
         MetaServer(pool),

@@ -98,7 +98,7 @@ def test_after_a_stop_nothing_is_lost_either(pool: Pool) -> None:
             assert places(MetaClient(client), range(10)) == before
 
 
-def test_grants_of_a_living_client_are_not_given_away(
+def test_grants_of_a_live_client_are_not_reassigned(
     pool: Pool, paths: list[Path], first: Process
 ) -> None:
     with Process("hold_blocks", paths) as writer:

@@ -45,7 +45,7 @@ STEP = st.tuples(
     st.integers(0, PLACES - 1),  # a task, or the place of a generation among others
     st.integers(0, QUEUES - 1),
     st.integers(0, LANES - 1),
-    st.integers(0, 4),  # time that goes by
+    st.integers(0, 4),  # elapsed time
     st.integers(0, 6),  # time that a claim holds
 )
 
@@ -137,7 +137,7 @@ def queues(pool: Pool, server: MetaServer) -> Iterator[tuple[Queue, Queue]]:
         yield made
 
 
-def test_each_task_goes_to_one_worker_in_order(queues: tuple[Queue, Queue]) -> None:
+def test_each_task_is_delivered_to_one_worker_in_order(queues: tuple[Queue, Queue]) -> None:
     one, other = queues
     for name in "abc":
         one.put(name)
@@ -184,7 +184,9 @@ def test_a_claim_runs_out(queues: tuple[Queue, Queue]) -> None:
     assert not one.tasks.extend(record, visible_s=LONG_S)
 
 
-def test_tasks_stay_while_blocks_come_and_go(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+def test_tasks_stay_while_blocks_are_stored_and_evicted(
+    pool: Pool, queues: tuple[Queue, Queue]
+) -> None:
     queue, _ = queues
     for name in "abc":
         queue.put(name)
@@ -233,7 +235,9 @@ def test_a_task_is_withdrawn_until_a_worker_claims_it(queues: tuple[Queue, Queue
     assert worker.claim() is None
 
 
-def test_a_block_that_is_no_task_is_not_withdrawn(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+def test_a_block_that_is_not_a_task_is_not_withdrawn(
+    pool: Pool, queues: tuple[Queue, Queue]
+) -> None:
     queue, _ = queues
     with KVCache(pool, namespace="blocks") as blocks:
         key = blocks.keys(hash_keys(["block"]))

@@ -140,7 +140,7 @@ def widest(scene: Scene) -> int:
 
 @settings(max_examples=fewer(100), deadline=None)
 @given(seed=st.integers(0, 1 << 40))
-def test_the_youngest_that_goes_is_as_old_as_can_be(seed: int) -> None:
+def test_the_youngest_victim_is_as_old_as_possible(seed: int) -> None:
     rng = random.Random(seed)
     scene = mixed(rng)
     for _ in range(3):  # less than a streak, which has a grid
@@ -213,7 +213,7 @@ def test_where_no_guess_helps_the_longer_walk_does() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 512, 1 << 15])
-def test_where_all_must_stay_nothing_goes(count: int) -> None:
+def test_nothing_is_evicted_if_all_blocks_must_stay(count: int) -> None:
     scene = Scene(2)
     blocks = [scene.add(page, 64, fixed=True) for page in range(0, 2 * STRIPE_PAGES, 64)]
     scene.age(blocks)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block manager: what sinks, what comes back, in which order, and what failures leave."""
+"""The block manager: offloads and onboards, their order, and the state after failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Scene:
         self.below.before = before
 
     def sink(self, *numbers: int, request: str = "r") -> None:
-        """Store blocks in the device, release them, and let them sink."""
+        """Store blocks in the device, release them, and wait until they are offloaded."""
         self.device.store(numbers, request)
         self.manager.release(request)
         self.manager.flush()
@@ -64,7 +64,7 @@ class Scene:
         self.below.copies.clear()
 
 
-def test_blocks_sink_and_come_back_with_their_bytes() -> None:
+def test_blocks_are_offloaded_and_onboarded_with_their_bytes() -> None:
     scene = Scene()
     scene.sink(1, 2, 3)
     assert scene.pool.contains([1, 2, 3]) == [True] * 3
@@ -113,7 +113,7 @@ def test_an_onboard_of_present_blocks_copies_nothing_and_does_not_wait() -> None
     assert cold.result(0) == []
 
 
-def test_two_chains_that_come_at_once_do_not_wait_for_each_other() -> None:
+def test_two_chains_that_arrive_at_once_do_not_wait_for_each_other() -> None:
     scene = Scene(device=6)
     scene.sink(1, 2, 3, 7, 8)
     scene.sink(4, 5, 6)
@@ -129,7 +129,7 @@ def test_two_chains_that_come_at_once_do_not_wait_for_each_other() -> None:
         scene.manager.release(name)
 
 
-def test_a_chain_whose_own_blocks_make_room_comes_nevertheless() -> None:
+def test_a_chain_that_evicts_its_own_blocks_is_onboarded() -> None:
     scene = Scene(device=4)
     scene.sink(3, 4)
     scene.sink(1, 2)
@@ -180,7 +180,7 @@ def heat_up(scene: Scene, *keys: int) -> None:
         scene.pool.match(keys)
 
 
-def test_onboards_go_before_prefetches_and_both_before_offloads() -> None:
+def test_onboards_precede_prefetches_and_both_precede_offloads() -> None:
     scene = Scene()
     scene.sunk()
     heat_up(scene, 1)
@@ -199,7 +199,7 @@ def test_onboards_go_before_prefetches_and_both_before_offloads() -> None:
     assert (scene.moved("onboard"), scene.moved("prefetch")) == (2, 1)
 
 
-def test_offloads_go_by_age_in_batches_of_16() -> None:
+def test_offloads_are_ordered_by_age_in_batches_of_16() -> None:
     scene = Scene(device=64)
     scene.device.store(range(1, 21))
     scene.manager.step()
@@ -339,13 +339,13 @@ def test_an_onboard_without_space_holds_nothing_until_its_retry(
     monkeypatch.setattr(pool, "reserve", reserve)
     found = scene.manager.onboard([1, 2, 3], "x")
     pool.drop_all(busy)
-    assert held == [(1, 6), (3, 6)]  # the second time for all three, whatever else goes
+    assert held == [(1, 6), (3, 6)]  # the second time for all three, whichever others are evicted
     pool.drop_all(before.result(0))
     assert scene.manager.step()
     assert len(found.result(0)) == 2
 
 
-def test_an_onboard_is_not_held_up_by_an_offload_that_stands_still() -> None:
+def test_a_stalled_offload_does_not_delay_an_onboard() -> None:
     scene, stands, go_on = Scene(threads=True), threading.Event(), threading.Event()
     scene.below.blocks = {number: content(number).tobytes() for number in (1, 2)}
 
@@ -499,7 +499,7 @@ def test_an_offload_policy_that_does_not_exist_is_refused() -> None:
         Scene(offload="never")
 
 
-def test_blocks_sink_to_a_pool_and_come_back_by_way_of_a_cache(shm: Path) -> None:
+def test_blocks_are_offloaded_to_a_pool_and_onboarded_through_a_cache(shm: Path) -> None:
     with (
         Pool.create([shm / "a"], device_size=32 << 20) as pool,
         MetaServer(pool),

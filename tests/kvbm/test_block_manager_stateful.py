@@ -67,7 +67,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(leaf=LEAVES, request=REQUESTS, sinks=st.sampled_from([True, True, False]))
     def store(self, leaf: int, request: str, sinks: bool) -> None:
-        """Store a chain and release it, and let it sink perhaps."""
+        """Store a chain and release it, perhaps until it is offloaded."""
         blocks = self.pool.try_reserve(request, len(chain(leaf)))
         if blocks is not None:
             self.device.write(blocks, chain(leaf))

@@ -62,7 +62,7 @@ def test_a_block_goes_through_its_states_and_refuses_wrong_transitions() -> None
         pool.register([block])
 
 
-def test_blocks_of_two_tiers_or_twice_the_same_are_refused_as_a_whole() -> None:
+def test_blocks_of_two_tiers_or_duplicates_are_rejected_together() -> None:
     pool, other = make(), make()
     (block,), (foreign,) = pool.reserve("r", 1).result(0), other.reserve("r", 1).result(0)
     for one, key in ((block, 1), (foreign, 2)):
@@ -76,7 +76,7 @@ def test_blocks_of_two_tiers_or_twice_the_same_are_refused_as_a_whole() -> None:
     assert pool.match([1]) == []
 
 
-def test_a_duplicate_is_reset_and_the_first_block_is_handed_out() -> None:
+def test_a_duplicate_is_reset_and_the_first_block_is_returned() -> None:
     pool = make(3)
     (first,) = store(pool, [7])
     (second,) = store(pool, [7], "other")
@@ -88,7 +88,7 @@ def test_a_duplicate_is_reset_and_the_first_block_is_handed_out() -> None:
     assert (pool.inflight_blocks, pool.available_blocks) == (0, 3)
 
 
-def test_the_end_of_a_chain_is_evicted_before_its_beginning_whatever_came_back_first() -> None:
+def test_the_end_of_a_chain_is_evicted_before_its_beginning_in_any_order() -> None:
     pool = make(4)
     chain = store(pool, [1, 2, 3, 4])
     for block in chain:  # the parent first, against the rule
@@ -126,7 +126,7 @@ def test_a_larger_reservation_is_not_overtaken_by_a_smaller_one() -> None:
     assert len(small.result(0)) == 1
 
 
-def test_a_cancelled_reservation_makes_way_and_leaves_nothing_behind() -> None:
+def test_a_canceled_reservation_frees_the_queue_and_leaves_no_state() -> None:
     pool = make(2)
     held = pool.reserve("a", 1).result(0)
     large, small = pool.reserve("b", 2), pool.reserve("c", 1)
@@ -137,7 +137,7 @@ def test_a_cancelled_reservation_makes_way_and_leaves_nothing_behind() -> None:
     assert pool.available_blocks == 2
 
 
-def test_a_reservation_that_waits_too_long_fails_and_makes_way() -> None:
+def test_a_reservation_that_waits_too_long_fails_and_frees_the_queue() -> None:
     pool = make(2)
     pool.reserve("a", 1).result(0)[0].fill(1)
     held = pool.reserve("a", 1).result(0)
@@ -158,7 +158,7 @@ def test_a_dropped_result_is_free_before_its_deadline() -> None:
     assert pool.available_blocks == 1
 
 
-def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
+def test_closing_fails_waiting_reservations_and_rejects_new_ones() -> None:
     pool = make(1)
     held = pool.reserve("a", 1).result(0)
     waiting = pool.reserve("b", 1)

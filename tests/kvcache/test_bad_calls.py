@@ -61,7 +61,7 @@ def test_an_empty_list_of_tokens_fetches_nothing(cache: KVCache, target: BlockLa
         assert cache.get_tokens(digests(2), tokens, Slots(target, [])).hits == 2
 
 
-def test_memory_that_may_not_be_written_is_no_target_of_a_cache(cache: KVCache) -> None:
+def test_read_only_memory_is_rejected_as_a_target_of_a_cache(cache: KVCache) -> None:
     content = bytes(np.prod(SHAPE))
     frozen = layout_of(np.frombuffer(content, np.uint8).reshape(SHAPE))
     cache.put(digests(1), Run.of(layout_of(np.ones(SHAPE, np.uint8)), [0]))
@@ -83,7 +83,7 @@ def test_keys_are_pairs(cache: KVCache, shape: tuple[int, ...]) -> None:
         cache.put(keys, [b"x"] * len(keys))
 
 
-def test_an_array_of_objects_is_no_block(cache: KVCache) -> None:
+def test_an_array_of_objects_is_not_a_block(cache: KVCache) -> None:
     with pytest.raises(LayoutError, match="objects"):
         cache.put(digests(1), np.array([[None, 1]]))
 
@@ -108,7 +108,7 @@ KINDS = {
 }
 
 
-def test_nothing_that_python_hands_to_c_ends_the_interpreter(shm: Path) -> None:
+def test_no_argument_to_c_ends_the_interpreter(shm: Path) -> None:
     """``misuse_process.py`` has the table; every case is refused unless it does no harm."""
     script = Path(__file__).with_name("misuse_process.py")
     ended = subprocess.run(

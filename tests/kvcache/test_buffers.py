@@ -133,7 +133,7 @@ def test_numbers_of_a_run_that_contradict_each_other_are_refused(run: Run, said:
         run.refuse_wrong()
 
 
-def test_a_run_of_memory_that_must_not_be_written_is_no_target() -> None:
+def test_a_read_only_run_of_memory_is_rejected_as_a_target() -> None:
     run = dataclasses.replace(run_of((AT, 8), (AT + 8, 8)), read_only=True)
     assert runs(run, writable=False) == [run]
     with pytest.raises(LayoutError, match="read-only"):
@@ -173,7 +173,7 @@ def test_a_tensor_on_a_device_or_not_contiguous_is_rejected(tensor: Any) -> None
         runs([tensor], writable=False)
 
 
-def test_no_blocks_are_no_runs_and_blocks_without_bytes_are_refused() -> None:
+def test_an_empty_batch_has_no_runs_and_empty_blocks_are_rejected() -> None:
     assert runs([], writable=False) == []
     assert runs(np.zeros((0, 8), dtype=np.uint8), writable=True) == []
     with pytest.raises(LayoutError, match="are empty"):

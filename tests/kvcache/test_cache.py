@@ -35,7 +35,7 @@ def flip(pool: Pool, offset: int) -> None:
 @pytest.mark.parametrize(
     "length", [1, 63, 64, 65, 4096, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE - 7, 5 << 19]
 )
-def test_bytes_come_back_as_they_went_in(cache: KVCache, length: int) -> None:
+def test_get_returns_the_bytes_of_put(cache: KVCache, length: int) -> None:
     blocks, targets = payload(3, length), np.zeros((3, length), dtype=np.uint8)
     assert cache.put(digests(3), blocks).stored == 3
     result = cache.get(digests(3), targets)
@@ -98,7 +98,7 @@ def test_without_a_server_a_get_is_an_error_and_no_miss(pool: Pool, server: Meta
     others=st.lists(st.integers(1, 60_000), min_size=1, max_size=12),
     start=st.integers(0, 2**60),
 )
-def test_fragments_need_not_be_cut_alike_on_both_sides(
+def test_fragments_may_be_cut_differently_on_both_sides(
     cache: KVCache, cuts: list[int], others: list[int], start: int
 ) -> None:
     length = min(sum(cuts), sum(others))

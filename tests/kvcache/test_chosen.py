@@ -42,7 +42,7 @@ def fetched(cache: KVCache, start: int, blocks: NDArray[np.uint8]) -> bool:
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["alone", "linked"])
-def test_small_batches_go_by_the_cpu_and_large_ones_by_the_dsa(
+def test_small_batches_use_the_cpu_and_large_ones_the_dsa(
     pool: Pool,
     server: MetaServer,
     cache: KVCache,
@@ -92,7 +92,7 @@ def test_a_failed_dsa_gets_no_more_plans(
 
 
 @pytest.mark.parametrize("pool", ["hardware"], indirect=True)  # it takes seconds
-def test_a_dsa_that_falls_silent_is_given_up(
+def test_a_dsa_that_stalls_is_disabled(
     pool: Pool,
     server: MetaServer,
     cache: KVCache,

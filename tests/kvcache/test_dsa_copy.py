@@ -68,7 +68,7 @@ print("stored", flush=True)
 """
 
 
-def test_what_a_killed_process_had_in_flight_is_never_seen(
+def test_copies_in_flight_of_a_killed_process_are_never_visible(
     pool: Pool, server: MetaServer, cache: KVCache
 ) -> None:
     paths = [str(device.path) for device in pool.devices]

@@ -150,7 +150,7 @@ def test_puts_and_gets_take_turns_on_a_link(
     assert caches().get(digests(3), targets).hits == 3
 
 
-def test_blocks_of_different_fragments_go_in_one_batch(
+def test_blocks_of_different_fragments_are_copied_in_one_batch(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
     cache = caches(CpuEngine(pool))
@@ -192,7 +192,7 @@ def test_a_damaged_vector_is_a_miss(pool: Pool, caches: Callable[..., KVCache]) 
     assert cache.get(digests(2), targets).hits == 1
 
 
-def test_a_block_that_goes_while_it_is_read_is_a_miss(
+def test_a_block_evicted_during_a_read_is_a_miss(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
     other = caches()
@@ -221,9 +221,7 @@ def breaks_at(number: int) -> Callable[[Plan], None]:
     return before
 
 
-def test_what_an_engine_could_not_write_is_given_back(
-    pool: Pool, caches: Callable[..., KVCache]
-) -> None:
+def test_grants_of_a_failed_write_are_released(pool: Pool, caches: Callable[..., KVCache]) -> None:
     cache = caches(Hooked(pool, breaks_at(1)))
     blocks = payload(3, 5000)
     with pytest.raises(BrokenError):
@@ -234,7 +232,7 @@ def test_what_an_engine_could_not_write_is_given_back(
     assert check_pool(pool, payload=True).finding_count == 0
 
 
-def test_nothing_is_given_back_while_something_still_writes_there(
+def test_no_grant_is_released_while_a_copy_may_write_to_it(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
     engine = Hooked(pool, breaks_at(2), late=True)

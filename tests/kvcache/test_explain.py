@@ -50,7 +50,7 @@ def why(pool: Pool, namespace: Namespace, digest: bytes = DIGEST) -> Explanation
         ({"model": "another", "dtype": "float8"}, "namespace"),
     ],
 )
-def test_what_another_namespace_has_is_found(
+def test_blocks_of_another_namespace_are_found(
     pool: Pool, other: dict[str, str | int], cause: str
 ) -> None:
     with MetaServer(pool):
@@ -81,7 +81,7 @@ def test_a_salt_that_is_missing_is_suspected_and_never_guessed(pool: Pool) -> No
     assert left and not any("secret" in text.replace('"secret":', "") for text in left)
 
 
-def test_what_was_never_stored_leaves_no_trace(pool: Pool) -> None:
+def test_blocks_that_were_never_stored_leave_no_trace(pool: Pool) -> None:
     with MetaServer(pool):
         put(pool, Namespace(FIELDS), b"another block...")
         found = why(pool, Namespace(FIELDS))

@@ -178,7 +178,7 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
     handle.close()
 
 
-def test_a_copy_that_waited_too_long_goes_on_without_tokens(
+def test_a_copy_that_waited_too_long_continues_without_tokens(
     pool: Pool, server: MetaServer, link: Link
 ) -> None:
     """A process that stands still holds all of the link."""
@@ -194,7 +194,7 @@ def test_a_copy_that_waited_too_long_goes_on_without_tokens(
     held.close()
 
 
-def test_a_shared_handle_counts_for_all_its_caches(
+def test_a_shared_handle_counts_the_copies_of_all_its_caches(
     pool: Pool, server: MetaServer, link: Link
 ) -> None:
     handle = IoHandle(link)
@@ -205,7 +205,7 @@ def test_a_shared_handle_counts_for_all_its_caches(
     handle.close()
 
 
-def test_a_full_link_is_gone_without(
+def test_copies_on_a_full_link_are_unthrottled(
     pool: Pool, server: MetaServer, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     direction = link.directions[Direction.READ]
@@ -242,9 +242,7 @@ def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: L
 # ---- The host's link
 
 
-def test_the_hosts_link_is_one_for_a_pool_and_goes_with_its_last_user(
-    pool: Pool, shm: Path
-) -> None:
+def test_a_pools_link_is_shared_and_removed_with_its_last_user(pool: Pool, shm: Path) -> None:
     first = host_link(pool, directory=shm)
     second = host_link(pool, LinkSettings(), directory=shm)
     assert second.path == first.path

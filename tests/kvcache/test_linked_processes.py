@@ -107,4 +107,4 @@ def test_a_process_killed_during_a_copy_blocks_no_other(link: Link, process: Sta
     members = [member for member in direction.handle.members if member.owner != 0]
     assert [int(member.owner) & 0xFFFFFFFF for member in members] == [getter.pid]
     answer, _ = getter.communicate()
-    assert answer == "0\n"  # nothing had to go without leave
+    assert answer == "0\n"  # no piece was unthrottled

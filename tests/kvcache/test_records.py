@@ -76,7 +76,7 @@ def test_a_damaged_block_is_counted_once_and_a_miss(
 
 
 @pytest.mark.parametrize("field", ["block", "generation", "offset"])
-def test_records_that_are_not_of_this_pool_cost_a_call_and_nothing_else(
+def test_records_of_another_pool_cost_only_a_call(
     finder: KVCache, reader: KVCache, server: MetaServer, field: str
 ) -> None:
     records = finder.pin(digests(COUNT)).records().copy()
@@ -89,7 +89,7 @@ def test_records_that_are_not_of_this_pool_cost_a_call_and_nothing_else(
     assert server.stat().call_count > before
 
 
-def test_a_reader_whose_server_has_gone_finds_the_blocks_with_the_next_one(
+def test_a_reader_of_a_dead_server_finds_the_blocks_at_the_next_one(
     pool: Pool, reader: KVCache, server: MetaServer
 ) -> None:
     """Without a call a session does not detect that another server has taken over."""

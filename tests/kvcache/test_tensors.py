@@ -148,7 +148,7 @@ def test_a_tensor_without_memory_or_with_pending_work_is_refused(
     assert int(cache.lookup(KEYS)) == 0
 
 
-def test_tensors_with_memory_are_stored_whatever_made_them(cache: KVCache) -> None:
+def test_tensors_with_memory_of_any_origin_are_stored(cache: KVCache) -> None:
     shared = torch._lazy_clone(torch.rand(SHAPE))
     for tensor in (torch.rand(SHAPE), torch.rand(4, 64)[1:3], shared, torch.rand(SHAPE).conj()):
         cache.remove(KEYS)

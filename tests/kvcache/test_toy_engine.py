@@ -98,7 +98,7 @@ def test_without_costs_or_a_measurement_it_does_not(pool: Pool, server: MetaServ
         assert cache.engine.stat.plans == {"cpu": 0, "toy": 0}
 
 
-def test_its_name_is_where_names_are(pool: Pool, server: MetaServer) -> None:
+def test_a_registered_engines_name_is_listed_everywhere(pool: Pool, server: MetaServer) -> None:
     assert engine_names() == ("auto", "cpu", "dsa", "cuda", "toy")
     with pytest.raises(EngineUnavailableError, match=r"use auto, cpu, dsa, cuda, toy$"):
         KVCache(pool, namespace="test", engine="tow")
@@ -107,7 +107,7 @@ def test_its_name_is_where_names_are(pool: Pool, server: MetaServer) -> None:
         settings_of(PoolSettings, {"engine": "tow"})
 
 
-def test_where_it_is_not_it_is_refused_with_its_reason(
+def test_an_unavailable_engine_is_rejected_with_its_reason(
     pool: Pool, server: MetaServer, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Cost]
 ) -> None:
     entry = dataclasses.replace(ENTRY, why_none=lambda: "nobody has wound it up")

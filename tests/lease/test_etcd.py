@@ -148,7 +148,7 @@ def says(command: Command, text: str) -> bool:
     return any(line.startswith(text) for line in command.stderr)
 
 
-def test_a_standby_with_a_lock_follows_a_server_that_dies_with_it(
+def test_a_standby_with_a_lock_replaces_a_server_that_dies_with_it(
     etcd: Etcd,
     pool: list[str],
     start: Callable[..., Command],
@@ -167,7 +167,7 @@ def test_a_standby_with_a_lock_follows_a_server_that_dies_with_it(
     assert run("get", "key", *pool).stdout == "some bytes"
 
 
-def test_server_that_loses_its_lease_stands_by_again_however_often(
+def test_a_server_that_loses_its_lease_becomes_a_standby_every_time(
     etcd: Etcd, pool: list[str], start: Callable[..., Command]
 ) -> None:
     stand_by = ("serve", "--lease", etcd.url("losses"), *pool)
@@ -221,7 +221,7 @@ def test_lease_over_tls_for_a_user(
         secure.end()
 
 
-def test_a_standby_waits_for_a_lock_that_is_away(
+def test_a_standby_waits_for_an_unreachable_lock(
     pool: list[str], start: Callable[..., Command]
 ) -> None:
     standby = start("serve", "--standby", "--lease", "etcd://127.0.0.1:9/away", *pool)

@@ -97,7 +97,7 @@ def test_one_holds_it_at_a_time_in_etcd(etcd: Etcd) -> None:
     assert list(etcd.keys) == [base64.b64encode(b"beluga/pool").decode()]
 
 
-def test_who_does_not_get_it_leaves_no_lease_behind(etcd: Etcd) -> None:
+def test_a_process_that_does_not_get_the_lock_leaves_no_lease(etcd: Etcd) -> None:
     one, other = lease(etcd), lease(etcd)
     assert one.acquire(0)
     assert not other.acquire(0)
@@ -131,7 +131,7 @@ def test_waiting_for_etcd_ends_in_time(etcd: Etcd, clock: Clock) -> None:
     assert max(clock.slept) <= 0.2
 
 
-def test_who_waits_gets_it_when_the_holder_ends(etcd: Etcd, clock: Clock) -> None:
+def test_a_waiter_gets_the_lease_when_the_holder_ends(etcd: Etcd, clock: Clock) -> None:
     one, other = lease(etcd, ttl_s=2), lease(etcd)
     assert one.acquire(0)
     start = clock.now_s
@@ -140,7 +140,7 @@ def test_who_waits_gets_it_when_the_holder_ends(etcd: Etcd, clock: Clock) -> Non
     assert not one.renew()
 
 
-def test_what_is_renewed_does_not_end(etcd: Etcd, clock: Clock) -> None:
+def test_a_renewed_lease_does_not_end(etcd: Etcd, clock: Clock) -> None:
     one, other = lease(etcd, ttl_s=2), lease(etcd)
     assert one.acquire(0)
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_what_is_renewed_does_not_end(etcd: Etcd, clock: Clock) -> None:
         assert not other.acquire(0)
 
 
-def test_while_etcd_is_away_it_is_held_to_its_end(etcd: Etcd, clock: Clock) -> None:
+def test_a_lease_is_held_to_its_end_while_etcd_is_unreachable(etcd: Etcd, clock: Clock) -> None:
     one = lease(etcd, ttl_s=10)
     assert one.acquire(0)
     clock.now_s += 5
@@ -171,7 +171,7 @@ def test_taken_and_never_renewed_it_is_held_for_its_first_ttl(etcd: Etcd, clock:
     assert not one.renew()
 
 
-def test_what_was_given_up_is_not_held_while_etcd_is_away(etcd: Etcd) -> None:
+def test_a_released_lease_is_not_held_while_etcd_is_unreachable(etcd: Etcd) -> None:
     one = lease(etcd)
     assert one.acquire(0)
     etcd.status = 503
@@ -307,7 +307,7 @@ def test_a_url_names_host_port_and_name(etcd: Etcd) -> None:
         ("etcds://somewhere/pool", "https://somewhere:2379"),
     ],
 )
-def test_what_a_url_leaves_out(url: str, base: str) -> None:
+def test_omitted_parts_of_a_url_have_defaults(url: str, base: str) -> None:
     one = open_lease(url)
     assert isinstance(one, EtcdLease)
     assert [service.base for service in one._services] == [base]

@@ -83,7 +83,7 @@ def test_a_lease_has_one_holder_at_a_time(api: Api, account: Path) -> None:
     assert api.tokens == {"Bearer secret"}
 
 
-def test_a_holder_that_stands_still_is_followed(api: Api, account: Path, clock: Clock) -> None:
+def test_a_stalled_holder_is_replaced(api: Api, account: Path, clock: Clock) -> None:
     one, other = lease(api, account, duration_s=10), lease(api, account)
     assert one.acquire(0)
     assert not other.acquire(0)  # it has not seen this version of the record before
@@ -126,7 +126,7 @@ def test_the_record_is_what_other_clients_read(api: Api, account: Path) -> None:
     assert taken["acquireTime"] == taken["renewTime"] > first["spec"]["acquireTime"]
 
 
-def test_another_client_s_record_without_a_duration_has_ours(
+def test_another_clients_record_without_a_duration_gets_the_default(
     api: Api, account: Path, clock: Clock
 ) -> None:
     api.leases["pool"] = {"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "x"}}
@@ -142,18 +142,18 @@ def test_another_client_s_record_without_a_duration_has_ours(
 @pytest.mark.parametrize("status", [401, 500])
 def test_a_refusal_has_a_reason(api: Api, account: Path, status: int) -> None:
     api.status = status
-    with pytest.raises(LeaseError, match=f"to show the lease: {status} not today"):
+    with pytest.raises(LeaseError, match=f"reading the lease: {status} not today"):
         lease(api, account).acquire(0)
 
 
 @pytest.mark.parametrize("answer", [{}, {"spec": None}, {"spec": "mine"}, [1]])
-def test_an_answer_that_is_no_lease_is_an_error(api: Api, account: Path, answer: object) -> None:
+def test_an_answer_without_a_lease_is_an_error(api: Api, account: Path, answer: object) -> None:
     api.answer = lambda *_: (200, answer)  # type: ignore[assignment,method-assign,return-value]
-    with pytest.raises(LeaseError, match="refuses to show the lease: 200"):
+    with pytest.raises(LeaseError, match="denies reading the lease: 200"):
         lease(api, account).acquire(0)
 
 
-def test_who_is_slower_to_make_the_lease_does_not_hold_it(api: Api, account: Path) -> None:
+def test_the_slower_creator_does_not_hold_the_lease(api: Api, account: Path) -> None:
     one, other = lease(api, account), lease(api, account)
     assert one.acquire(0)
     assert other._create() is False
@@ -226,7 +226,9 @@ def test_of_two_that_write_at_once_one_wins(api: Api, account: Path) -> None:
     assert other.renew()
 
 
-def test_while_the_api_is_away_it_is_held_to_its_end(api: Api, account: Path, clock: Clock) -> None:
+def test_a_lease_is_held_to_its_end_while_the_api_is_unreachable(
+    api: Api, account: Path, clock: Clock
+) -> None:
     one, brief = lease(api, account), KubernetesLease("pods/x", server=api.url, account=account)
     assert one.acquire(0)
     clock.now_s += 50.0
@@ -241,7 +243,7 @@ def test_while_the_api_is_away_it_is_held_to_its_end(api: Api, account: Path, cl
     assert not one.renew()
 
 
-def test_what_was_given_up_is_not_held_while_the_api_is_away(api: Api, account: Path) -> None:
+def test_a_released_lease_is_not_held_while_the_api_is_unreachable(api: Api, account: Path) -> None:
     one = lease(api, account)
     assert one.acquire(0)
     api.status = 503
@@ -249,7 +251,7 @@ def test_what_was_given_up_is_not_held_while_the_api_is_away(api: Api, account: 
     assert not one.renew()
 
 
-def test_what_another_took_is_not_held_while_the_api_is_away(api: Api, account: Path) -> None:
+def test_a_lost_lease_is_not_held_while_the_api_is_unreachable(api: Api, account: Path) -> None:
     one = lease(api, account)
     assert one.acquire(0)
     api.leases["pool"]["spec"]["holderIdentity"] = "another"

@@ -33,25 +33,25 @@ def _http(text: str, test: str, *others: Cell) -> tuple[Cell, ...]:
 TABLE: dict[str, tuple[Cell, ...]] = {
     "silent clients": _http(
         "the slowest connection is closed",
-        f"{_SLOW}::test_stalled_clients_do_not_keep_others_out",
+        f"{_SLOW}::test_stalled_clients_do_not_block_others",
         Cell("libzmq ends a handshake after 30 s; their number has no bound"),
         _CONNECTS,
     ),
     "a byte now and then": _http(
         "counts as silent",
-        f"{_SLOW}::test_slow_clients_do_not_keep_others_out",
+        f"{_SLOW}::test_slow_clients_do_not_block_others",
         Cell("as silent ones"),
         _CONNECTS,
     ),
     "half-sent bodies": (
-        Cell("count as silent", f"{_SLOW}::test_half_sent_bodies_keep_no_request_out"),
-        *[Cell("count as silent", f"{_SLOW}::test_stalled_clients_do_not_keep_others_out")] * 3,
+        Cell("count as silent", f"{_SLOW}::test_half_sent_bodies_block_no_request"),
+        *[Cell("count as silent", f"{_SLOW}::test_stalled_clients_do_not_block_others")] * 3,
         Cell("as silent ones"),
         _CONNECTS,
     ),
     "clients that do not read": _http(
         "the slowest connection is closed",
-        f"{_SLOW}::test_clients_that_do_not_read_do_not_keep_others_out",
+        f"{_SLOW}::test_clients_that_do_not_read_do_not_block_others",
         Cell(
             "at most 1,000 messages wait; a replay ends after 10 s",
             f"{_SIZES}::test_routers_that_do_not_read_have_few_messages_here",
@@ -100,13 +100,13 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         _CONNECTS,
     ),
     "content types": (
-        *[Cell("text and forms: 415", f"{_CALLERS}::test_forms_are_no_json")] * 2,
+        *[Cell("text and forms: 415", f"{_CALLERS}::test_forms_are_not_parsed_as_json")] * 2,
         Cell("takes no body"),
         _OWN,
         _ZMQ,
         Cell(
             "typed MessagePack, never pickled",
-            "../disagg/test_task.py::test_what_is_no_task_is_refused",
+            "../disagg/test_task.py::test_invalid_bytes_are_rejected_as_a_task",
         ),
     ),
     "spellings of a path": (

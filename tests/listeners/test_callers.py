@@ -63,7 +63,7 @@ def test_a_page_of_another_site_changes_nothing(served: Site, headers: dict[str,
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
-def test_forms_are_no_json(served: Site, kind: str) -> None:
+def test_forms_are_not_parsed_as_json(served: Site, kind: str) -> None:
     clients, operators = served.http["clients"], served.http["operators"]
     assert clients.ask("POST", "/v1/chat/completions", CHAT, Content_Type=kind)[0] == 415
     assert operators.ask("POST", "/workers", b'{"url": "http://a"}', Content_Type=kind)[0] == 415
@@ -238,7 +238,7 @@ def test_both_servers_support_tls(start: Start, shm: Path) -> None:
                 urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310
 
 
-def test_stalled_handshakes_do_not_keep_others_out(start: Start, shm: Path) -> None:
+def test_stalled_handshakes_do_not_block_others(start: Start, shm: Path) -> None:
     """They have no place yet, and end by themselves after 10 s only."""
     pair, context = certificate(shm)
     gateway = start(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from beluga.listening import KnownHosts, Places, from_other_site, is_loopback, plain_path
+from beluga.listening import ConnectionSlots, KnownHosts, from_other_site, is_loopback, plain_path
 from beluga.listening import places as places_module
 
 
@@ -14,7 +14,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(places_module.time, "monotonic", lambda: self.now)
-        self.places: Places[str] = Places(30.0, lambda: self.now)
+        self.places: ConnectionSlots[str] = ConnectionSlots(30.0, lambda: self.now)
 
     def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[str]:
         return [place.connection for place in self.places.slowest(count, lag_min_s)]
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_the_client_that_was_silent_longest_gives_its_place_up(clock: Clock) -> None:
+def test_the_client_that_was_silent_longest_loses_its_slot(clock: Clock) -> None:
     for name in ("old", "middle", "new"):
         clock.places.take(name, "a")
         clock.now += 2
@@ -59,7 +59,7 @@ def test_a_client_that_was_fast_is_not_ahead_for_long(clock: Clock) -> None:
     assert clock.places.overdue()
 
 
-def test_a_client_that_goes_on_keeps_its_place(clock: Clock) -> None:
+def test_an_active_client_keeps_its_slot(clock: Clock) -> None:
     fast, slow = clock.places.take("fast", "a"), clock.places.take("slow", "b")
     for _ in range(100):
         clock.now += 1
@@ -68,7 +68,7 @@ def test_a_client_that_goes_on_keeps_its_place(clock: Clock) -> None:
     assert clock.slowest(2, 0.25) == ["slow"]
 
 
-def test_the_peer_with_the_most_slow_clients_gives_places_up_first(clock: Clock) -> None:
+def test_the_peer_with_the_most_slow_clients_loses_slots_first(clock: Clock) -> None:
     clock.places.take("probe", "kubelet")
     clock.now += 1
     for number in range(5):
@@ -79,7 +79,7 @@ def test_the_peer_with_the_most_slow_clients_gives_places_up_first(clock: Clock)
     assert clock.slowest() == ["flood1"]
 
 
-def test_who_has_just_come_stays_while_others_lag(clock: Clock) -> None:
+def test_a_new_client_stays_while_others_lag(clock: Clock) -> None:
     clock.places.take("lags", "b")
     clock.now += 2
     for number in range(9):

@@ -90,12 +90,12 @@ SLOW: dict[str, Callable[[Listener], bytes]] = {
 
 
 @pytest.mark.parametrize("how", SLOW)
-def test_stalled_clients_do_not_keep_others_out(listener: Listener, how: str) -> None:
+def test_stalled_clients_do_not_block_others(listener: Listener, how: str) -> None:
     with many(listener, SLOW[how](listener)):
         answers_meanwhile(listener)
 
 
-def test_slow_clients_do_not_keep_others_out(listener: Listener) -> None:
+def test_slow_clients_do_not_block_others(listener: Listener) -> None:
     ending = threading.Event()
 
     def drip(peers: list[socket.socket]) -> None:
@@ -115,14 +115,14 @@ def test_slow_clients_do_not_keep_others_out(listener: Listener) -> None:
 
 
 @pytest.mark.long
-def test_clients_that_do_not_read_do_not_keep_others_out(served: Site, listener: Listener) -> None:
+def test_clients_that_do_not_read_do_not_block_others(served: Site, listener: Listener) -> None:
     served.engine.chunks = 1 << 20
     head = f"GET {listener.large} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with many(listener, head * 200):
         answers_meanwhile(listener)
 
 
-def test_half_sent_bodies_keep_no_request_out(served: Site) -> None:
+def test_half_sent_bodies_block_no_request(served: Site) -> None:
     """At few descriptors; their clients have --body-wait of 120 s to continue."""
     clients = served.http["clients"]
     with many(clients, half_body(clients)):

@@ -16,11 +16,11 @@
  */
 #define CLIENTS 2
 
-typedef Ask { byte sequence; byte nonce };
-typedef Say { byte sequence; byte nonce; bool given };
+typedef Request { byte sequence; byte nonce };
+typedef Reply { byte sequence; byte nonce; bool given };
 
-Ask request;
-Say reply;
+Request request;
+Reply reply;
 byte lock;                      /* the process that holds the host's lock, or 0 */
 byte writing;                   /* processes in the middle of the line */
 byte lane;                      /* nonce of the lane's session, as the server knows; 0: free */

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The choice of csrc/index/order.c over plain lists, for blocks of one size: whose goes next."""
+"""The choice of csrc/index/order.c over plain lists, for blocks of one size: whose block is evicted
+next.
+"""
 
 from __future__ import annotations
 

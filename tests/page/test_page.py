@@ -31,7 +31,7 @@ def lines(
     )
 
 
-def test_every_part_escapes_what_it_is_given() -> None:
+def test_every_part_escapes_its_input() -> None:
     parts = [
         page.warning(HOSTILE),
         page.text(HOSTILE),

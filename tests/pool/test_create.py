@@ -227,7 +227,7 @@ def test_directory_without_permission_is_refused(shm: Path) -> None:
 
 
 @needs_a_cpu("it leaves out MADV_POPULATE_WRITE, which takes the room")
-def test_slice_that_has_its_room_demands_no_more(
+def test_a_slice_with_enough_space_needs_no_more(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = shm / "file"
@@ -265,7 +265,7 @@ def test_devdax_node_that_cannot_be_touched_is_refused(tmp_path: Path) -> None:
         creation.create(["/dev/zero@2MiB+12MiB"], NewPoolSettings(), sysfs=sysfs)
 
 
-def test_a_pool_in_a_slice_keeps_the_whole_file_from_being_formatted(shm: Path) -> None:
+def test_a_file_with_a_pool_in_a_slice_cannot_be_formatted_whole(shm: Path) -> None:
     file = shm / "shared"
     file.touch()
     os.truncate(file, 4 * SIZE)

@@ -43,7 +43,7 @@ def test_size_and_node_are_from_sysfs(tmp_path: Path) -> None:
     assert (device.kind, device.size, device.node) == ("devdax", 254 * MIB, 1)
 
 
-def test_small_pages_leave_what_is_no_stripe(tmp_path: Path) -> None:
+def test_small_pages_leave_a_partial_stripe_unused(tmp_path: Path) -> None:
     sysfs = fake_devdax(tmp_path, NODE, size=255 * MIB, align=4 * KIB)
     assert look(sysfs).size == 254 * MIB
 
@@ -87,7 +87,9 @@ def test_huge_alignment_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [255 * MIB, 254 * MIB + 4 * KIB])
-def test_size_that_is_no_multiple_of_the_alignment_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_size_that_is_not_a_multiple_of_the_alignment_is_rejected(
+    tmp_path: Path, size: int
+) -> None:
     with refused(DeviceSpecError, "not a multiple of its alignment of 2 MiB"):
         look(fake_devdax(tmp_path, NODE, size=size))
 
@@ -161,7 +163,7 @@ def test_no_device_is_mapped_beyond_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offset", "size"), [(0, 0), (0, MIB), (4096, 2 * MIB), (MIB, 2 * MIB), (0, 3 * MIB)]
 )
-def test_mapping_takes_whole_stripes_only(shm: Path, offset: int, size: int) -> None:
+def test_only_whole_stripes_are_mapped(shm: Path, offset: int, size: int) -> None:
     with (shm / "file").open("w+b") as file:
         file.truncate(8 * MIB)
         out = ffi.new("void **")

@@ -120,7 +120,7 @@ class User:
         self.ended.append(self.name)
 
 
-def test_users_of_a_pool_end_before_it_last_come_first(
+def test_users_of_a_pool_end_before_it_in_reverse_order(
     paths: list[Path], core: WatchedCore
 ) -> None:
     pool = Pool.open(paths)
@@ -190,7 +190,7 @@ def test_other_pools_in_a_file_are_found_wherever_they_lie(shm: Path) -> None:
     Pool.create([f"{file}@0+{15 * SIZE}"], sparse=True).close()
 
 
-def test_a_pool_is_made_as_one_who_wishes_nothing_would_have_it(
+def test_a_pool_without_settings_has_the_defaults(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wished: list[NewPoolSettings] = []

@@ -67,7 +67,7 @@ def test_regions_follow_each_other_and_fill_the_pool(
 
 
 @given(st.integers(2, 4096), settings)
-def test_no_stripe_is_given_to_metadata_in_vain(stripes: int, wish: NewPoolSettings) -> None:
+def test_no_stripe_is_reserved_for_metadata_needlessly(stripes: int, wish: NewPoolSettings) -> None:
     try:
         g = geometry(1, stripes * STRIPE, wish)
     except NoRoomError:

@@ -205,7 +205,7 @@ def test_forked_child_has_not_the_memory(two: list[Path]) -> None:
         assert os.WTERMSIG(in_child(child)) == signal.SIGSEGV
 
 
-def test_destroyed_pool_is_gone(two: list[Path]) -> None:
+def test_a_destroyed_pool_cannot_be_opened(two: list[Path]) -> None:
     with Pool.create(two, device_size=SIZE, sparse=True) as pool:
         (pool.runtime_dir / "lock").touch()
     Pool.destroy(two)

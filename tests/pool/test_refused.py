@@ -21,7 +21,7 @@ def test_a_device_smaller_than_a_pool_is_refused(tmp_path: Path) -> None:
         Pool.create([path], force=True)
 
 
-def test_prefault_gives_sparse_files_no_room(shm: Path) -> None:
+def test_prefault_allocates_no_space_in_sparse_files(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=SIZE, sparse=True) as pool:
         before = (shm / "a").stat().st_blocks
         pool.prefault()

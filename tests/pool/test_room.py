@@ -110,9 +110,7 @@ def test_too_little_room_is_refused_with_figures(tmp_path: Path, root: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "x", "a:b", "a - b", "MemAvailable: much", "0::/a\n\xff"])
-def test_what_the_kernel_does_not_write_limits_nothing(
-    tmp_path: Path, root: Path, text: str
-) -> None:
+def test_missing_kernel_files_limit_nothing(tmp_path: Path, root: Path, text: str) -> None:
     for name in ("meminfo", "self/mountinfo", "self/cgroup"):
         (root / "proc" / name).write_bytes(text.encode("latin-1"))
     write(root / "sys/fs/cgroup/a/memory.max", str(300 * MIB))

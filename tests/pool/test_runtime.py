@@ -63,7 +63,7 @@ def test_directory_is_shared_with_the_group_of_the_file(pool: list[Path]) -> Non
     assert found.st_mode & 0o7777 == 0o2770
 
 
-def test_something_else_in_its_place_is_refused(pool: list[Path]) -> None:
+def test_another_object_at_the_path_is_rejected(pool: list[Path]) -> None:
     pool[0].with_name("pool.0.run").symlink_to("/tmp")
     with Pool.open(pool) as opened, refused(DevicePermissionError, "remove it"):
         _ = opened.runtime_dir
@@ -95,9 +95,7 @@ def test_devdax_pools_have_a_place_named_by_their_id(
 def test_a_configured_directory_is_trusted_unless_world_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, trusted: bool
 ) -> None:
-    """A user who prepares a directory for others' pools in their own place is detected by the
-    owner.
-    """
+    """A directory that another user prepared for a pool is detected by its owner."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of another user")
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path))

@@ -49,7 +49,7 @@ def test_a_folder_is_removed_after(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(
+def test_folders_of_a_killed_process_are_removed_by_the_next(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     left = folder_of(holder)
@@ -70,7 +70,7 @@ def test_the_folder_of_a_living_process_stays(
             assert own.exists(), "this process holds its first one"
 
 
-def test_what_is_not_proven_to_be_left_stays(tmp_path: Path) -> None:
+def test_a_folder_that_may_be_in_use_stays(tmp_path: Path) -> None:
     lock = "beluga-owner.lock"
     unmarked = tmp_path / "beluga-replay-1"
     unmarked.mkdir()

@@ -35,7 +35,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-4", "1.5G", "4Q", "0x", "4 4", "1MB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_rejected(text: str) -> None:
     with refused(DeviceSpecError, repr(text)):
         parse_size(text)
 

@@ -67,7 +67,7 @@ def test_other_version_is_refused() -> None:
         validate(DEVICE, forged("version", 7))
 
 
-def test_a_device_of_something_else_names_the_command_that_has_the_option() -> None:
+def test_a_foreign_device_names_the_command_with_force() -> None:
     with refused(DeviceForeignError, "beluga pool create --force PATH"):
         validate(DEVICE, b"x" * SUPERBLOCK_SIZE)
 

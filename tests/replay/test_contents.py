@@ -19,7 +19,7 @@ def blocks() -> np.ndarray:
     return filled
 
 
-def test_what_was_filled_is_right(blocks: np.ndarray) -> None:
+def test_filled_blocks_have_no_errors(blocks: np.ndarray) -> None:
     assert Contents(4096).wrong_count(IDS, blocks) == 0
 
 

@@ -86,7 +86,7 @@ TALLY = {
 }  # fmt: skip
 
 
-def test_what_clients_did_is_summed_up() -> None:
+def test_the_clients_tallies_are_summed() -> None:
     found = summarize(requests([1, 2], [1, 2]), 10**9, 7.0, [TALLY, {**TALLY, "rpc_ns": [2000]}])
     assert (found.requests, found.blocks_looked_up, found.blocks_hit) == (2, 16, 4)
     assert (found.hit_rate, found.ideal_hit_rate) == (0.25, 0.5)
@@ -121,7 +121,7 @@ def test_every_number_is_dealt_once_and_in_order() -> None:
     assert dispatched(Dispatcher(requests(*[[n] for n in range(300)]), None)) == list(range(300))
 
 
-def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_sent_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("beluga.replay.dispatcher.time", clock)
     dispatcher = Dispatcher(requests([1], [2], [3], apart_ms=1500), 3.0)
@@ -227,7 +227,7 @@ def test_ctrl_c_is_not_for_children(child: Any) -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_a_report_is_a_line_and_a_parent_that_has_gone_ends_the_child(
+def test_a_report_is_one_line_and_a_dead_parent_ends_the_child(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read, write = os.pipe()

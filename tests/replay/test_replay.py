@@ -118,7 +118,7 @@ def test_a_block_of_no_bytes_is_refused(run: Run, trace: Path) -> None:
     assert "a block of 0 bytes" in refused.stderr
 
 
-def test_a_person_gets_a_table(run: Run, trace: Path) -> None:
+def test_text_output_is_a_table(run: Run, trace: Path) -> None:
     ended = run("replay", trace, "--block-bytes", "4096")
     assert ended.returncode == 0, ended.stderr
     for row in ("requests", "hit rate", "blocks put", "blocks got", "RPC p50 / p99"):
@@ -186,7 +186,7 @@ def killed_group(trace: Path) -> Path:
 
 
 @pytest.mark.long
-def test_what_a_killed_group_left_is_removed_by_the_next(run: Run, trace: Path) -> None:
+def test_files_of_a_killed_replay_are_removed_by_the_next(run: Run, trace: Path) -> None:
     # Any other replay on this machine removes it, too, so there are several tries.
     left = next((path for path in (killed_group(trace) for _ in range(5)) if path.exists()), None)
     assert left is not None

@@ -115,7 +115,7 @@ def test_containers_run_the_command_as_a_user_without_privileges() -> None:
 
 
 @pytest.mark.long
-def test_a_package_index_is_given_no_links_into_the_repository(archive: Path) -> None:
+def test_the_package_index_page_has_no_links_into_the_repository(archive: Path) -> None:
     with tarfile.open(archive) as opened:
         member = opened.extractfile(archive.name.removesuffix(".tar.gz") + "/PKG-INFO")
         assert member is not None
@@ -159,7 +159,7 @@ def test_no_text_names_another_project_to_install() -> None:
     assert wrong == []
 
 
-def test_what_commands_need_is_a_dependency() -> None:
+def test_packages_of_the_commands_are_dependencies() -> None:
     """And what ``import beluga`` needs is numpy and cffi: see test_the_library_needs_no_tools.
 
     tomli is for Python 3.10 alone.

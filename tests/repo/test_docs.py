@@ -212,7 +212,7 @@ def text_of(node: ast.expr) -> str:
     return "…"
 
 
-def test_what_errors_advise_exists() -> None:
+def test_commands_in_the_advice_of_errors_exist() -> None:
     text = "\n".join([(ROOT / "docs/reference/errors.md").read_text(), *error_messages()])
     options = {option for command in KNOWN.values() for option in options_of(command)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))

@@ -126,6 +126,6 @@ def test_each_class_has_advice() -> None:
         assert re.fullmatch(r"[A-Z].+\.", said, re.DOTALL), name
 
 
-def test_a_number_that_is_no_errno_is_an_error_all_the_same() -> None:
+def test_an_unknown_error_number_is_an_error_too() -> None:
     with pytest.raises(OSError):
         errors.raise_for_status(-(1 << 31))

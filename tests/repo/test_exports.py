@@ -57,8 +57,8 @@ EXPORTS: dict[str, str] = {
         "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets WeakBlock"
     ),
     "beluga.listening": (
-        "KnownHosts PATIENCE_S Place Places Token from_other_site is_loopback plain_path read_tls "
-        "read_token shown_url"
+        "KnownHosts PATIENCE_S ConnectionSlot ConnectionSlots Token from_other_site is_loopback "
+        "plain_path read_tls read_token shown_url"
     ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
@@ -81,7 +81,7 @@ EXPORTS: dict[str, str] = {
         "Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
-        "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
+        "ReplayBuffer PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
         "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys "
         "read_load in_space Overlaps"
     ),

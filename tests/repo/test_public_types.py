@@ -124,7 +124,7 @@ def test_numbers_of_numpy_name_the_same_namespace() -> None:
 
 
 @pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_what_belongs_to_a_process_is_neither_copied_nor_sent(
+def test_objects_of_one_process_can_be_neither_copied_nor_pickled(
     pool: Pool, cache: KVCache, way: Callable[[object], object]
 ) -> None:
     for one in (pool, cache, cache.client, MetaServer(pool)):

@@ -240,7 +240,7 @@ def test_no_folder_has_a_circle_inside(found: list[Reference]) -> None:
 
 
 @needs_tools
-def test_what_another_file_uses_is_not_static(both: dict[str, References]) -> None:
+def test_functions_used_by_other_files_are_not_static(both: dict[str, References]) -> None:
     assert hidden_uses(both) == []
 
 
@@ -333,7 +333,7 @@ PLANTED = {
 
 @needs_tools
 @pytest.mark.parametrize("what", PLANTED)
-def test_what_is_planted_is_found(what: str, tmp_path: Path) -> None:
+def test_planted_violations_are_detected(what: str, tmp_path: Path) -> None:
     changes, expected = PLANTED[what]
     tree = {
         "README.md": "| `base/` | low |\n| `top/` | high |\n",

@@ -78,7 +78,7 @@ def test_failed_tests_are_the_status(tree: Path) -> None:
     assert check(tree)[0] == 1
 
 
-def test_what_does_not_fit_is_left_out_and_named(tree: Path) -> None:
+def test_steps_beyond_the_time_limit_are_skipped_and_listed(tree: Path) -> None:
     status, lines = check(tree, "--ci", budget_s=1200 + 360)
     assert (status, lines[-1]) == (0, "2 passed")
     assert "== left out: readme hosts aarch64 mutants adapters engines slow" in lines

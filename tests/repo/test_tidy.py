@@ -200,7 +200,7 @@ def test_only_the_verbs_name_an_instruction_of_coherence() -> None:
     assert all(INSTRUCTIONS.search(code_of(CSRC / name)) for name in INSTRUCTION_HEADERS)
 
 
-def test_assembly_stands_in_the_headers_of_instructions_only() -> None:
+def test_assembly_is_in_the_headers_of_instructions_only() -> None:
     users = {
         in_csrc(path) for path in CSRC.rglob("*.[ch]") if re.search(r"\basm\b|__asm", code_of(path))
     }
@@ -234,7 +234,7 @@ def test_protocol_code_has_no_mutable_state_of_its_own() -> None:
     assert wrong == []
 
 
-def test_every_sync_label_stands_on_both_sides() -> None:
+def test_every_sync_label_is_on_both_sides() -> None:
     labels = Counter(
         label
         for path in CSRC.rglob("*.[ch]")

@@ -30,7 +30,7 @@ def test_everything_has_a_caller_outside_tests() -> None:
     assert uncalled.uncalled(ROOT) == []
 
 
-def test_what_has_no_caller_is_found(tmp_path: Path) -> None:
+def test_functions_without_a_caller_are_listed(tmp_path: Path) -> None:
     tree = {
         "beluga/__init__.py": "from beluga.one import alone\n__all__ = ['alone', 'used']\n",
         "beluga/one.py": (

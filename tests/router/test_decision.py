@@ -98,7 +98,7 @@ def test_a_prompt_is_made_of_a_choice() -> None:
     assert (prompt.effective, prompt.queue_size) == (104, 3)
 
 
-def test_settings_change_under_way_and_come_back() -> None:
+def test_settings_can_be_changed_and_restored_at_run_time() -> None:
     decision = Decision("length-and-queue", max_prefill_queue_size=9)
     prompt = Prompt(tokens=500, queue_size=5)
     assert not decision.remote(prompt)

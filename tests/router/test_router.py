@@ -62,7 +62,7 @@ def test_a_request_is_chosen_for_and_accounted_for() -> None:
     assert load.active_requests == 0
 
 
-def test_an_index_that_fails_costs_the_overlap_and_nothing_else() -> None:
+def test_a_failed_index_costs_only_the_overlap() -> None:
     def broken(query: Query) -> Matches:
         raise ConnectionError("index is down")
 
@@ -86,7 +86,7 @@ def test_oblivious_policies_query_the_index_only_if_configured() -> None:
     assert len(asked) == 1
 
 
-def test_workers_come_go_and_pause() -> None:
+def test_workers_can_be_added_removed_and_paused() -> None:
     made = router()
     for worker in (ONE, TWO):
         made.suspend(worker)
@@ -114,7 +114,7 @@ def test_demands_are_kept(demand: Constraints, fitting: set[Worker]) -> None:
     assert {found.worker for found in router().candidates(QUERY, demand)} == fitting
 
 
-def test_a_requirement_that_no_worker_meets_is_an_error() -> None:
+def test_a_requirement_that_no_worker_satisfies_is_an_error() -> None:
     with pytest.raises(NoWorkersError):
         router().choose(QUERY, Constraints(pin=Worker(9)))
 

@@ -42,7 +42,7 @@ def test_idle_roles_shrink_but_not_to_nothing() -> None:
     assert actions(decode=Seen(workers=2)) == []  # the usage of memory is unknown
 
 
-def test_what_one_role_can_spare_goes_to_the_other() -> None:
+def test_spare_workers_of_one_role_are_advised_for_the_other() -> None:
     found = actions(prefill=Seen(workers=2, queued=20), decode=Seen(workers=2, usage=0.1))
     assert found == [("re-role", "prefill")]
     seen: dict[Role, Seen] = {

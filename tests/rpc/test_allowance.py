@@ -70,7 +70,7 @@ def bucket(made: tuple[FFI, Any]) -> Bucket:
     return Bucket(*made)
 
 
-def test_time_brings_calls_at_the_rate_and_no_call_before_it_is_whole(bucket: Bucket) -> None:
+def test_the_bucket_refills_at_the_rate_in_whole_calls(bucket: Bucket) -> None:
     assert bucket.taken() == 0
     assert bucket.at(SECOND // RATE - 1).taken() == 0
     assert bucket.at(SECOND // RATE).taken() == 1  # what was there before counts, too
@@ -78,7 +78,7 @@ def test_time_brings_calls_at_the_rate_and_no_call_before_it_is_whole(bucket: Bu
     assert bucket.at(SECOND).taken() == RATE - 1
 
 
-def test_a_bucket_holds_what_one_second_brings(bucket: Bucket) -> None:
+def test_a_bucket_holds_the_tokens_of_one_second(bucket: Bucket) -> None:
     assert bucket.at(1000 * SECOND).taken() == RATE
     assert bucket.at(1001 * SECOND).taken() == RATE
     assert bucket.at(1001 * SECOND + SECOND // 2).taken() == RATE // 2

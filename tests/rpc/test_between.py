@@ -318,7 +318,7 @@ def test_a_child_does_not_wait_for_an_end_that_its_parent_waits_for(
     assert said == "None"
 
 
-def test_an_error_of_a_handler_goes_to_the_log_and_not_through_c(
+def test_an_error_of_a_handler_is_logged_and_not_raised_through_c(
     pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     unraised: list[object] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One call carries its bytes there and back, and reports what goes wrong."""
+"""One call carries its bytes there and back, and reports errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pattern(size: int, salt: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 39, 40, 41, 63, 64, 65, 4096, BULK - 1, BULK])
-def test_a_request_of_any_size_comes_back_whole(client: Client, size: int) -> None:
+def test_an_echo_of_any_size_is_returned_whole(client: Client, size: int) -> None:
     assert client.call(ECHO, pattern(size)) == pattern(size)
 
 
@@ -90,7 +90,7 @@ def test_a_handler_that_raises_reaches_the_caller_and_the_log(
 
 
 @pytest.mark.parametrize("method", [FLOOD, ODD])
-def test_an_answer_that_is_no_answer_is_the_handlers_error(client: Client, method: int) -> None:
+def test_an_invalid_result_is_the_handlers_error(client: Client, method: int) -> None:
     with pytest.raises(HandlerError):
         client.call(method)
     assert client.call(ECHO, b"next") == b"next"

@@ -45,7 +45,7 @@ def read(pool: Pool) -> CallTrace:
     return read_trace(pool.runtime_dir)
 
 
-def test_each_call_is_there_with_whose_it_was_and_what_became_of_it(pool: Pool) -> None:
+def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
     began = time.time()
     with MetaServer(pool) as server, Client(pool) as client:
         meta = MetaClient(client)
@@ -96,7 +96,7 @@ def test_calls_are_chosen_by_time_method_and_session(pool: Pool) -> None:
             trace.calls(session=wrong)
 
 
-def test_the_ring_goes_round(pool: Pool) -> None:
+def test_the_ring_wraps_around(pool: Pool) -> None:
     many = lib.BL_TRACE_ENTRIES + 100
     with MetaServer(pool), Client(pool) as client:
         requests = ffi.new("uint8_t[]", many * 8)
@@ -179,7 +179,7 @@ def test_a_server_without_room_for_its_trace_serves_and_logs_it(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_in_the_file_is_only_shown(pool: Pool, seed: int) -> None:
+def test_arbitrary_contents_of_the_file_are_only_displayed(pool: Pool, seed: int) -> None:
     with MetaServer(pool), Client(pool) as client:
         for _ in range(20):
             client.ping()
@@ -199,7 +199,7 @@ def test_whatever_is_in_the_file_is_only_shown(pool: Pool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 4096, 4096 + 65, lib.BL_TRACE_HEAD_SIZE + 64])
-def test_a_file_that_is_cut_is_no_trace(pool: Pool, size: int) -> None:
+def test_a_truncated_file_is_not_a_trace(pool: Pool, size: int) -> None:
     with MetaServer(pool):
         pass
     path = pool.runtime_dir / "trace"

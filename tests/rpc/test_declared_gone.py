@@ -24,7 +24,7 @@ NONCE = 77
 pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
-def test_a_server_that_beats_is_not_gone(pool: Pool, elsewhere: Elsewhere) -> None:
+def test_a_server_with_a_moving_heartbeat_is_not_gone(pool: Pool, elsewhere: Elsewhere) -> None:
     with Server(pool, host=1) as first:
         serve_as(pool, epoch=1, boot_id=OTHER)
         with elsewhere(), pytest.raises(ServerAliveError):
@@ -34,7 +34,7 @@ def test_a_server_that_beats_is_not_gone(pool: Pool, elsewhere: Elsewhere) -> No
         assert first.failure is None
 
 
-def test_a_session_that_beats_is_not_gone(pool: Pool) -> None:
+def test_a_session_with_a_moving_heartbeat_is_not_gone(pool: Pool) -> None:
     with Server(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         first.stop()
@@ -47,7 +47,7 @@ def test_a_session_that_beats_is_not_gone(pool: Pool) -> None:
     word.stop()
 
 
-def test_those_who_were_there_are_gone(pool: Pool) -> None:
+def test_listed_processes_are_declared_gone(pool: Pool) -> None:
     with MetaServer(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         first.stop()
@@ -57,7 +57,7 @@ def test_those_who_were_there_are_gone(pool: Pool) -> None:
         assert eventually(lambda: third.stat().inherited_count == 0)
 
 
-def test_who_came_later_is_not(pool: Pool) -> None:
+def test_a_process_that_started_later_is_not_declared_gone(pool: Pool) -> None:
     word = MetaServer(pool, declared_gone=True)
     with MetaServer(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
@@ -66,7 +66,7 @@ def test_who_came_later_is_not(pool: Pool) -> None:
         assert word.stat().inherited_count == 1
 
 
-def test_who_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
+def test_a_process_that_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
     with MetaServer(pool) as first:
         client = Client(pool)
         MetaClient(client).reserve(keys([1]), length=1 << 20)

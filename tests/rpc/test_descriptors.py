@@ -142,7 +142,9 @@ def test_a_server_without_descriptors_serves_and_learns_of_deaths_later(
         assert eventually(lambda: server.counts()[2] == 1)
 
 
-def test_it_does_not_spin_on_whom_it_can_not_meet(pool: Pool, server: Starving) -> None:
+def test_the_server_does_not_spin_on_clients_that_it_cannot_accept(
+    pool: Pool, server: Starving
+) -> None:
     assert server.ask("start") == "started"
     used = server.counts("starve 0")[3]
     with Client(pool) as client:
@@ -151,7 +153,7 @@ def test_it_does_not_spin_on_whom_it_can_not_meet(pool: Pool, server: Starving) 
         assert server.counts()[3] - used < 5000  # it answers, though it had stood still before
 
 
-def test_a_death_is_seen_while_others_wait_to_be_met(
+def test_a_death_is_detected_while_others_wait_to_be_accepted(
     pool: Pool, paths: list[Path], server: Starving
 ) -> None:
     assert server.ask("start") == "started"

@@ -157,7 +157,7 @@ def test_a_child_forked_during_attach_does_not_own_the_session(
         assert len(liveness_locks(pool)) == before + 1
 
 
-def test_a_session_whose_process_dies_ends_though_its_child_lives(
+def test_a_session_ends_with_its_process_although_a_child_survives(
     pool: Pool, paths: list[Path]
 ) -> None:
     with attached(pool, paths) as (process, ending, before):

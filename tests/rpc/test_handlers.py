@@ -135,7 +135,7 @@ def on_thread(client: Client, word: str, answers: list[object]) -> threading.Thr
     ],
     ids=repr,
 )
-def test_a_value_comes_back_as_it_was(client: Client, value: object) -> None:
+def test_a_value_is_returned_unchanged(client: Client, value: object) -> None:
     found = client.call("echo", value)
     assert found == value
     assert type(found) is type(value) or isinstance(value, np.generic)
@@ -154,7 +154,7 @@ def test_a_value_comes_back_as_it_was(client: Client, value: object) -> None:
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_an_array_comes_back_as_it_was(client: Client, array: NDArray[np.generic]) -> None:
+def test_an_array_is_returned_unchanged(client: Client, array: NDArray[np.generic]) -> None:
     found = client.call("echo", array, returns=np.ndarray)
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(found, array)
@@ -173,7 +173,7 @@ def test_a_dataclass_is_rebuilt_on_both_sides(client: Client) -> None:
     assert client.call("twice", {"points": [{"x": 1}]}, returns=Line) == Line([Point(1)] * 2)
 
 
-def test_a_remote_function_takes_what_the_function_takes(client: Client) -> None:
+def test_a_remote_function_has_the_functions_parameters(client: Client) -> None:
     values = np.ones(3, np.float32)
     np.testing.assert_array_equal(client.remote(scale)(values, by=4), values * 4)
     np.testing.assert_array_equal(client.remote(scale)(values), values * 2)
@@ -240,7 +240,7 @@ def test_a_message_above_the_bound_is_refused_at_once(
         client.call("length", bytes(2000))
 
 
-def test_the_server_bounds_what_is_incomplete(
+def test_the_server_bounds_incomplete_calls(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "_HELD_MAX", BULK)
@@ -282,7 +282,7 @@ def test_a_part_without_its_predecessors_is_requested_again(client: Client) -> N
         parts._HEAD.pack(parts.SEND, 1, 0, 1) + b"xx",
     ],
 )
-def test_a_call_that_is_no_part_of_a_message_is_refused(client: Client, call: bytes) -> None:
+def test_a_call_outside_a_message_is_rejected(client: Client, call: bytes) -> None:
     with pytest.raises(BadRequestError):
         client.call(FUNCTION, call)
     assert client.call("length", b"ab") == 2

@@ -70,7 +70,7 @@ def test_an_idle_server_does_its_housekeeping_rarely(pool: Pool) -> None:
         assert min(rates) < IDLE_ROUNDS_MAX_S, rates
 
 
-def test_clients_may_wake_the_server_whatever_its_umask(pool: Pool) -> None:
+def test_clients_may_wake_the_server_with_any_umask(pool: Pool) -> None:
     before = os.umask(0o077)
     try:
         with Server(pool), Client(pool) as client:

@@ -139,28 +139,28 @@ def test_a_lease_is_retried_if_its_server_does_not_reply(caplog: pytest.LogCaptu
     ]
 
 
-def test_who_finds_the_server_alive_gives_the_lease_back() -> None:
+def test_a_holder_that_finds_the_server_alive_releases_the_lease() -> None:
     server, lease = FakeServer(starts=[ServerAliveError("it lives")]), FakeLease()
     assert waits(server, lease)
     assert lease.taken_and_given() == ["acquire", "release", "acquire"]
     assert server.started == 1
 
 
-def test_without_a_lease_a_server_that_lives_is_watched_on() -> None:
+def test_without_a_lease_a_live_server_is_watched_further() -> None:
     server = FakeServer(starts=[ServerAliveError("it lives")])
     assert waits(server)
     assert len(server.watched) == 2
 
 
 @pytest.mark.parametrize("with_lease", [False, True])
-def test_what_else_goes_wrong_gives_the_lease_back_and_is_raised(with_lease: bool) -> None:
+def test_other_errors_release_the_lease_and_are_raised(with_lease: bool) -> None:
     server, lease = FakeServer(starts=[PoolError("no pool")]), FakeLease()
     with pytest.raises(PoolError, match="no pool"):
         waits(server, lease if with_lease else None)
     assert lease.released == int(with_lease)
 
 
-def test_a_kept_lease_is_renewed_and_given_back_after_the_server() -> None:
+def test_a_held_lease_is_renewed_and_released_after_the_server() -> None:
     server, lease = FakeServer(), FakeLease()
     with LeaseKeeper(cast("Server", server), lease):
         assert lease.renewed.wait(60)
@@ -170,7 +170,7 @@ def test_a_kept_lease_is_renewed_and_given_back_after_the_server() -> None:
     assert lease.calls[-1] == "release"
 
 
-def test_a_renewal_under_way_ends_before_the_lease_is_given_back() -> None:
+def test_a_renewal_in_progress_ends_before_the_lease_is_released() -> None:
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(FakeLease):
@@ -186,7 +186,7 @@ def test_a_renewal_under_way_ends_before_the_lease_is_given_back() -> None:
     assert lease.calls == ["renew", "release"]
 
 
-def test_who_was_refused_waits_before_the_next_try() -> None:
+def test_a_rejected_takeover_waits_before_the_next_try() -> None:
     waited: list[float | None] = []
 
     class Told(threading.Event):

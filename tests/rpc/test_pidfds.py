@@ -23,8 +23,8 @@ from beluga.errors import LobbyBusyError
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-# A client whose child was forked past every hook: it holds a copy of the lock file's descriptor and
-# sleeps on when the client is killed.
+# A client whose child was forked without any hook: it holds a copy of the lock file's descriptor
+# and survives the client.
 KEEPS_THE_LOCK = """
 import ctypes, sys, time
 from beluga.pool import Pool
@@ -105,7 +105,7 @@ def test_a_killed_process_is_gone_though_its_child_holds_the_lock(
             client.communicate()
 
 
-def test_a_session_that_ends_in_order_is_watched_no_more(pool: Pool) -> None:
+def test_a_detached_session_is_no_longer_watched(pool: Pool) -> None:
     with Server(pool) as server:
         for _ in range(5):
             with Client(pool), Client(pool):

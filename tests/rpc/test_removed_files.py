@@ -79,7 +79,7 @@ def test_serve_forever_raises_that_a_file_was_removed(paths: list[Path]) -> None
         remover.join()
 
 
-def test_a_server_goes_on_where_files_are_renamed_or_proc_is_hidden(
+def test_a_server_continues_if_files_are_renamed_or_proc_is_hidden(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = threading.Semaphore(0)

@@ -27,7 +27,7 @@ def serving(pool: Pool, salt: bytes) -> Server:
     return server
 
 
-def test_a_second_server_is_refused_while_the_first_lives(pool: Pool) -> None:
+def test_a_second_server_is_rejected_while_the_first_is_alive(pool: Pool) -> None:
     with Server(pool), pytest.raises(ServerAliveError, match="stop it first"):
         Server(pool).start()
 

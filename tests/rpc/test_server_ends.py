@@ -50,7 +50,7 @@ def test_a_second_start_is_refused_and_touches_nothing(pool: Pool, kind: type[Se
     pool.close()
 
 
-def test_a_start_that_fails_after_the_takeover_gives_the_pool_back(
+def test_a_start_that_fails_after_the_takeover_releases_the_pool(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoThread(beluga.rpc.server.Thread):
@@ -187,7 +187,7 @@ print("alive")
 """
 
 
-def test_calls_beside_a_stop_or_a_close_find_no_server_or_a_whole_one(shm: Path) -> None:
+def test_calls_during_a_stop_or_close_get_no_server_or_a_valid_one(shm: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", BESIDE, str(shm / "a")],
         capture_output=True,

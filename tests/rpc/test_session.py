@@ -69,7 +69,7 @@ def test_when_all_lanes_are_taken_the_next_client_is_refused(pool: Pool, server:
         assert heir.call(METHOD_USER, b"heir") == b"heir"
 
 
-def test_closing_gives_the_lane_back_and_leaves_nothing(pool: Pool, server: Server) -> None:
+def test_closing_releases_the_lane_and_leaves_no_files(pool: Pool, server: Server) -> None:
     before = liveness_locks(pool)
     for _ in range(3 * LANES):
         with Client(pool) as client:
@@ -125,7 +125,9 @@ def test_processes_call_at_the_same_time(pool: Pool, server: Server, paths: list
     assert eventually(lambda: server.stat().live_count == 0)
 
 
-def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: list[Path]) -> None:
+def test_the_lane_of_a_killed_client_is_released(
+    pool: Pool, server: Server, paths: list[Path]
+) -> None:
     before = liveness_locks(pool)
     with Process("call", paths) as process:
         assert process.ask("call 10") == "10"
@@ -161,7 +163,7 @@ def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: l
 
 
 @pytest.mark.parametrize("coherence", ["hardware"], indirect=True)
-def test_a_client_that_sleeps_past_its_deadline_finds_what_came_meanwhile(
+def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
     pool: Pool, paths: list[Path]
 ) -> None:
     asked, gate = threading.Event(), threading.Event()
@@ -205,7 +207,7 @@ def in_child(work: Callable[[], str]) -> str:
     return text if status == 0 else f"died of {status}"
 
 
-def test_a_forked_child_is_refused_and_its_parent_goes_on(pool: Pool, server: Server) -> None:
+def test_a_forked_child_is_rejected_and_its_parent_continues(pool: Pool, server: Server) -> None:
     with Client(pool) as client:
         assert client.call(METHOD_USER, b"before") == b"before"
         assert in_child(lambda: str(client.call(METHOD_USER, b"x"))) == "ForkedSessionError"
@@ -213,7 +215,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(pool: Pool, server: Se
         assert server.stat().attach_count == 1
 
 
-def test_a_forked_child_may_close_what_it_inherited(pool: Pool, server: Server) -> None:
+def test_a_forked_child_may_close_its_inherited_session(pool: Pool, server: Server) -> None:
     def close() -> str:
         client.close()
         server.stop()
@@ -238,9 +240,7 @@ def test_a_forked_child_attaches_with_its_own_session(
     assert server.stat().attach_count == 2
 
 
-def test_a_child_that_lives_on_does_not_keep_its_parents_session(
-    pool: Pool, server: Server
-) -> None:
+def test_a_surviving_child_does_not_keep_its_parents_session(pool: Pool, server: Server) -> None:
     read, write = os.pipe()
     with Client(pool):
         child = os.fork()

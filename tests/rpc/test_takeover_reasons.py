@@ -53,7 +53,7 @@ def test_server_follows_one_that_was_killed(pool: Pool, paths: list[Path]) -> No
         )
 
 
-def test_standby_follows_one_that_lives_and_stands_still(pool: Pool, paths: list[Path]) -> None:
+def test_a_standby_replaces_a_live_server_that_is_stalled(pool: Pool, paths: list[Path]) -> None:
     with Process("serve_index", paths) as first:
         standby = Server(pool)
         first.signal(signal.SIGSTOP)

@@ -38,7 +38,7 @@ def mixed(before: bytes, after: bytes, stores: set[int]) -> bytes:
 
 @pytest.mark.parametrize("stores", [{3}, {7}], ids=["state", "check"])
 @pytest.mark.parametrize("state", ["FREE", "SUSPECT"])
-def test_a_session_whose_line_is_torn_keeps_what_it_has(
+def test_a_session_whose_line_is_torn_keeps_its_grants(
     pool: Pool, state: str, stores: set[int]
 ) -> None:
     with MetaServer(pool) as first:
@@ -74,7 +74,7 @@ def test_a_damaged_line_keeps_the_lane_until_its_process_is_gone(pool: Pool, byt
         assert eventually(lambda: second.stat().inherited_count == 0)
 
 
-def test_who_was_never_answered_has_no_lane(pool: Pool) -> None:
+def test_a_client_without_a_reply_has_no_lane(pool: Pool) -> None:
     with MetaServer(pool) as first:
         client = Client(pool)
         given = read(pool, session_offset(pool, 0, epoch=1))

@@ -83,7 +83,7 @@ def test_a_standby_that_saw_a_server_alive_does_not_take_its_place(pool: Pool) -
         assert first.failure is None
 
 
-def test_a_server_whose_epoch_has_another_owner_gives_up(pool: Pool) -> None:
+def test_a_server_whose_epoch_has_another_owner_stops(pool: Pool) -> None:
     with Server(pool) as server:
         for copy in (0, lib.BL_LINE_SIZE):
             rewrite(pool, "bl_epoch_line", lib.BL_SERVER_STRIDE + copy, 1, nonce=NONCE)
@@ -113,7 +113,7 @@ def test_a_grant_of_another_machine_is_held_while_its_client_beats(
         assert second.meta_stat().held_bytes == 0
 
 
-def test_a_session_of_an_earlier_boot_is_over_when_its_beat_stands_still(pool: Pool) -> None:
+def test_a_session_of_an_earlier_boot_ends_when_its_heartbeat_stops(pool: Pool) -> None:
     with Server(pool) as first:
         assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0
         with beating(pool, 0, NONCE):
@@ -163,7 +163,7 @@ def test_a_host_record_of_an_older_server_excludes_no_machine(pool: Pool) -> Non
         client.ping()
 
 
-def test_a_session_that_lives_is_no_earlier_boots_however_long_it_is_there(pool: Pool) -> None:
+def test_a_live_session_never_counts_as_one_of_an_earlier_boot(pool: Pool) -> None:
     with Server(pool, heartbeat_lost_s=0.1) as server, Client(pool, host=3) as client:
         time.sleep(0.3)
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == -lib.BL_ERROR_HOST_CLASH
@@ -172,7 +172,7 @@ def test_a_session_that_lives_is_no_earlier_boots_however_long_it_is_there(pool:
         assert server.stat().end_count == 0
 
 
-def test_a_session_that_this_server_gave_is_no_earlier_boots(pool: Pool) -> None:
+def test_a_session_of_this_server_never_counts_as_one_of_an_earlier_boot(pool: Pool) -> None:
     def state() -> int:
         line = ffi.from_buffer("bl_session_line *", read(pool, session_offset(pool, 0, 1)))
         return int(line.state)
@@ -183,7 +183,7 @@ def test_a_session_that_this_server_gave_is_no_earlier_boots(pool: Pool) -> None
         assert state() == lib.BL_SESSION_SUSPECT  # its machine may still write
 
 
-def test_who_is_refused_does_not_hold_the_number(pool: Pool) -> None:
+def test_a_rejected_machine_does_not_hold_the_number(pool: Pool) -> None:
     with Server(pool), Client(pool, host=3) as client:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == -lib.BL_ERROR_HOST_CLASH
         with Client(pool, host=3) as another:

@@ -25,7 +25,7 @@ def pool(shm: Path) -> Pool:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_what_is_no_host_number_is_refused(pool: Pool, host: Any) -> None:
+def test_an_invalid_host_number_is_rejected(pool: Pool, host: Any) -> None:
     assert issubclass(BadValueError, ValueError)
     with pool, Server(pool):
         for kind in (Client, Server, MetaServer):
@@ -42,7 +42,7 @@ def test_the_last_host_number_is_one(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("seconds", TIMES)
-def test_what_is_no_time_is_refused(pool: Pool, seconds: float) -> None:
+def test_an_invalid_time_is_rejected(pool: Pool, seconds: float) -> None:
     with pool, MetaServer(pool) as server, Client(pool) as client:
         calls = (
             lambda: Client(pool, timeout_s=seconds),

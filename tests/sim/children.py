@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs the simulator in child processes, several at a time. A run that goes wrong enough to crash
-or to hang the simulator itself is an answer, too.
+"""Runs the simulator in child processes, several at a time. A run that crashes or hangs the
+simulator itself is a result, too.
 """
 
 from __future__ import annotations

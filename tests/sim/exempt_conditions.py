@@ -13,20 +13,20 @@ from __future__ import annotations
 # For each file and function: the condition, its place, its value.
 Conditions = dict[tuple[str, str], dict[tuple[str, int, str], str]]
 
-_ANN = "decides what the simulator's oracle is told, which can only make it miss something here"
-_ASK = "a server that does not serve is asked, and does not answer, which costs time"
+_ANN = "decides what the simulator's oracle gets, which can only make it miss something here"
+_ASK = "a request goes to a server that does not serve, which costs time"
 _CHECKED = "checks bytes though the caller does without, which costs time"
-_CLOCK = "reads a clock for latencies that nobody asked for"
+_CLOCK = "reads a clock for latencies that are not requested"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
 _COUNTED = (
     "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_client_report.py"
 )
 _EARLIER = "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
-_ENDED = "a grant ends with its session, so the abort is refused, whoever asks for it"
+_ENDED = "a grant ends with its session, so the abort is refused for every caller"
 _FENCED = "a full fence more, which costs time"
 _FLUSH = "flushes what no device has written, or flushes it before its time too, which costs time"
-_LATE = "a call whose time is up is asked once more with no time left, and times out"
+_LATE = "a call whose time is up is tried once more with no time left, and times out"
 _LIFE = "the simulator's servers have no pidfds; one is NULL only where the kernel has none"
 _LINK = "only who pays for the bytes on the link differs, and the simulator has no link"
 _LOOKED = "looks at the epoch though no task was committed, which costs time"
@@ -207,7 +207,7 @@ REASONED: Conditions = {
         ),
         ("now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS", 0, "false"): _PERIOD,
         ("now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0, "true"): _PERIOD,
-        ("status < 0", 0, "false"): "the look that follows says so, too",
+        ("status < 0", 0, "false"): "the check that follows returns that, too",
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
         ("server->pidfds", 0, "true"): _LIFE,
@@ -252,7 +252,7 @@ REASONED: Conditions = {
     ("rpc/housekeeping.c", "bl_lobby_give"): {
         ("server->lanes[known].state == BL_SESSION_LIVE", 0, "true"): (
             "the client gets the lane that an earlier server gave it, suspect: it reads so in the "
-            "session's line, leaves, and attaches anew, which costs time"
+            "session's line, leaves, and attaches again, which costs time"
         ),
         ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
@@ -264,7 +264,11 @@ REASONED: Conditions = {
             "reads outside of a table, which only a sanitizer sees: lanes[-1], whose state is none"
         ),
         ("request->old_nonce", 0, "true"): "no session has the nonce 0, so no lane is found",
-        ("status < 0", 0, "false"): "the look after the new session line was written says so, too",
+        (
+            "status < 0",
+            0,
+            "false",
+        ): "the check after the new session line returns that, too",
     },
     ("rpc/housekeeping.c", "bl_lobby_look"): {
         ("request.operation == BL_LOBBY_DETACH", 0, "false"): (
@@ -610,7 +614,7 @@ REASONED: Conditions = {
     ("rpc/session.c", "bl_session_ask"): {
         ("bl_wait_left_ns(memory, &wait) == 0", 0, "false"): _LATE,
         ("status != -BL_ERROR_TIMEOUT", 0, "true"): (
-            "a call that timed out is not asked again: the next condition says so"
+            "a call that timed out is not sent again: the next condition ensures that"
         ),
         ("status == -BL_ERROR_TIMEOUT", 0, "false"): _LATE,
     },
@@ -661,7 +665,7 @@ REASONED: Conditions = {
             "the same"
         ),
         ("line.nonce != server->watch.nonce", 0, "true"): (
-            "the same server is watched anew at every look: it seems to have moved just now"
+            "the same server is watched again at every check: it seems to have moved just now"
         ),
     },
     ("rpc/takeover.c", "bl_epoch_gone"): {
@@ -798,12 +802,12 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_abort_one"): {
         ("block->lane != lane", 0, "false"): (
-            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
-            "_committed_or_aborted"
+            "tests/index/test_block_calls.py::test_only_a_sessions_own_grants_can_be_committed_or"
+            "_aborted"
         ),
         ("block->state != BL_NUMBER_GRANTED", 0, "false"): (
-            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
-            "_committed_or_aborted"
+            "tests/index/test_block_calls.py::test_only_a_sessions_own_grants_can_be_committed_or"
+            "_aborted"
         ),
     },
     ("index/grant.c", "bl_commit_block"): {
@@ -826,12 +830,12 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
         ("block->lane != lane", 0, "false"): (
-            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
-            "_committed_or_aborted"
+            "tests/index/test_block_calls.py::test_only_a_sessions_own_grants_can_be_committed_or"
+            "_aborted"
         ),
         ("block->state != BL_NUMBER_GRANTED", 0, "false"): (
-            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
-            "_committed_or_aborted"
+            "tests/index/test_block_calls.py::test_only_a_sessions_own_grants_can_be_committed_or"
+            "_aborted"
         ),
         ("block->state == BL_NUMBER_COMMITTED", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_commit_may_be_repeated"
@@ -891,7 +895,7 @@ TESTED: Conditions = {
             "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("number < 0", 1, "true"): (
-            "tests/index/test_block_calls.py::test_lookup_gives_the_leading_hits"
+            "tests/index/test_block_calls.py::test_lookup_returns_the_leading_hits"
         ),
         ("number < 0", 2, "false"): (
             "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
@@ -941,8 +945,8 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lane_watch"): {
         ("count <= lane->heartbeat_count", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_session_of_an_earlier_boot_is_over_when"
-            "_its_beat_stands_still"
+            "tests/rpc/test_two_machines.py::test_a_session_of_an_earlier_boot_ends_when_its_hear"
+            "tbeat_stops"
         ),
         ("lane->heartbeat_count != 0", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
@@ -985,7 +989,7 @@ TESTED: Conditions = {
             "status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce",
             0,
             "false",
-        ): ("tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"),
+        ): ("tests/kvcache/test_engine_copy.py::test_grants_of_a_failed_write_are_released"),
         ("work->statuses[k] < 0", 0, "true"): (
             "tests/index/test_tasks.py::test_a_claim_is_its_sessions"
         ),
@@ -1012,7 +1016,7 @@ TESTED: Conditions = {
             "those_of_the_sum_or_an_error"
         ),
         ("reply->size > BL_MESSAGE_INLINE_SIZE", 0, "false"): (
-            "tests/hostile/test_replies.py::test_a_whole_reply_of_anything_is_a_word_or_an_error"
+            "tests/hostile/test_replies.py::test_any_valid_line_decodes_to_a_reply_or_an_error"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_attach"): {
@@ -1056,12 +1060,12 @@ TESTED: Conditions = {
     },
     ("index/reclaim.c", "bl_block_drop"): {
         ("block->pin_count == 0", 0, "false"): (
-            "tests/index/test_block_calls.py::test_space_given_back_serves_every_other_size"
+            "tests/index/test_block_calls.py::test_freed_space_can_hold_any_other_size"
         ),
     },
     ("index/lookup.c", "bl_handle_lookup"): {
         ("head.flags & BL_LOOKUP_PIN", 0, "true"): (
-            "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
+            "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_are_evicted"
         ),
         ("i == 0", 0, "true"): (
             "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
@@ -1072,7 +1076,7 @@ TESTED: Conditions = {
             "is_refused"
         ),
         ("block->pin_count == 0", 0, "true"): (
-            "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
+            "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_are_evicted"
         ),
     },
     ("index/lookup.c", "bl_handle_remove"): {
@@ -1086,7 +1090,7 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
         ("number < 0", 1, "false"): (
-            "tests/index/test_block_calls.py::test_lookup_gives_the_leading_hits"
+            "tests/index/test_block_calls.py::test_lookup_returns_the_leading_hits"
         ),
         ("number < 0", 1, "true"): (
             "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
@@ -1146,7 +1150,7 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_unclaimed"): {
         ("block->task != 0", 0, "true"): (
-            "tests/index/test_tasks.py::test_a_block_that_is_no_task_is_not_withdrawn"
+            "tests/index/test_tasks.py::test_a_block_that_is_not_a_task_is_not_withdrawn"
         ),
         (
             "bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory))",
@@ -1237,7 +1241,7 @@ TESTED: Conditions = {
     },
     ("index/recover.c", "bl_recover"): {
         ("suspect", 0, "false"): (
-            "tests/index/test_takeover.py::test_grants_of_a_living_client_are_not_given_away"
+            "tests/index/test_takeover.py::test_grants_of_a_live_client_are_not_reassigned"
         ),
         ("suspect", 0, "true"): (
             "tests/index/test_takeover.py::test_every_committed_block_survives_kills_of_the_server"
@@ -1271,7 +1275,7 @@ TESTED: Conditions = {
     },
     ("rpc/server.c", "bl_server_describe"): {
         ("server->pidfds", 0, "false"): (
-            "tests/rpc/test_pidfds.py::test_a_session_that_ends_in_order_is_watched_no_more"
+            "tests/rpc/test_pidfds.py::test_a_detached_session_is_no_longer_watched"
         ),
     },
     ("rpc/server.c", "bl_call_answer"): {
@@ -1284,7 +1288,7 @@ TESTED: Conditions = {
             "!bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)",
             0,
             "true",
-        ): ("tests/index/test_quota.py::test_what_gives_back_runs_on_credit"),
+        ): ("tests/index/test_quota.py::test_calls_that_release_space_are_not_limited"),
         ("!server->handlers[request->method].run", 0, "false"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
             "n_error"
@@ -1317,8 +1321,7 @@ TESTED: Conditions = {
             "t_take_its_place"
         ),
         ("status == 1", 0, "false"): (
-            "tests/crash/test_standby.py::test_standby_follows_a_server_that_stands_still_a"
-            "nd_that_one_gives_up"
+            "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("line.nonce != server->watch.nonce", 0, "false"): (
             "tests/crash/test_standby.py::test_standby_follows_every_server_that_is_killed"
@@ -1326,8 +1329,7 @@ TESTED: Conditions = {
     },
     ("rpc/standby.c", "bl_watch_silent"): {
         ("count == watch->count", 0, "false"): (
-            "tests/crash/test_standby.py::test_standby_follows_a_server_that_stands_still_a"
-            "nd_that_one_gives_up"
+            "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("watch->count != 0", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
@@ -1428,7 +1430,7 @@ TESTED: Conditions = {
     },
     ("kvcache/put.c", "bl_kv_put_end"): {
         ("written < 0", 0, "false"): (
-            "tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"
+            "tests/kvcache/test_engine_copy.py::test_grants_of_a_failed_write_are_released"
         ),
     },
     ("kvcache/get.c", "bl_kv_look_guarded"): {
@@ -1451,8 +1453,8 @@ TESTED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_read_again"): {
         ("!bl_entry_agrees(session, batch, i, work, &work->entries[i])", 0, "false"): (
-            "tests/hostile/test_forged_records.py::test_what_a_server_forges_past_the_end_of_"
-            "the_pool_is_no_hit"
+            "tests/hostile/test_forged_records.py::test_a_forged_record_past_the_end_of_the_pool_"
+            "is_no_hit"
         ),
     },
     ("kvcache/get.c", "bl_kv_get"): {
@@ -1472,7 +1474,7 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_detach"): {
         ("lock < 0", 0, "true"): (
-            "tests/rpc/test_session.py::test_closing_gives_the_lane_back_and_leaves_nothing"
+            "tests/rpc/test_session.py::test_closing_releases_the_lane_and_leaves_no_files"
         ),
     },
     ("index/recover.c", "bl_recover_mark"): {
@@ -1482,8 +1484,8 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lane_of_old"): {
         ("lane->epoch == server->epoch", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_session_that_this_server_gave_is_no_earli"
-            "er_boots"
+            "tests/rpc/test_two_machines.py::test_a_session_of_this_server_never_counts_as_one_of"
+            "_an_earlier_boot"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_clash"): {

@@ -190,8 +190,8 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/server.c", "bl_round_refetch", "invalidate", 0): _LATE,
     ("transfer/cpu.c", "bl_part_scatter", "fence_full", 1): _HINTED,
     ("transfer/cpu.c", "bl_part_pick", "fence_full", 1): (
-        "the first chunk may be an old copy then: its checksum, which is always asked for here, "
-        "says so, and what is not caught by that is caught where the fence is left out"
+        "the first chunk may be an old copy then: its checksum, which is always requested here, "
+        "shows that, and other cases are caught where the fence is omitted"
     ),
     ("rpc/lane.c", "bl_lane_take", "invalidate", 0): _LATE,
     ("rpc/lane.c", "bl_session_given_up", "invalidate", 0): _LATE,

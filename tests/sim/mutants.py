@@ -227,9 +227,9 @@ def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
 
 
 def hunt(task: Hunt) -> Catch:
-    """Try the stored run, then seed after seed, until one goes wrong that is right without the
-    mutant. The scenarios share the steps by their weights, so the short ones have more seeds.
-    Counted in steps, what a hunt finds does not depend on the machine.
+    """Try the stored run, then seed after seed, until one fails that passes without the mutant. The
+    scenarios share the steps by their weights, so the short ones have more seeds. Counted in steps,
+    what a hunt finds does not depend on the machine.
     """
     known = known_catches().get(task.mutant.name)
     if known and task.fields and (task.fields[0].scenario, task.fields[0].kind) == known[:2]:

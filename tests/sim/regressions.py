@@ -46,5 +46,5 @@ def keep(case: Case) -> Path:
 
 
 def kept() -> list[Case]:
-    """Return all cases that were written down."""
+    """Return all recorded cases."""
     return [Case(**json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]

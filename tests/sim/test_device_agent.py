@@ -47,20 +47,20 @@ def test_every_rule_is_needed_by_gpu_and_dsa(rule: tuple[str, str, int]) -> None
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule[1] == "invalidate"])
-def test_protocol_of_blocks_needs_them_too(rule: tuple[str, str, int]) -> None:
+def test_the_block_protocol_needs_the_same_steps(rule: tuple[str, str, int]) -> None:
     assert caught("device_kv", site(*rule), seeds=HUNT)
 
 
-def test_writers_die_with_dma_under_way() -> None:
+def test_writers_die_with_dma_in_flight() -> None:
     runs = [play("device_death", seed) for seed in range(SEEDS)]
     assert total(runs, "deaths") == SEEDS
 
 
-def test_what_a_dead_writer_left_in_the_cache_must_be_flushed() -> None:
+def test_cached_lines_of_a_dead_writer_must_be_flushed() -> None:
     assert caught("device_death", site("bl_device_written", "invalidate"), seeds=HUNT)
 
 
-def test_space_given_away_before_its_dma_has_ended_is_found_out() -> None:
+def test_reuse_of_space_before_its_dma_has_ended_is_detected() -> None:
     assert caught("device_zombie", 0, seeds=HUNT)
 
 

@@ -18,7 +18,7 @@ def test_polling_is_idle_and_publishing_is_not() -> None:
     assert sent.idle == 0
 
 
-def test_fence_over_what_another_covered_is_idle() -> None:
+def test_a_fence_over_writes_that_another_covered_is_idle() -> None:
     run = play("store_buffering", 3)
     number = site("bl_litmus_store_load", "invalidate")
     assert run.hits[number] > 0

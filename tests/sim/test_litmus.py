@@ -68,7 +68,7 @@ def test_torn_lines_are_seen_and_rejected() -> None:
     assert total(runs, "results") > 0
 
 
-def test_store_by_a_second_writer_brings_old_bytes_back() -> None:
+def test_a_store_by_a_second_writer_restores_old_bytes() -> None:
     runs = [play("stray_store", seed) for seed in range(RUNS)]
     assert {run.result for run in runs} == {0, WRONG_BYTES}
     assert total(runs, "dirty_invalidations") > 0

@@ -72,7 +72,7 @@ def test_every_exemption_names_a_site_and_a_reason() -> None:
             assert len(reason.split()) > 1
 
 
-def test_the_tests_that_stand_for_conditions_are_there() -> None:
+def test_the_tests_named_for_conditions_exist() -> None:
     named = {test for table in TESTED.values() for test in table.values()}
     for test in named:
         path, _, function = test.partition("::")
@@ -126,7 +126,7 @@ def test_mutants_and_their_catches_are_the_same_on_each_machine() -> None:
     assert set(seen.values()) == {seen["as it is"]}, seen
 
 
-def test_a_simulated_cpu_has_no_features_whatever_this_one_has() -> None:
+def test_a_simulated_cpu_has_no_features_on_any_machine() -> None:
     lib.bl_cpu_limit(0xFFFFFFFF)
     assert lib.bl_cpu_features() == 0
 

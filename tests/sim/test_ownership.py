@@ -15,7 +15,7 @@ RUNS = fewer(SEEDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_second_writer_is_found_whatever_becomes_of_its_bytes(kind: str) -> None:
+def test_a_second_writer_is_detected_even_without_wrong_bytes(kind: str) -> None:
     for seed in range(RUNS):
         run = play("two_writers", seed, kind=kind)
         assert run.result == OWNERSHIP
@@ -30,7 +30,7 @@ def test_dirty_line_over_newer_bytes_is_found() -> None:
         assert run.report == "" or run.report.startswith("newer bytes overwritten by a dirty line")
 
 
-def test_lane_that_is_given_twice_is_found() -> None:
+def test_a_lane_that_is_assigned_twice_is_detected() -> None:
     """A successor that takes over without the information that a lane still has a writer is
     detected.
     """

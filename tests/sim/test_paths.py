@@ -14,11 +14,11 @@ RUNS = SEEDS if FULL else fewer(40)
 # Function, verb, and number of the verb in that function.
 MUTANTS = {
     "lane": (
-        ("bl_lane_take", "invalidate", 0),  # a reply is searched for in memory
-        ("bl_lane_take", "verify", 0),  # a torn reply is examined again
-        ("bl_round_refetch", "invalidate", 1),  # a request is searched for in memory
-        ("bl_lane_gather", "verify", 0),  # a torn request is examined again
-        ("bl_bulk_send", "fence_store", 0),  # the bytes are out before their request
+        ("bl_lane_take", "invalidate", 0),  # a reply is read from memory
+        ("bl_lane_take", "verify", 0),  # a torn reply is read again
+        ("bl_round_refetch", "invalidate", 1),  # a request is read from memory
+        ("bl_lane_gather", "verify", 0),  # a torn request is read again
+        ("bl_bulk_send", "fence_store", 0),  # the bytes are in memory before their request
         ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the read of their request
         ("bl_bulk_take", "invalidate", 0),  # and not taken from the cache
         ("bl_lane_reply", "fence_store", 0),  # the bytes are out before their reply
@@ -76,7 +76,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("path", MUTANTS)
-def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
+def test_the_path_is_correct_with_any_cache_behavior(path: str, coherent: bool) -> None:
     runs = [play(path, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
     assert total(runs, "results") > RUNS
@@ -105,7 +105,7 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
         "doorbells",
     ],
 )
-def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:
+def test_the_path_never_returns_wrong_bytes_under_faults(path: str) -> None:
     runs = [play(path, seed, coherent=seed % 2 == 1) for seed in range(RUNS)]
     assert failures(runs) == []
     assert total(runs, "results") > RUNS

@@ -34,7 +34,7 @@ CACHED = [
 
 
 def judge(step: Step, scenario: str, verb: tuple[str, str], *, coherent: bool = False) -> None:
-    """Judge that the flush of ``verb`` may be left out of the scenario just if the step is a
+    """Check that the flush of ``verb`` can be omitted from the scenario exactly if the step is a
     fence.
     """
     number = site(*verb)

@@ -19,13 +19,13 @@ from regressions import Case, kept, parse
 from simulator import play
 
 
-def test_what_went_wrong_once_goes_right() -> None:
+def test_recorded_failures_pass() -> None:
     wrong = [case for case in kept() if play(case.scenario, case.seed, kind=case.kind).result]
     assert wrong == []
 
 
 @pytest.mark.long
-def test_soak_counts_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_soak_counts_events(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak.main(["--seconds", "0", "--seed", "1", "--json"]) == 0
     counters = json.loads(capsys.readouterr().out)
     assert counters["errors"] == 0

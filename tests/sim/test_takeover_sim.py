@@ -22,7 +22,7 @@ MUTANTS = {
         ("bl_ballot", "verify", 1),  # an owner was accepted before
     ),
     "watch": (
-        ("bl_watch_silent", "invalidate", 0),  # a heartbeat is searched for in memory
+        ("bl_watch_silent", "invalidate", 0),  # a heartbeat is read from memory
     ),
     "rivals": (
         ("bl_takeover_publish", "fence_full", 0),  # the successor's fence

@@ -52,7 +52,7 @@ def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str)
     assert ran.requests[1].first_token != ran.requests[1].first_token  # NaN: it was never sent
 
 
-def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
+def test_prefilled_tokens_are_not_outstanding_work() -> None:
     """Otherwise the next request would be expected to wait for it."""
     ran = cluster(TraceEntry(0, 45, 5, (1,)), TraceEntry(1, 45, 5, (2,)), policy="min-ttft")
     told: list[float] = []
@@ -68,7 +68,7 @@ def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
     assert ran.router.tracker.load(Worker(0)).prefill_s == 0
 
 
-def test_speed_brings_requests_closer() -> None:
+def test_a_higher_speed_shortens_the_gaps_between_requests() -> None:
     ran = cluster(TraceEntry(0, 1, 1, ()), TraceEntry(8, 1, 1, ()), speed=4.0)
     assert [request.arrival for request in ran.requests] == [0, 2]
 
@@ -106,7 +106,7 @@ def ids(*blocks: int) -> object:
 
 
 @pytest.mark.parametrize(("own", "host"), [(5, 3), (1, 0)])
-def test_a_workers_own_dram_counts_for_what_it_has_beyond_hbm(own: int, host: int) -> None:
+def test_a_workers_dram_counts_for_blocks_beyond_hbm(own: int, host: int) -> None:
     made = cluster(TraceEntry(0, 61, 1, range(6)), memory="split", workers=2)
     made.engines[1].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(own)), own)
@@ -121,7 +121,7 @@ def test_a_pool_counts_for_every_worker() -> None:
 
 
 @pytest.mark.parametrize(("count", "hours"), [(1, 6 + 3 * 4), (-1, 6 + 4)])
-def test_workers_are_paid_from_when_they_come_until_they_go(count: int, hours: int) -> None:
+def test_worker_seconds_count_from_arrival_to_departure(count: int, hours: int) -> None:
     """Two workers run for three seconds, then three or one for four."""
     prompts = [TraceEntry(at, 1000, 1, ()) for at in range(7)]
     ran = cluster(*prompts, workers=2, scale=Scale(3.0, count), hbm=2000)
@@ -131,7 +131,7 @@ def test_workers_are_paid_from_when_they_come_until_they_go(count: int, hours: i
     assert len({request.worker for request in ran.requests[4:]}) == 2 + count
 
 
-def test_who_left_comes_back_before_a_new_one() -> None:
+def test_a_removed_worker_returns_before_a_new_one() -> None:
     ran = cluster(TraceEntry(0, 1, 1, ()), workers=3)
     ran._scale(1.0, -2)
     assert ran.router.workers == [Worker(0), Worker(1), Worker(2)]

@@ -39,7 +39,7 @@ def test_a_single_request_takes_the_time_of_the_cost_model() -> None:
     assert request.done - request.first_token == pytest.approx(3.053996, abs=1e-6)
 
 
-def test_a_long_prompt_goes_in_steps_of_bounded_size() -> None:
+def test_a_long_prompt_is_prefilled_in_steps_of_bounded_size() -> None:
     [request] = run(trace_of(TraceEntry(0, 20000, 1, ())), ONE).requests
     expected = sum(
         QWEN.h + QWEN.prefill_ms(tokens, before)
@@ -49,7 +49,7 @@ def test_a_long_prompt_goes_in_steps_of_bounded_size() -> None:
     assert request.done == request.first_token
 
 
-def test_what_the_pool_holds_is_copied_and_not_computed() -> None:
+def test_blocks_of_the_pool_are_copied_and_not_computed() -> None:
     blocks = list(range(10))
     first, second = TraceEntry(0, 5200, 1, blocks), TraceEntry(100, 5200, 1, blocks)
     options = dataclasses.replace(ONE, workers=2)
@@ -74,7 +74,7 @@ def test_hbm_hits_are_free_and_own_dram_is_slower() -> None:
     assert (cluster.requests[-1].device, cluster.requests[-1].far) == (0, 10)
 
 
-def test_a_prompt_waits_for_no_more_than_the_decode_step_under_way() -> None:
+def test_a_prompt_waits_only_for_the_current_decode_step() -> None:
     alone = run(trace_of(TraceEntry(0, 100, 1000, ())), ONE).requests[0]
     first, second = run(
         trace_of(TraceEntry(0, 100, 1000, ()), TraceEntry(5, 2000, 1, ())), ONE
@@ -94,7 +94,7 @@ def test_decoding_together_costs_each_the_sum_of_contexts() -> None:
     assert requests[0].done - requests[0].first_token == pytest.approx(steps)
 
 
-def test_hbm_bounds_what_runs_at_once_and_gets_it_all_back() -> None:
+def test_hbm_bounds_concurrent_requests_and_all_slots_are_released() -> None:
     options = dataclasses.replace(ONE, hbm=12 * 512 * QWEN.kv_bytes_per_token)
     prompts = [TraceEntry(0, 4096, 200, range(n * 8, n * 8 + 8)) for n in range(5)]
     cluster = run(trace_of(*prompts), options)
@@ -123,7 +123,7 @@ def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
     assert end.done == end.first_token
 
 
-def test_what_a_serial_worker_computed_another_finds_in_the_pool() -> None:
+def test_blocks_of_a_serial_worker_are_hits_for_another() -> None:
     blocks = list(range(10))
     prompts = [
         TraceEntry(0, 5200, 1, blocks),

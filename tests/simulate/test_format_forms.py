@@ -85,7 +85,9 @@ def test_a_guess_is_the_format_and_is_shown_with_its_option(tmp_path: Path, form
 
 @pytest.mark.parametrize("name", ["t.csv", "t.json", "t.jsonl", "t.txt", "t"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_content_decides_whatever_the_name(tmp_path: Path, form: str, name: str) -> None:
+def test_the_format_depends_on_the_content_and_not_the_name(
+    tmp_path: Path, form: str, name: str
+) -> None:
     trace = load_trace(written(tmp_path, GOOD[form], name))
     assert trace.reading is not None
     assert trace.reading.form == form
@@ -198,7 +200,7 @@ def test_failed_requests_of_burstgpt_are_left_out_and_counted(tmp_path: Path) ->
     assert "left out 1: requests that failed" in str(trace.reading)
 
 
-def test_messages_of_requests_share_what_they_begin_with(tmp_path: Path) -> None:
+def test_messages_of_requests_share_their_common_prefix(tmp_path: Path) -> None:
     system = {"role": "system", "content": "s" * 256}
     parts = [{"type": "text", "text": "abcd"}, {"type": "image_url", "image_url": {"url": "x"}}]
     objects = [

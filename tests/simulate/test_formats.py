@@ -78,7 +78,7 @@ def test_azure_has_lengths_only(tmp_path: Path) -> None:
     assert (trace.input_tokens, trace.blocks()) == ([4808, 3180], [[], []])
 
 
-def test_token_ids_share_what_they_begin_with_alike(tmp_path: Path) -> None:
+def test_token_ids_share_their_common_prefix(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     tokens = [list(range(40)), [*range(16), *range(100, 120)], [1, *range(1, 40)]]
     rows = [
@@ -119,7 +119,7 @@ def test_the_size_of_blocks_is_the_one_that_all_prompts_fit(tmp_path: Path, size
     assert load_trace(path).block_tokens == size
 
 
-def test_blocks_of_no_size_that_fits_are_refused_unless_it_is_given(tmp_path: Path) -> None:
+def test_an_ambiguous_block_size_must_be_specified(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     row = {"timestamp": 0, "input_length": 30_000, "output_length": 1, "hash_ids": [1]}
     path.write_text(json.dumps(row))
@@ -219,7 +219,7 @@ def test_formats_are_detected_by_the_head_of_a_file(tmp_path: Path, text: str, f
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,1\n", ":2: "),
     ],
 )
-def test_what_is_no_trace_is_refused_in_a_line(
+def test_an_invalid_trace_is_rejected_in_one_line(
     tmp_path: Path, name: str, text: str, what: str
 ) -> None:
     (tmp_path / name).write_text(text)

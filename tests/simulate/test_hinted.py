@@ -62,7 +62,7 @@ def small(shm: Path) -> Pool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_simulated_pool_evicts_what_a_server_evicts(small: Pool, seed: int) -> None:
+def test_a_simulated_pool_evicts_the_same_blocks_as_a_server(small: Pool, seed: int) -> None:
     chance = Random(seed)
     chains = [[100 * tree + depth for depth in range(chance.randint(1, 30))] for tree in range(12)]
     with (
@@ -112,7 +112,7 @@ def test_a_hint_ends_with_its_block() -> None:
     assert (pool.has(0), pool.has(2)) == (True, False), "it went by age"
 
 
-def test_a_budget_goes_to_the_leading_blocks() -> None:
+def test_a_budget_favors_the_leading_blocks() -> None:
     pool = HintedPool(1000, 800, 300)
     chain = np.arange(700, dtype=np.uint32)
     pool.put(0, chain)

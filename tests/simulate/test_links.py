@@ -46,7 +46,7 @@ def test_examples_of_processor_sharing(
     assert [1e3 * at for at in found] == pytest.approx(expected_ms, rel=1e-3)
 
 
-def test_the_time_left_is_the_sum_of_what_others_have_left_up_to_it() -> None:
+def test_the_remaining_time_is_the_sum_of_the_others_remaining_bytes() -> None:
     """The deadline of r is the sum over j of min(r_j, r) / B."""
     random = Random(1)
     sizes = [random.uniform(1, 50) * MB for _ in range(12)]
@@ -61,7 +61,7 @@ def test_copies_have_the_speed_of_their_slowest_link() -> None:
     assert found == pytest.approx([1, 1, 1], rel=1e-3)
 
 
-def test_links_move_what_they_can_while_they_have_work() -> None:
+def test_links_are_work_conserving() -> None:
     random = Random(2)
     copies = [(random.uniform(0, 0.01), random.uniform(1, 9) * MB, (0,)) for _ in range(200)]
     found = ends([GB], copies)
@@ -95,7 +95,7 @@ def test_a_single_copy_does_not_wait() -> None:
     assert (slow, links.speeds, links.moved) == (1, [2 * GB, GB / 3], [MB, MB])
 
 
-def test_what_a_tight_link_leaves_of_another_is_for_the_rest() -> None:
+def test_bandwidth_left_by_a_slow_link_is_shared_by_the_others() -> None:
     links = Links([4 * GB, GB, 3 * GB])
     for route in ((0, 1), (0, 1), (0, 2), (0, 2), (2,)):
         links.start(0.0, GB, route, lambda when: None)

@@ -33,7 +33,7 @@ def test_a_serial_worker_has_no_steps() -> None:
     assert Options(engine="serial").step_s == 0
 
 
-def test_what_is_given_counts() -> None:
+def test_explicit_options_replace_defaults() -> None:
     options = Options(hbm=5, bandwidth=7.0, gpu_path="switch", local=3, pool=11)
     assert (options.hbm_bytes, options.path_speed) == (5, 7)
     assert (options.local_bytes, options.pool_bytes) == (3, 11)

@@ -60,7 +60,7 @@ REQUESTS = (
 )
 
 
-def test_a_row_has_the_means_of_what_was_served() -> None:
+def test_a_row_has_the_means_of_served_requests() -> None:
     found = row(*REQUESTS)
     assert (found.policy, found.memory, found.seed) == ("random", "pool", 7)
     assert (found.requests, found.rejects) == (4, 1)
@@ -179,7 +179,7 @@ def test_the_cards_have_the_figures_of_the_row(rows: list[Row]) -> None:
     )
 
 
-def test_saved_prefill_is_the_time_of_what_was_found() -> None:
+def test_saved_prefill_is_the_time_of_the_hit_tokens() -> None:
     found = row(*REQUESTS[:1])
     costs = Options().model
     assert found.tokens_saved == 20

@@ -89,7 +89,7 @@ def test_a_seed_determines_the_whole_result() -> None:
     assert first.spread is None
 
 
-def test_a_pool_finds_what_all_workers_left_and_split_dram_does_not() -> None:
+def test_a_pool_has_hits_of_all_workers_and_split_dram_does_not() -> None:
     rows = simulate(TRACE, OPTIONS, policies=["least-tokens"])
     hits = {row.memory: row.hit_rate for row in rows}
     assert hits["pool"] == pytest.approx(TRACE.ideal_hit_rate, abs=0.02)
@@ -118,7 +118,7 @@ def test_slower_links_take_longer_and_queue() -> None:
 
 
 @pytest.mark.parametrize("count", [2, -1])
-def test_workers_come_and_go_in_the_middle(count: int) -> None:
+def test_workers_are_added_and_removed_during_a_run(count: int) -> None:
     options = dataclasses.replace(OPTIONS, scale=Scale(60.0, count))
     for memory in MEMORIES:
         cluster = Cluster(TRACE, options, policy="least-tokens", memory=memory)
@@ -166,7 +166,7 @@ def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine:
     assert alone.workers_most == 2
 
 
-def test_min_ttft_refuses_what_would_take_too_long() -> None:
+def test_min_ttft_rejects_requests_beyond_the_objective() -> None:
     crowd = make_trace("crowd", 512, [TraceEntry(0, 20000, 10, ())] * 30, 1.0)
     options = dataclasses.replace(OPTIONS, settings=PolicySettings(ttft_objective_s=10.0))
     row = simulate(crowd, options, policies=["min-ttft"], memories=["pool"])[-1]

@@ -78,7 +78,7 @@ class Naive:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_tier_does_what_a_naive_one_does(seed: int) -> None:
+def test_a_tier_matches_a_naive_model(seed: int) -> None:
     random = Random(seed)
     chains = [[tree * 10 + depth for depth in range(random.randint(1, 9))] for tree in range(8)]
     capacity = random.randint(0, 30)
@@ -137,7 +137,7 @@ def test_hits_do_not_change_the_order_of_fifo() -> None:
         assert bool(tier.lead(ids(0), 1)) is kept
 
 
-def test_what_is_used_stays() -> None:
+def test_held_blocks_are_not_evicted() -> None:
     tier = SimulatedTier(10, 2)
     tier.put(ids(0, 1), 2)
     tier.hold(ids(0, 1), 2)

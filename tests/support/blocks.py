@@ -28,7 +28,7 @@ def keys(numbers: Iterable[int]) -> NDArray[np.uint64]:
 
 
 def content(number: int) -> NDArray[np.uint64]:
-    """The bytes of a block: no word stands twice in any of them, so that no mix goes unseen."""
+    """The bytes of a block: no word occurs twice, so that every mix is detected."""
     return np.arange(BLOCK_WORDS, dtype=np.uint64) * np.uint64(3) + np.uint64(number << 32)
 
 

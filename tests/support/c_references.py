@@ -153,7 +153,9 @@ class Reference:
 def references(
     csrc: Path, builds: Mapping[str, References], seam: Seam | None = None
 ) -> list[Reference]:
-    """Return all of them, between different files. The first build is the one without the seam."""
+    """Return all of them, between different files. The first build is the one without the
+    simulator.
+    """
     first = next(iter(builds.values()), References())
     declared = set[str]()
     if seam and (csrc / seam.header).exists():

@@ -172,7 +172,7 @@ class Scene:
             "wait": False,
             "unknown": False,
             **dict.fromkeys(("kinds", "level", "silent_s", "cell_count"), 1),
-            "failure": RpcError("a test says so"),
+            "failure": RpcError("a test sets it"),
             "end": self.pool.prefault,
             "host": 0,
             "plan": self.plan(),
@@ -211,8 +211,8 @@ class Scene:
             "doing": "testing",
             "last_id": None,
             "query": Query(16, 4, (1, 2)),
-            "fault": "a test says so",
-            "error": RpcError("a test says so"),
+            "fault": "a test sets it",
+            "error": RpcError("a test sets it"),
         }
         if isinstance(owner, PlannedEngine):
             told["kind"] = "dsa"

@@ -61,7 +61,7 @@ class ListQueue:
         self.held: list[ListClaim] = []
         self.acked: list[str] = []
         self.fails: Exception | None = None
-        self.gives_back = True  # a claim that is given back comes at once, not after its delay
+        self.gives_back = True  # a returned claim is delivered at once, not after its delay
         self.given_back: Callable[[], None] = lambda: None  # called when a claim comes back
 
     async def enqueue_task(self, task: PrefillTask) -> ListTicket:

@@ -22,7 +22,7 @@ def keys(first: int, count: int) -> NDArray[np.uint64]:
     return np.stack([mixed, mixed * np.uint64(0x94D049BB133111EB)], axis=1)
 
 
-def test_always_admits_what_comes() -> None:
+def test_always_admits_every_block() -> None:
     assert Always().admit(keys(0, 5)).tolist() == [True] * 5
 
 
@@ -102,7 +102,7 @@ def test_reuse_keeps_adaptive_open(source: str) -> None:
     assert total > 0.95 * 50_000
 
 
-def test_adaptive_below_break_even_still_admits_what_comes_again() -> None:
+def test_adaptive_below_break_even_still_admits_repeated_blocks() -> None:
     policy = Adaptive(1 << 20, break_even=0.5, trial=0)
     policy.admit(keys(0, 100))
     assert policy.admit(keys(90, 100)).tolist() == [True] * 10 + [False] * 90

@@ -42,7 +42,7 @@ def save(tier: DiskTier, numbers: range, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [1, 4095, 4096, 16384, 100_000, MIB, 2_621_440, 5 * MIB])
-def test_what_is_saved_comes_back(tier: DiskTier, length: int) -> None:
+def test_saved_blocks_are_loaded(tier: DiskTier, length: int) -> None:
     numbers = range(4)
     assert save(tier, numbers, length).all()
     blocks = tier.load(keys_of([*numbers, 99]))
@@ -89,7 +89,7 @@ def test_the_coldest_are_evicted_and_the_file_stays_bounded(tier: DiskTier, tmp_
 
 
 @pytest.mark.parametrize("eviction", ["s3fifo", "cost"])
-def test_other_policies_keep_what_is_read_and_survive_restarts(
+def test_other_policies_keep_read_blocks_and_survive_restarts(
     tmp_path: Path, eviction: str
 ) -> None:
     tier = DiskTier(tmp_path / "disk", SIZE, eviction=eviction)
@@ -119,7 +119,7 @@ def test_nothing_is_evicted_while_free_stripes_serve(tier: DiskTier) -> None:
     assert tier.stat()["evicted"] == 0
 
 
-def test_space_goes_from_one_size_to_another(tier: DiskTier) -> None:
+def test_space_is_reused_for_another_block_size(tier: DiskTier) -> None:
     for length in (16384, 3 * MIB, 40_000, 2_621_440, MIB):
         numbers = range(length, length + 3 * SIZE // (2 * length))
         step = min(32, 8 * MIB // length)
@@ -145,7 +145,7 @@ def test_a_restart_finds_everything(io: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("removed", [0, 20])
-def test_eviction_goes_on_in_the_old_order_after_a_restart(tmp_path: Path, removed: int) -> None:
+def test_eviction_continues_in_the_old_order_after_a_restart(tmp_path: Path, removed: int) -> None:
     """Removed blocks leave gaps in the order of the others; where they are wide, it is sorted."""
     tier = DiskTier(tmp_path / "disk", SIZE)
     others = range(100, 100 + removed)
@@ -207,7 +207,7 @@ def test_the_tier_lists_its_keys_and_reports_evictions(tier: DiskTier) -> None:
     assert len(there) <= tier.block_count_max <= SIZE // 16384
 
 
-def test_what_an_ssd_writes_and_gives_is_counted(tier: DiskTier) -> None:
+def test_bytes_written_and_read_are_counted(tier: DiskTier) -> None:
     def counted(name: str) -> float:
         sample = REGISTRY.snapshot()[name].series.get((("tier", tier.name),), 0.0)
         assert isinstance(sample, float | int)

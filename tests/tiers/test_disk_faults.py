@@ -263,7 +263,7 @@ def test_a_file_cut_short_yields_misses(disk: FaultyDisk) -> None:
     assert disk.failures("load", "short") == 4
 
 
-def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: FaultyDisk) -> None:
+def test_a_failed_disk_is_disabled_and_used_again_after_recovery(disk: FaultyDisk) -> None:
     assert all(disk.save(range(2)))
     disk.engine.read_error = errno.EIO
     for _ in range(10):
@@ -365,7 +365,7 @@ def _cut(file: Path) -> None:
         (_cut, "is truncated"),
     ],
 )
-def test_what_is_not_ours_is_left_as_it_is(
+def test_files_of_other_programs_are_not_changed(
     disk: FaultyDisk, change: Callable[[Path], None], text: str
 ) -> None:
     disk.save(range(2))

@@ -66,7 +66,7 @@ def test_a_file_with_data_is_refused_and_left_as_it_is(
     assert file.read_bytes() == data
 
 
-def test_what_is_no_file_is_refused() -> None:
+def test_a_path_that_is_no_file_is_rejected() -> None:
     with pytest.raises(TierError, match="not a folder, file or block device; give one"):
         DiskTier("/dev/null", SIZE)
 
@@ -222,7 +222,7 @@ def test_a_tier_that_grows_keeps_its_blocks_and_has_more_space(tmp_path: Path) -
     assert (tmp_path / "disk/blocks").stat().st_size <= 3 * SIZE
 
 
-def test_a_tier_that_shrinks_keeps_what_fits(tmp_path: Path) -> None:
+def test_a_tier_that_shrinks_keeps_the_blocks_that_fit(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path / "disk", SIZE)
     fill(tier)
     tier.close()

@@ -143,7 +143,7 @@ def test_threads_that_hang_are_bounded(disk: FaultyDisk, monkeypatch: pytest.Mon
     assert disk.load(range(1)) == [True]
 
 
-def test_a_tier_that_hangs_is_closed_and_stays_locked_until_it_goes_on(tmp_path: Path) -> None:
+def test_a_tier_that_hangs_is_closed_and_stays_locked_until_it_continues(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path / "disk", LIMIT_S)
     assert all(disk.save(range(2)))
     disk.engine.hung = {"read"}

@@ -66,7 +66,7 @@ def full(tier: DiskTier) -> bool:
         (("rack", "p1"), ("", ""), True),
     ],
 )
-def test_a_disk_is_its_owners_whatever_pool_it_has(
+def test_a_disk_belongs_to_its_owner_with_any_pool(
     tmp_path: Path, before: tuple[str, str], after: tuple[str, str], may: bool
 ) -> None:
     disk = tmp_path / "disk"
@@ -81,7 +81,7 @@ def test_a_disk_is_its_owners_whatever_pool_it_has(
 
 
 def test_a_disk_that_another_server_has_is_refused_by_its_owner(tmp_path: Path, shm: Path) -> None:
-    """``serve`` asks before it takes a pool over: whose the disk is, and not only who locks it."""
+    """Before a takeover, ``serve`` checks the owner of the disk, and not only its lock."""
     disk = tmp_path / "disk"
     tier = owned(disk, "rack", "p1")
     with Pool.create([shm / "a"], device_size=24 << 20, sparse=True) as pool:
@@ -100,7 +100,7 @@ def test_the_last_owner_is_the_one_that_counts(tmp_path: Path) -> None:
             owned(disk, server, pool)
 
 
-def test_a_disk_that_is_given_away_keeps_its_blocks(tmp_path: Path) -> None:
+def test_a_released_disk_keeps_its_blocks(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     tier = owned(disk, "rack", "p1")
     with pytest.raises(TierError, match="in use by process"):
@@ -114,7 +114,7 @@ def test_a_disk_that_is_given_away_keeps_its_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["nothing", "folder", "file", "empty"])
-def test_what_is_no_disk_tier_is_not_given_away(tmp_path: Path, what: str) -> None:
+def test_a_file_that_is_no_disk_tier_is_not_released(tmp_path: Path, what: str) -> None:
     path = tmp_path / "disk"
     if what == "folder":
         path.mkdir()
@@ -256,7 +256,7 @@ def test_a_recreated_pool_has_the_blocks_of_its_disk(
     assert eventually(lambda: has_all(path))
 
 
-def test_the_disk_of_another_place_is_refused_until_it_is_given_away(
+def test_the_disk_of_another_pool_is_rejected_until_it_is_released(
     shm: Path, tmp_path: Path, start: Start, run: Run
 ) -> None:
     one, two, disk = shm / "one", shm / "two", tmp_path / "disk"

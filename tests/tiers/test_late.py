@@ -142,7 +142,7 @@ def test_a_tier_that_is_not_open_has_nothing_and_takes_nothing_until_it_is(
 
 
 @pytest.mark.parametrize("offload", ["drop", "wait"])
-def test_blocks_of_a_disk_come_back_when_it_can_be_opened(
+def test_blocks_of_a_disk_are_hits_once_it_can_be_opened(
     pool: Pool, tmp_path: Path, offload: str
 ) -> None:
     disk = tmp_path / "disk"

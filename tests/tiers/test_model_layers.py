@@ -108,7 +108,7 @@ def test_layers_with_windows_and_states_do_not_count_as_growing(tmp_path: Path, 
     ],
     ids=str,
 )
-def test_what_is_not_computed_is_refused_by_its_field(
+def test_unsupported_fields_are_rejected_by_name(
     tmp_path: Path, fields: dict[str, Any], what: str
 ) -> None:
     with pytest.raises(TierError) as caught:

@@ -102,7 +102,9 @@ def test_late_results_change_nothing(breaker: Breaker, clock: Clock) -> None:
     assert breaker.closed
 
 
-def test_what_began_before_the_trial_does_not_open_it_again(breaker: Breaker, clock: Clock) -> None:
+def test_failures_from_before_the_trial_do_not_reopen_the_breaker(
+    breaker: Breaker, clock: Clock
+) -> None:
     begun = clock.now_s
     fail(breaker, 3)
     pause_of(breaker, clock)

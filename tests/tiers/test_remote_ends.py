@@ -155,7 +155,7 @@ def test_a_closed_tier_is_closed() -> None:
     ).sample().series
 
 
-def test_close_finishes_what_is_under_way_and_drops_the_rest() -> None:
+def test_close_completes_running_operations_and_drops_the_others() -> None:
     gate = threading.Event()
     store = DictStore(lambda operation: operation == "get" and gate.wait() and None)
     tier = RemoteTier(

@@ -77,7 +77,7 @@ def test_every_other_length_is_found() -> None:
         (forged(b"abc", length=3)[:-1] + b"d", "payload is damaged"),
     ],
 )
-def test_what_fits_its_own_checksums_is_judged_too(contents: bytes, reason: str) -> None:
+def test_an_object_with_matching_checksums_is_validated_too(contents: bytes, reason: str) -> None:
     with pytest.raises(WrongObjectError, match=reason):
         unpack(KEY, contents)
 

@@ -102,7 +102,7 @@ def test_connections_that_break_are_made_again(scene: Scene) -> None:
         assert eventually(lambda: all(scene.found()), 60)
 
 
-def test_a_store_that_is_silent_opens_the_breaker_and_comes_back(scene: Scene) -> None:
+def test_a_silent_store_opens_the_breaker_which_closes_after_recovery(scene: Scene) -> None:
     scene.proxy.flowing.clear()
     assert not any(scene.found())
     assert state(scene.tier) != 0
@@ -231,7 +231,7 @@ def test_a_killed_redis_is_used_again_when_it_is_back(redis: RedisServer) -> Non
 
 
 @pytest.mark.slow
-def test_a_full_redis_serves_what_it_has() -> None:
+def test_a_full_redis_serves_its_blocks() -> None:
     need_redis_server()
     server = RedisServer("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
     tier = open_remote(server.url, settings=SETTINGS)

@@ -54,7 +54,7 @@ def url(request: pytest.FixtureRequest, shm: Path) -> Iterator[str]:
     yield f"file://{shm}/store"
 
 
-def test_blocks_of_one_pool_come_back_in_another(shm: Path, url: str) -> None:
+def test_blocks_of_one_pool_are_loaded_into_another(shm: Path, url: str) -> None:
     data = np.random.default_rng(0).integers(0, 256, (COUNT, LENGTH), np.uint8)
     with rack(shm / "a", url, SETTINGS) as (cache, server):
         assert cache.put(NAMES, data).stored == COUNT

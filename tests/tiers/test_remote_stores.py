@@ -40,7 +40,7 @@ def tier(url: str) -> Iterator[RemoteTier]:
     made.close()
 
 
-def test_what_was_saved_is_loaded_and_the_rest_is_a_miss(tier: RemoteTier) -> None:
+def test_saved_blocks_are_loaded_and_others_are_misses(tier: RemoteTier) -> None:
     records, payload = blocks([0, 1, 63, 64, 65, 4096, 100_000, 3 << 20])
     others, _ = blocks([5] * 3, seed=1)
     assert not tier.contains(records["key"]).any()
@@ -69,7 +69,7 @@ def test_no_blocks_are_no_work(tier: RemoteTier) -> None:
     assert tier.remove(records["key"]) == 0
 
 
-def test_what_stands_under_a_name_and_is_no_block_is_replaced(tier: RemoteTier) -> None:
+def test_an_object_of_that_name_that_is_no_block_is_replaced(tier: RemoteTier) -> None:
     """Also through the client: an object that is empty, short, foreign or another block's."""
     records, payload = blocks([5000] * 6)
     assert tier.save(records, payload).all()

@@ -216,7 +216,7 @@ def test_a_refusal_is_an_answer(open_tier: Open) -> None:
     assert count("errors_total", tier, kind="refused") == 20
 
 
-def test_what_is_there_is_not_stored_again(open_tier: Open) -> None:
+def test_present_blocks_are_not_stored_again(open_tier: Open) -> None:
     store = DictStore()
     first, second = open_tier(store), RemoteTier(store, name="test://second", settings=PATIENT)
     records, payload = blocks([10] * 6)
@@ -264,7 +264,7 @@ def test_loads_pass_saves_that_take_long(open_tier: Open) -> None:
     assert store.most_running <= THREADS
 
 
-def test_what_is_urgent_goes_first() -> None:
+def test_urgent_loads_run_first() -> None:
     order: list[str] = []
     gate = threading.Event()
     workers = StoreThreads(2, spare=0, limit_s=60, name="test", hung=lambda begun: None)

@@ -65,7 +65,7 @@ def break_open(scene: Scene) -> None:
 
 @pytest.mark.parametrize("fault", [refuse, lose, hang, break_open])
 @pytest.mark.parametrize("disk", [True, False])
-def test_a_block_does_not_come_back_from_a_store_that_did_not_delete_it(
+def test_a_removed_block_is_not_loaded_from_a_store_that_kept_it(
     make: Make, fault: Callable[[Scene], None], disk: bool
 ) -> None:
     scene = make(disk=disk)
@@ -88,7 +88,7 @@ def test_a_block_does_not_come_back_from_a_store_that_did_not_delete_it(
     assert scene.get("block") is None
 
 
-def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
+def test_a_put_after_a_removal_replaces_an_object_that_was_not_deleted(
     make: Make,
 ) -> None:
     scene = make(disk=False)
@@ -106,7 +106,7 @@ def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
     assert scene.has("block", 1)
 
 
-def test_saving_what_no_tier_has_replaces_what_a_store_did_not_delete(make: Make) -> None:
+def test_saving_a_missing_block_replaces_an_object_that_was_not_deleted(make: Make) -> None:
     scene = make(disk=False)
     store = scene.stored("block")
     store.refused = {"delete", "put"}
@@ -136,7 +136,7 @@ def test_a_store_that_still_has_a_removed_block_does_not_answer_for_a_disk_that_
     scene.engine.read_error = 0
 
 
-def test_a_tombstone_does_not_remove_what_was_put_after_it(make: Make) -> None:
+def test_a_tombstone_does_not_remove_later_puts(make: Make) -> None:
     scene = make()
     assert scene.store is not None
     for version in range(6):
@@ -157,7 +157,7 @@ def test_a_tombstone_does_not_remove_what_was_put_after_it(make: Make) -> None:
 
 @pytest.mark.parametrize("fault", ["write", "sync", "hung write", "hung sync"])
 @pytest.mark.parametrize("end", ["restart", "anew"])
-def test_a_block_does_not_come_back_from_a_disk_that_failed_for_a_moment(
+def test_a_removed_block_is_not_loaded_from_a_disk_that_failed_briefly(
     make: Make, fault: str, end: str
 ) -> None:
     scene = make(store=False)
@@ -198,7 +198,7 @@ def test_a_removal_has_returned_when_the_disk_has_made_it_durable(make: Make) ->
     assert [number for number in range(20) if scene.get(number) is not None] == []
 
 
-def test_a_removed_block_that_is_being_saved_does_not_come_back(make: Make) -> None:
+def test_a_block_removed_during_its_save_is_not_loaded(make: Make) -> None:
     """The save hangs in its sync while the block is removed, and ends afterwards."""
     scene = make(store=False)
     scene.put_surely("other", 0)
@@ -292,7 +292,7 @@ def test_a_removal_reaches_a_tier_that_the_server_lacks(make: Make, lacking: str
     assert scene.get("removed") is None
 
 
-def test_a_tier_that_is_given_up_costs_no_tombstones(make: Make) -> None:
+def test_a_dropped_tier_costs_no_tombstones(make: Make) -> None:
     scene = make()
     scene.put_surely("block", 0)
     scene.away = True
@@ -330,8 +330,8 @@ def test_a_pool_records_a_bounded_number_of_tiers(shm: Path) -> None:
         server.stop()
 
 
-def test_a_put_that_is_still_under_way_does_not_undo_a_removal(make: Make) -> None:
-    """A save hangs, is given up, and reaches the store after the block was removed."""
+def test_a_put_in_progress_does_not_undo_a_removal(make: Make) -> None:
+    """A save hangs, is abandoned, and reaches the store after the block was removed."""
     scene = make(disk=False)
     store = scene.faulty
     store.hung = {"put"}

@@ -27,7 +27,7 @@ def pause_of(retries: Retries, clock: Clock) -> float:
     return round(clock.now_s - begun, 2)
 
 
-def test_one_try_is_under_way_at_a_time(clock: Clock) -> None:
+def test_one_retry_runs_at_a_time(clock: Clock) -> None:
     retries = Retries()
     assert retries.begin()
     clock.sleep(1000)

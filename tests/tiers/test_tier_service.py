@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks sink from the pool to a lower tier and come back, through a real server."""
+"""Blocks are offloaded from the pool to a lower tier and onboarded, through a real server."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def serving(
                 service.stop()
 
 
-def test_what_is_evicted_comes_back(shm: Path) -> None:
+def test_evicted_blocks_are_onboarded(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
@@ -151,7 +151,7 @@ def test_what_is_evicted_comes_back(shm: Path) -> None:
         assert served.server.lower_stat().unsaved_count == 0
 
 
-def test_a_chain_comes_back_with_one_get(shm: Path) -> None:
+def test_one_get_onboards_a_whole_chain(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
@@ -168,7 +168,7 @@ def test_a_chain_comes_back_with_one_get(shm: Path) -> None:
         assert served.cache.lookup([*NAMES[:2], b"x" * 32]).tiers.tolist() == [1, 1, 0]
 
 
-def test_without_wait_what_is_evicted_first_is_dropped(shm: Path) -> None:
+def test_without_wait_blocks_evicted_before_their_offload_are_dropped(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier]) as served:
         tier.open.clear()
@@ -283,7 +283,7 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
             asked.unpin(pin)
 
 
-def test_what_a_disk_has_is_brought_before_what_only_a_store_may_have(shm: Path) -> None:
+def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> None:
     """Also where one thread brings both, because the store is the first tier."""
     store, disk = AskedTier("store", remote=True), MemoryTier("disk")
     with serving(shm, [disk]) as served:
@@ -320,7 +320,7 @@ def test_a_removal_that_a_tier_answered_with_an_error_is_tried_again(shm: Path) 
         assert store.blocks == {}
 
 
-def test_a_tier_that_cannot_remove_saves_nothing_over_what_was_removed(shm: Path) -> None:
+def test_a_tier_without_removal_does_not_overwrite_removed_blocks(shm: Path) -> None:
     """It may take what it has for what it is to save."""
     tier = OldTier()
     with serving(shm, [tier], wait=True) as served:
@@ -335,7 +335,7 @@ def test_a_tier_that_cannot_remove_saves_nothing_over_what_was_removed(shm: Path
         assert served.cache.get(NAMES[:1], target).hits == 0
 
 
-def test_a_removal_that_waited_for_a_save_does_not_remove_what_was_saved(shm: Path) -> None:
+def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Path) -> None:
     """It had failed before, and the save has replaced what it was to remove."""
     disk, store = MemoryTier("disk"), AskedTier("store", remote=True)
     with serving(shm, [disk, store], wait=True) as served:
@@ -359,7 +359,7 @@ def test_a_removal_that_waited_for_a_save_does_not_remove_what_was_saved(shm: Pa
         assert eventually(lambda: stat().removal_count == 0)
 
 
-def test_what_comes_from_a_remote_store_is_saved_on_the_disk_below_the_pool(shm: Path) -> None:
+def test_blocks_of_a_remote_store_are_saved_on_the_disk_below_the_pool(shm: Path) -> None:
     far = MemoryTier("far", remote=True)
     with serving(shm, [MemoryTier(), far], wait=True) as served:
         served.put_all(range(20))
@@ -391,7 +391,7 @@ def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
         assert served.cache.lookup([NAMES[second]]) == 0
 
 
-def test_a_removed_block_does_not_come_back(shm: Path) -> None:
+def test_a_removed_block_is_not_onboarded(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(30))
@@ -405,7 +405,7 @@ def test_a_removed_block_does_not_come_back(shm: Path) -> None:
         assert served.wrong(range(30)) == []
 
 
-def test_a_block_that_is_removed_while_it_is_saved_does_not_come_back(shm: Path) -> None:
+def test_a_block_removed_during_its_save_is_not_onboarded(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     with serving(shm, [near, far], wait=True) as served:
         near.open.clear()
@@ -576,7 +576,7 @@ def test_blocks_that_are_not_admitted_are_not_saved(shm: Path) -> None:
         assert all(key[0] % 2 for key in tier.blocks)
 
 
-def test_a_get_waits_while_a_tier_is_slow_and_gives_up_at_its_timeout(shm: Path) -> None:
+def test_a_get_waits_for_a_slow_tier_until_its_timeout(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True, timeout_s=0.3) as served:
         served.put_all(range(MANY))
@@ -629,7 +629,7 @@ def test_only_the_service_may_take_work_and_report_it(shm: Path) -> None:
             stranger.report(np.zeros(1, LOWER_NOTE))
 
 
-def test_what_a_stop_leaves_over_is_not_taken_for_offered(
+def test_blocks_left_at_a_stop_do_not_count_as_offered(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("beluga.tiers.service._ARENA_SIZE", 1)  # a block at a time
@@ -688,7 +688,7 @@ def names_in(pool: Pool) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "slow"])
-def test_blocks_come_back_with_their_names(shm: Path, kind: str) -> None:
+def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
     count, plain = 6, 2  # the last two blocks have no names
     some = range(count)
     told = chain_of(count)

@@ -17,9 +17,9 @@ taken the output of the step that completed it; the workers get the order with t
 request that ends keeps its blocks until then. Tokens of steps whose output is still to come do not
 count, nor do speculative tokens, before they are accepted.
 
-What rests on a failed load is not saved until it is computed anew. Such blocks stay in vLLM's
-prefix cache, where other requests find them: ``doubts`` tracks them. The same holds for a request
-whose logits have NaN, if vLLM counts them.
+Blocks that depend on a failed load are not saved until they are computed again. Such blocks stay in
+vLLM's prefix cache, where other requests find them: ``doubts`` tracks them. The same holds for a
+request whose logits have NaN, if vLLM counts them.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Schedule:
             orders.saves += self._last_save(one)
         self._ended = []
         for name, tracked in list(self._due.items()):
-            if tracked.request.num_computed_tokens == 0:  # preempted: it computes anew
+            if tracked.request.num_computed_tokens == 0:  # preempted: it computes again
                 self._blocks.drop(tracked.request)
             orders.saves += self._save(tracked, tracked.settled_tokens(), None)
             if tracked.request.num_in_flight_tokens == 0:
@@ -458,7 +458,7 @@ class Schedule:
         if tracked.sound is None:
             return
         if tracked.request.num_computed_tokens <= tracked.sound * self._block_size:
-            tracked.sound = None  # vLLM has gone back to valid blocks: the rest is computed anew
+            tracked.sound = None  # vLLM has gone back to valid blocks: the rest is computed again
         else:
             self._doubts.mark(self._blocks.ids(ids, tracked.sound, None))
 

@@ -97,7 +97,7 @@ class Indexer:
         self.workers_max = workers
         self.counts = Counts()
         self._outcome = ffi.new("bl_prefix_outcome *")
-        self._forget()  # creates the lock
+        self._after_fork()  # creates the lock
         when_forked(self)
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
@@ -107,7 +107,7 @@ class Indexer:
         self._limit = LogLimit()
         self.follows_pool = False  # engines' events about the pool are then ignored
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Create a new lock. In a forked child a thread of the parent may hold the old one."""
         self._lock = threading.Lock()  # guards the tables of workers, numbers and counts
 

@@ -86,7 +86,7 @@ class Tree:
             )
         return self._handle
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         self._forked = True
 
     def store(  # noqa: PLR0913, PLR0917  a C call's arguments

@@ -596,7 +596,7 @@ class DiskTier:
             self.saves.succeeded()
             self._lost(np.ascontiguousarray(keys[~new.has(keys)]))
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Drop the file in a forked child: its lock belongs to the parent."""
         store, self._store, self._closed = self._store, None, True
         self._lock, self._settled = threading.Lock(), threading.Condition()

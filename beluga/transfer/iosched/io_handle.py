@@ -129,7 +129,7 @@ class IoHandle:
         if shared is not None:
             shared.close()
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Drop the members in a forked child: they are the parent's, and so is the thread that
         holds the lock.
         """

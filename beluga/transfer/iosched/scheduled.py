@@ -81,7 +81,7 @@ class ScheduledEngine:
         handle.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are in flight
         when_forked(self)
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         """Drop the transfers in a forked child: they are the parent's."""
         for transfer in self._open:
             transfer.abandon()

@@ -112,7 +112,7 @@ class BlockLayout:
             raise LayoutError("a layout needs views of one shape, strides and element size")
         axes = tuple(axes)
         if len(axes) != len(first.shape) or len(set(axes)) < len(axes) or not {*axes} <= {*AXES}:
-            raise LayoutError(f"shape {first.shape} needs as many axes of {AXES}, has {axes}")
+            raise LayoutError(f"shape {first.shape} needs one axis name of {AXES} each, not {axes}")
         dense = first.shape[-1] == 1 or first.strides[-1] == first.item_size
         if axes[-1] != "dim" or not dense or "block" not in axes:
             raise LayoutError(f"axes {axes} with strides {first.strides}: dim is last and dense")

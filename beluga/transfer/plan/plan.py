@@ -197,7 +197,7 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     if sizes.shape != (fragments,) or offsets.shape != (blocks,):
         raise LayoutError(
             f"addresses of shape {addresses.shape} need {fragments} sizes and {blocks} offsets, "
-            f"have {sizes.shape} and {offsets.shape}"
+            f"not {sizes.shape} and {offsets.shape}"
         )
     if blocks == 0 or fragments == 0 or (sizes <= 0).any():
         raise LayoutError("a plan needs blocks, and fragments that have bytes")
@@ -255,7 +255,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     rows = (addresses, blocks, places, sizes)
     shapes = sorted({array.shape for array in rows})
     if len(shapes) != 1 or addresses.ndim != 1 or offsets.ndim != 1:
-        raise LayoutError(f"rows need four arrays of one length, have shapes {shapes}")
+        raise LayoutError(f"rows need four arrays of one length, not of shapes {shapes}")
     if len(addresses) == 0 or (sizes <= 0).any():
         raise LayoutError("a plan needs rows that have bytes")
     if (offsets % np.uint64(LINE_SIZE)).any() or chunk <= 0 or (chunk != length and chunk % 64):
@@ -268,7 +268,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     per_block = -(-length // chunk)
     if checksums is not None and checksums.shape != (len(offsets), per_block):
         raise LayoutError(
-            f"checksums need shape {(len(offsets), per_block)}, have {checksums.shape}"
+            f"checksums need shape {(len(offsets), per_block)}, not {checksums.shape}"
         )
     order = np.argsort(blocks * length + places, kind="stable")
     start = places[order]

@@ -166,7 +166,7 @@ class View:
         if low < begin or high > begin + room:
             raise LayoutError(
                 f"shape {self.shape} needs bytes {low - begin} to {high - begin}, "
-                f"the memory has {room}"
+                f"but the memory has {room}"
             )
 
     @classmethod
@@ -246,13 +246,15 @@ class View:
         if len(index) > len(self.shape) or not all(
             0 <= at < size for at, size in zip(index, self.shape, strict=False)
         ):
-            raise LayoutError(f"shape {self.shape} needs an index in it, has {index}")
+            raise LayoutError(f"index {index} is outside of shape {self.shape}")
         return self.start + sum(at * step for at, step in zip(index, self.strides, strict=False))
 
     def slice(self, axis: int, start: int, stop: int) -> View:
         """Return a view of the elements [start, stop) of one axis. Raises LayoutError."""
         if not (0 <= axis < len(self.shape) and 0 <= start < stop <= self.shape[axis]):
-            raise LayoutError(f"shape {self.shape} needs a slice in it, has {start}:{stop}")
+            raise LayoutError(
+                f"slice {start}:{stop} of axis {axis} is outside of shape {self.shape}"
+            )
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         return dataclasses.replace(self, start=self.start + start * self.strides[axis], shape=shape)
 

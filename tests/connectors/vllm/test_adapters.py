@@ -80,7 +80,7 @@ def test_files_that_change_while_they_are_loaded_may_be_either(
         engine.of(lora)
 
 
-def test_files_that_come_back_as_they_were_may_not_be_what_was_loaded(
+def test_restored_files_may_differ_from_the_loaded_adapter(
     engine: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a file system without change times they seem unchanged."""
@@ -124,7 +124,7 @@ def refused(engine: Adapters, lora: Any) -> bool:
     return False
 
 
-def test_an_adapter_that_comes_back_under_its_name_with_other_bytes_is_another(
+def test_a_reloaded_adapter_with_other_bytes_has_another_identity(
     engine: Adapters, tmp_path: Path
 ) -> None:
     """Unloaded and loaded again, with another number of vLLM's."""
@@ -137,7 +137,7 @@ def test_an_adapter_that_comes_back_under_its_name_with_other_bytes_is_another(
     assert used(engine, again).key
 
 
-def test_an_adapter_that_comes_back_with_its_bytes_is_the_same(
+def test_a_reloaded_adapter_with_the_same_bytes_has_the_same_identity(
     engine: Adapters, tmp_path: Path
 ) -> None:
     one = used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
@@ -145,7 +145,9 @@ def test_an_adapter_that_comes_back_with_its_bytes_is_the_same(
     assert used(engine, adapter(tmp_path / "b", "x", lora_int_id=2)).key == one.key
 
 
-def test_what_is_no_folder_with_weights_is_not_shared(engine: Adapters, tmp_path: Path) -> None:
+def test_an_adapter_without_a_folder_of_weights_is_not_shared(
+    engine: Adapters, tmp_path: Path
+) -> None:
     lora = adapter(tmp_path / "a", "a")
     lora.lora_path = "org/adapter"
     with pytest.raises(ConnectorError, match=r"adapter a is not a folder .*org/adapter"):
@@ -156,7 +158,7 @@ def test_what_is_no_folder_with_weights_is_not_shared(engine: Adapters, tmp_path
         engine.of(lora)
 
 
-def test_no_more_than_so_many_are_followed(
+def test_the_number_of_tracked_announcements_is_bounded(
     engine: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapters_module, "ADAPTERS_MAX", 2)

@@ -36,7 +36,7 @@ def test_a_block_is_announced_with_its_tokens_its_parent_and_its_adapter() -> No
     assert told.take() == []
 
 
-def test_blocks_that_others_ordered_do_not_stand_in_the_way() -> None:
+def test_pending_blocks_of_others_do_not_block_a_load() -> None:
     told = announcements()
     told.ordered(b"mine", request("r", TOKENS), 0, None)
     told.reported(stored(b"another's", b"mine"))

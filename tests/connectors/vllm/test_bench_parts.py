@@ -39,7 +39,7 @@ def test_three_in_ten_blocks_repeat_an_earlier_one(length: int) -> None:
     assert all(len(tokens) == dataset.length for tokens in dataset.prompts)
 
 
-def test_lengths_share_nothing_and_all_fits_a_pool() -> None:
+def test_prompts_of_different_lengths_share_nothing_and_fit_a_pool() -> None:
     short, long = datasets_of([2048, 1024], BLOCK, seed=3)
     assert (short.length, long.length) == (1025, 2049)
     assert not set(blocks(short.prompts)) & set(blocks(long.prompts))
@@ -65,7 +65,7 @@ def test_one_question_repeats_nothing() -> None:
 
 
 @pytest.mark.parametrize("block", [32, 128, 256])
-def test_what_is_cut_leaves_one_token_beside_blocks_of_any_size(block: int) -> None:
+def test_a_cut_prompt_has_one_token_beyond_blocks_of_any_size(block: int) -> None:
     assert {cut(length) % block for length in (512, 2000, 15360)} == {1}
 
 

@@ -56,7 +56,9 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_blocks_go_to_the_pool_and_come_back(name: str, pool: Pool, server: MetaServer) -> None:
+def test_blocks_are_written_to_the_pool_and_read_back(
+    name: str, pool: Pool, server: MetaServer
+) -> None:
     make, pieces = KNOWN[name]
     source_tensors, source = make()
     target_tensors, _ = make()
@@ -119,7 +121,7 @@ def test_an_axis_of_length_one_is_ignored_at_any_position() -> None:
         ),
     ],
 )
-def test_what_is_not_understood_is_refused(array: np.ndarray, said: str) -> None:
+def test_an_unknown_layout_is_rejected(array: np.ndarray, said: str) -> None:
     with pytest.raises(ConnectorError, match=said):
         layout_of({"layer": Tensor(array)})
 
@@ -142,7 +144,7 @@ def test_no_address_outside_of_the_engine_s_blocks(block: int) -> None:
         layout_of(tensors).run([0, block])
 
 
-def test_no_tensors_are_no_cache() -> None:
+def test_an_empty_list_of_tensors_is_not_a_cache() -> None:
     with pytest.raises(ConnectorError, match="no KV cache"):
         layout_of({})
 

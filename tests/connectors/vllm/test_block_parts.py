@@ -145,7 +145,7 @@ def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(
         assert (side.memory[:, ids] == right.memory[:, ids]).all()
 
 
-def test_a_rank_without_blocks_of_its_own_hands_tickets_and_requests_back(
+def test_a_rank_without_own_blocks_returns_tickets_and_requests(
     ranks: list[Side],
 ) -> None:
     order = random_blocks("r", [5], ticket=9)

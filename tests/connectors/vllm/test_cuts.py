@@ -215,7 +215,7 @@ TWICE = [
 
 
 @pytest.mark.parametrize(("order", "stores", "finds"), [*PAIRS, *TWICE])
-def test_what_some_ranks_stored_others_find(
+def test_blocks_stored_by_some_ranks_are_hits_for_others(
     make: Callable[..., Engine], whole: np.ndarray, order: str, stores: int, finds: int
 ) -> None:
     make(stores, order).saves(whole)
@@ -237,9 +237,7 @@ def test_a_prompt_may_be_stored_by_two_engines_in_turn(
     assert server.stat().call_count - before == 5
 
 
-def test_what_no_engine_stored_costs_one_more_call(
-    server: MetaServer, make: Callable[..., Engine]
-) -> None:
+def test_a_miss_costs_one_more_call(server: MetaServer, make: Callable[..., Engine]) -> None:
     engine = make(2)
     before = server.stat().call_count
     assert engine.loads() == (0, set())

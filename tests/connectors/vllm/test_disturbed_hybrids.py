@@ -200,7 +200,7 @@ def test_other_connectors_change_no_answer(scene: Scene) -> None:
     scene.check()
 
 
-def test_what_another_connector_has_loaded_is_saved_right(scene: Scene) -> None:
+def test_blocks_loaded_by_another_connector_are_saved_correctly(scene: Scene) -> None:
     first, second = prompts(scene, 30, 2)
     scene.tight.generate(first)
     forget(scene.tight)
@@ -245,7 +245,7 @@ def test_interrupted_requests_leave_nothing_behind(scene: Scene, how: str) -> No
     scene.check()
 
 
-def test_a_prompt_that_sank_to_a_disk_comes_back(scene: Scene) -> None:
+def test_a_prompt_that_only_a_disk_has_is_loaded(scene: Scene) -> None:
     tokens = made(scene.name, seed=90)
     right = scene.right(tokens)
     scene.calm.generate(tokens)

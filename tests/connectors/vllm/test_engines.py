@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Real engines on one pool, with everything that may go wrong between them: KV is never wrong.
+"""Real engines on one pool, with faults between them: KV is never wrong.
 
 Weights are float32. Then what an engine computes after a hit equals what it computes without a
 cache, token by token, and the tests can compare. (In bfloat16 it does not, even with vLLM's own

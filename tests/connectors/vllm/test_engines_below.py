@@ -97,7 +97,7 @@ def comes_back(engine: Engine, tokens: list[int], computed: list[int]) -> None:
     assert hit["tokens"] == computed
 
 
-def test_a_prompt_that_sank_to_a_disk_comes_back(engines: Engines, tmp_path: Path) -> None:
+def test_a_prompt_that_only_a_disk_has_is_loaded(engines: Engines, tmp_path: Path) -> None:
     disk = ("--disk", str(tmp_path), "--disk-bytes", "1G", "--offload", "wait")
     tokens = prompt(TOKENS, seed=40)
     computed = engines.recomputed(tokens)
@@ -115,7 +115,7 @@ def test_a_prompt_that_sank_to_a_disk_comes_back(engines: Engines, tmp_path: Pat
     check_hashes(engines.site)
 
 
-def test_a_prompt_that_sank_to_redis_comes_back(engines: Engines) -> None:
+def test_a_prompt_that_only_redis_has_is_loaded(engines: Engines) -> None:
     need_redis_server()
     store = RedisServer()
     tokens = prompt(TOKENS, seed=50)

@@ -40,7 +40,7 @@ def test_the_policy_of_an_engine_with_one_connector_is_set() -> None:
     assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
 
 
-def test_the_policy_of_an_engine_is_set_through_connectors_around_ours() -> None:
+def test_the_policy_is_set_through_wrapping_connectors() -> None:
     config = Config()
     assert made_by_another(config)
     assert config.kv_transfer_config.kv_load_failure_policy == "recompute"

@@ -143,7 +143,7 @@ def shape(ranges: list[BlockRange]) -> list[tuple[int, list[int]]]:
     return [(one.group, one.block_ids) for one in ranges]
 
 
-def test_what_vllm_keeps_is_saved_and_pinned_from_its_step_on(engine: Engine) -> None:
+def test_blocks_that_vllm_keeps_are_saved_and_pinned_from_their_step_on(engine: Engine) -> None:
     made = request("r", TOKENS)
     assert engine.start(made) == 0
     assert engine.step(made, STEP).saves == []
@@ -159,7 +159,7 @@ def test_what_vllm_keeps_is_saved_and_pinned_from_its_step_on(engine: Engine) ->
 
 
 @pytest.mark.parametrize("workers", [len(RANKS), 2 * len(RANKS)])
-def test_pins_go_when_all_ranks_have_saved(engine: Engine, workers: int) -> None:
+def test_pins_are_released_when_all_ranks_have_saved(engine: Engine, workers: int) -> None:
     """There may be more ranks than parts of a block."""
     engine.lookups.meet([RANKS[n * len(RANKS) // workers] for n in range(workers)])
     assert engine.lookups.worker_count == workers
@@ -176,7 +176,7 @@ def test_pins_go_when_all_ranks_have_saved(engine: Engine, workers: int) -> None
 
 
 @pytest.mark.parametrize("sub_block", [0, UNIT])
-def test_what_two_prompts_have_in_common_can_be_resumed(engine: Engine, sub_block: int) -> None:
+def test_a_common_prefix_of_two_prompts_can_be_resumed(engine: Engine, sub_block: int) -> None:
     """vLLM keeps the window there, and offers the state."""
     made = request("r", TOKENS)
     engine.junction = 2 * STEP + sub_block
@@ -256,7 +256,7 @@ def test_a_state_is_taken_at_whole_boundaries_of_stored_groups(engine: Engine) -
 
 
 @pytest.mark.parametrize("how", ["finished", "preempted"])
-def test_what_is_not_ordered_is_let_go(engine: Engine, how: str) -> None:
+def test_blocks_without_an_order_are_released(engine: Engine, how: str) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     made.num_in_flight_tokens = STEP  # the step's output is still to come
@@ -294,7 +294,9 @@ def test_a_hit_loads_a_window_and_one_state(engine: Engine, caches: list[KVCache
     assert len(set(digests)) == 9  # a hash names a block of each group
 
 
-def test_what_the_engine_has_is_not_loaded(engine: Engine, caches: list[KVCache]) -> None:
+def test_blocks_of_the_engines_own_cache_are_not_loaded(
+    engine: Engine, caches: list[KVCache]
+) -> None:
     first = request("first", TOKENS)
     engine.start(first)
     store(caches, engine.computed(first))

@@ -56,7 +56,7 @@ def test_a_child_that_dies_is_an_error_with_the_end_of_its_log(tmp_path: Path) -
         child.wait_for(lambda: False, 60, "answer")
 
 
-def test_a_closed_child_takes_what_it_started_with_it(tmp_path: Path) -> None:
+def test_closing_a_child_ends_its_own_children(tmp_path: Path) -> None:
     code = "import subprocess as s; print(s.Popen(['sleep', '600']).pid, flush=True); input()"
     log = tmp_path / "mother.log"
     with Child(["sh", "-c", f'{sys.executable} -c "{code}"; sleep 600'], log=log) as child:

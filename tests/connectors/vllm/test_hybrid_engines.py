@@ -114,7 +114,7 @@ def test_a_hit_from_the_pool_equals_one_of_the_engine_s_own_cache(
     wait_until(lambda: site.pinned() == 0, SAVED_S, "all pins to go")
 
 
-def test_what_two_prompts_have_in_common_is_resumed_from_the_pool(
+def test_a_common_prefix_is_resumed_from_the_pool(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
     """The second of them exceeds the engine's own cache; vLLM keeps windows and states there."""

@@ -71,7 +71,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_engines_that_are_alike_share() -> None:
+def test_identical_engines_share_blocks() -> None:
     assert digest() == digest()
     assert digest(hf={"_name_or_path": "/elsewhere"}) == digest()
     assert digest(version="0.32.1+cpu") == digest()
@@ -191,7 +191,7 @@ def test_code_of_a_model_may_use_the_longest_context() -> None:
     assert digest(max_model_len=4096, **code) != digest(max_model_len=8192, **code)
 
 
-def test_what_a_new_release_adds_counts() -> None:
+def test_fields_of_a_new_release_count() -> None:
     """Also in a part that has other fields in the table, and in a part that is new."""
     plain = config()
     for part in ("model_config", "cache_config", "parallel_config", "load_config"):
@@ -204,7 +204,7 @@ def test_what_a_new_release_adds_counts() -> None:
 
 
 @pytest.mark.parametrize("value", [lambda: 0, object(), iter(())])
-def test_what_cannot_be_compared_is_refused(value: Any) -> None:
+def test_values_that_cannot_be_compared_are_rejected(value: Any) -> None:
     made = config()
     made.model_config.of_a_new_release = value
     with pytest.raises(ConnectorError, match=r"model_config.of_a_new_release .*setting identity"):
@@ -259,7 +259,7 @@ class MambaSpec:
 
 
 def hybrid(*specs: Any, scratch: Any = None) -> Any:
-    """Make a configuration of groups of one layer each. ``scratch`` is of no use to others."""
+    """Make a configuration of groups of one layer each. Other groups do not use ``scratch``."""
     made = cache_config(*specs, *([scratch] if scratch else []), layers=1)
     for number, group in enumerate(made.kv_cache_groups):
         group.layer_names = [f"layer.{number}"]
@@ -267,7 +267,7 @@ def hybrid(*specs: Any, scratch: Any = None) -> Any:
     return made
 
 
-def test_one_group_of_full_attention_is_no_hybrid() -> None:
+def test_one_group_of_full_attention_is_not_a_hybrid() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     groups = CacheGroups(config(), cache_config(spec()))
     assert (groups.hybrid, groups.block_size) == (False, 4)

@@ -93,7 +93,7 @@ def test_an_engine_that_differs_computes_other_bytes_and_finds_nothing(
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_an_engine_that_is_alike_computes_the_same_bytes_and_finds_all(
+def test_an_identical_engine_computes_the_same_bytes_and_hits_all(
     engines: Engines, name: str
 ) -> None:
     assert engines[name]["bytes"] == engines[CASES[name].base]["bytes"]

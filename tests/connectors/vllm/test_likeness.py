@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The comparison of a hit with what it must equal, and the reasons of a miss."""
+"""The comparison of a hit with its reference answer, and the reasons of a miss."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ COMPUTED, LOCAL = reply(-3.5174, cached=0), reply(-3.5481)
         (reply(-3.5174), False),
         (reply(-3.5174, cached=0), True),  # a miss was computed like the first time
         (reply(-3.5481, cached=0), False),
-        (reply(-3.5174, failed=30), True),  # promised but not loaded, and so computed
+        (reply(-3.5174, failed=30), True),  # announced but not loaded, and so computed
         (reply(-3.5481, failed=30), False),
         (reply(-3.5481, cached=1280), None),
         (reply(-3.5174, failed=7), None),
     ],
 )
-def test_a_hit_is_held_against_what_was_computed_alike(
+def test_a_hit_is_compared_with_an_answer_of_the_same_steps(
     hit: dict[str, Any], is_like: bool | None
 ) -> None:
     found = found_tokens(hit, BLOCK)
     assert identical(hit, found=found, whole=WHOLE, miss=COMPUTED, local=LOCAL) is is_like
 
 
-def test_what_cannot_be_compared_proves_nothing() -> None:
+def test_a_partial_hit_is_not_compared() -> None:
     assert agreed([True, None])
     assert not agreed([True, False, None])
     assert not agreed([None])

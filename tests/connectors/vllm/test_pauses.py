@@ -111,7 +111,7 @@ def test_many_short_loads_do_not_add_up_to_a_long_pause(
     assert [one.beside for one in engine.schedule.orders({}, []).loads] == [False, True, True]
 
 
-def test_what_loads_beside_a_step_shows_the_speed_for_later_ones(
+def test_async_loads_measure_the_speed_for_later_ones(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     first, second = prompts(caches, 5, 5)

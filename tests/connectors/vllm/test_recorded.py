@@ -98,7 +98,7 @@ def replayed(path: Path, kind: str, pool_name: str, **settings: Any) -> Replay:
         for path in sorted(RECORDED.glob("*.jsonl"))
     ],
 )
-def test_what_real_engines_call_leaves_only_right_blocks_in_the_pool(
+def test_recorded_calls_of_real_engines_store_only_correct_blocks(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     fake_vllm.installed(monkeypatch)

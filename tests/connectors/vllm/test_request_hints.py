@@ -96,7 +96,9 @@ def further(tokens: list[int], blocks: int) -> list[int]:
     return tokens + list(range(1000, 1000 + blocks * BLOCK_TOKENS))
 
 
-def test_what_a_request_saves_gets_its_hint(server: MetaServer, make: Make, given: Given) -> None:
+def test_blocks_that_a_request_saves_get_its_hint(
+    server: MetaServer, make: Make, given: Given
+) -> None:
     engine = make()
     engine.run(asking("a", {"pin": True, "ttl": 60}), 1, fill=7)
     assert given.take(1) == [(5, "normal", 60, True)]
@@ -120,7 +122,7 @@ def test_a_request_without_a_hint_gives_none(server: MetaServer, make: Make, giv
     assert [count for count, *_ in given.take(1)] == [10], "the others were before it"
 
 
-def test_found_blocks_are_favored_for_a_request_and_never_go_sooner(
+def test_hit_blocks_are_favored_and_never_evicted_earlier(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     """A batch job shares its system prompt with everybody."""
@@ -134,7 +136,7 @@ def test_found_blocks_are_favored_for_a_request_and_never_go_sooner(
     assert given.take(1) == [(8, "normal", FAVOR_S, True)]
 
 
-def test_what_the_engine_s_own_cache_has_is_hinted_too(
+def test_blocks_of_the_engines_own_cache_get_the_hint_too(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     engine = make()
@@ -187,7 +189,7 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert requests.begun(made) is there
 
 
-def test_a_preempted_request_gives_its_hint_once_to_what_it_found(
+def test_a_preempted_request_hints_its_hits_once(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     make().run(request("a", TOKENS), 1, fill=7)
@@ -281,7 +283,7 @@ def test_a_malformed_hint_costs_a_line_and_never_a_request(
     assert given.calls == []
 
 
-def test_parameters_that_are_no_object_are_no_hint() -> None:
+def test_parameters_that_are_not_an_object_are_ignored() -> None:
     requests = Requests(ConnectorCounters(), logging.getLogger("test"))
     made = request("a", TOKENS)
     for parameters in "beluga", ["beluga"], None, {}:
@@ -361,7 +363,7 @@ def test_prefetch_onboards_from_lower_tiers(server: MetaServer, make: Make, give
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # the packages may have to be downloaded
-def test_what_a_client_of_vllm_s_server_writes_reaches_the_connector(vllm_python: str) -> None:
+def test_hints_in_http_requests_reach_the_connector(vllm_python: str) -> None:
     """With vLLM's own classes, from the body of a request to the scheduler's request."""
     made = subprocess.run(
         [vllm_python, Path(__file__).with_name("hints_role.py")],

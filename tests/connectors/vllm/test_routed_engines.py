@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
 
 
-def test_turns_find_those_before_them_wherever_they_go(vllm_python: str) -> None:
+def test_each_turn_hits_earlier_turns_on_every_engine(vllm_python: str) -> None:
     small = ("--model", "tiny", "--tokens", "1536", "--conversations", "3", "--turns", "2")
     done = subprocess.run(
         [vllm_python, "-m", "beluga_bench.vllm.routed", *small],

@@ -136,7 +136,9 @@ def test_only_what_the_engine_s_own_cache_has_not_is_loaded(
     assert engine.step(made, 1).loads[0].block_ids == [12, 13, 14]
 
 
-def test_before_the_ranks_are_known_all_is_a_miss(engine: Engine, caches: list[KVCache]) -> None:
+def test_before_the_ranks_are_known_every_lookup_misses(
+    engine: Engine, caches: list[KVCache]
+) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
     engine.lookups.ranks = ()
@@ -154,7 +156,9 @@ def test_a_waiting_request_is_looked_up_once_and_its_hits_stay_pinned(
     assert caches[0].stat().pinned_count == 10
 
 
-def test_pins_go_when_all_ranks_have_loaded(engine: Engine, caches: list[KVCache]) -> None:
+def test_pins_are_released_when_all_ranks_have_loaded(
+    engine: Engine, caches: list[KVCache]
+) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
     engine.start(made)
@@ -171,7 +175,7 @@ def test_hits_are_what_all_ranks_have_loaded(engine: Engine, caches: list[KVCach
     engine.start(made)
     engine.step(made, 1)
     engine.loaded("r", ranks=1, blocks=5)
-    assert "hit_tokens" not in engine.counters.take()  # it was only promised
+    assert "hit_tokens" not in engine.counters.take()  # it was only announced
     engine.loaded("r", ranks=1, blocks=2)
     assert engine.counters.take()["hit_tokens"] == 2 * BLOCK_TOKENS
     dropped = request("dropped", TOKENS)
@@ -181,7 +185,9 @@ def test_hits_are_what_all_ranks_have_loaded(engine: Engine, caches: list[KVCach
 
 
 @pytest.mark.parametrize("when", ["waiting", "refused", "loading"])
-def test_pins_go_with_the_request(engine: Engine, caches: list[KVCache], when: str) -> None:
+def test_pins_are_released_with_the_request(
+    engine: Engine, caches: list[KVCache], when: str
+) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
     engine.schedule.matched_tokens(made, 0)
@@ -217,7 +223,7 @@ def test_generated_tokens_are_saved_when_they_are_known(engine: Engine) -> None:
     assert engine.saves(made, 1) == [("r", [11])]
 
 
-def test_what_was_loaded_is_not_saved(engine: Engine, caches: list[KVCache]) -> None:
+def test_loaded_blocks_are_not_saved(engine: Engine, caches: list[KVCache]) -> None:
     made = request("r", TOKENS)
     store(caches, made, 4, 4)
     engine.start(made, computed=BLOCK_TOKENS)
@@ -241,7 +247,7 @@ def test_nothing_is_saved_before_the_output_of_its_step_is_taken(engine: Engine)
     assert engine.saves() == [("r", [14])]
 
 
-def test_what_another_connector_failed_to_load_is_not_saved_before_it_is_computed(
+def test_blocks_of_another_connectors_failed_load_are_saved_once_computed(
     engine: Engine,
 ) -> None:
     made, sharer, other = request("r", TOKENS), request("s", TOKENS), request("o", TOKENS[::-1])
@@ -254,7 +260,7 @@ def test_what_another_connector_failed_to_load_is_not_saved_before_it_is_compute
     for one in (made, sharer, other):
         one.num_computed_tokens += scheduled[one.request_id]
     engine.schedule.reported(None, {11})
-    made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to valid tokens
+    made.num_computed_tokens = BLOCK_TOKENS  # vLLM returns to valid tokens
     sharer.num_computed_tokens = 3 * BLOCK_TOKENS
     assert engine.saves() == [("r", [10]), ("s", [10]), ("o", [30])]
     assert engine.saves(sharer, 9) == []  # it computes on block 11 before this is right
@@ -262,9 +268,7 @@ def test_what_another_connector_failed_to_load_is_not_saved_before_it_is_compute
 
 
 @pytest.mark.parametrize("aborted", [False, True])
-def test_what_was_computed_on_a_failed_load_is_not_saved_for_later_requests_either(
-    engine: Engine, aborted: bool
-) -> None:
+def test_blocks_computed_on_a_failed_load_are_never_saved(engine: Engine, aborted: bool) -> None:
     """vLLM leaves the blocks in its own cache, and computes them again if it still has to."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)
@@ -344,13 +348,13 @@ def test_after_a_failed_load_a_request_is_saved_without_a_lookup(
     store(caches, made, 3, 3)
     engine.start(made)
     engine.step(made, 9)
-    made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to valid tokens
+    made.num_computed_tokens = BLOCK_TOKENS  # vLLM returns to valid tokens
     engine.loaded("r", invalid={11, 12}, blocks=1)
     assert engine.saves(made, 17) == [("r", [11, 12, 13, 14])]
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
 
 
-def test_what_has_nans_is_not_saved(engine: Engine) -> None:
+def test_blocks_with_nans_are_not_saved(engine: Engine) -> None:
     made, sharer = request("r", TOKENS), request("s", TOKENS)
     engine.start(made)
     assert engine.saves(made, 6) == [("r", [10])]
@@ -365,7 +369,7 @@ def test_what_has_nans_is_not_saved(engine: Engine) -> None:
     assert engine.saves(sharer, 9) == [("s", [10])]
 
 
-def test_what_a_request_with_nans_leaves_behind_is_not_saved_for_others(engine: Engine) -> None:
+def test_cached_blocks_of_a_request_with_nans_are_not_saved(engine: Engine) -> None:
     made, sharer = request("r", TOKENS), request("s", TOKENS)
     engine.start(made)
     engine.step(made, 21)
@@ -407,7 +411,7 @@ def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Engine) -> N
     assert engine.saves() == []
 
 
-def test_blocks_are_given_back_at_once_if_nothing_was_to_be_saved(engine: Engine) -> None:
+def test_blocks_are_released_at_once_without_pending_saves(engine: Engine) -> None:
     made = request("r", TOKENS[:3])
     engine.start(made)
     engine.step(made, 3)

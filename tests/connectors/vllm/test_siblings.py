@@ -29,7 +29,7 @@ BLOCKS = TOKENS // BLOCK
 TOLERANCE = 1e-3  # float32, computed in chunks of several shapes
 
 
-class Kept:
+class SavedBlocks:
     """The folders of blocks, and the file of faults; see ``siblings.py``."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class Kept:
 class Pair:
     """An engine with both connectors, in one order."""
 
-    def __init__(self, site: Site, kept: Kept, *, first: str, load: str) -> None:
+    def __init__(self, site: Site, kept: SavedBlocks, *, first: str, load: str) -> None:
         self.kept, self.count = kept, 0
         pool = {"pool": ":".join(map(str, site.paths)), "timeout_ms": 2000, "retry_s": 0.2}
         children = [
@@ -109,7 +109,7 @@ class World:
     """The engines: one that computes everything, and pairs."""
 
     plain: Engine
-    kept: Kept
+    kept: SavedBlocks
     site: Site
     answers: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(site: Site) -> Iterator[World]:
-    kept = Kept(site.folder)
+    kept = SavedBlocks(site.folder)
     plain = site.engine(
         "plain",
         connector=None,
@@ -217,7 +217,7 @@ def test_a_remote_prefill_behind_a_hit_is_saved(world: World, pair: Pair) -> Non
     world.kept.check()
 
 
-def test_a_block_of_ours_that_is_damaged_is_computed_again(world: World, pair: Pair) -> None:
+def test_a_damaged_block_is_computed_again(world: World, pair: Pair) -> None:
     """The policy that the user has left at its default would end the request with an error."""
     tokens = prompt(TOKENS, seed=pair.engine.pid * 1000 + 300)
     wanted = world.right(tokens)

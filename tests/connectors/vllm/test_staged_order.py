@@ -93,7 +93,7 @@ def rank(
     rank.worker.close()
 
 
-def test_a_load_comes_after_what_the_engine_still_does_with_the_blocks(rank: Rank) -> None:
+def test_a_load_waits_for_the_engines_work_on_the_blocks(rank: Rank) -> None:
     rank.compute(3)
     rank.save()
     rank.compute(7)  # a running step uses blocks that are given to another request

@@ -82,7 +82,7 @@ def side(server: MetaServer, pool_name: str) -> Iterator[Side]:
     side.worker.close()
 
 
-def test_what_one_worker_saves_another_loads(
+def test_blocks_of_one_worker_are_loaded_by_another(
     side: Side, server: MetaServer, pool_name: str
 ) -> None:
     side.fill(1)
@@ -101,7 +101,7 @@ def test_what_one_worker_saves_another_loads(
     other.worker.close()
 
 
-def test_what_the_pool_has_is_not_written_again(side: Side) -> None:
+def test_present_blocks_are_not_written_again(side: Side) -> None:
     side.fill(1)
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
     side.saved("r")
@@ -298,7 +298,7 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Side, pool: Pool) -> No
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_what_left_the_pool_meanwhile_fails_and_the_rest_is_loaded(
+def test_blocks_evicted_meanwhile_fail_and_the_others_are_loaded(
     side: Side, pool: Pool, server: MetaServer, beside: bool
 ) -> None:
     side.fill(6)
@@ -353,9 +353,7 @@ def test_two_preempted_requests_are_dropped_and_the_others_are_not(side: Side, g
     assert set(side.worker.report().stored) == {digests(0, 1), digests(50, 1)}
 
 
-def test_room_in_the_queue_comes_back_also_from_what_was_dropped(
-    server: MetaServer, pool_name: str
-) -> None:
+def test_dropped_saves_free_their_space_in_the_queue(server: MetaServer, pool_name: str) -> None:
     side = Side(pool_name, save_queue=3)
     side.attached()
     gate = Gate(side.layout)
@@ -453,7 +451,7 @@ def test_each_group_moves_its_own_bytes(hybrid: Hybrid) -> None:
     assert not hybrid.memory[[0, 4]].any()
 
 
-def test_a_load_that_lacks_a_block_of_any_group_fails_as_a_whole(hybrid: Hybrid) -> None:
+def test_a_load_without_a_block_of_one_group_fails_whole(hybrid: Hybrid) -> None:
     hybrid.worker.save(Orders(saves=[part(0, [1, 2]), part(1, [3])]))
     wait_until(lambda: hybrid.worker.saves.ended({"r"}) == {"r"})
     for loads in ([part(0, [1, 2]), part(1, [3, 4])], [part(0, [1, 9]), part(1, [3])]):
@@ -464,7 +462,7 @@ def test_a_load_that_lacks_a_block_of_any_group_fails_as_a_whole(hybrid: Hybrid)
     assert hybrid.arrived("r") == {"r"}
 
 
-def test_tickets_come_back_from_saves_that_are_skipped_or_cancelled(
+def test_skipped_and_canceled_saves_return_their_tickets(
     hybrid: Hybrid,
 ) -> None:
     gate = Gate(*hybrid.worker.saves._source.layouts)

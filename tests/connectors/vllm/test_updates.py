@@ -176,7 +176,7 @@ def test_a_lookup_from_before_an_update_is_not_loaded(server: MetaServer, make: 
     assert server.meta_stat().pinned_count == 0
 
 
-def test_what_is_computed_during_an_update_is_shared_neither_before_nor_after(
+def test_blocks_computed_during_an_update_are_not_shared(
     server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of the workers may return before they are done."""

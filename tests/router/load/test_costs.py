@@ -22,7 +22,7 @@ def test_prefill_is_linear_with_a_quadratic_tail() -> None:
     assert QWEN.prefill_ms(1000, 9000) == pytest.approx(98.2695)
 
 
-def test_what_is_cached_whole_costs_nothing() -> None:
+def test_a_fully_cached_prompt_costs_nothing() -> None:
     assert QWEN.prefill_ms(0, 5000) == 0
 
 

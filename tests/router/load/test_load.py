@@ -113,7 +113,7 @@ def test_names_and_workers_are_checked() -> None:
     assert not tracker.free("y")
 
 
-def test_a_worker_that_comes_back_begins_at_nothing() -> None:
+def test_a_worker_that_is_added_again_starts_without_load() -> None:
     tracker = LoadTracker([A])
     tracker.add("x", A, query(1, 2), NOTHING)
     tracker.remove_worker(A)

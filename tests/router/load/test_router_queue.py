@@ -71,13 +71,13 @@ def test_a_jump_is_seconds_or_weight() -> None:
     assert drained(queue) == ["second", "jumps", "third", "first"]
 
 
-def test_strict_priority_goes_before_any_score() -> None:
+def test_strict_priority_precedes_any_score() -> None:
     queue = filled("fcfs")
     queue.push("strict", query(99999), 9.0, strict_priority=1)
     assert drained(queue)[0] == "strict"
 
 
-def test_equals_leave_as_they_came() -> None:
+def test_equal_requests_leave_in_the_order_of_arrival() -> None:
     queue: RouterQueue[int] = RouterQueue("wspt")
     for item in range(20):
         queue.push(item, query(64), 0.0)
@@ -100,14 +100,14 @@ def test_a_stale_overlap_is_recomputed() -> None:
     assert queue.pop(14.0, overlap_of=overlap_of) == "first"
 
 
-def test_who_is_not_ready_keeps_its_place() -> None:
+def test_a_request_that_is_not_ready_keeps_its_position() -> None:
     queue = filled("fcfs")
     assert queue.pop(9.0, ready=lambda item: item == "second") == "second"
     assert queue.pop(9.0, ready=lambda item: False) is None
     assert drained(queue) == ["first", "third"]
 
 
-def test_who_has_gone_is_taken_out() -> None:
+def test_a_canceled_request_is_removed() -> None:
     queue: RouterQueue[list[int]] = RouterQueue()
     gone, stays = [1], [1]
     queue.push(gone, query(1), 0.0)

@@ -75,18 +75,18 @@ def test_an_idle_worker_costs_the_prefill() -> None:
     assert cost(worker(0)) == pytest.approx(0.202)
 
 
-def test_who_may_go_anywhere_is_not_delayed() -> None:
+def test_a_request_for_any_worker_is_not_delayed() -> None:
     """A request that needs as much everywhere costs followers nothing, however full a worker is."""
     full = worker(0, active_decode_blocks=80)
     assert cost(full, others=[busy(1)]) == pytest.approx(0.202)
 
 
-def test_who_is_bound_to_workers_is_delayed() -> None:
+def test_a_request_bound_to_workers_is_delayed() -> None:
     state = worker(0, new=10, active_decode_blocks=70)
     # A request needs 10 blocks here and 20 there, 15 in the mean: a third is bound to its worker.
     expected = 0.202 + delay(30, 10, 1) / 3
     assert cost(state, others=[busy(1)]) == pytest.approx(expected, rel=1e-4)
-    # There it takes 10 more than it has to, which those miss, too, who may go anywhere.
+    # There it takes 10 more than it has to, which requests for any worker lack, too.
     expected = 0.202 + delay(30, 20, 1) / 3 + delay(20, 10, 1) * 2 / 3
     dearer = worker(0, active_decode_blocks=70)
     assert cost(dearer, others=[busy(1, new=10)]) == pytest.approx(expected, rel=1e-4)
@@ -99,7 +99,7 @@ def test_as_many_follow_as_run() -> None:
     assert cost(state, others=[crowd]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_space_that_is_free_now_may_be_taken_when_others_come() -> None:
+def test_space_that_is_free_now_may_be_used_by_later_requests() -> None:
     """The more it changed while recent requests ran, the dearer is what is taken of much space."""
     for change in (0.0, 30.0):
         usual = Usual(20.0, 0.0, 1_000_000, 8.0, change**2)
@@ -121,7 +121,7 @@ def test_the_change_of_space_is_derived_before_any_request_has_ended() -> None:
         assert found == pytest.approx(0.203 + others_s, rel=1e-4)
 
 
-def test_who_holds_blocks_longer_than_others_pays_for_the_time() -> None:
+def test_long_residence_of_blocks_adds_to_the_cost() -> None:
     """Blocks that other requests hold need no more space now, but are held longer."""
     joined = worker(0, new=10, alone=2.5, active_decode_blocks=70)
     # 12.5 blocks here and 20 there: 16.25 in the mean.
@@ -144,13 +144,13 @@ def test_copies_run_beside_the_prefills_that_are_ahead() -> None:
     assert cost(waiting) == pytest.approx(3.0 + 0.102)
 
 
-def test_what_is_copied_evicts_as_much_that_would_be_hit() -> None:
+def test_a_copy_costs_the_hits_that_it_evicts() -> None:
     reused = Usual(20.0, 15.0, 1_000_000, 8.0)
     state = worker(0, Overlap(shared=10))
     assert cost(state, query(usual=reused)) - cost(state) == pytest.approx(0.75 * 1.0)
 
 
-def test_a_request_that_does_not_fit_waits_until_blocks_come_free() -> None:
+def test_a_request_that_does_not_fit_waits_until_blocks_are_free() -> None:
     # 4 requests of 22 blocks run. 8 blocks are missing, and one of the 4 ends each 2 s.
     full = worker(0, active_decode_blocks=88, active_requests=4)
     fits = worker(0, active_decode_blocks=80, active_requests=4)

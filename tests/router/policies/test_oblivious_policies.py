@@ -43,7 +43,7 @@ def test_cache_oblivious_policies_do_no_index_lookup(name: str) -> None:
         policy.choose(QUERY, [])
 
 
-def test_round_robin_gives_each_its_turn() -> None:
+def test_round_robin_selects_each_worker_in_turn() -> None:
     policy = make_policy("round-robin")
     states = candidates(9, 0, 5)
     order = [policy.choose(QUERY, states).worker.worker_id for _ in range(6)]
@@ -65,7 +65,7 @@ def test_least_tokens_takes_the_emptiest() -> None:
     assert set(chosen_ids("least-tokens", candidates(9, 1, 5))) == {2}
 
 
-def test_least_tokens_among_equals_goes_by_requests_and_then_by_chance() -> None:
+def test_least_tokens_breaks_ties_by_requests_and_then_at_random() -> None:
     states = candidates(0, 0, 0)
     assert set(chosen_ids("least-tokens", states)) == {1, 2, 3}
     states[0].load.active_requests = 4

@@ -55,7 +55,7 @@ def test_cache_usage_may_trip_the_balance_too() -> None:
     assert CacheAware(usage_ceiling=0.9).choose(QUERY, states).worker == Worker(0)  # least requests
 
 
-def test_equal_matches_go_by_load_and_then_by_the_smaller_tree() -> None:
+def test_equal_matches_are_decided_by_load_and_then_by_the_smaller_tree() -> None:
     states = [
         candidate(0, 2, held=2),
         candidate(1, 1, held=2, kv_active_blocks=9),
@@ -103,7 +103,9 @@ def test_sent_prompts_are_evicted_from_the_tail_of_the_least_recent() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 6))))
-def test_what_was_sent_agrees_with_a_naive_model(requests: list[tuple[int, int, int]]) -> None:
+def test_the_tree_of_sent_prompts_matches_a_naive_model(
+    requests: list[tuple[int, int, int]],
+) -> None:
     sent, naive = SentPrefixes(blocks_max=1000), {Worker(place): set() for place in range(3)}
     for place, root, length in requests:
         blocks = tuple(range(root, root + length))
@@ -120,7 +122,7 @@ def test_what_was_sent_agrees_with_a_naive_model(requests: list[tuple[int, int, 
         assert worker is None if matched == 0 else held[worker] == matched
 
 
-def test_a_worker_that_left_and_came_back_has_an_empty_cache() -> None:
+def test_a_worker_that_is_added_again_has_an_empty_cache() -> None:
     router = Router(make_policy("cache-aware-tree"))
     router.add_worker(Worker(0))
     router.route("first", QUERY)
@@ -164,7 +166,7 @@ def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
     assert kept.choose(QUERY, states).worker == Worker(0)
 
 
-def test_the_default_estimate_comes_from_published_costs() -> None:
+def test_the_default_estimate_is_based_on_published_costs() -> None:
     costs = ModelCosts("flat", 0, 1000, 0, 5000, 10, 1, 5, 100, 1, "made up")
     estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
     state = candidate(0, 2, held=1, prefill_s=7.0, active_decode_blocks=4)

@@ -84,7 +84,7 @@ def test_eagle_windows_reach_one_token_further() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40), st.integers(1, 9))
-def test_lists_and_arrays_hash_alike(tokens: list[int], block_size: int) -> None:
+def test_lists_and_arrays_have_equal_hashes(tokens: list[int], block_size: int) -> None:
     hasher = BlockHasher(block_size=block_size)
     local = hasher.local(tokens)
     assert local == hasher.local(np.array(tokens, dtype=np.uint32))
@@ -108,7 +108,7 @@ def test_signed_hashes_are_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[-1], [1 << 32], [1 << 70], ["a"]])
-def test_what_is_no_token_is_refused(tokens: list[int]) -> None:
+def test_an_invalid_token_is_rejected(tokens: list[int]) -> None:
     with pytest.raises(RouterError, match="32 bits"):
         BlockHasher(block_size=1).local(tokens)
 

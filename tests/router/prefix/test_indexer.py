@@ -106,7 +106,7 @@ def test_r3_hashes_with_a_sign_are_read_as_bits(index: Indexer) -> None:
     assert scores(index, -2, 6) == {}
 
 
-def test_r4_removal_goes_on_behind_an_unknown_block(index: Indexer) -> None:
+def test_r4_removal_continues_after_an_unknown_block(index: Indexer) -> None:
     index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
     with pytest.raises(EventError, match="2 blocks of an event are not in the index"):
         index.apply(removed(A, 99, 13, 98, 12))
@@ -210,7 +210,7 @@ def test_r10_numbers_order_a_workers_events(index: Indexer) -> None:
     assert index.missing() == {}
 
 
-def test_restored_worker_goes_on_from_its_dump(index: Indexer) -> None:
+def test_a_restored_worker_continues_from_its_dump(index: Indexer) -> None:
     index.apply(RouterEvent(A, Stored([11, 12], [1, 2]), 3))
     index.apply(RouterEvent(A, Removed([12]), 7))
     other = [stored(A, [21, 22, 23], [1, 2, 3]), stored(B, [1], [1])]
@@ -231,7 +231,7 @@ def test_restoring_reports_events_that_cannot_be_applied(index: Indexer) -> None
     assert scores(index, 1) == {A: 1, B: 1}
 
 
-def test_a_gap_before_a_dump_is_missed_no_more(index: Indexer) -> None:
+def test_a_gap_before_a_dump_is_closed(index: Indexer) -> None:
     index.apply(RouterEvent(A, Stored([11], [1]), 1))
     index.apply(RouterEvent(A, Stored([12], [1]), 5))
     assert index.restore(A, [stored(A, [21], [1])], last_id=5) == 0

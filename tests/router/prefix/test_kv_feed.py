@@ -9,15 +9,15 @@ import random
 import pytest
 
 from beluga.errors import RouterError
-from beluga.router import Indexer, Kept, RouterEvent, Stored, Worker
+from beluga.router import Indexer, ReplayBuffer, RouterEvent, Stored, Worker
 from beluga.router.prefix.feed import Feed
-from beluga.router.prefix.kept import Replay
+from beluga.router.prefix.replay_buffer import Replay
 
 A = Worker(1)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_replay_and_live_items_come_out_in_order(seed: int) -> None:
+def test_replayed_and_live_items_are_in_order(seed: int) -> None:
     rng = random.Random(seed)
     feed: Feed[int] = Feed()
     out: list[int] = []
@@ -60,7 +60,7 @@ def test_held_items_are_bounded() -> None:
     assert feed.offer(30, 30, 100.0).restarted  # an absurd number does not block the feed forever
 
 
-def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
+def test_a_live_repetition_of_a_replayed_item_is_not_a_restart() -> None:
     feed: Feed[int] = Feed()
     feed.offer(1, 1, 1.0)
     assert feed.replayed(0, 0, 0.0) == [0, 1]
@@ -88,8 +88,8 @@ def test_a_publisher_that_reconnects_is_followed_again() -> None:
     assert (feed.lost, feed.restarts) == (0, 0)
 
 
-def test_a_ring_replays_what_it_has() -> None:
-    kept: Kept[int] = Kept(ring=4)
+def test_a_buffer_replays_its_items() -> None:
+    kept: ReplayBuffer[int] = ReplayBuffer(ring=4)
     assert [kept.add(number) for number in range(10)] == list(range(10))
     assert kept.replay(8) == Replay([8, 9], 0)
     assert kept.replay(3) == Replay([6, 7, 8, 9], 3)
@@ -98,7 +98,7 @@ def test_a_ring_replays_what_it_has() -> None:
     assert kept.add(11) == 11
     assert kept.replay(9) == Replay([11], 2)
     with pytest.raises(RouterError, match="at least one"):
-        Kept(ring=0)
+        ReplayBuffer(ring=0)
 
 
 def test_an_index_that_missed_events_catches_up_from_a_dump() -> None:

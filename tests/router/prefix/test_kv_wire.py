@@ -127,7 +127,7 @@ def test_blocks_are_hashed_as_the_router_hashes_prompts() -> None:
     assert data.tokens_hashes == BlockHasher(block_size=SIZE, lora_name="ab").local(tokens)
 
 
-def test_what_covers_more_than_tokens_is_never_expected() -> None:
+def test_blocks_of_more_than_tokens_are_never_expected() -> None:
     plain = [["ab"], None]
     image = [["ab"], ["ab", ["cat", 1]]]
     embedded = [["ab"], ["ab", b"digest"]]
@@ -304,7 +304,7 @@ def test_subscription_fills_gaps_by_replay() -> None:
     assert (subscription.feed.gaps, subscription.feed.lost, subscription.failed) == (1, 0, 0)
 
 
-def test_subscription_goes_on_without_a_replay() -> None:
+def test_a_subscription_continues_without_a_replay() -> None:
     index = Indexer(workers=2, blocks=100)
     subscription = Subscription(index, decoder(), replay=False)
     subscription.received(message(4, stored([11])))

@@ -133,7 +133,7 @@ class Scene:
         return memory
 
     def stored(self, payloads: list[Bytes]) -> Bytes:
-        """Return the watched area with these payloads; zeros fill up last lines."""
+        """Return the compared area with these payloads; last lines are padded with zeros."""
         start, size = self.area
         area = np.full(size, CANARY, np.uint8)
         for offset, payload in zip(self.offsets, payloads, strict=True):
@@ -210,7 +210,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_come_and_go_whole(
+def test_blocks_are_written_and_read_whole(
     case: EngineCase, engine: CopyEngine, pool: Pool, shape: str
 ) -> None:
     sizes, count, chunk_size = SHAPES[shape]

@@ -86,7 +86,7 @@ def test_shares_and_weights_are_followed(case: str) -> None:
     assert fix.counts(a, b) in ((34, 66), (33, 67))
 
 
-def test_who_had_all_stands_back_for_the_other() -> None:
+def test_a_class_that_had_the_whole_link_yields_to_another() -> None:
     fix = Fixture()
     a, b = fix.direction.add(1), fix.direction.add(1)
     fix.push(b, 100)
@@ -99,7 +99,7 @@ def test_who_had_all_stands_back_for_the_other() -> None:
     assert sum(fix.counts(a, b)) == 20
 
 
-def test_a_sleeper_comes_back_with_no_more_than_is_forgiven() -> None:
+def test_a_waking_class_has_a_bounded_head_start() -> None:
     fix = Fixture()
     a, b = fix.direction.add(1), fix.direction.add(1)
     fix.push(a, 100)
@@ -210,7 +210,7 @@ def test_groups_forgive_like_classes(
         assert fix.counts(node["a"], node["b"], node["c"]) == step
 
 
-def test_what_is_cancelled_costs_nothing_and_does_not_come() -> None:
+def test_a_canceled_piece_costs_nothing_and_is_not_admitted() -> None:
     fix = Fixture()
     a, b = fix.direction.add(10), fix.direction.add(10)
     dropped = [fix.queue.push(a, WEIGHT, a) for _ in range(50)]
@@ -320,7 +320,7 @@ def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
     assert [now_ns // 1_000_000 for kind, now_ns in served if kind == gated] == [0, 0, 1, 2]
 
 
-def test_a_group_that_slept_comes_back_with_no_more_than_is_forgiven() -> None:
+def test_a_waking_group_has_a_bounded_head_start() -> None:
     fix = Fixture()
     group, other = fix.direction.add(10), fix.direction.add(10)
     sleeper = fix.direction.add(10, parent=group)

@@ -138,7 +138,7 @@ def test_a_death_between_any_two_counters_is_put_right(
     assert drain(direction, start_ns=1000) <= 60
 
 
-def test_what_a_dead_process_had_reserved_comes_back() -> None:
+def test_reservations_of_a_dead_process_are_released() -> None:
     direction = LinkDirection(limit=1000, now_ns=0)
     direction.add(1)
     drain(direction, start_ns=0)  # so that what a bucket starts with is gone

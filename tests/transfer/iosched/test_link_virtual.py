@@ -95,7 +95,7 @@ def test_shares_hold_when_both_have_more_than_the_link_can_carry(processes: int)
 
 
 @pytest.mark.parametrize("woken", [ONBOARD, OFFLOAD])
-def test_who_wakes_has_the_link_alone_for_tau_at_most(woken: int) -> None:
+def test_a_waking_class_has_the_link_alone_for_tau_at_most(woken: int) -> None:
     """One class has the link for a while; then the other comes with more than it can carry."""
     order = Fair(RATE)
     other = ONBOARD + OFFLOAD - woken
@@ -124,8 +124,9 @@ def test_who_wakes_has_the_link_alone_for_tau_at_most(woken: int) -> None:
 
 
 class Limited:
-    """A direction whose classes are limited. It is emptied as fast as it goes, millisecond by
-    millisecond."""
+    """A direction whose classes are limited. It is emptied at full speed, millisecond by
+    millisecond.
+    """
 
     def __init__(self) -> None:
         self.speed = Speed(10 << 30)
@@ -155,7 +156,7 @@ LIMIT = 100 * MIB
 SLACK = BURST + (128 << 10)
 
 
-def test_a_limited_class_goes_no_faster() -> None:
+def test_a_limited_class_does_not_exceed_its_limit() -> None:
     limited = Limited()
     node = limited.direction.add(10)
     limited.direction.limit(node, LIMIT, now_ns=0)
@@ -163,7 +164,7 @@ def test_a_limited_class_goes_no_faster() -> None:
     assert 0.97 * 4 * LIMIT <= limited.moved[node] <= 1.15 * 4 * LIMIT
 
 
-def test_a_limited_group_goes_no_faster() -> None:
+def test_a_limited_group_does_not_exceed_its_limit() -> None:
     limited = Limited()
     group = limited.direction.add(10)
     nodes = [limited.direction.add(10, parent=group) for _ in range(3)]
@@ -203,7 +204,7 @@ def test_a_limit_that_is_lifted_binds_no_more() -> None:
     assert limited.moved[node] >= 0.95 * (10 << 30) / 10
 
 
-def test_a_slow_device_holds_up_only_what_goes_to_it() -> None:
+def test_a_slow_device_delays_only_its_own_copies() -> None:
     direction = LinkDirection(limit=10**9, now_ns=0)
     queue = Queue(direction, now_ns=0)
     fast, slow = (TokenBucket(10**12, 10**9, now_ns=0) for _ in range(2))
@@ -241,7 +242,7 @@ def test_canceling_returns_the_tokens_of_the_device() -> None:
     assert device.lacks(device.grab(10**9)) == 0
 
 
-def test_a_piece_larger_than_the_bucket_goes_and_is_paid_for() -> None:
+def test_a_piece_larger_than_the_bucket_is_admitted_at_full_cost() -> None:
     for capped in (False, True):
         direction = LinkDirection(limit=MS * 1000, capped=capped, now_ns=0)  # a millisecond
         queue = Queue(direction, now_ns=0)
@@ -309,7 +310,7 @@ def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
     assert worse.poll(10 * MS) is not None  # the better one has not polled for long: it sleeps
 
 
-def test_a_cancelled_piece_gives_its_reservation_back() -> None:
+def test_a_canceled_piece_releases_its_reservation() -> None:
     """At once: its queue may not be polled for long, and other queues would lack the tokens."""
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
@@ -343,7 +344,7 @@ def test_a_long_waiter_polls_seldom() -> None:
     assert queue.poll(300_001) or queue.poll(300_010)
 
 
-def test_a_queue_whose_pieces_are_gone_gives_its_reservation_back() -> None:
+def test_an_empty_queue_releases_its_reservation() -> None:
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     queue, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     node = direction.add(1)
@@ -360,12 +361,12 @@ def test_a_queue_whose_pieces_are_gone_gives_its_reservation_back() -> None:
     assert other.poll(3) or other.poll(MS)
 
 
-def test_blocks_and_pieces_are_what_is_judged() -> None:
+def test_blocks_and_pieces_are_both_compared() -> None:
     assert BLOCK == 5 * MIB // 2
     assert PIECE == 256 << 10
 
 
-def test_a_piece_that_is_under_way_for_long_is_a_stall() -> None:
+def test_a_piece_in_flight_for_long_is_a_stall() -> None:
     """100 ms, doubled each time, and a millisecond less with every update of the flow ratio."""
     direction = LinkDirection(limit=1000, now_ns=0)
     node = direction.add(1)

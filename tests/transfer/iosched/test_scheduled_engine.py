@@ -164,7 +164,7 @@ def idle(handle: IoHandle) -> bool:
     )
 
 
-def test_what_is_written_can_be_read_back(handle: IoHandle, pool: Pool) -> None:
+def test_written_blocks_can_be_read_back(handle: IoHandle, pool: Pool) -> None:
     engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), handle)
     offsets = data_offsets(pool, 6)
     source, target = Blocks(offsets), Blocks(offsets, seed=2)
@@ -201,7 +201,7 @@ def test_a_plan_is_admitted_in_pieces(handle: IoHandle, pool: Pool) -> None:
     assert idle(handle)
 
 
-def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> None:
+def test_several_pieces_of_an_engine_are_in_flight(shm: Path, pool: Pool) -> None:
     """However large they are: the bucket holds them, and one more."""
     engine = HeldEngine()
     engine.piece_size = BLOCK  # four times what the link's bucket is made for
@@ -368,7 +368,7 @@ def test_a_stopped_handle_ends_a_transfer_between_pieces(handle: IoHandle, pool:
     after.wait(WAIT_S)
 
 
-def test_closing_ends_what_is_under_way(handle: IoHandle, pool: Pool) -> None:
+def test_closing_ends_pieces_in_flight(handle: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
     scheduled = ScheduledEngine(engine, handle)
     transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 3)]
@@ -437,7 +437,7 @@ def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
     assert other.devices[0].tail == link.devices[0].tail
 
 
-def test_a_plan_of_nothing_has_ended(handle: IoHandle, pool: Pool) -> None:
+def test_an_empty_plan_has_ended(handle: IoHandle, pool: Pool) -> None:
     plan = Blocks(data_offsets(pool, 1)).plan
     transfer = ScheduledEngine(HeldEngine(), handle).scatter_read(
         Plan(plan.pieces[:0], plan.chunks[:0])

@@ -21,7 +21,7 @@ S = 10**9
 HOUR = 3600 * S
 
 
-def test_ten_tickets_go_and_the_eleventh_waits_for_one_that_ends() -> None:
+def test_ten_tickets_are_admitted_and_the_eleventh_waits() -> None:
     rovers = Rovers(10, 1000)
     tickets = [rovers.grab(1, 10) for _ in range(11)]
     assert [rovers.ready(ticket) for ticket in tickets] == [True] * 10 + [False]
@@ -31,7 +31,7 @@ def test_ten_tickets_go_and_the_eleventh_waits_for_one_that_ends() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 900)), max_size=60), st.randoms())
-def test_rovers_bound_what_is_in_flight_and_serve_in_order(
+def test_rovers_bound_the_pieces_in_flight_and_admit_in_order(
     asked: list[tuple[int, int]], random: object
 ) -> None:
     rovers = Rovers(4, 1000)
@@ -102,7 +102,7 @@ def test_few_tokens_are_not_worth_replenishing() -> None:
     assert bucket.lacks(ticket) == 0
 
 
-def test_what_is_refunded_can_be_had_at_once() -> None:
+def test_refunded_tokens_are_available_at_once() -> None:
     for capped in (False, True):
         bucket = TokenBucket(1000, 50, capped=capped, now_ns=0)
         bucket.replenish(0)
@@ -112,7 +112,7 @@ def test_what_is_refunded_can_be_had_at_once() -> None:
         assert bucket.lacks(bucket.grab(1)) == 1
 
 
-def test_clocks_that_stand_still_or_go_back_give_nothing() -> None:
+def test_a_stalled_or_backward_clock_adds_no_tokens() -> None:
     bucket = TokenBucket(1000, 50, now_ns=5 * S)
     bucket.replenish(5 * S)
     ticket = bucket.grab(60)

@@ -79,7 +79,7 @@ def test_a_chunk_longer_than_c_counts_is_refused() -> None:
     assert rows.pieces["offset"].tolist() == [LINE + size - 9]
 
 
-def test_one_element_is_dense_whatever_its_stride() -> None:
+def test_one_element_is_dense_with_any_stride() -> None:
     layout = layout_of(np.zeros(SHAPE, np.float16)[..., ::8])
     assert (layout.length, layout.block_count) == (2 * 4 * 3 * 2, 5)
 

@@ -202,7 +202,7 @@ def test_blocks_tokens_and_slots_outside_are_refused() -> None:
             layout.rows(blocks, tokens, slots)
 
 
-def test_what_engines_must_have_in_common_is_declared() -> None:
+def test_the_declared_text_covers_what_engines_must_share() -> None:
     found = {
         name: case.layout([View.of(array) for array in case.arrays], Order.DENSE).declared
         for name, case in CASES.items()

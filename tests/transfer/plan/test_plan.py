@@ -91,7 +91,7 @@ def test_parts_are_the_whole_and_share_its_checksums(blocks: int, size: int) -> 
         (np.empty((0, 1)), [64], [], 0),
     ],
 )
-def test_what_is_no_plan_is_refused(
+def test_an_invalid_plan_is_rejected(
     addresses: list[list[int]], sizes: list[int], offsets: list[int], chunk_size: int
 ) -> None:
     with pytest.raises(LayoutError):

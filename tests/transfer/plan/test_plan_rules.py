@@ -45,7 +45,7 @@ def changed(rows: Rows, row: int, column: int, value: int) -> Rows:
 
 
 @pytest.mark.parametrize("bases", [(0, 0), (7, 5)])
-def test_what_keeps_all_rules_is_a_plan(pool: Pool, bases: tuple[int, int]) -> None:
+def test_arrays_that_satisfy_all_rules_are_a_plan(pool: Pool, bases: tuple[int, int]) -> None:
     assert verdict(pool, PIECES, CHUNKS, bases=bases)
     assert verdict(pool, PIECES, CHUNKS, bases=bases, sparse=True)
     assert verdict(pool, [], [])
@@ -90,7 +90,7 @@ LOOSE: dict[str, tuple[Rows, Rows]] = {
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_one_rule_is_no_plan(pool: Pool, name: str, *, sparse: bool) -> None:
+def test_arrays_that_violate_one_rule_are_rejected(pool: Pool, name: str, *, sparse: bool) -> None:
     assert not verdict(pool, *BROKEN[name], sparse=sparse)
     assert not verdict(pool, *BROKEN[name], sparse=sparse, bases=(7, 5))
 
@@ -112,7 +112,7 @@ def test_every_byte_of_a_chunk_is_inside_the_pool(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_chunk_begins_a_line_or_goes_on_with_it(pool: Pool, *, sparse: bool) -> None:
+def test_a_chunk_begins_or_continues_a_line(pool: Pool, *, sparse: bool) -> None:
     assert verdict(pool, RAGGED_PIECES, RAGGED_CHUNKS, sparse=sparse)
     apart = changed(RAGGED_PIECES, 1, 0, 108), changed(RAGGED_CHUNKS, 1, 0, 108)
     assert not verdict(pool, *apart, sparse=sparse)

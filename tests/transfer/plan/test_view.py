@@ -91,7 +91,7 @@ def test_a_view_that_leaves_its_memory_is_refused(
     if need <= size:
         View.foreign(1 << 30, size, **given_)  # type: ignore[arg-type]
         return
-    with pytest.raises(LayoutError, match=f"to {need}, the memory has {size}"):
+    with pytest.raises(LayoutError, match=f"to {need}, but the memory has {size}"):
         View.foreign(1 << 30, size, **given_)  # type: ignore[arg-type]
 
 

@@ -111,7 +111,7 @@ def test_another_machines_table_is_not_taken(
     assert len(measured) == 8
 
 
-def test_what_is_not_to_be_measured_has_the_papers_values(
+def test_without_measurements_the_papers_values_apply(
     pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)
@@ -129,7 +129,7 @@ def broken(pool: Pool) -> Any:
 
 
 @pytest.mark.parametrize("opened", [stand_in.refusing, broken], ids=["refusing", "broken"])
-def test_whatever_is_wrong_with_the_dsa_the_cpu_copies(
+def test_the_cpu_copies_after_any_fault_of_the_dsa(
     pool: Pool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,7 +174,7 @@ def test_a_work_queue_that_does_not_open_is_warned_of(
     assert "No such file" in str(crossovers(pool, 1)["dsa"].why_none)
 
 
-def test_all_that_was_made_is_closed_whatever_one_of_them_raises(pool: Pool) -> None:
+def test_all_engines_are_closed_even_if_one_raises(pool: Pool) -> None:
     class Ends:
         closed = False
 

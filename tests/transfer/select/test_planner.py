@@ -62,7 +62,7 @@ def test_default_crossovers_are_those_of_the_paper(direction: Direction) -> None
     assert gpu.choose(write=write, size=25_000, fragments=1) == "staged"
 
 
-def test_only_what_is_at_hand_is_chosen() -> None:
+def test_only_available_engines_are_chosen() -> None:
     planner = Planner(default_costs())
     assert planner.choose(Direction.WRITE, 1 << 20, 1, ["cpu"]) == "cpu"
     assert planner.choose(Direction.WRITE, 1 << 20, 1, []) is None
@@ -200,7 +200,7 @@ def test_a_machine_is_measured_once(pool: Pool) -> None:
         assert cost.of(1 << 20, 16) > 0
 
 
-def test_what_cannot_be_kept_or_shall_not_be_is_not_measured(
+def test_costs_that_cannot_or_must_not_be_stored_are_not_measured(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Counted.copies
@@ -274,7 +274,7 @@ LARGE = plan_blocks(np.array([[4096]], np.uint64), np.array([1 << 20]), np.array
     ],
     ids=["starting", "ending"],
 )
-def test_the_cpu_does_what_another_fails_to_do(
+def test_the_cpu_executes_plans_that_another_engine_fails(
     failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[tuple[str, Direction, int]] = []
@@ -302,7 +302,7 @@ def test_the_cpu_does_what_another_fails_to_do(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_is_not_the_engines_fault_is_raised(error: BelugaError) -> None:
+def test_errors_of_the_caller_are_raised(error: BelugaError) -> None:
     asked: list[tuple[str, Direction, int]] = []
     engine = PlannedEngine(
         Planner(default_costs()), {"cpu": Noted("cpu", asked), "dsa": Failing(ends=error)}

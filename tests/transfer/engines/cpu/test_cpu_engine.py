@@ -225,7 +225,7 @@ SIZES = [
 
 @pytest.mark.parametrize("chunk_size", [0, 1000, 16384, 20_000])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_blocks_come_back_and_nothing_else_moves(
+def test_blocks_are_read_back_and_no_other_bytes_change(
     scene: Scene, sizes: list[int], chunk_size: int
 ) -> None:
     round_trip(scene, sizes, chunk_size)

@@ -216,7 +216,7 @@ def test_one_wrong_byte_is_detected_by_every_method(pool: Pool, threads: int) ->
         poke(pool, offset + place, was)
 
 
-def test_what_is_no_plan_of_this_pool_moves_nothing(pool: Pool) -> None:
+def test_an_invalid_plan_copies_no_bytes(pool: Pool) -> None:
     engine = CpuEngine(pool, threads=1)
     data, end = pool.geometry.data_offset, pool.geometry.size
     source = Scattered(1, [64, 100]).fill(1)

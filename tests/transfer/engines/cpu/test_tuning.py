@@ -88,7 +88,7 @@ def test_any_settings_give_the_same_bytes_and_sums(
             engine.scatter_read(read).wait()
 
 
-def test_rows_of_a_block_come_whatever_the_settings(pool: Pool) -> None:
+def test_rows_of_a_block_are_read_with_any_settings(pool: Pool) -> None:
     content = np.random.default_rng(1).integers(0, 256, 200_000, np.uint8)
     offset = np.array([pool.geometry.data_offset])
     plan = plan_blocks(
@@ -173,7 +173,7 @@ def test_a_machine_is_tuned_once(pool: Pool, cache: Path, monkeypatch: pytest.Mo
     assert not any(place.exists() for place in places)
 
 
-def test_what_cannot_be_kept_is_not_measured(
+def test_settings_that_cannot_be_stored_are_not_measured(
     pool: Pool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("measured"))
@@ -230,7 +230,7 @@ def test_a_file_that_is_damaged_counts_as_none(pool: Pool, cache: Path, content:
      dataclasses.asdict(DEFAULT) | {"step": "1"}, dataclasses.asdict(DEFAULT) | {"step": 2**32},
      dataclasses.asdict(DEFAULT) | {"step": True}, dataclasses.asdict(DEFAULT) | {"more": 1}],
 )  # fmt: skip
-def test_what_is_no_settings_is_refused(content: object) -> None:
+def test_invalid_settings_are_rejected(content: object) -> None:
     assert CopySettings.of(content) is None
     assert CopySettings.of(dataclasses.asdict(DEFAULT)) == DEFAULT
 
@@ -299,7 +299,7 @@ class Made(Trial):
         return time
 
 
-def test_what_is_faster_is_taken(pool: Pool) -> None:
+def test_the_faster_value_is_chosen(pool: Pool) -> None:
     made = Made(pool, ahead=2048, past=512 << 10, part=128 << 10)
     sizes = [size << 10 for size in (128, 256, 512, 1024)]
     found = made.crossing(DEFAULT, "past", sizes)

@@ -94,7 +94,7 @@ def well(_: random.Random, sent: Sent) -> End:
 @pytest.mark.parametrize(
     ("size_max", "batch_max", "depth"), [(64, 2, 1), (1000, 5, 3), (1 << 31, 0, 2), (4096, 64, 1)]
 )
-def test_a_queue_is_sent_no_more_than_it_is_configured_for(
+def test_a_queue_gets_at_most_its_configured_number_of_descriptors(
     pool: Pool, size_max: int, batch_max: int, depth: int, *, device_flushes: bool
 ) -> None:
     device = WriteDevice(well, size_max=size_max, batch_max=batch_max, depth=depth)
@@ -111,7 +111,7 @@ def test_a_queue_is_sent_no_more_than_it_is_configured_for(
 
 @pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
 @pytest.mark.parametrize("moved", ["nothing", "some", "all"])
-def test_the_cpu_executes_what_the_device_could_not(pool: Pool, moved: str, batch_max: int) -> None:
+def test_the_cpu_executes_failed_descriptors(pool: Pool, moved: str, batch_max: int) -> None:
     """Each status occurs in turn; the other fields of such a record mean nothing."""
     codes = iter([code | bit for code in STATUSES for bit in (0, lib.BL_DSA_STATUS_WRITE)] * 50)
 
@@ -258,7 +258,7 @@ def test_keys_omitted_from_a_batch_are_requested_again(
             assert engine.stat.by_cpu > 0
 
 
-def test_closing_waits_for_what_a_device_has_out(pool: Pool) -> None:
+def test_closing_waits_for_submitted_descriptors(pool: Pool) -> None:
     """Otherwise the device would write its records into memory that has another owner by then."""
     ended = []
 

@@ -110,7 +110,7 @@ def test_bytes_move_onto_themselves(device: Device) -> None:
     assert bytes(device.bytes(device.source, 6000)) == before[:100] + before[:5900]
 
 
-def test_sums_are_crc32c_and_go_on_from_a_seed(device: Device) -> None:
+def test_checksums_are_crc32c_and_continue_from_a_seed(device: Device) -> None:
     content = bytes(device.bytes(device.source, 9000))
     first = device.run(lib.BL_DSA_COPY_CRC, source=device.source, target=device.target, size=5000)
     assert first.crc == coherence.crc32c(content[:5000])
@@ -237,7 +237,7 @@ REFUSALS: dict[str, tuple[int, int, Fields, int]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_a_device_refuses_is_refused_alike(device: Device, name: str) -> None:
+def test_descriptors_that_a_device_rejects_are_rejected_alike(device: Device, name: str) -> None:
     opcode, flags, fields, status = REFUSALS[name]
     record = device.run(opcode, flags, **fields(device))
     assert record.status == status
@@ -340,7 +340,7 @@ def test_nothing_ends_while_it_is_submitted() -> None:
         device.close()
 
 
-ASTRAY = """
+FAULT = """
 import faulthandler
 from beluga._ffi import ffi, lib
 faulthandler.enable()
@@ -356,7 +356,7 @@ lib.bl_dsa_queue_close(out[0])
 def test_a_fault_of_the_queues_thread_is_reported_as_any_others() -> None:
     """A signal that an instruction raises is not blocked: a handler of the application sees it."""
     ended = subprocess.run(
-        [sys.executable, "-c", ASTRAY],
+        [sys.executable, "-c", FAULT],
         capture_output=True,
         text=True,
         check=False,

@@ -58,7 +58,7 @@ def slow(pool: Pool, delay_us: int) -> DsaEngine:
     return DsaEngine(pool, stormy_portal({"delay_us": delay_us}))
 
 
-def test_a_transfer_is_under_way_while_its_caller_does_other_things(pool: Pool) -> None:
+def test_a_transfer_runs_while_its_caller_does_other_work(pool: Pool) -> None:
     engine = slow(pool, 100_000)
     memory = np.ones(BLOCK, np.uint8)
     start = time.monotonic()
@@ -81,7 +81,7 @@ def test_polling_alone_brings_it_to_its_end(pool: Pool) -> None:
     engine.close()
 
 
-def test_time_runs_out_and_the_transfer_goes_on(pool: Pool) -> None:
+def test_a_transfer_continues_after_a_timeout(pool: Pool) -> None:
     engine = slow(pool, 20_000)
     memory = np.random.default_rng(0).integers(0, 256, 8 * BLOCK, np.uint8)
     transfer = engine.gather_write(block(pool, memory))
@@ -94,7 +94,7 @@ def test_time_runs_out_and_the_transfer_goes_on(pool: Pool) -> None:
     engine.close()
 
 
-def test_closing_ends_what_is_out_and_fails_what_had_more_to_do(pool: Pool) -> None:
+def test_closing_ends_submitted_work_and_fails_unfinished_transfers(pool: Pool) -> None:
     engine = slow(pool, 50_000)
     plan = block(pool, np.ones(8 * BLOCK, np.uint8))  # more chunks than go out at once
     transfer = engine.gather_write(plan)

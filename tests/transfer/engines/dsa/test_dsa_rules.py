@@ -153,7 +153,7 @@ def only(notes: list[Any], kind: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("polls", [False, True], ids=["waits", "polls"])
-def test_what_was_written_is_flushed_after_it_and_all_is_in_order(
+def test_written_lines_are_flushed_afterward_in_order(
     recorder: Recorder, long_pool: Pool, *, polls: bool
 ) -> None:
     plan, wrote, _ = moved(recorder, long_pool, after=lib.BL_DSA_FLUSH_CPU, before=0, polls=polls)

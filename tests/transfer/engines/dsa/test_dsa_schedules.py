@@ -15,7 +15,9 @@ from beluga.pool import Pool
 
 @settings(max_examples=fewer(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules())
-def test_any_schedule_gives_the_same_bytes_and_sums(long_pool: Pool, schedule: Schedule) -> None:
+def test_any_schedule_yields_the_same_bytes_and_checksums(
+    long_pool: Pool, schedule: Schedule
+) -> None:
     play(PRODUCT, long_pool.handle, long_pool, schedule)
 
 
@@ -58,7 +60,7 @@ def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
     assert stat_of(long_pool, storm(batch_max=0))["batches"] == 0
 
 
-def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(long_pool: Pool) -> None:
+def test_the_cpu_copies_if_a_queue_stays_full(long_pool: Pool) -> None:
     full = storm(full=65_536, full_run=1000)
     stat = stat_of(long_pool, full)
     assert stat["descriptors"] == 0
@@ -66,6 +68,6 @@ def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(long_pool: Pool)
     play(PRODUCT, long_pool.handle, long_pool, full)
 
 
-def test_a_page_that_never_comes_is_given_up_and_the_cpu_copies(long_pool: Pool) -> None:
+def test_the_cpu_copies_if_a_page_never_arrives(long_pool: Pool) -> None:
     """Nearly every descriptor faults, after a few bytes or none."""
     play(PRODUCT, long_pool.handle, long_pool, storm(fault=65_000, error=100))

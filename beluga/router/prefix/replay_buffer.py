@@ -23,7 +23,7 @@ class Replay(Generic[T]):
     missed: int
 
 
-class Kept(Generic[T]):
+class ReplayBuffer(Generic[T]):
     """The last ``ring`` numbered items of a publisher, for a replay. Numbers increase by one."""
 
     def __init__(self, *, first: int = 0, ring: int = RING) -> None:
