@@ -231,7 +231,7 @@ def test_the_servers_script_serves_and_the_probes_find_it(shm: Path, tmp_path: P
 def test_the_role_permits_the_calls_of_the_lease() -> None:
     source = (ROOT / "beluga/lease/kubernetes.py").read_text()
     verbs = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-    asked = {verbs[method] for method in re.findall(r'_ask\("([A-Z]+)"', source)}
+    asked = {verbs[method] for method in re.findall(r'_request\("([A-Z]+)"', source)}
     (role,) = (m for m in all_manifests() if m["kind"] == "Role")
     allowed = set(itertools.chain.from_iterable(rule["verbs"] for rule in role["rules"]))
     assert asked == allowed
