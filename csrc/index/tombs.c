@@ -86,20 +86,18 @@ int bl_tombs_give_up(bl_meta *meta, uint64_t id)
  * abandoned, or there are too many. */
 static uint32_t bl_tomb_tier(bl_tombs *tombs, uint64_t id)
 {
-    uint32_t tier = 1;
-    while (tier < BL_TOMB_STORES && tombs->id[tier] != id)
-        tier++;
-    if (tier < BL_TOMB_STORES)
-        return tier;
+    for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++)
+        if (tombs->id[tier] == id)
+            return tier;
     for (uint32_t i = 0; i < tombs->given_up_count; i++)
         if (tombs->given_up[i] == id)
             return 0;
-    for (tier = BL_TOMB_TIERS; tier < BL_TOMB_STORES && tombs->id[tier] != 0;)
-        tier++;
-    if (tier == BL_TOMB_STORES)
-        return 0;
-    tombs->id[tier] = id;
-    return tier;
+    for (uint32_t tier = BL_TOMB_TIERS; tier < BL_TOMB_STORES; tier++)
+        if (tombs->id[tier] == 0) {
+            tombs->id[tier] = id;
+            return tier;
+        }
+    return 0;
 }
 
 int bl_tombs_recover_tier(bl_meta *meta, uint32_t number)

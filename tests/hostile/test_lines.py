@@ -141,7 +141,7 @@ def test_an_entry_that_changes_during_a_read_yields_right_bytes_or_a_miss(
     assert target.get(0)
 
 
-@pytest.mark.parametrize("name", ["generation", "fingerprint"])
+@pytest.mark.parametrize("name", ["generation", "fingerprint", "state"])
 def test_an_entry_of_another_block_is_a_miss(target: Target, name: str) -> None:
     place, geometry = target.entry(0), target.pool.geometry
     block = (place - geometry.table_offset) // LINE % geometry.block_count_max

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.blocks import eventually
+from support.forge import LINE, read, write
 
 from beluga import Client, MetaServer, Pool
 from beluga._ffi import ffi, lib
@@ -75,6 +76,26 @@ def below(shm: Path) -> Iterator[Below]:
         made = Below(pool)
         yield made
         made.close()
+
+
+def test_a_damaged_tombstone_is_dropped(shm: Path) -> None:
+    other = np.array([(4, 5)], np.uint64)  # the key of the damaged lines
+    with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
+        made, count = Below(pool), pool.geometry.block_count_max
+        made.asked.remove(keys(5))
+        assert made.asked.removing(keys(5)) == [DISK | STORE]
+        first = pool.geometry.table_offset + made.server.stat().epoch % 2 * count * LINE
+        made.close()
+        for offset in range(first, first + count * LINE, LINE):
+            line = read(pool, offset)
+            if line[:16] == keys(5).tobytes():
+                write(pool, offset, other.tobytes() + line[16:])
+        made = Below(pool)
+        try:
+            assert made.asked.removing(other) == [0]
+            assert made.asked.removing(keys(5)) == [0]
+        finally:
+            made.close()
 
 
 def test_few_cold_keys_of_a_chain_are_requested_until_some_arrive(below: Below) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forge import LINE, line_hash, read, write
 from support.processes import Process
 
 from beluga import KVCache
@@ -88,6 +89,18 @@ def test_a_line_of_an_earlier_block_is_not_a_name(pool: Pool, server: MetaServer
             put(cache, range(other, other + 1), None)
     assert len(read_names(pool, half(pool))) == 0
     assert not check_pool(pool).findings
+
+
+def test_a_name_of_another_generation_is_not_read(pool: Pool, server: MetaServer) -> None:
+    with KVCache(pool, namespace="named") as cache:
+        put(cache, range(3), named(range(3)))
+    row = read_names(pool, half(pool))[1]
+    block = int(row["block"])
+    offset = pool.geometry.name_offset + (half(pool) * pool.geometry.block_count_max + block) * LINE
+    line = (int(row["generation"]) + 1).to_bytes(8, "little") + read(pool, offset)[8:60] + bytes(4)
+    write(pool, offset, line[:60] + line_hash(line, block).to_bytes(4, "little"))
+    assert block not in read_names(pool, half(pool))["block"]
+    assert len(read_names(pool, half(pool))) == 2
 
 
 def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: MetaServer) -> None:

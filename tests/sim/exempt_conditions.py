@@ -33,6 +33,7 @@ _LOOKED = "looks at the epoch though no task was committed, which costs time"
 _NAP = "only how long an idle server naps, or how often it looks at its clock, differs"
 _NEGATIVE = "the caller asks only whether it is negative: 1 is as good as 0"
 _NO_BYTES = "copies no bytes"
+_ORDER = "only the order of the lanes in the next round differs: fairness, not what is answered"
 _PERIOD = "housekeeping is done more often than it must be, which costs time"
 _PIECE = (
     "the check, which stands in one 8-byte piece with the second sequence, covers all before it"
@@ -42,6 +43,7 @@ _QUANTUM = (
 )
 _REREAD = "the line is read more often than is needed, and its last value is taken"
 _RINGS = "rings, or wakes the server, more often than it must be, which costs time"
+_ROUSED = "polls quiet lanes that nobody has rung for, which costs time"
 _RUNG = "a server with work polls the doorbells less often, at the latest after BL_DOORBELL_ROUNDS"
 _SORTED = (
     "sorts what is in order already, or by a digit in which all agree: stable, so nothing moves"
@@ -112,6 +114,10 @@ REASONED: Conditions = {
         ("first < part", 0, "false"): "the sum modulo the room is the same place",
     },
     ("index/journal.c", "bl_names_look"): {
+        ("bl_table_whole(&entry, number)", 0, "true"): (
+            "of the entry, only its state, a flag and its generation count, and the name's "
+            "line is whole and has that generation"
+        ),
         ("entry.flags & BL_ENTRY_NAMED", 0, "true"): (
             "the line of a block without a name has another generation"
         ),
@@ -149,6 +155,9 @@ REASONED: Conditions = {
         ("block->named", 0, "true"): "the line of a block without a name has another generation",
     },
     ("index/recover.c", "bl_recover_name"): {
+        ("line.generation == generation", 0, "true"): (
+            "copies the name of another generation, which readers ignore"
+        ),
         ("*fetched <= first", 0, "true"): (
             "reads a batch of lines from memory once more, which costs time"
         ),
@@ -591,11 +600,16 @@ REASONED: Conditions = {
         ("server->done.keys - server->doorbell_done.keys < BL_DOORBELL_KEYS", 0, "true"): _RUNG,
     },
     ("rpc/doorbell.c", "bl_doorbell_quieten"): {
+        ("lane->next != lane->busy_next", 0, "false"): (
+            "a lane with requests becomes quiet, and its client rings: that costs time"
+        ),
         ("now_ns - lane->busy_ns > quiet_ns", 0, "false"): (
             "lanes without requests are polled in each round, too, which costs time"
         ),
     },
     ("rpc/server.c", "bl_server_round"): {
+        ("bl_lane_turn(server, number)", 0, "false"): _ORDER,
+        ("bl_lane_turn(server, number)", 0, "true"): _ORDER,
         ("bl_doorbell_look(server, hosts)", 0, "true"): (
             "invalidates the same lines more often, which costs time"
         ),
@@ -785,6 +799,51 @@ REASONED: Conditions = {
             "(SYNC entry.reuse)"
         ),
     },
+    ("index/lookup.c", "bl_remove_one"): {
+        ("task", 0, "false"): (
+            "tiers are asked to remove a task, which they never have: that costs time"
+        ),
+    },
+    ("index/lookup.c", "bl_handle_remove"): {
+        ("status == 0", 1, "true"): _UNREAD,
+        ("status == 0", 0, "true"): (
+            "a server that was deposed refuses the first key with another reason"
+        ),
+    },
+    ("index/reclaim.c", "bl_block_place"): {
+        ("meta->share_count > 1", 0, "true"): (
+            "counts for the only share, whose count nobody reads"
+        ),
+    },
+    ("index/reclaim.c", "bl_extents_return"): {
+        ("stripe <= last", 0, "true"): ("looks at the extents behind it, too, which costs time"),
+    },
+    ("index/reclaim.c", "bl_space_open"): {
+        ("stripe < 0", 0, "false"): (
+            "looks at the epoch though nothing was opened, which costs time"
+        ),
+    },
+    ("index/reclaim.c", "bl_space_take"): {
+        ("status == 0", 0, "true"): ("a server that was deposed grants no space any more"),
+    },
+    ("kvcache/put.c", "bl_kv_flush"): {
+        ("size - at < BL_PAGE_SIZE", 0, "false"): (
+            "flushes the rest of the block's last page, too, which costs time"
+        ),
+    },
+    ("rpc/doorbell.c", "bl_doorbell_look"): {
+        ("bl_doorbell_rouse(server, rung)", 0, "true"): _ROUSED,
+        ("rung != 0", 0, "true"): _ROUSED,
+        ("ring != server->doorbell[host]", 0, "true"): _ROUSED,
+    },
+    ("rpc/takeover.c", "bl_server_take"): {
+        ("server->epoch != 0", 1, "true"): ("stops a heartbeat that was never started"),
+    },
+    ("index/reclaim.c", "bl_space_evict"): {
+        ("bl_eviction_plain(meta)", 0, "false"): (
+            "with one share and no hints, its turn has the same blocks in the same order"
+        ),
+    },
 }
 
 # Each condition has the test of Python that fails.
@@ -796,6 +855,9 @@ TESTED: Conditions = {
         ("!stays", 0, "true"): "tests/index/test_tasks.py::test_tasks_stay_over_servers",
     },
     ("kvcache/get.c", "bl_entry_agrees"): {
+        ("entry->state == BL_ENTRY_COMMITTED", 0, "true"): (
+            "tests/hostile/test_lines.py::test_an_entry_of_another_block_is_a_miss"
+        ),
         ("entry->generation == record->generation", 0, "true"): (
             "tests/hostile/test_lines.py::test_an_entry_of_another_block_is_a_miss"
         ),
@@ -842,6 +904,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_grant"): {
+        ("bl_keep_full(meta, stored)", 0, "true"): (
+            "tests/index/test_tasks.py::test_each_task_is_delivered_to_one_worker_in_order"
+        ),
         ("head->flags & BL_RESERVE_KEPT", 0, "true"): (
             "tests/index/test_tasks.py::test_tasks_cannot_fill_the_pool"
         ),
@@ -1248,6 +1313,12 @@ TESTED: Conditions = {
         ),
     },
     ("index/recover.c", "bl_recover_entries"): {
+        ("whole", 2, "true"): (
+            "tests/index/test_lower_work.py::test_a_damaged_tombstone_is_dropped"
+        ),
+        ("entry.state == BL_ENTRY_TIER", 0, "false"): (
+            "tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"
+        ),
         ("bl_line_used((uint64_t *)&entry)", 0, "true"): (
             "tests/index/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
         ),
@@ -1478,6 +1549,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/recover.c", "bl_recover_mark"): {
+        ("held", 1, "true"): (
+            "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+        ),
         ("held", 0, "true"): (
             "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
         ),
@@ -1492,6 +1566,51 @@ TESTED: Conditions = {
         ("reply.epoch == epoch->epoch", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_host_record_of_an_older_server_excludes_no"
             "_machine"
+        ),
+    },
+    ("index/journal.c", "bl_names_look"): {
+        ("line.generation != entry.generation", 0, "false"): (
+            "tests/index/test_names.py::test_a_name_of_another_generation_is_not_read"
+        ),
+    },
+    ("index/reclaim.c", "bl_space_take"): {
+        ("!bl_space_evict(meta, size, offset)", 0, "true"): (
+            "tests/index/test_block_calls.py::test_the_coldest_block_makes_room"
+        ),
+    },
+    ("index/recover.c", "bl_recover_tomb"): {
+        ("entry->state == BL_ENTRY_TIER", 0, "false"): (
+            "tests/tiers/test_removals.py::test_a_removal_waits_for_its_tier_also_if_a_server_r"
+            "uns_without_it"
+        ),
+    },
+    ("index/recover.c", "bl_recover_tiers"): {
+        ("number < 0", 0, "true"): (
+            "tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"
+        ),
+    },
+    ("index/table.c", "bl_tomb_write"): {
+        ("block->state == BL_NUMBER_TIER", 0, "false"): (
+            "tests/tiers/test_removals.py::test_a_removal_waits_for_its_tier_also_if_a_server_r"
+            "uns_without_it"
+        ),
+    },
+    ("index/tombs.c", "bl_tomb_tier"): {
+        ("tombs->id[tier] == 0", 0, "false"): (
+            "tests/tiers/test_removals.py::test_a_removal_waits_for_its_tier_also_if_a_server_r"
+            "uns_without_it"
+        ),
+    },
+    ("index/tombs.c", "bl_tombs_unmarked"): {
+        (
+            "meta->tombs->id[tier] != 0 && meta->tombs->line[tier] == BL_NO_NUMBER",
+            0,
+            "false",
+        ): ("tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"),
+    },
+    ("rpc/takeover.c", "bl_takeover_enter"): {
+        ("status < 0", 0, "true"): (
+            "tests/rpc/test_idle.py::test_an_idle_server_uses_little_of_a_core"
         ),
     },
 }

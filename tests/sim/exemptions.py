@@ -54,6 +54,11 @@ _LEFT_OUT: dict[Name, str] = {
         "for who checks a dead pool: no entry outlives its extent; recovery drops such an entry "
         "without it, and no memory of the simulator faults"
     ),
+    ("kvcache/put.c", "bl_kv_flush", "fence_full", 1): (
+        "the full fence of the abort's first poll completes the flushes: in the simulator no "
+        "client stands still before it until the server has granted the space again; on a CPU one "
+        "may"
+    ),
     ("rpc/server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
     ("rpc/lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
     ("transfer/cpu.c", "bl_part_prefetch", "prefetch_range", 0): _HINT,
@@ -179,9 +184,6 @@ _DEFERRED: dict[Name, str] = {
         "comes behind its own fence, but before the store fence of bl_bulk_send(), which every "
         "abort passes: a CPU orders a flush with that, the simulator does not"
     ),
-    ("kvcache/put.c", "bl_kv_flush", "fence_full", 1): (
-        "comes behind the stream of the abort's bulk, which nobody reads before its line is out"
-    ),
     ("liveness/heartbeat.c", "bl_heartbeat_farewell", "stream_line", 0): _BEHIND,
     ("transfer/cpu.c", "bl_gather_direct", "stream", 0): (
         "comes behind the fence of bl_kv_commit() at the latest, and before that of "
@@ -193,6 +195,12 @@ _DEFERRED: dict[Name, str] = {
         "the first chunk may be an old copy then: its checksum, which is always requested here, "
         "shows that, and other cases are caught where the fence is omitted"
     ),
+    ("rpc/session.c", "bl_session_pump_all", "fence_store", 0): (
+        "comes behind its ring, as that of bl_lane_call() does, where it is caught: the server "
+        "polls the lane for bl_quiet_ns() after a ring, and a client that sends a batch hardly "
+        "ever stands still for so long between the two"
+    ),
+    ("rpc/lane.c", "bl_lane_take", "fence_full", 0): _HINTED,
     ("rpc/lane.c", "bl_lane_take", "invalidate", 0): _LATE,
     ("rpc/lane.c", "bl_session_given_up", "invalidate", 0): _LATE,
     ("rpc/lobby.c", "bl_lobby_reply_read", "invalidate", 0): _LATE,

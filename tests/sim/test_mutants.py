@@ -19,7 +19,7 @@ import simulator
 from beluga._sim import lib
 from exempt_conditions import TESTED
 from exemptions import EXEMPTIONS
-from mutants import NO_PROTOCOL, main, name_of, protocol_sites
+from mutants import NO_PROTOCOL, known_catches, main, name_of, protocol_sites
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -70,6 +70,16 @@ def test_every_exemption_names_a_site_and_a_reason() -> None:
             drop = there[name].drop
             assert drop in (change, "either") if drop else change not in ("true", "false"), name
             assert len(reason.split()) > 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_mutant_was_caught_once_or_has_an_exemption() -> None:
+    """CI tries only what is remembered. ``scripts/mutants --new --update`` hunts for the rest."""
+    with simulator.using(conditions.build()):
+        found = mutants.mutants(mutants.survey(min(2, os.cpu_count() or 1)))
+        new = [str(m) for m in found if m.name not in known_catches() and not mutants.exempt(m)]
+    assert new == []
 
 
 def test_the_tests_named_for_conditions_exist() -> None:

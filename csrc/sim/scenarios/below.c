@@ -104,8 +104,8 @@ static int bl_below_attach(bl_path *path, bl_meta *meta)
     return status;
 }
 
-/* Return 1 if the tombstones match their count, with at most one for each key and tier. This must
- * be true at every verb of the server. */
+/* Return 1 if the tombstones match their count, with at most one for each key and tier, and have
+ * keys of the scenario. This must be true at every verb of the server. */
 static int bl_below_sane(const bl_meta *meta)
 {
     uint32_t count = 0;
@@ -114,6 +114,8 @@ static int bl_below_sane(const bl_meta *meta)
         if (tomb->state != BL_NUMBER_REMOVED)
             continue;
         count++;
+        if (tomb->key[0] != tomb->key[1])
+            return 0; /* its line was torn */
         for (uint32_t k = 0; k < i; k++)
             if (meta->blocks[k].state == BL_NUMBER_REMOVED && tomb->lane != 0 &&
                 meta->blocks[k].lane == tomb->lane && meta->blocks[k].key[0] == tomb->key[0])

@@ -58,6 +58,15 @@ static int bl_engine_leaves(bl_kv *kv, const bl_kv_buffers *buffers)
     return 1;
 }
 
+/* Check that a put whose copies failed returned that error, and has refused no block. */
+static int bl_engine_failed(const bl_kv_buffers *buffers, int status)
+{
+    for (uint32_t i = 0; i < buffers->batch.count; i++)
+        if (buffers->states[i] == BL_BLOCK_REFUSED && buffers->statuses[i] == status)
+            return -EBADMSG;
+    return status == -ECANCELED ? 0 : -EBADMSG;
+}
+
 static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -92,7 +101,7 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     }
     status = bl_kv_put_end(session, pending, NULL, fails ? -ECANCELED : 0, buffers->states,
                            buffers->statuses);
-    return status == -ECANCELED ? 0 : status;
+    return fails ? bl_engine_failed(buffers, status) : status;
 }
 
 /* Check the bytes of a confirmed block. */
