@@ -67,6 +67,7 @@
 #include "transfer/thread_pool.c"
 #include "transfer/cache_maintenance.c"
 #include "transfer/plan.c"
+#include "transfer/spans.c"
 #include "transfer/cpu.c"
 #include "transfer/block.c"
 

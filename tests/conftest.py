@@ -23,7 +23,6 @@ from support.fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer.engines.cuda import HostDriver
-from beluga.transfer.engines.cuda.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -182,11 +181,10 @@ def run(start: Start) -> Run:
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Install a stand-in for cupy and a GPU; nothing is measured of it."""
+    """Install a stand-in for cupy and a GPU."""
     try:
         made = FakeCuda()
     except EngineUnavailableError as error:
         pytest.skip(str(error))
     made.install(monkeypatch)
-    monkeypatch.setattr(Calibration, "of", classmethod(lambda cls, *_: cls()))
     return made

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their copy plan
 
 
-_GROUP_SIZE = 16 << 20  # bytes; copying this much takes longer than planning the next group
+_GROUP_SIZE = 64 << 20  # bytes; copying this much takes longer than planning the next group
 
 
 class EngineBatch:

@@ -2,11 +2,11 @@
 # Copyright The Beluga Authors
 """Measure copies of a model's blocks between a GPU and the pool: the GPU's rows of ``copy``.
 
-The GPU's work is timed, between two events: the tables' upload, the launches, the copies. The
-host's work (plans, and the CPU's cache maintenance) is in ``coherence`` and ``latency``. The limit
-is one large copy of the same number of bytes by a copy engine between pinned memory and the GPU,
-interleaved with ours. The speed of that copy in the pool's own memory is also a row. Without a GPU
-the rows have a note.
+The GPU's work is timed, between two events. The host's work (plans, and the CPU's cache
+maintenance) is in ``coherence`` and ``latency``. The limit is one large copy of the same number of
+bytes by a copy engine between pinned memory and the GPU, interleaved with ours. The speed of that
+copy in the pool's own memory is also a row. The bytes are random, because a CRC of zeros is faster.
+Without a GPU the rows have a note.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.engines.cuda.calibration import Calibration
 from beluga.transfer.engines.policy import CacheMaintenance, Step
 from beluga.transfer.engines.policy import PolicyRow as Steps
 
@@ -34,38 +33,37 @@ BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
 CHUNK_SIZE = 16 << 10
 CASES = ("gather_write", "scatter_read")
 BATCHES, SMOKE_BATCHES = (1, 16), (1, 2)  # blocks of one call
-SHARES, SMOKE_SHARES = (1, 2, 8, 16, 32), (8,)  # multiprocessors beside the engine's 4
+SHARES, SMOKE_SHARES = (1, 2, 8), (8,)  # multiprocessors, twice as many with checksums
 
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
-_PATHS = ("direct", "staged")
+_SHARE = 4  # the engine's default
 _APART = Steps(Step.FENCE, Step.FENCE)
 
 
 def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDriver) -> list[Row]:
-    """Return the rows of dense and sparse copies by either path, and of the peers."""
-    smoke = recorder.options.smoke
-    shares = [("direct", share) for share in (SMOKE_SHARES if smoke else SHARES)]
+    """Return the rows of dense and sparse copies, and of the peers."""
     rows = []
+    shares = SMOKE_SHARES if recorder.options.smoke else SHARES
     try:
         with contextlib.closing(make()) as driver:
-            for path, share in (*((path, None) for path in _PATHS), *shares):
-                rows += _by(recorder, pool, driver, path, share)
+            for share in (_SHARE, *shares):
+                rows += _by(recorder, pool, driver, share)
     except EngineUnavailableError as error:
         rows = _skipped(recorder, error)
     return rows
 
 
-def _by(recorder: Recorder, pool: Pool, driver: Driver, path: str, share: int | None) -> list[Row]:
-    """Return all rows of a path, or those of the largest batch for another share of the GPU. An
-    error ends the rows of this path and of no other.
+def _by(recorder: Recorder, pool: Pool, driver: Driver, share: int) -> list[Row]:
+    """Return all rows of the default share of the GPU, or those of the largest batch for another
+    one. An error ends the rows of this share and of no other.
     """
     try:
         with (
-            contextlib.closing(_engine(pool, path, driver, share or 4)) as engine,
+            contextlib.closing(_engine(pool, driver, share)) as engine,
             contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
         ):
-            return bench.large(f"{path}, {share} multiprocessors") if share else bench.rows(path)
+            return bench.rows() if share == _SHARE else bench.large(share)
     except BelugaError as error:
         return _skipped(recorder, error)
 
@@ -75,15 +73,13 @@ def _skipped(recorder: Recorder, error: BelugaError) -> list[Row]:
     return [recorder.skipped(case, str(error), engine="cuda") for case in cases]
 
 
-def _engine(pool: Pool, path: str, driver: Driver, share: int) -> CudaEngine:
+def _engine(pool: Pool, driver: Driver, share: int) -> CudaEngine:
     engine = CudaEngine(
         pool,
-        path=path,
         blocks=share,
         window_size=_WINDOW_SIZE,
         driver=driver,
         maintenance=CacheMaintenance(pool, _APART),
-        calibration=Calibration(),  # the path is given
     )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         fault = engine.stat.fault
@@ -101,32 +97,39 @@ class _Bench:
         size = self._batches[-1] * BLOCK_SIZE
         self._memory, self._pinned = driver.allocate(size), driver.pin(size)
         self._clock = StreamClock(driver)
+        random = np.random.default_rng(recorder.options.seed)
+        self._pinned.array[:] = random.integers(0, 256, len(self._pinned.array), np.uint8)
+        self._driver.copy(self._memory, self._pinned.array.ctypes.data, size, self._clock.stream)
 
-    def rows(self, path: str) -> list[Row]:
+    def rows(self) -> list[Row]:
         rows = []
         for blocks in self._batches:
             for chunk_size in (0, CHUNK_SIZE):
                 plan = self._dense(blocks, chunk_size)
-                rows += [self._row(case, plan, path, FRAGMENTS * blocks) for case in CASES]
-        if path == "direct":
-            for model in MODELS:
-                plan = self._sparse(model)
-                note = f"{path}; {model.name}, 16 tokens"
-                rows.append(self._row("sparse_read", plan, note, len(plan.pieces)))
-            rows += [self._of_pool(case) for case in CASES]
-            for blocks in self._batches:
-                plan = self._dense(blocks, 0)
-                rows += peer_rows(self._recorder, self._driver, self._engine, self._pinned, plan)
-            rows += peer_rows(
-                self._recorder, self._driver, self._engine, self._pinned, self._sparse(MODELS[0])
+                rows += [self._row(case, plan, "", FRAGMENTS * blocks) for case in CASES]
+        for model in MODELS:
+            plan = self._sparse(model)
+            rows.append(
+                self._row("sparse_read", plan, f"{model.name}, 16 tokens", len(plan.pieces))
             )
+        rows += [self._of_pool(case) for case in CASES]
+        for blocks in self._batches:
+            plan = self._dense(blocks, 0)
+            rows += peer_rows(self._recorder, self._driver, self._engine, self._pinned, plan)
+        rows += peer_rows(
+            self._recorder, self._driver, self._engine, self._pinned, self._sparse(MODELS[0])
+        )
         return rows
 
-    def large(self, note: str) -> list[Row]:
+    def large(self, share: int) -> list[Row]:
         """Return the rows of the largest batch alone."""
         blocks = self._batches[-1]
-        plans = [self._dense(blocks, chunk_size) for chunk_size in (0, CHUNK_SIZE)]
-        return [self._row(case, plan, note, FRAGMENTS * blocks) for plan in plans for case in CASES]
+        rows = []
+        for chunk_size in (0, CHUNK_SIZE):
+            plan, count = self._dense(blocks, chunk_size), 2 * share if chunk_size else share
+            note = f"{count} multiprocessors"
+            rows += [self._row(case, plan, note, FRAGMENTS * blocks) for case in CASES]
+        return rows
 
     def close(self) -> None:
         """Free the memory; no copy is in flight."""
@@ -205,7 +208,8 @@ class _Bench:
             options,
         )
         if self._clock.exposed:
-            note += f"; {self._clock.exposed} samples hold some of the host's time"
+            held = f"{self._clock.exposed} samples hold some of the host's time"
+            note = f"{note}; {held}" if note else held
         return self._recorder.row(
             case,
             engine="cuda",
@@ -214,6 +218,6 @@ class _Bench:
             threads=1,
             fragment_bytes=plan.size // fragments,
             fragments=fragments,
-            note=note,
+            note=note or None,
             **found,
         )

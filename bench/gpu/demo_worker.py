@@ -58,7 +58,7 @@ class Closing:
     device: str
     reason: str
     launches: int
-    moved_bytes: int  # by kernels and copy engines, between GPU memory and the pool
+    moved_bytes: int  # by kernels, between GPU memory and the pool
     bounced_bytes: int  # by way of this process's memory
     evicted_blocks: int  # from GPU memory
 
@@ -83,14 +83,13 @@ def work(connection: Connection, devices: list[str], capacity: int) -> None:
                     connection.send(worker.serve(np.array(ids, np.uint64)))
                 worker.close()
                 stat = engine.stat
-                moved = stat.direct_bytes + stat.staged_bytes
                 connection.send(
                     Closing(
                         driver.name,
                         driver.identity,
                         reason,
                         stat.launch_count,
-                        moved,
+                        stat.direct_bytes,
                         stat.bounced_bytes,
                         worker.evicted_count(),
                     )

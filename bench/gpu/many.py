@@ -135,7 +135,7 @@ def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDriver) -> list[int]:
     """Return whole stripes of the pool's data. Raises EngineUnavailableError if it is not
     registered.
     """
-    engine = CudaEngine(pool, path="direct", window_size=_WINDOW_SIZE, driver=driver)
+    engine = CudaEngine(pool, window_size=_WINDOW_SIZE, driver=driver)
     stack.callback(engine.close)
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         raise EngineUnavailableError(f"the pool is not registered: {engine.stat.fault}")

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A GPU that copies nothing, to measure the overhead of link and cache.
+"""The CUDA engine on a GPU that copies nothing, to measure the overhead of engine, link and cache.
 
-Each of its copies ends bytes / 52 GB/s after the previous one, in real time. So the difference to
-52 GB/s is time in which planning, the link scheduler and the cache leave it idle. A
-:class:`~beluga.kvcache.KVCache` of default settings drives it: alone, and from two processes that
-share the link. The other process runs ``null_worker.py``.
+A kernel of the null GPU ends bytes / 52 GB/s after the previous one, in real time, and computes no
+checksum. So the difference to 52 GB/s is time in which planning, the engine, the link scheduler and
+the cache leave the GPU idle. A :class:`~beluga.kvcache.KVCache` of default settings drives it:
+alone, and from two processes that share the link. The other process runs ``null_worker.py``. The
+CPU maintains no cache lines; ``coherence`` has that cost.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
 import subprocess
 import time
@@ -20,13 +23,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beluga.child import start
 from beluga.errors import BelugaError
 from beluga.index import MetaServer
 from beluga.kvcache import KVCache, Run
 from beluga.pool import Pool
-from beluga.transfer import Link, LinkSettings, Plan, Speed, TransferClass
+from beluga.transfer import CudaEngine, Link, LinkSettings, Speed, TransferClass
+from beluga.transfer.engines.cuda.driver import Grid, Pinned
+from beluga.transfer.engines.policy import CacheMaintenance, Step
+from beluga.transfer.engines.policy import PolicyRow as Steps
 
 from ..harness.ground import coherence_of, ground
 from ..harness.machine import memory_of
@@ -36,6 +43,7 @@ from ..harness.row import Recorder, Row, percentiles, speed
 BYTES_PER_S = 52_000_000_000
 FRAGMENT, FRAGMENTS = 32 << 10, 128  # of Qwen3-32B's block
 BLOCK = FRAGMENT * FRAGMENTS
+_SPAN_SIZE = 16 << 10  # a fragment is two chunks
 BLOCKS, SMOKE_BLOCKS = 512, 4  # of a put or get: 8192 tokens
 NAMESPACE = "beluga-null-gpu"
 _BESIDE = 32 << 20  # of a pool: the part without blocks
@@ -45,44 +53,84 @@ _RUNS = 5
 _END_TIMEOUT_S = 30.0
 
 
-class NullTransfer:
-    """A transfer that ends at a time of the clock."""
+class NullDriver:
+    """A driver of a GPU whose kernels take time and move nothing. Copies take no time. Times are
+    those of ``perf_counter_ns``."""
 
-    def __init__(self, end_ns: int) -> None:
-        self._end_ns = end_ns
-
-    def done(self) -> bool:
-        """Return whether its time has come."""
-        return time.perf_counter_ns() >= self._end_ns
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Sleep until its time has come."""
-        while (left_ns := self._end_ns - time.perf_counter_ns()) > 0:
-            time.sleep(left_ns / 1e9)
-
-
-class NullGpu:
-    """An engine whose copies take time and move nothing."""
-
-    name = "null_gpu"
-    piece_size = 4 << 20  # as the CUDA engine's
+    name = "cuda-null"
+    identity = "null"
 
     def __init__(self) -> None:
         self._free_ns = 0
+        self._handles = itertools.count(1)
+        self._ends: dict[int, int] = {}  # of events
 
-    def gather_write(self, plan: Plan) -> NullTransfer:
-        """Return a transfer that ends after the simulated copy time."""
-        return self._start(plan.size)
+    def use(self) -> None: ...
 
-    scatter_read = gather_write
+    def allocate(self, size: int) -> int:
+        return next(self._handles) << 40
 
-    def close(self) -> None:
-        """Close nothing, because nothing is held."""
+    def free(self, address: int) -> None: ...
 
-    def _start(self, size: int) -> NullTransfer:
+    def pin(self, size: int) -> Pinned:
+        array = np.zeros(size, np.uint8)
+        return Pinned(array, array.ctypes.data)
+
+    def unpin(self, pinned: Pinned) -> None: ...
+
+    def register(self, address: int, size: int) -> int:
+        return address
+
+    def unregister(self, address: int) -> None: ...
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None: ...
+
+    def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
+        """Advance the GPU's time, and set the checksums of spans to 0. All spans of this benchmark
+        have the same size."""
         begin = max(self._free_ns, time.perf_counter_ns())
+        size = int(job["count"]) * _SPAN_SIZE
+        ctypes.memset(int(job["sums"]), 0, int(job["count"]) * 4)
         self._free_ns = begin + size * 10**9 // BYTES_PER_S
-        return NullTransfer(self._free_ns)
+
+    def make_stream(self, *, urgent: bool) -> int:
+        return next(self._handles)
+
+    def end_stream(self, stream: int) -> None: ...
+
+    def capturing(self, stream: int) -> bool:
+        return False
+
+    def make_event(self) -> int:
+        return next(self._handles)
+
+    def free_event(self, event: int) -> None:
+        self._ends.pop(event, None)
+
+    def record(self, event: int, stream: int) -> None:
+        self._ends[event] = self._free_ns
+
+    def follow(self, stream: int, event: int) -> None: ...
+
+    def ended(self, event: int) -> bool:
+        return time.perf_counter_ns() >= self._ends[event]
+
+    def wait(self, event: int) -> None:
+        while (left_ns := self._ends[event] - time.perf_counter_ns()) > 0:
+            time.sleep(left_ns / 1e9)
+
+    def elapsed_s(self, first: int, second: int) -> float:
+        return (self._ends[second] - self._ends[first]) / 1e9
+
+    def close(self) -> None: ...
+
+
+def null_gpu(pool: Pool) -> CudaEngine:
+    """Return an engine on a null GPU; the pool closes it."""
+    bare = CacheMaintenance(pool, Steps(Step.FENCE, Step.FENCE))
+    engine = CudaEngine(pool, driver=NullDriver(), maintenance=bare)
+    engine.settle()
+    return engine
 
 
 def link_at(pool: Pool, directory: Path) -> Link:
@@ -123,14 +171,18 @@ def _rows(recorder: Recorder, pool: Pool, count: int) -> list[Row]:
     folder = pool.devices[0].path.parent
     with MetaServer(pool), TemporaryDirectory(prefix="beluga-bench-null-", dir=folder) as name:
         link = link_at(pool, Path(name))
-        with KVCache(pool, namespace=NAMESPACE, engine=NullGpu(), link=link) as cache:
+        with KVCache(pool, namespace=NAMESPACE, engine=null_gpu(pool), link=link) as cache:
             found = {"write, alone": _alone(options, partial(_put, cache), count)}
             found["read, alone"] = _alone(options, partial(_get, cache), count)
+            cpu_ms = [_cpu_ms_per_gib(partial(once, cache), count) for once in (_put, _get)]
         with _workers(pool, Path(name), count):
             several = f"read, {_PROCESSES} processes"
             found[several] = [_together(options, link) for _ in range(_RUNS)]
         link.close()
-    return [_row(recorder, case, rates) for case, rates in found.items()]
+    rows = [_row(recorder, case, rates) for case, rates in found.items()]
+    for row, took_ms in zip(rows, cpu_ms, strict=False):
+        row["note"] = f"{row['note']}; {took_ms:.1f} ms of CPU per GiB"
+    return rows
 
 
 def _put(cache: KVCache, count: int) -> float:
@@ -169,6 +221,16 @@ def _alone(options: Options, once: Callable[[int], float], count: int) -> list[f
     return found
 
 
+def _cpu_ms_per_gib(once: Callable[[int], float], count: int) -> float:
+    """Return the CPU time of this process, the least of several runs: the machine may be busy."""
+    found = []
+    for _ in range(_RUNS):
+        before = time.process_time()
+        once(count)
+        found.append(time.process_time() - before)
+    return min(found) * 1e3 * (1 << 30) / (count * BLOCK)
+
+
 def _together(options: Options, link: Link) -> float:
     """Return the bytes per second of all processes that the link admitted."""
     start, before = time.perf_counter(), link.bytes_of(TransferClass.ONBOARD)[0]
@@ -199,7 +261,7 @@ def _row(recorder: Recorder, case: str, found: list[float]) -> Row:
         ratio_to_limit=round(median / BYTES_PER_S, 3),
         ratio_q1=round(first / BYTES_PER_S, 3),
         ratio_q3=round(third / BYTES_PER_S, 3),
-        note="an engine that moves nothing and takes the time of 52 GB/s, behind a KVCache",
+        note="a GPU that moves nothing and takes the time of 52 GB/s, behind a KVCache",
     )
 
 

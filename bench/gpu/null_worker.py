@@ -13,7 +13,7 @@ from beluga.errors import BelugaError
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 
-from .null import NAMESPACE, NullGpu, blocks_of, digests, link_at
+from .null import NAMESPACE, blocks_of, digests, link_at, null_gpu
 
 
 def main(directory: str, count: int, paths: list[str]) -> None:
@@ -23,7 +23,7 @@ def main(directory: str, count: int, paths: list[str]) -> None:
     os.set_blocking(ends, False)
     with Pool.open(paths) as pool:
         link = link_at(pool, Path(directory))
-        with KVCache(pool, namespace=NAMESPACE, engine=NullGpu(), link=link) as cache:
+        with KVCache(pool, namespace=NAMESPACE, engine=null_gpu(pool), link=link) as cache:
             cache.get(names, blocks)
             print("ready", flush=True)
             while not _ended(ends):

@@ -93,7 +93,7 @@ def _operation(
     driver = make()
     maintenance = CacheMaintenance(region.pool, steps)
     engine = CudaEngine(
-        region.pool, path="direct", window_size=_WINDOW_SIZE, driver=driver, maintenance=maintenance
+        region.pool, window_size=_WINDOW_SIZE, driver=driver, maintenance=maintenance
     )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         engine.close()

@@ -47,6 +47,64 @@ typedef struct bl_plan {
     uint32_t reserved;
 } bl_plan;
 
+/* Bytes that are contiguous on both sides, at addresses of a device that copies by itself: a part
+ * of a piece. */
+typedef struct bl_span {
+    uint64_t pool;
+    uint64_t engine;            /* 0: the bytes are only read, for their checksum */
+    uint32_t length;            /* 0: a further target of a span before it */
+    uint32_t power;             /* x^(8n) mod the polynomial of CRC-32C; n bytes of the chunk
+                                 * follow */
+    uint32_t extra;             /* write: zeros to write after it, to the end of the line;
+                                 * read: how many spans after it are further targets */
+    uint32_t chunk;             /* index of the chunk, counted in the whole plan */
+} bl_span;
+
+/* The addresses at which a device reaches the pool: each memory device of the pool is registered in
+ * windows of 2^window_shift bytes. */
+typedef struct bl_windows {
+    const bl_pool *pool;        /* NULL: a buffer at bases[0] replaces the pool */
+    const uint64_t *bases;      /* [memory device][window]; 0: the device does not reach it */
+    uint32_t window_count;      /* of each memory device */
+    uint32_t window_shift;
+} bl_windows;
+
+enum bl_span_limit {
+    BL_SPAN_SIZE = 16 << 10     /* bytes; longer pieces are cut into equal parts, in whole lines */
+};
+
+/* Set touched[memory device][window] to 1 for each window with bytes that a device reads or writes
+ * for a valid plan: with checksums, all bytes of the chunks. Returns 0, or -EINVAL if a piece lies
+ * in two stripes. */
+int bl_spans_touch(const bl_windows *windows, const bl_plan *plan, uint8_t *touched);
+
+/* Set reached to 1 for each chunk of a valid plan whose bytes the device reaches, else to 0. */
+void bl_spans_reach(const bl_windows *windows, const bl_plan *plan, uint8_t *reached);
+
+/* Cut the pieces of a valid plan into spans. spans has room for piece_count plus one for each
+ * BL_SPAN_SIZE bytes. shared: NULL, or for each piece the number of pieces after it that have the
+ * same bytes of the pool, -1 for these. Returns the number of spans, or -EFAULT if the device does
+ * not reach a piece. */
+int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const int64_t *shared,
+                      int write, bl_span *spans);
+
+/* Combine what the device computed for each span to the checksums of the plan's chunks. spans are
+ * those of these chunks. A write stores the checksums in the plan and returns 0; a read returns the
+ * number of chunks whose checksum differs. */
+int64_t bl_spans_sum(const bl_span *spans, const uint32_t *sums, uint64_t count,
+                     const bl_plan *plan, int write);
+
+/* Plan whole blocks, of block_count x fragment_count addresses; the fragments of a block have these
+ * sizes, and a block's chunks have chunk_size bytes, except for the last one. Pieces are cut where
+ * fragments, chunks and stripes end. pieces has room for fragment_count pieces of each block, plus
+ * one for each of its chunks and each stripe in which it lies. Returns the number of pieces. */
+uint64_t bl_plan_blocks(const uint64_t *addresses, const uint64_t *sizes, const uint64_t *offsets,
+                        uint32_t block_count, uint32_t fragment_count, uint64_t chunk_size,
+                        bl_piece *pieces, bl_chunk *chunks);
+
+/* Returns 1 if no piece and no chunk of a plan ends beyond size bytes of the pool. */
+int bl_plan_within(const bl_plan *plan, uint64_t size);
+
 /* Validate a plan for an engine that is not in C. Returns 0, or -EINVAL if a piece is not in its
  * chunk, a chunk is not in the pool, or the pieces of a dense plan do not tile its chunks. */
 int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
@@ -59,9 +117,10 @@ enum bl_maintenance {
     BL_MAINTENANCE_FLUSH        /* after the completion of a write, before the publication */
 };
 
-/* Maintain the cache lines that a device reads or writes by a plan. Returns 0, -EINVAL if the plan
- * is not within the pool, or -BL_ERROR_DEVICE_FAULT. */
-int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance);
+/* Maintain the cache lines that a device reads or writes by a plan, on at most threads threads.
+ * Returns 0, -EINVAL if the plan is not within the pool, or -BL_ERROR_DEVICE_FAULT. */
+int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance,
+                        uint32_t threads);
 
 /* The CPU's copy settings, as measured on the machine (beluga/transfer/engines/cpu/tuning.py). All
  * fields but threads are bytes. They affect only the speed. */

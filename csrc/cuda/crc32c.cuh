@@ -1,21 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Computes CRC-32C with the lanes of a group. CRCs are linear: a lane computes the CRC of its own
- * words, shifting over the other lanes' words in between (by a table), then shifts its result over
- * the rest of the tile and of the chunk (a product mod P); the results are xored together.
+ * Computes CRC-32C with the lanes of a group, as arithmetic on polynomials mod P. They are
+ * reflected: x^0 is the highest bit. A message M has the checksum M * x^32, apart from its
+ * inversions, which the CPU adds. Each lane evaluates the 32-bit parts of its words by Horner's
+ * rule, with the factor x^(8 * the bytes of a word of each lane). At the end it joins its parts,
+ * and multiplies by the power of the bytes that follow its last word in the span. The lanes'
+ * results are xored, and one lane multiplies by the power of the bytes that follow the span in the
+ * chunk.
  *
- * Tables, in this order (made by engines/cuda/crc.py): BL_SLICES x 256, byte b then k zeros; 4 x
- * 256, byte k of a CRC shifted over one word of each lane; 32 powers x^(8*16*n); 32 powers
- * x^(8*2^n). Polynomials are reflected: x^0 is the highest bit.
+ * Tables, in this order (made by engines/cuda/crc.py): 4 x 256 products of byte k with the factor
+ * of Horner's rule, for words of 16 bytes; 4 x 256 products with x^32; 32 powers
+ * x^(32 + 8 * 16 * n); 32 powers x^(8 * 2^n).
  */
 #ifndef BL_CUDA_CRC32C_CUH
 #define BL_CUDA_CRC32C_CUH
 
 enum bl_crc_table {
-    BL_CRC_ADVANCE = BL_SLICES * 256,
-    BL_CRC_WORDS = (BL_SLICES + 4) * 256,
-    BL_CRC_BYTES = BL_CRC_WORDS + 32
+    BL_CRC_STEP = 0,
+    BL_CRC_PART = 4 * 256,
+    BL_CRC_WORDS = 2 * 4 * 256,
+    BL_CRC_BYTES = BL_CRC_WORDS + 32,
+    BL_TABLE_WORDS = BL_CRC_BYTES + 32
 };
 
 BL_DEVICE uint32_t bl_crc_multiply(uint32_t a, uint32_t b)
@@ -39,33 +45,50 @@ BL_DEVICE uint32_t bl_crc_power(const uint32_t *tables, uint32_t count)
     return power;
 }
 
-/* Return the CRC of one word. */
-template <int WIDTH> BL_DEVICE uint32_t bl_crc_word(const uint32_t *tables, bl_word<WIDTH> word)
+/* Return the product with a table's factor. */
+template <int TABLE> BL_DEVICE uint32_t bl_crc_times(const uint32_t *tables, uint32_t value)
 {
-    uint32_t crc = 0;
-#pragma unroll
-    for (int byte = 0; byte < WIDTH; byte++) {
-        uint32_t value = (word.part[byte / 4] >> (8 * (byte % 4))) & 0xff;
-        crc ^= tables[(WIDTH - 1 - byte) * 256 + value];
-    }
-    return crc;
+    const uint32_t *table = tables + TABLE;
+    return table[value & 0xff] ^ table[256 + ((value >> 8) & 0xff)] ^
+           table[512 + ((value >> 16) & 0xff)] ^ table[768 + (value >> 24)];
 }
 
-/* Return x^(8 * the bytes of a word of each lane), where no table has that product. */
+/* Return a factor of Horner's rule, where no table has it. */
 template <int LANES, int WIDTH> BL_DEVICE uint32_t bl_crc_stride(const uint32_t *tables)
 {
     return WIDTH == 16 ? 0 : bl_crc_power(tables, LANES * WIDTH);
 }
 
-/* Shift a CRC over the words of the other lanes. */
+/* Evaluate one more word. */
 template <int WIDTH>
-BL_DEVICE uint32_t bl_crc_advance(const uint32_t *tables, uint32_t crc, uint32_t stride)
+BL_DEVICE void bl_crc_step(const uint32_t *tables, uint32_t stride, bl_word<WIDTH> *sum,
+                           bl_word<WIDTH> word)
 {
-    if (WIDTH < 16)
-        return bl_crc_multiply(crc, stride);
-    const uint32_t *advance = tables + BL_CRC_ADVANCE;
-    return advance[crc & 0xff] ^ advance[256 + ((crc >> 8) & 0xff)] ^
-           advance[512 + ((crc >> 16) & 0xff)] ^ advance[768 + (crc >> 24)];
+#pragma unroll
+    for (int i = 0; i < (WIDTH + 3) / 4; i++) {
+        uint32_t moved = WIDTH == 16 ? bl_crc_times<BL_CRC_STEP>(tables, sum->part[i])
+                                     : bl_crc_multiply(sum->part[i], stride);
+        sum->part[i] = moved ^ word.part[i];
+    }
+}
+
+/* Return a lane's part of the span's checksum. */
+template <int LANES, int WIDTH>
+BL_DEVICE uint32_t bl_crc_end(const uint32_t *tables, const bl_word<WIDTH> &sum, uint32_t length,
+                              uint32_t lane)
+{
+    uint32_t count = length / WIDTH, ragged = length - count * WIDTH;
+    if (count <= lane)
+        return 0;
+    uint32_t value = sum.part[0], after = (count - 1 - lane) % LANES;
+#pragma unroll
+    for (int i = 1; i < WIDTH / 4; i++)
+        value = bl_crc_times<BL_CRC_PART>(tables, value) ^ sum.part[i];
+    uint32_t power = WIDTH == 16 ? tables[BL_CRC_WORDS + after]
+                                 : bl_crc_power(tables, after * WIDTH + (WIDTH < 4 ? WIDTH : 4));
+    if (ragged > 0)
+        power = bl_crc_multiply(power, bl_crc_power(tables, ragged));
+    return bl_crc_multiply(value, power);
 }
 
 #endif

@@ -9,7 +9,6 @@
  *   W address size   bytes follow
  *   R address size   the bytes
  *   L kernel blocks threads  a job follows; replies the number of accesses, and the accesses
- *   P offset         windows follow; replies the address
  *   B bug            plant a bug
  *   F                free all
  */
@@ -38,7 +37,7 @@ static void bl_take(void *target, size_t size)
         exit(0);
 }
 
-static void bl_say(const void *source, size_t size)
+static void bl_put_out(const void *source, size_t size)
 {
     if (size > 0)
         fwrite(source, size, 1, stdout);
@@ -51,10 +50,10 @@ static void bl_allocate(uint64_t size, uint64_t ragged)
         abort();
     bl_allocations[bl_allocation_count++] = memory;
     uint64_t address = (uint64_t)memory + ragged;
-    bl_say(&address, sizeof address);
+    bl_put_out(&address, sizeof address);
 }
 
-static void bl_run(const uint64_t *numbers)
+static void bl_launch(const uint64_t *numbers)
 {
     bl_job job;
     bl_take(&job, sizeof job);
@@ -64,8 +63,8 @@ static void bl_run(const uint64_t *numbers)
     trace.count = 0;
     bl_grid grid = {(uint32_t)numbers[1], (uint32_t)numbers[2]};
     bl_kernels[numbers[0]](&job, grid, &trace);
-    bl_say(&trace.count, sizeof trace.count);
-    bl_say(trace.accesses, trace.count * sizeof(bl_access));
+    bl_put_out(&trace.count, sizeof trace.count);
+    bl_put_out(trace.accesses, trace.count * sizeof(bl_access));
 }
 
 int main(void)
@@ -73,7 +72,6 @@ int main(void)
     for (;;) {
         uint64_t request[4];
         bl_take(request, sizeof request);
-        bl_windows windows;
         switch ((char)request[0]) {
         case 'A':
             bl_allocate(request[1], request[2]);
@@ -82,15 +80,10 @@ int main(void)
             bl_take((void *)request[1], request[2]);
             break;
         case 'R':
-            bl_say((const void *)request[1], request[2]);
+            bl_put_out((const void *)request[1], request[2]);
             break;
         case 'L':
-            bl_run(request + 1);
-            break;
-        case 'P':
-            bl_take(&windows, sizeof windows);
-            request[1] = bl_host_address(&windows, request[1]);
-            bl_say(&request[1], sizeof request[1]);
+            bl_launch(request + 1);
             break;
         case 'B':
             bl_planted = (uint32_t)request[1];

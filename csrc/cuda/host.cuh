@@ -16,12 +16,12 @@
 
 #define BL_DEVICE static inline
 
-/* One access. The n-th accesses of all lanes, for one tile and of one kind, form one step of the
+/* One access. The n-th accesses of all lanes, for one span and of one kind, form one step of the
  * group. */
 typedef struct bl_access {
     uint64_t address;
     uint32_t thread;            /* of the grid */
-    uint32_t tile;
+    uint32_t span;
     uint32_t size;
     uint32_t store;
 } bl_access;
@@ -31,7 +31,7 @@ typedef struct bl_trace {
     uint64_t capacity;
     uint64_t count;             /* may exceed the number that fitted */
     uint32_t thread;
-    uint32_t tile;
+    uint32_t span;
 } bl_trace;
 
 static thread_local bl_trace *bl_tracing;
@@ -46,15 +46,18 @@ static inline void bl_access_note(uint64_t address, uint32_t size, uint32_t stor
     if (!trace)
         return;
     if (trace->count < trace->capacity)
-        trace->accesses[trace->count] = {address, trace->thread, trace->tile, size, store};
+        trace->accesses[trace->count] = {address, trace->thread, trace->span, size, store};
     trace->count++;
 }
 
-static inline void bl_tile_note(uint64_t tile)
+static inline void bl_span_note(uint64_t span)
 {
     if (bl_tracing)
-        bl_tracing->tile = (uint32_t)tile;
+        bl_tracing->span = (uint32_t)span;
 }
+
+/* It is not recorded: it accesses neither the pool nor an engine's memory. */
+BL_DEVICE bl_span bl_span_load(const bl_span *span) { return *span; }
 
 template <int WIDTH> BL_DEVICE bl_word<WIDTH> bl_load(uint64_t address, bl_word<WIDTH> word)
 {
@@ -70,23 +73,12 @@ template <bool TO_POOL, int WIDTH> BL_DEVICE void bl_store(uint64_t address, bl_
     memcpy((void *)address, word.part, WIDTH);
 }
 
-/* Lanes run one by one, so there is no reduction. */
+/* Lanes run one by one, the first one first, so there is no reduction. */
 template <int LANES>
-BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
-                              uint32_t (*multiply)(uint32_t, uint32_t))
+BL_DEVICE void bl_sum_put(uint32_t *sum, uint32_t value, uint32_t power, uint32_t lane,
+                          uint32_t (*multiply)(uint32_t, uint32_t))
 {
-    (void)lead;
-    sum->crc ^= multiply(value, power);
-    return --sum->left;
-}
-
-BL_DEVICE uint32_t bl_sum_read(bl_sum *sum) { return sum->crc; }
-
-BL_DEVICE void bl_verdict_bad(bl_verdict *verdict, uint32_t chunk)
-{
-    verdict->bad_count++;
-    if (chunk < verdict->first_bad)
-        verdict->first_bad = chunk;
+    *sum = (lane > 0 ? *sum : 0) ^ multiply(value, power);
 }
 
 #endif

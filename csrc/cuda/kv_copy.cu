@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * The gather (engine memory to pool) and scatter (pool to engine memory) kernels, with fused
- * CRC-32C. They take raw pointers and a stream. A whole batch is one launch of a few persistent
- * blocks: each group of lanes takes every n-th tile, prefetches the next tile's description, and
+ * CRC-32C. All of a plan is one launch of a few persistent blocks. A block loads the descriptions
+ * of many spans at once; each group of its lanes (a warp or half a warp) takes every n-th span, and
  * keeps BL_UNROLL words per lane in flight. If source, target or length are not aligned to 16
- * bytes, words have 8, 4 or 1 bytes. In a scatter, a piece without an address only contributes to
- * the checksum; where rows overlap, a word is loaded once and stored to all its targets, so the
- * checksum is that of the delivered bytes even if the pool changes meanwhile.
+ * bytes, words have 8, 4 or 1 bytes. In a scatter, a span without an engine address only
+ * contributes to the checksum; where rows overlap, a word is loaded once and stored to all its
+ * targets, so the checksum is that of the delivered bytes even if the pool changes meanwhile.
  *
  * This file is compiled by NVRTC; by a C++ compiler, to run on a CPU (host.cuh, run.cuh); and by a
  * C++ compiler with sanitizers, for tests (harness.cu).
@@ -20,12 +20,13 @@
 
 #include "crc32c.cuh"
 
-typedef struct bl_span {
+/* One lane's view of a copy. */
+typedef struct bl_run {
     uint64_t source;
     uint64_t target;            /* 0: only for the checksum */
     uint32_t length;
     uint32_t lane;
-} bl_span;
+} bl_run;
 
 template <int LANES> BL_DEVICE uint32_t bl_unit(uint32_t first, int step, uint32_t lane)
 {
@@ -36,193 +37,177 @@ template <int LANES> BL_DEVICE uint32_t bl_unit(uint32_t first, int step, uint32
 
 /* Copy the bytes after the last whole word, one per lane. */
 template <int LANES, bool TO_POOL, bool SUM>
-BL_DEVICE uint32_t bl_move_tail(bl_span span, uint32_t start, const uint32_t *tables)
+BL_DEVICE uint32_t bl_move_tail(bl_run run, uint32_t start, const uint32_t *tables)
 {
-    uint32_t place = start + span.lane;
-    if (place >= span.length || BL_PLANT == BL_PLANT_TAIL)
+    uint32_t place = start + run.lane;
+    if (place >= run.length || BL_PLANT == BL_PLANT_TAIL)
         return 0;
-    bl_word<1> byte = bl_load(span.source + place, bl_word<1>());
-    if (span.target)
-        bl_store<TO_POOL>(span.target + place, byte);
-    if (!SUM)
-        return 0;
-    uint32_t after = span.length - 1 - place;
-    return bl_crc_multiply(bl_crc_word<1>(tables, byte), bl_crc_power(tables, after));
+    bl_word<1> byte = bl_load(run.source + place, bl_word<1>());
+    if (run.target)
+        bl_store<TO_POOL>(run.target + place, byte);
+    return SUM ? bl_crc_multiply(byte.part[0], bl_crc_power(tables, run.length - place)) : 0;
 }
 
-/* Return the CRC of a lane's words, shifted over what follows them in the tile. */
-template <int LANES, int WIDTH>
-BL_DEVICE uint32_t bl_move_sum(bl_span span, uint32_t crc, const uint32_t *tables)
-{
-    uint32_t count = span.length / WIDTH, ragged = span.length - count * WIDTH;
-    if (count <= span.lane)
-        return 0;
-    uint32_t words_after = (count - 1 - span.lane) % LANES;
-    uint32_t power = WIDTH == 16 ? tables[BL_CRC_WORDS + words_after]
-                                 : bl_crc_power(tables, words_after * WIDTH);
-    if (ragged > 0)
-        power = bl_crc_multiply(power, bl_crc_power(tables, ragged));
-    return bl_crc_multiply(crc, power);
-}
-
-/* Copy a tile in words of WIDTH bytes. Returns this lane's part of the tile's checksum. */
+/* Copy a span in words of WIDTH bytes. Returns this lane's part of the span's checksum. */
 template <int LANES, int WIDTH, bool TO_POOL, bool SUM>
-BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
+BL_DEVICE uint32_t bl_move(bl_run run, const uint32_t *tables)
 {
-    uint32_t count = span.length / WIDTH, crc = 0, next = span.lane, first = 0;
+    uint32_t count = run.length / WIDTH, next = run.lane, first = 0;
     uint32_t stride = SUM ? bl_crc_stride<LANES, WIDTH>(tables) : 0;
-    bl_word<WIDTH> words[BL_UNROLL];
+    bl_word<WIDTH> words[BL_UNROLL], sum = {};
 #pragma unroll 1
     for (; first + LANES * BL_UNROLL <= count; first += LANES * BL_UNROLL) {
 #pragma unroll
         for (int i = 0; i < BL_UNROLL; i++)
-            words[i] = bl_load(span.source + bl_unit<LANES>(first, i, span.lane) * WIDTH, words[i]);
-        if (span.target) {
+            words[i] = bl_load(run.source + bl_unit<LANES>(first, i, run.lane) * WIDTH, words[i]);
+        if (run.target) {
 #pragma unroll
             for (int i = 0; i < BL_UNROLL; i++)
-                bl_store<TO_POOL>(span.target + bl_unit<LANES>(first, i, span.lane) * WIDTH,
+                bl_store<TO_POOL>(run.target + bl_unit<LANES>(first, i, run.lane) * WIDTH,
                                   words[i]);
         }
         if (SUM) {
 #pragma unroll
             for (int i = 0; i < BL_UNROLL; i++)
-                crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^
-                      bl_crc_word<WIDTH>(tables, words[i]);
+                bl_crc_step<WIDTH>(tables, stride, &sum, words[i]);
         }
         next += LANES * BL_UNROLL;
     }
 #pragma unroll
     for (int i = 0; i < BL_UNROLL; i++)
         if (next + i * LANES < count)
-            words[i] = bl_load(span.source + (next + i * LANES) * WIDTH, words[i]);
-    if (span.target) {
+            words[i] = bl_load(run.source + (next + i * LANES) * WIDTH, words[i]);
+    if (run.target) {
 #pragma unroll
         for (int i = 0; i < BL_UNROLL; i++)
             if (next + i * LANES < count)
-                bl_store<TO_POOL>(span.target + (next + i * LANES) * WIDTH, words[i]);
+                bl_store<TO_POOL>(run.target + (next + i * LANES) * WIDTH, words[i]);
     }
-    if (BL_PLANT == BL_PLANT_TWICE && span.target && count > 0 && span.lane == 0)
-        bl_store<TO_POOL>(span.target, bl_load(span.source, words[0]));
-    uint32_t tail = bl_move_tail<LANES, TO_POOL, SUM>(span, count * WIDTH, tables);
+    if (BL_PLANT == BL_PLANT_TWICE && run.target && count > 0 && run.lane == 0)
+        bl_store<TO_POOL>(run.target, bl_load(run.source, words[0]));
+    uint32_t tail = bl_move_tail<LANES, TO_POOL, SUM>(run, count * WIDTH, tables);
     if (!SUM)
         return 0;
 #pragma unroll
     for (int i = 0; i < BL_UNROLL; i++)
         if (next + i * LANES < count)
-            crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^
-                  bl_crc_word<WIDTH>(tables, words[i]);
-    return bl_move_sum<LANES, WIDTH>(span, crc, tables) ^ tail;
+            bl_crc_step<WIDTH>(tables, stride, &sum, words[i]);
+    return bl_crc_end<LANES, WIDTH>(tables, sum, run.length, run.lane) ^ tail;
 }
 
-/* Copy a tile with several targets: its piece's, and those of the pieces after it. */
+/* Copy a span with several targets: its own, and those of the spans after it. */
 template <int LANES, int WIDTH>
-BL_DEVICE uint32_t bl_spread(bl_span span, const bl_piece *piece, uint32_t others,
+BL_DEVICE uint32_t bl_spread(bl_run run, const bl_span *span, uint32_t others,
                              const uint32_t *tables)
 {
-    uint32_t count = span.length / WIDTH, crc = 0;
-    uint32_t stride = bl_crc_stride<LANES, WIDTH>(tables);
+    uint32_t count = run.length / WIDTH, stride = bl_crc_stride<LANES, WIDTH>(tables);
+    bl_word<WIDTH> sum = {};
 #pragma unroll 1
-    for (uint32_t at = span.lane; at < count; at += LANES) {
+    for (uint32_t at = run.lane; at < count; at += LANES) {
         uint64_t place = (uint64_t)at * WIDTH;
-        bl_word<WIDTH> word = bl_load(span.source + place, bl_word<WIDTH>());
+        bl_word<WIDTH> word = bl_load(run.source + place, bl_word<WIDTH>());
 #pragma unroll 1
         for (uint32_t other = 0; other <= others; other++) {
-            uint64_t target = span.target + (piece[other].address - piece->address);
-            bl_store<false>(target + place, word);
+            bl_store<false>(span[other].engine + place, word);
             if (BL_PLANT == BL_PLANT_AGAIN)
-                word = bl_load(span.source + place, word);
+                word = bl_load(run.source + place, word);
         }
-        crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^ bl_crc_word<WIDTH>(tables, word);
+        bl_crc_step<WIDTH>(tables, stride, &sum, word);
     }
-    return bl_move_sum<LANES, WIDTH>(span, crc, tables);
+    return bl_crc_end<LANES, WIDTH>(tables, sum, run.length, run.lane);
 }
 
 template <int LANES>
-BL_DEVICE uint32_t bl_spread_any(bl_span span, const bl_piece *piece, uint32_t others,
+BL_DEVICE uint32_t bl_spread_any(bl_run run, const bl_span *span, uint32_t others,
                                  const uint32_t *tables)
 {
-    uint64_t places = span.source | span.length;
+    uint64_t places = run.source | run.length;
 #pragma unroll 1
     for (uint32_t other = 0; other <= others; other++)
-        places |= piece[other].address;
-    return places % 16 == 0 ? bl_spread<LANES, 16>(span, piece, others, tables)
-                            : bl_spread<LANES, 1>(span, piece, others, tables);
+        places |= span[other].engine;
+    return places % 16 == 0 ? bl_spread<LANES, 16>(run, span, others, tables)
+                            : bl_spread<LANES, 1>(run, span, others, tables);
 }
 
 template <int LANES, bool TO_POOL, bool SUM>
-BL_DEVICE uint32_t bl_move_any(bl_span span, const uint32_t *tables)
+BL_DEVICE uint32_t bl_move_any(bl_run run, const uint32_t *tables)
 {
-    uint64_t places = span.source | span.target;
+    uint64_t places = run.source | run.target;
     if (places % 16 == 0)
-        return bl_move<LANES, 16, TO_POOL, SUM>(span, tables);
+        return bl_move<LANES, 16, TO_POOL, SUM>(run, tables);
     if (places % 8 == 0)
-        return bl_move<LANES, 8, TO_POOL, SUM>(span, tables);
+        return bl_move<LANES, 8, TO_POOL, SUM>(run, tables);
     if (places % 4 == 0)
-        return bl_move<LANES, 4, TO_POOL, SUM>(span, tables);
-    return bl_move<LANES, 1, TO_POOL, SUM>(span, tables);
+        return bl_move<LANES, 4, TO_POOL, SUM>(run, tables);
+    return bl_move<LANES, 1, TO_POOL, SUM>(run, tables);
 }
 
-template <int LANES, bool TO_POOL>
-BL_DEVICE void bl_sum_tile(const bl_job *job, const bl_tile *tile, uint32_t chunk, uint32_t value,
-                           uint32_t lane)
-{
-    bl_sum *sum = job->sums + (BL_PLANT == BL_PLANT_CHUNK && chunk > 0 ? chunk - 1 : chunk);
-    uint32_t left = bl_sum_add<LANES>(sum, value, tile->power, lane == 0, bl_crc_multiply);
-    if (!TO_POOL && left == 0 && bl_sum_read(sum) != sum->expected)
-        bl_verdict_bad(job->verdict, chunk);
-}
-
+/* Copy a span. In a gather, extra is the number of zeros to write after it, up to the end of the
+ * line; in a scatter, the number of spans after it that are further targets. */
 template <int LANES, bool TO_POOL, bool SUM>
-BL_DEVICE void bl_copy_tile(const bl_job *job, bl_tile tile, bl_piece piece, uint32_t lane,
+BL_DEVICE void bl_copy_span(const bl_job *job, uint64_t number, bl_span span, uint32_t lane,
                             const uint32_t *tables)
 {
-    uint32_t length = bl_tile_length(&tile, &piece, job->tile_size);
-    uint64_t start = tile.start + (BL_PLANT == BL_PLANT_TILE ? job->tile_size : 0);
-    uint64_t pool = bl_window_address(&job->windows, piece.offset) + start;
-    uint64_t engine = piece.address ? piece.address + start : 0;
-    bl_span span = {TO_POOL ? engine : pool, TO_POOL ? pool : engine, length, lane};
-    uint32_t value = !TO_POOL && SUM && tile.extra > 0
-                         ? bl_spread_any<LANES>(span, job->pieces + tile.piece, tile.extra, tables)
-                         : bl_move_any<LANES, TO_POOL, SUM>(span, tables);
+    uint64_t pool = span.pool + (BL_PLANT == BL_PLANT_SHIFT ? 64 : 0);
+    bl_run run = {TO_POOL ? span.engine : pool, TO_POOL ? pool : span.engine, span.length, lane};
+    uint32_t value = !TO_POOL && SUM && span.extra > 0
+                         ? bl_spread_any<LANES>(run, job->spans + number, span.extra, tables)
+                         : bl_move_any<LANES, TO_POOL, SUM>(run, tables);
     if (TO_POOL && BL_PLANT != BL_PLANT_PAD)
-        for (uint32_t i = lane; i < tile.extra; i += LANES)
-            bl_store<TO_POOL>(pool + length + i, bl_word<1>());
+        for (uint32_t i = lane; i < span.extra; i += LANES)
+            bl_store<TO_POOL>(pool + span.length + i, bl_word<1>());
     if (SUM)
-        bl_sum_tile<LANES, TO_POOL>(job, &tile, piece.chunk - (uint32_t)job->chunk_base, value,
-                                    lane);
+        bl_sum_put<LANES>(job->sums + (number ^ (BL_PLANT == BL_PLANT_SUM)), value, span.power,
+                          lane, bl_crc_multiply);
 }
 
-template <int LANES, bool TO_POOL, bool SUM>
-BL_DEVICE void bl_copy(const bl_job *job, bl_thread me, const uint32_t *tables)
+/* Return the number of the span at a place of a block's batch. Blocks take BL_STEP adjacent spans
+ * in turn. */
+BL_DEVICE uint64_t bl_batch_span(uint64_t batch, uint32_t place, bl_thread me)
 {
-    uint64_t thread = (uint64_t)me.block * me.thread_count + me.thread;
-    uint64_t group = thread / LANES, step = (uint64_t)me.block_count * me.thread_count / LANES;
-    uint32_t lane = (uint32_t)(thread % LANES), swap = BL_PLANT == BL_PLANT_SWAP;
-    if (group >= job->tile_count)
-        return;
-    bl_tile tile = job->tiles[group];
-    bl_piece piece = job->pieces[tile.piece];
-#pragma unroll 1
-    for (uint64_t next = group; next < job->tile_count;) {
-        bl_tile tile_now = tile;
-        bl_piece piece_now = piece;
-        bl_tile_note(next);
-        next += step;
-        if (next < job->tile_count) {
-            tile = job->tiles[next];
-            piece = job->pieces[tile.piece];
-        }
-        if (swap)
-            piece_now.address = job->pieces[tile_now.piece ^ 1].address;
-        bl_copy_tile<LANES, TO_POOL, SUM>(job, tile_now, piece_now, lane, tables);
+    uint64_t step = batch * (BL_BATCH / BL_STEP) + place / BL_STEP;
+    return (step * me.block_count + me.block) * BL_STEP + place % BL_STEP;
+}
+
+BL_DEVICE uint64_t bl_batch_count(const bl_job *job, bl_thread me)
+{
+    uint64_t size = (uint64_t)BL_BATCH * me.block_count;
+    return (job->count + size - 1) / size;
+}
+
+/* Load a block's batch of spans, in words of whole warps: the host's memory is far. */
+BL_DEVICE void bl_fill_batch(const bl_job *job, bl_span *spans, uint64_t batch, bl_thread me)
+{
+    for (uint32_t place = me.thread; place < BL_BATCH; place += me.thread_count) {
+        uint64_t number = bl_batch_span(batch, place, me);
+        if (number < job->count)
+            spans[place] = bl_span_load(job->spans + number);
     }
 }
 
-/* Copy the tables to shared memory. */
 BL_DEVICE void bl_fill_tables(const bl_job *job, uint32_t *tables, bl_thread me)
 {
     for (uint32_t i = me.thread; i < BL_TABLE_WORDS; i += me.thread_count)
         tables[i] = job->tables[i];
+}
+
+template <int LANES, bool TO_POOL, bool SUM>
+BL_DEVICE void bl_copy_batch(const bl_job *job, const bl_span *spans, uint64_t batch, bl_thread me,
+                             const uint32_t *tables)
+{
+    uint32_t lane = me.thread % LANES, groups = me.thread_count / LANES;
+#pragma unroll 1
+    for (uint32_t place = me.thread / LANES; place < BL_BATCH; place += groups) {
+        uint64_t number = bl_batch_span(batch, place, me);
+        if (number >= job->count)
+            return;
+        bl_span span = spans[place];
+        bl_span_note(number);
+        if (BL_PLANT == BL_PLANT_SWAP)
+            span.engine = job->spans[number ^ 1].engine;
+        if (span.length > 0)    /* else it is a further target of a span before it */
+            bl_copy_span<LANES, TO_POOL, SUM>(job, number, span, lane, tables);
+    }
 }
 
 #ifdef __CUDACC__
@@ -230,12 +215,16 @@ BL_DEVICE void bl_fill_tables(const bl_job *job, uint32_t *tables, bl_thread me)
     extern "C" __global__ void __launch_bounds__(BL_THREADS_MAX) NAME(const bl_job job)            \
     {                                                                                              \
         __shared__ uint32_t tables[SUM ? BL_TABLE_WORDS : 1];                                      \
+        __shared__ bl_span spans[BL_BATCH];                                                        \
         bl_thread me = {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x};                           \
-        if (SUM) {                                                                                 \
+        if (SUM)                                                                                   \
             bl_fill_tables(&job, tables, me);                                                      \
+        for (uint64_t batch = 0; batch < bl_batch_count(&job, me); batch++) {                      \
+            __syncthreads(); /* the last batch has been copied */                                  \
+            bl_fill_batch(&job, spans, batch, me);                                                 \
             __syncthreads();                                                                       \
+            bl_copy_batch<LANES, TO_POOL, SUM>(&job, spans, batch, me, tables);                    \
         }                                                                                          \
-        bl_copy<LANES, TO_POOL, SUM>(&job, me, tables);                                            \
     }
 #else
 #include "run.cuh"

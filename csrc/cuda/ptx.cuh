@@ -13,7 +13,20 @@
 
 #define BL_DEVICE __device__ __forceinline__
 
-BL_DEVICE void bl_tile_note(uint64_t) {} /* host.cuh records it */
+BL_DEVICE void bl_span_note(uint64_t) {} /* host.cuh records it */
+
+/* Load a span's description, which lies in pinned memory of the host. */
+BL_DEVICE bl_span bl_span_load(const bl_span *span)
+{
+    bl_span found;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(found.pool), "=l"(found.engine)
+                 : "l"(span));
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.length), "=r"(found.power), "=r"(found.extra), "=r"(found.chunk)
+                 : "l"(&span->length));
+    return found;
+}
 
 BL_DEVICE bl_word<16> bl_load(uint64_t address, bl_word<16> word)
 {
@@ -75,11 +88,11 @@ template <bool TO_POOL> BL_DEVICE void bl_store(uint64_t address, bl_word<1> wor
     asm volatile("st.global.cs.u8 [%0], %1;" ::"l"(address), "r"(word.part[0]) : "memory");
 }
 
-/* Add a group's parts, combined over its lanes, to a checksum. Returns, in the lead (lane 0), how
- * many lanes have still to add their parts; in the other lanes, more than 0. */
+/* Combine the parts of a group's lanes, and store the span's part of its chunk's checksum. The
+ * store goes to pinned memory of the host, where it is complete when the kernel is. */
 template <int LANES>
-BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
-                              uint32_t (*multiply)(uint32_t, uint32_t))
+BL_DEVICE void bl_sum_put(uint32_t *sum, uint32_t value, uint32_t power, uint32_t lane,
+                          uint32_t (*multiply)(uint32_t, uint32_t))
 {
     uint32_t in_warp = threadIdx.x % 32;
     uint32_t mask = LANES == 32 ? 0xffffffffu : 0xffffu << (in_warp & 16);
@@ -89,23 +102,8 @@ BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool 
     for (int step = LANES / 2; step > 0; step /= 2)
         value ^= __shfl_xor_sync(mask, value, step);
 #endif
-    if (!lead)
-        return 1;
-    atomicXor(&sum->crc, multiply(value, power));
-    __threadfence();
-    return atomicSub(&sum->left, LANES) - LANES;
-}
-
-BL_DEVICE uint32_t bl_sum_read(bl_sum *sum)
-{
-    __threadfence();
-    return atomicXor(&sum->crc, 0u);
-}
-
-BL_DEVICE void bl_verdict_bad(bl_verdict *verdict, uint32_t chunk)
-{
-    atomicAdd(&verdict->bad_count, 1u);
-    atomicMin(&verdict->first_bad, chunk);
+    if (lane == 0)
+        *sum = multiply(value, power);
 }
 
 #endif

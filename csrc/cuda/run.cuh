@@ -16,24 +16,25 @@ typedef struct bl_grid {
     extern "C" void NAME(const bl_job *job, bl_grid grid, bl_trace *trace)                         \
     {                                                                                              \
         uint32_t tables[SUM ? BL_TABLE_WORDS : 1];                                                 \
+        static thread_local bl_span spans[BL_BATCH];                                               \
         bl_thread me = {0, grid.block_count, 0, grid.thread_count};                                \
         memset(tables, 0xa5, sizeof tables); /* arbitrary contents, as on a GPU */                 \
+        bl_tracing = trace;                                                                        \
         for (; me.block < grid.block_count; me.block++) {                                          \
             for (me.thread = 0; SUM && me.thread < grid.thread_count; me.thread++)                 \
                 bl_fill_tables(job, tables, me);                                                   \
-            for (me.thread = 0; me.thread < grid.thread_count; me.thread++) {                      \
-                if (trace)                                                                         \
-                    trace->thread = me.block * grid.thread_count + me.thread;                  \
-                bl_tracing = trace;                                                                \
-                bl_copy<LANES, TO_POOL, SUM>(job, me, tables);                                     \
+            for (uint64_t batch = 0; batch < bl_batch_count(job, me); batch++) {                   \
+                memset(spans, 0xa5, sizeof spans);                                                 \
+                for (me.thread = 0; me.thread < grid.thread_count; me.thread++)                    \
+                    bl_fill_batch(job, spans, batch, me);                                          \
+                for (me.thread = 0; me.thread < grid.thread_count; me.thread++) {                  \
+                    if (trace)                                                                     \
+                        trace->thread = me.block * grid.thread_count + me.thread;                  \
+                    bl_copy_batch<LANES, TO_POOL, SUM>(job, spans, batch, me, tables);             \
+                }                                                                                  \
             }                                                                                      \
         }                                                                                          \
         bl_tracing = nullptr;                                                                      \
     }
-
-extern "C" uint64_t bl_host_address(const bl_windows *windows, uint64_t offset)
-{
-    return bl_window_address(windows, offset);
-}
 
 #endif

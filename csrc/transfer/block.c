@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Makes the plan of one block by cutting its fragments into pieces (transfer/block.h).
+ * Makes the plan of one block, and executes it on the CPU (transfer/block.h).
  */
 #include "transfer/block.h"
-#include "base/minmax.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "coherence/coherence.h"
 #include "pool/pool.h"
+#include "transfer/plan.h"
 
 static int bl_transfer_valid(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                              uint32_t count, uint64_t length)
@@ -23,28 +23,6 @@ static int bl_transfer_valid(const bl_memory *memory, uint64_t offset, const bl_
         length -= fragments[i].size;
     }
     return length == 0;
-}
-
-/* Cut the block at the ends of fragments, chunks and stripes. Without checksums, a chunk is the
- * part of the block in one stripe. */
-static bl_plan bl_block_cut(uint64_t offset, const bl_fragment *fragments, uint64_t length,
-                            uint64_t chunk_size, bl_piece *pieces, bl_chunk *chunks)
-{
-    bl_plan plan = {.pieces = pieces, .chunks = chunks};
-    uint64_t used = 0, chunk_end = offset, end = offset + length;
-    for (uint64_t run, at = offset; at < end; at += run, used += run) {
-        while (used == fragments->size)
-            fragments++, used = 0;
-        if (at == chunk_end) {
-            chunk_end += bl_least(end - at, chunk_size ? chunk_size : bl_stripe_rest(at));
-            chunks[plan.chunk_count++] =
-                (bl_chunk){at, (uint32_t)(chunk_end - at), plan.piece_count};
-        }
-        run = bl_least(bl_least(fragments->size - used, bl_stripe_rest(at)), chunk_end - at);
-        pieces[plan.piece_count++] = (bl_piece){fragments->address + used, at, (uint32_t)run,
-                                                plan.chunk_count - 1};
-    }
-    return plan;
 }
 
 static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
@@ -65,8 +43,10 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
     bl_chunk *chunks = malloc(chunk_count * sizeof *chunks);
     int status = -ENOMEM;
     if (pieces && chunks) {
-        bl_plan plan = bl_block_cut(offset, fragments, length, summed, pieces, chunks);
-        plan.checksums = summed ? checksums : NULL;
+        bl_plan plan = {pieces, chunks, summed ? checksums : NULL, 0, 0, 0, 0, 0, 0};
+        bl_plan_source source = {offset, length, summed, &fragments->address, &fragments->size,
+                                 sizeof *fragments / sizeof fragments->address};
+        bl_plan_add(&plan, pieces, chunks, &source);
         status = bl_plan_execute(memory, &plan, settings, write, throttle);
     }
     free(pieces);

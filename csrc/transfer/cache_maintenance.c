@@ -8,7 +8,9 @@
 #include <errno.h>
 
 #include "api/transfer.h"
+#include "base/minmax.h"
 #include "transfer/device_range.h"
+#include "transfer/thread_pool.h"
 #include "coherence/guard.h"
 #include "pool/pool.h"
 
@@ -21,7 +23,10 @@ typedef struct bl_maintenance_job {
     const bl_memory *memory;
     const bl_plan *plan;
     uint32_t maintenance;
+    uint32_t first, count;      /* of the plan's ranges */
 } bl_maintenance_job;
+
+enum { BL_MAINTENANCE_PART = 512 << 10 }; /* bytes per thread: a wake-up takes as long as 100 KiB */
 
 static void bl_maintenance_take(const bl_memory *memory, bl_maintenance_range range,
                                 uint32_t maintenance)
@@ -45,19 +50,17 @@ static bl_maintenance_range bl_maintenance_of(const bl_plan *plan, uint32_t i)
     return (bl_maintenance_range){offset & ~line, (offset + size + line) & ~line};
 }
 
+static uint32_t bl_maintenance_count(const bl_plan *plan)
+{
+    return plan->sparse && !plan->checksums ? plan->piece_count : plan->chunk_count;
+}
+
 static int bl_maintenance_run(void *context)
 {
     const bl_maintenance_job *job = context;
-    const bl_plan *plan = job->plan;
-    uint32_t count = plan->sparse && !plan->checksums ? plan->piece_count : plan->chunk_count;
     bl_maintenance_range range = {0, 0};
-    for (uint32_t i = 0; i < count; i++) {
-        bl_maintenance_range next = bl_maintenance_of(plan, i);
-        if (next.end < next.offset || next.end > job->memory->size)
-            return -EINVAL;
-    }
-    for (uint32_t i = 0; i < count && job->maintenance != BL_MAINTENANCE_FENCE; i++) {
-        bl_maintenance_range next = bl_maintenance_of(plan, i);
+    for (uint32_t i = 0; i < job->count; i++) {
+        bl_maintenance_range next = bl_maintenance_of(job->plan, job->first + i);
         if (i > 0 && next.offset >= range.offset && next.offset <= range.end) {
             range.end = next.end > range.end ? next.end : range.end;
             continue;
@@ -70,8 +73,40 @@ static int bl_maintenance_run(void *context)
     return 0;
 }
 
-int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance)
+typedef struct bl_maintenance_split {
+    const bl_maintenance_job *job;
+    uint32_t part_count;
+} bl_maintenance_split;
+
+/* Maintain the lines of one part, on any thread: a flush reaches the caches of all cores. */
+static int bl_maintenance_part(void *context, uint32_t number, uint32_t worker)
 {
-    bl_maintenance_job job = {&pool->memory, plan, maintenance};
-    return bl_guarded(&pool->memory, bl_maintenance_run, &job);
+    (void)worker;
+    const bl_maintenance_split *split = context;
+    bl_maintenance_job part = *split->job;
+    uint64_t count = part.count;
+    part.first = (uint32_t)(count * number / split->part_count);
+    part.count = (uint32_t)(count * (number + 1) / split->part_count) - part.first;
+    return bl_guarded(part.memory, bl_maintenance_run, &part);
+}
+
+int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance,
+                        uint32_t threads)
+{
+    uint64_t size = 0;
+    uint32_t count = bl_maintenance_count(plan);
+    for (uint32_t i = 0; i < count; i++) {
+        bl_maintenance_range range = bl_maintenance_of(plan, i);
+        if (range.end < range.offset || range.end > pool->memory.size)
+            return -EINVAL;
+        size += range.end - range.offset;
+    }
+    if (maintenance == BL_MAINTENANCE_FENCE)
+        count = 0;              /* the fence alone */
+    bl_maintenance_job job = {&pool->memory, plan, maintenance, 0, count};
+    uint64_t parts = bl_least(size / BL_MAINTENANCE_PART, bl_least(threads, count));
+    if (parts < 2)
+        return bl_guarded(&pool->memory, bl_maintenance_run, &job);
+    bl_maintenance_split split = {&job, (uint32_t)parts};
+    return bl_thread_pool_run((uint32_t)parts, (uint32_t)parts, bl_maintenance_part, &split);
 }

@@ -81,14 +81,11 @@ class Scene:
         self.other.close()
 
 
-def cuda(
-    pool: Pool, *, path: str = "direct", bounced: bool = False
-) -> tuple[CopyEngine, FailingGpu]:
+def cuda(pool: Pool, *, bounced: bool = False) -> tuple[CopyEngine, FailingGpu]:
     gpu = FailingGpu(bounced=bounced)
     engine = CudaEngine(
         pool,
         driver=gpu,
-        path=path,
         window_size=STRIPE,
         blocks=2,
         bounce_size=(2 if bounced else 8) * LENGTH,
@@ -100,12 +97,11 @@ def cuda(
 ENGINES: dict[str, Callable[[Pool], tuple[CopyEngine, FailingGpu | None]]] = {
     "bounced": lambda pool: cuda(pool, bounced=True),
     "direct": cuda,
-    "staged": lambda pool: cuda(pool, path="staged"),
     "dsa": lambda pool: (DsaEngine(pool, "software"), None),
 }
 
 
-LONG = {"bounced", "staged"}
+LONG = {"bounced"}
 
 
 @pytest.fixture(

@@ -64,9 +64,6 @@ REASONED: Conditions = {
         ("i > 0", 1, "true"): (
             "takes care of the empty range before the first one, which costs time"
         ),
-        ("job->maintenance != BL_MAINTENANCE_FENCE", 0, "true"): (
-            "a fence that is asked for comes once for each range, which costs time"
-        ),
     },
     ("transfer/cache_maintenance.c", "bl_maintenance_take"): {
         ("maintenance == BL_MAINTENANCE_FLUSH", 0, "true"): (

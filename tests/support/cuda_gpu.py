@@ -136,5 +136,5 @@ class Blocks:
 
 
 def engine_on(pool: Pool, driver: HostDriver, **options: Any) -> CudaEngine:
-    options = {"path": "direct", "window_size": STRIPE, "driver": driver, "blocks": 2} | options
+    options = {"window_size": STRIPE, "driver": driver, "blocks": 2} | options
     return CudaEngine(pool, **options)

@@ -38,6 +38,7 @@ from beluga.transfer import (
 )
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
 from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
+from beluga.transfer.engines.policy import CacheMaintenance, probe
 from beluga.transfer.select.registry import default_costs
 
 Bytes = NDArray[np.uint8]
@@ -170,9 +171,19 @@ def _kernels_missing() -> str | None:
     return None
 
 
-def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], CopyEngine]:
-    """The CUDA engine with the host-compiled kernels, its windows as small as can be; of
-    ``refused`` windows, one is not registered, so copies of it are bounced."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _InRanges(CacheMaintenance):
+    """Cache maintenance in ranges of a few KiB."""
+
+    def range_size(self, *, write: bool) -> int:
+        del write
+        return 6000
+
+
+def _host_cuda(*, refused: int = 0) -> Callable[[Pool], CopyEngine]:
+    """The CUDA engine with the host-compiled kernels and the smallest windows. If one of
+    ``refused`` windows is not registered, copies of it are bounced, and the others are made in
+    ranges."""
 
     def make(pool: Pool) -> CopyEngine:
         asked = itertools.count(1)
@@ -182,8 +193,14 @@ def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], CopyEngine]:
                 raise DriverError(f"{size} bytes are not registered, as the test wishes")
 
         driver = HostDriver(before_register=refuse)
+        safe = probe().row("gpu")
         engine = CudaEngine(
-            pool, path=path, blocks=2, window_size=2 << 20, bounce_size=16 << 20, driver=driver
+            pool,
+            blocks=2,
+            window_size=2 << 20,
+            bounce_size=16 << 20,
+            driver=driver,
+            maintenance=_InRanges(pool, safe) if refused else None,
         )
         assert engine.settle(60)
         return engine
@@ -215,22 +232,18 @@ def _gpu_missing() -> str | None:
     return None
 
 
-def _real_cuda(path: str) -> Callable[[Pool], CopyEngine]:
-    def make(pool: Pool) -> CopyEngine:
-        engine = CudaEngine(pool, path=path, window_size=2 << 20, bounce_size=16 << 20)
-        engine.settle(60)
-        return engine
-
-    return make
+def _real_cuda(pool: Pool) -> CopyEngine:
+    engine = CudaEngine(pool, window_size=2 << 20, bounce_size=16 << 20)
+    engine.settle(60)
+    return engine
 
 
 CUDA_ENGINES = (
-    EngineCase("cuda", _real_cuda("direct"), GpuMemory, missing=_gpu_missing),
-    EngineCase("cuda, staged", _real_cuda("staged"), GpuMemory, missing=_gpu_missing),
-    EngineCase("cuda (host-compiled)", _host_cuda("direct"), missing=_kernels_missing),
+    EngineCase("cuda", _real_cuda, GpuMemory, missing=_gpu_missing),
+    EngineCase("cuda (host-compiled)", _host_cuda(), missing=_kernels_missing),
     EngineCase(
-        "cuda (host-compiled), staged or bounced",
-        _host_cuda("staged", refused=2),
+        "cuda (host-compiled), in ranges or bounced",
+        _host_cuda(refused=2),
         missing=_kernels_missing,
     ),
 )

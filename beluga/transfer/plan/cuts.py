@@ -31,19 +31,6 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     return found.astype(np.int64, copy=False)
 
 
-def merged(
-    starts: NDArray[np.int64], places: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the starts of fragments and chunks, each place once and in order, with its
-    fragment."""
-    if len(places) == 1:
-        return starts, np.arange(len(starts))
-    both = np.concatenate([starts, places])
-    both.sort(kind="stable")  # a stable sort merges the two sorted runs
-    cuts = both[first_places(both)]
-    return cuts, np.searchsorted(starts, cuts, side="right") - 1
-
-
 def first_places(numbers: NDArray[np.generic]) -> NDArray[np.int64]:
     """Return the index in a sorted array at which each number occurs first."""
     new = np.empty(len(numbers), bool)

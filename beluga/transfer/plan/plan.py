@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from beluga._ffi import core, ffi, record_dtype
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import LayoutError
-from beluga.transfer.plan.cuts import cut_at, first_places, merged, striped, whole_numbers
+from beluga.transfer.plan.cuts import STRIPE_SIZE, cut_at, first_places, striped, whole_numbers
 
 LINE_SIZE = 64
 _LENGTH_MAX = 2**32 - 1  # bytes of a piece or a chunk, a uint32 in C
@@ -50,11 +50,14 @@ class Plan:
     _struct: tuple[core.bl_plan, tuple[core.CData, ...]] | None = dataclasses.field(
         default=None, init=False, repr=False, compare=False
     )
+    _size: int = dataclasses.field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
         """The number of bytes to copy."""
-        return int(self.pieces["length"].sum())
+        if self._size < 0:
+            object.__setattr__(self, "_size", int(self.pieces["length"].sum()))
+        return self._size
 
     @property
     def carried(self) -> NDArray[np.void]:
@@ -122,6 +125,8 @@ class Plan:
 
         ``pool_size`` is the pool's linear range (``Geometry.size``), in bytes.
         """
+        if lib.bl_plan_within(self.struct(), pool_size):
+            return
         for what, rows in (("piece", self.pieces), ("chunk", self.chunks)):
             ends = rows["offset"] + rows["length"]
             wrong = (ends > pool_size) | (ends < rows["offset"])
@@ -207,21 +212,20 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     chunk = chunk_size or length
     _refuse_long(min(chunk, length))
     per_block = -(-length // chunk)
-    starts = np.cumsum(sizes) - sizes
-    places = np.arange(per_block) * chunk
-    cuts, fragment = merged(starts, places)  # the same for every block, apart from stripes
-    inner = (cuts - starts[fragment]).view(np.uint64)
-    whole = np.empty((blocks, len(cuts)), PIECE)
-    np.add(addresses[:, fragment], inner, out=whole["address"])
-    np.add(offsets[:, None], cuts.view(np.uint64), out=whole["offset"])
-    whole["length"][:, :-1], whole["length"][:, -1] = np.diff(cuts), length - cuts[-1]
-    whole["chunk"] = np.arange(blocks)[:, None] * per_block + cuts // chunk
-    pieces = striped(whole.reshape(-1))
-    sums = np.empty((blocks, per_block), CHUNK)
-    np.add(offsets[:, None], places.view(np.uint64), out=sums["offset"])
-    sums["length"] = np.minimum(length - places, chunk)
-    chunks = sums.reshape(-1)
-    chunks["first"] = first_places(pieces["chunk"])
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    offsets = np.ascontiguousarray(offsets)
+    stripes = (length - 1) // STRIPE_SIZE + 2  # the most in which a block can lie
+    pieces = np.empty(blocks * (fragments + per_block + stripes), PIECE)
+    chunks = np.empty(blocks * per_block, CHUNK)
+    count = lib.bl_plan_blocks(
+        ffi.from_buffer("uint64_t[]", addresses),
+        ffi.from_buffer("uint64_t[]", sizes.view(np.uint64)),
+        ffi.from_buffer("uint64_t[]", offsets),
+        *(blocks, fragments, min(chunk, length)),
+        ffi.from_buffer("bl_piece[]", pieces, require_writable=True),
+        ffi.from_buffer("bl_chunk[]", chunks, require_writable=True),
+    )
+    pieces = pieces[:count]
     checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
     return Plan(pieces, chunks, checksums, owners=owners, read_only=read_only)
 

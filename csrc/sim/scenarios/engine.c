@@ -53,7 +53,7 @@ static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
                          {offset, MIDDLE - 1, 0},
                          {offset + MIDDLE, LAST - MIDDLE, 0}};
     bl_plan plan = {.chunks = chunks, .chunk_count = sizeof chunks / sizeof *chunks};
-    bl_plan_maintenance(pool, &plan, maintenance);
+    bl_plan_maintenance(pool, &plan, maintenance, 1);
 }
 
 /* Write from device to pool, with everything that must precede the publication. */

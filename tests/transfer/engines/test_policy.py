@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from beluga._ffi import lib
-from beluga.errors import EngineUnavailableError
+from beluga.errors import DeviceFaultError, EngineUnavailableError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows, policy
 from beluga.transfer.engines.policy import Ddio, Initiator, Memory, Step
@@ -130,11 +131,14 @@ def test_care_is_taken_of_plans_within_the_pool(
 
 
 def test_each_step_maps_to_its_c_constant(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    taken: list[int] = []
 
     class Lib:
-        def bl_plan_maintenance(self, _pool: Any, _plan: Any, maintenance: int) -> int:
-            told.append(maintenance)
+        def bl_plan_maintenance(
+            self, _pool: Any, _plan: Any, maintenance: int, threads: int
+        ) -> int:
+            assert threads == 3
+            taken.append(maintenance)
             return 0
 
         def __getattr__(self, name: str) -> Any:
@@ -145,10 +149,31 @@ def test_each_step_maps_to_its_c_constant(pool: Pool, monkeypatch: pytest.Monkey
     number = {step: getattr(lib, f"BL_MAINTENANCE_{step.name}") for step in Step}
     assert len(set(number.values())) == len(Step)
     for before, after in itertools.product(Step, Step):
-        told.clear()
-        maintenance = policy.CacheMaintenance(
-            pool, policy.PolicyRow(before_read=before, after_write=after)
-        )
+        taken.clear()
+        row = policy.PolicyRow(before_read=before, after_write=after)
+        maintenance = policy.CacheMaintenance(pool, row, threads=3)
         maintenance.before_read(plan)
         maintenance.after_write(plan)
-        assert told == [number[before], number[after]]
+        assert taken == [number[before], number[after]]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_threads_maintain_a_plan_up_to_its_last_line(shm: Path, threads: int) -> None:
+    with Pool.create([shm / "device"], device_size=16 << 20, coherence="software") as pool:
+        size = 4 << 20
+        offset = pool.geometry.size - size
+        plan = plan_blocks(
+            np.array([[1 << 20]], np.uint64),
+            np.array([size]),
+            np.array([offset], np.uint64),
+            chunk_size=16 << 10,
+        )
+        row = policy.PolicyRow(Step.INVALIDATE, Step.FLUSH)
+        maintenance = policy.CacheMaintenance(pool, row, threads)
+        takes = (maintenance.before_read, maintenance.after_write)
+        for take in takes:
+            take(plan)
+        os.truncate(shm / "device", (16 << 20) - 4096)  # the last page is gone
+        for take in takes:
+            with pytest.raises(DeviceFaultError):
+                take(plan)

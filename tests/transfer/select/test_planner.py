@@ -39,7 +39,6 @@ from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.calibrate.measure import fit, stored_table
 from beluga.transfer.engines.cpu.engine import CpuTransfer
-from beluga.transfer.engines.cuda.calibration import Calibration
 from beluga.transfer.select.registry import default_costs
 
 KIB = 1024
@@ -57,9 +56,6 @@ def test_default_crossovers_are_those_of_the_paper(direction: Direction) -> None
     crossing = planner.crossover(direction, "cpu", "dsa")
     assert crossing is not None
     assert 4 * KIB < crossing <= 16 * KIB
-    gpu, write = Calibration(), direction is Direction.WRITE
-    assert gpu.choose(write=write, size=23_000, fragments=1) == "direct"
-    assert gpu.choose(write=write, size=25_000, fragments=1) == "staged"
 
 
 def test_only_available_engines_are_chosen() -> None:

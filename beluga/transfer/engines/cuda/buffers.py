@@ -1,27 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Buffers of GPU and pinned memory are reused, because an allocation would stop the GPU."""
+"""Buffers of pinned memory are reused, because an allocation would stop the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
 
 from beluga.errors import TransferError
 from beluga.transfer.engines.cuda.driver import Driver, Pinned
 
 _SMALLEST = 64 << 10
-
-_Kind = TypeVar("_Kind", int, Pinned)
-
-
-class _Shelf(Generic[_Kind]):
-    """Free buffers by size, a power of two."""
-
-    def __init__(self) -> None:
-        self.free: dict[int, list[_Kind]] = {}
-        self.sizes: dict[int, int] = {}  # the sizes of buffers in use, by address
 
 
 def _class_of(size: int) -> int:
@@ -29,13 +18,13 @@ def _class_of(size: int) -> int:
 
 
 class Buffers:
-    """A pool of GPU memory and pinned memory, for use by one thread."""
+    """Pinned memory, for use by one thread. Sizes are powers of two."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._device: _Shelf[int] = _Shelf()
-        self._pinned: _Shelf[Pinned] = _Shelf()
-        self._taken: list[int | Pinned] = []  # since begin()
+        self._free: dict[int, list[Pinned]] = {}  # by size
+        self.sizes: dict[int, int] = {}  # of buffers in use, by address
+        self._taken: list[Pinned] = []  # since begin()
         self._frozen = False
         self.closed = False
 
@@ -54,53 +43,29 @@ class Buffers:
 
     def undo(self) -> None:
         """Release all buffers that were taken since :meth:`begin`; they are unused now."""
-        for one in self._taken:
-            if isinstance(one, Pinned):
-                if one.address in self._pinned.sizes:
-                    self.give_pinned(one)
-            elif one in self._device.sizes:
-                self.give(one)
+        for pinned in self._taken:
+            if pinned.address in self.sizes:
+                self.give(pinned)
 
-    def take(self, size: int) -> int:
-        """Take GPU memory of at least ``size`` bytes."""
+    def take(self, size: int) -> Pinned:
+        """Take a buffer of at least ``size`` bytes."""
         size = _class_of(size)
-        free = self._device.free.get(size)
-        self._refuse_frozen(free)
-        address = free.pop() if free else self._driver.allocate(size)
-        self._device.sizes[address] = size
-        self._taken.append(address)
-        return address
-
-    def give(self, address: int) -> None:
-        """Release unused memory of :meth:`take`."""
-        self._device.free.setdefault(self._device.sizes.pop(address), []).append(address)
-
-    def take_pinned(self, size: int) -> Pinned:
-        """Take pinned memory of at least ``size`` bytes."""
-        size = _class_of(size)
-        free = self._pinned.free.get(size)
-        self._refuse_frozen(free)
+        free = self._free.get(size)
+        if self._frozen and not free:
+            raise TransferError("run the same copy once, to its end, before it is captured")
         pinned = free.pop() if free else self._driver.pin(size)
-        self._pinned.sizes[pinned.address] = size
+        self.sizes[pinned.address] = size
         self._taken.append(pinned)
         return pinned
 
-    def give_pinned(self, pinned: Pinned) -> None:
-        """Release unused memory of :meth:`take_pinned`."""
-        self._pinned.free.setdefault(self._pinned.sizes.pop(pinned.address), []).append(pinned)
+    def give(self, pinned: Pinned) -> None:
+        """Release an unused buffer."""
+        self._free.setdefault(self.sizes.pop(pinned.address), []).append(pinned)
 
     def close(self) -> None:
-        """Free all released memory."""
-        for addresses in self._device.free.values():
-            for address in addresses:
-                self._driver.free(address)
-        for buffers in self._pinned.free.values():
+        """Free all released buffers."""
+        for buffers in self._free.values():
             for pinned in buffers:
                 self._driver.unpin(pinned)
-        self._device.free.clear()
-        self._pinned.free.clear()
+        self._free.clear()
         self.closed = True
-
-    def _refuse_frozen(self, free: Sequence[object] | None) -> None:
-        if self._frozen and not free:
-            raise TransferError("run the same copy once, to its end, before it is captured")

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-from beluga.errors import ChecksumError
-from beluga.transfer.engines.cuda.launch import Launched
+from beluga.transfer.engines.cuda.launch import Launch
 from beluga.transfer.engines.policy import CacheMaintenance
-from beluga.transfer.plan.plan import Plan
 
 
 class CapturedTransfer:
@@ -16,24 +14,17 @@ class CapturedTransfer:
     The owner of the graph calls :meth:`prepare` before each replay, and :meth:`wait` when the
     replay has ended (after the owner has waited for the stream or an event).
 
-    The tables of the copy exist until the engine is closed, so the graph must not be replayed after
-    that. Each replay copies the tables to the GPU again, and moves the same plan.
+    The plan's description exists until the engine is closed, so the graph must not be replayed
+    after that. Each replay moves the same plan.
     """
 
-    def __init__(
-        self, plan: Plan, maintenance: CacheMaintenance, launched: Launched, *, write: bool
-    ) -> None:
-        self._plan, self._maintenance, self.launched, self._write = (
-            plan,
-            maintenance,
-            launched,
-            write,
-        )
+    def __init__(self, maintenance: CacheMaintenance, launch: Launch) -> None:
+        self._maintenance, self.launch = maintenance, launch
 
     def prepare(self) -> None:
         """Drop this host's cached lines of the pool's bytes, before a replay of a read."""
-        if not self._write:
-            self._maintenance.before_read(self._plan)
+        if not self.launch.write:
+            self._maintenance.before_read(self.launch.plan)
 
     def done(self) -> bool:
         """Return True: only the owner knows whether a replay has ended."""
@@ -45,9 +36,6 @@ class CapturedTransfer:
         Raises :class:`~beluga.errors.ChecksumError`.
         """
         del timeout_s  # the owner has waited already
-        if self._write:
-            self._maintenance.after_write(self._plan)
-            if self._plan.checksums is not None:
-                self._plan.checksums[:] = self.launched.sums()
-        elif bad_count := self.launched.bad_chunks()[0]:
-            raise ChecksumError(f"{bad_count} chunks are not those that were written")
+        if self.launch.write:
+            self._maintenance.after_write(self.launch.plan)
+        self.launch.finish(self.launch.plan)

@@ -2,13 +2,14 @@
 # Copyright The Beluga Authors
 """The CUDA engine moves blocks between GPU memory and the pool, on the caller's stream.
 
-A plan whose windows are registered is one launch (direct), or a launch and a few large copies
-(staged), and the CPU does not wait; see :mod:`beluga.transfer.engines.cuda.paths`.
+A plan whose windows are registered is one launch, or one for each few MiB if the CPU has to
+maintain cache lines. The CPU does not wait; see :mod:`beluga.transfer.engines.cuda.paths`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,6 @@ from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer.engine import Direction, Parts, Prepared, keep_for_good
 from beluga.transfer.engines.cuda import shared
 from beluga.transfer.engines.cuda.buffers import Buffers
-from beluga.transfer.engines.cuda.calibration import Calibration
 from beluga.transfer.engines.cuda.capture import CapturedTransfer
 from beluga.transfer.engines.cuda.claims import Claims
 from beluga.transfer.engines.cuda.device import CupyDriver
@@ -29,17 +29,13 @@ from beluga.transfer.engines.cuda.holds import Hold, WindowId
 from beluga.transfer.engines.cuda.interop import StreamLike, stream_handle
 from beluga.transfer.engines.cuda.launch import Launcher
 from beluga.transfer.engines.cuda.parts import select
-from beluga.transfer.engines.cuda.paths import CudaStat, Paths
+from beluga.transfer.engines.cuda.paths import CudaStat, DirectedStream, Paths, drain
 from beluga.transfer.engines.cuda.prepared import PreparedLaunch
 from beluga.transfer.engines.cuda.registrar import Registrar
-from beluga.transfer.engines.cuda.staged import DirectedStream, drain
-from beluga.transfer.engines.cuda.tables import Tables, make_tables
 from beluga.transfer.engines.cuda.transfer import CudaTransfer, Part
 from beluga.transfer.engines.cuda.windows import Windows
 from beluga.transfer.engines.policy import CacheMaintenance, probe
 from beluga.transfer.plan.plan import Plan
-
-PATHS = ("auto", "direct", "staged")
 
 
 class CudaEngine:
@@ -49,8 +45,8 @@ class CudaEngine:
     Without either it goes to the engine's own streams, where reads have the higher priority; they
     wait for no other stream, so source and target must not be in use.
 
-    * ``path``: ``direct`` or ``staged``; ``auto`` takes the path that measured faster.
-    * ``blocks``: the number of the GPU's multiprocessors that a copy may use.
+    * ``blocks``: the number of the GPU's multiprocessors that a copy uses, twice as many with
+      checksums.
     * ``window_size``: bytes per registration, a power of two of 2 MiB stripes.
     * ``cap``: bytes that all processes of this host may have registered together.
     * ``bounce_size``: bytes of buffers.
@@ -68,21 +64,17 @@ class CudaEngine:
         device: int = 0,
         stream: StreamLike | None = None,
         *,
-        path: str = "auto",
         blocks: int = 4,
         window_size: int = 1 << 30,
         cap: int = 512 << 30,
         bounce_size: int = 64 << 20,
         driver: Driver | None = None,
         maintenance: CacheMaintenance | None = None,
-        calibration: Calibration | None = None,
     ) -> None:
-        if path not in PATHS:
-            raise ValueError(f"path is {' or '.join(PATHS)}, not {path!r}")
         while window_size > STRIPE_SIZE and window_size // 2 >= pool.devices[0].size:
             window_size //= 2
-        windows = Windows.of(pool, window_size)
-        self._pool, self._path = pool, path
+        windows = Windows(pool, window_size)
+        self._pool = pool
         self._own_driver = driver is None
         self._driver = driver or CupyDriver(device)
         self._driver.use()
@@ -90,8 +82,7 @@ class CudaEngine:
         self._own: dict[bool, int] = {}
         self._buffers = Buffers(self._driver)
         self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
-        self._calibration = calibration or Calibration.of(self._launcher, pool)
-        self._maintenance = maintenance or probe().maintenance("gpu", pool)
+        self._maintenance = maintenance or probe().maintenance("gpu", pool, _threads())
 
         def register() -> Registrar:
             claims = Claims(config.runtime_root() / "cuda-registered", cap)
@@ -103,12 +94,12 @@ class CudaEngine:
         self._captured: list[CapturedTransfer] = []
         pool.before_close(self.close)
 
-    piece_size = 4 << 20
+    piece_size = 16 << 20
     """The least bytes that a link should admit at once: fewer take as long to start as to copy."""
 
     @property
     def name(self) -> str:
-        return self._driver.name + ("" if self._path == "auto" else f"-{self._path}")
+        return self._driver.name
 
     @property
     def stat(self) -> CudaStat:
@@ -135,23 +126,23 @@ class CudaEngine:
         return self._start(plan, self._stream_for(stream, write=False))
 
     def prepare(self, plan: Plan, direction: Direction) -> Prepared:
-        """See :meth:`beluga.transfer.engine.CopyEngine`: if one kernel can copy the plan, its
-        tables go to the GPU now; else each range is a copy of its own."""
+        """See :meth:`beluga.transfer.engine.CopyEngine`: if a kernel can copy the plan, it is
+        described to the GPU now; else each range is a copy of its own."""
         write = direction is Direction.WRITE
         plan.refuse_direction(write=write)
         self._refuse(plan)
         self._driver.use()
         if len(plan.pieces) == 0:
             return Parts(self, plan, direction)
-        directed, tables = self._stream_for(None, write=write), make_tables(plan, write=write)
-        touched = self._windows.touched(tables.pieces["offset"])
+        directed = self._stream_for(None, write=write)
+        touched = self._windows.touched(self._pool, plan)
         hold = self._registrar.hold(touched, self._driver)
         try:
-            if touched - hold.addresses.keys() or self._stages(plan, directed, hold):
+            if touched - hold.addresses.keys():
                 hold.started()
                 return Parts(self, plan, direction)
             self._paths.begin()
-            return PreparedLaunch(self._paths, plan, tables, directed, hold)
+            return PreparedLaunch(self._paths, plan, directed, hold)
         except BaseException:
             self._paths.undo(directed.stream)
             hold.started()
@@ -171,14 +162,11 @@ class CudaEngine:
         self._refuse(plan)
         if len(plan.pieces) == 0:
             raise LayoutError("a plan without pieces is nothing to be captured")
-        tables = make_tables(plan, write=write)
-        offsets = tables.pieces["offset"]
-        bases = self._paths.bases(
-            offsets, self._registrar.keep(self._windows.touched(offsets), self)
-        )
+        self._registrar.keep(self._windows.touched(self._pool, plan), self)
         with self._buffers.only_free():
-            launched = self._launcher.launch(tables, bases, write=write, stream=handle)
-        transfer = CapturedTransfer(plan, self._maintenance, launched, write=write)
+            launch = self._paths.make(plan, write=write)
+        self._launcher.run(launch, plan, stream=handle)
+        transfer = CapturedTransfer(self._maintenance, launch)
         self._captured.append(transfer)
         return transfer
 
@@ -188,10 +176,16 @@ class CudaEngine:
         A run is a GPU address, an offset in the plan's concatenated chunks, and a length. All of
         the memory is registered, and stays registered.
         """
-        edges = np.concatenate([plan.chunks["offset"], plan.pieces["offset"]])
-        addresses = self._registrar.keep(self._windows.touched(edges), self)
-        found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan, addresses).tolist()
-        return found
+        self._registrar.keep(self._windows.touched(self._pool, plan), self)
+        launch = self._paths.make(plan, write=False)
+        starts, sizes = launch.spans["pool"].copy(), launch.spans["length"].astype(np.uint64)
+        self._launcher.release(launch)
+        window = np.searchsorted(np.sort(self._windows.bases, axis=None), starts, side="right")
+        new = np.append(True, (starts[1:] != (starts + sizes)[:-1]) | (np.diff(window) != 0))
+        first = np.flatnonzero(new)
+        places = (np.cumsum(sizes) - sizes)[first]
+        rows = zip(starts[first], places, np.add.reduceat(sizes, first), strict=True)
+        return [(int(at), int(place), int(size)) for at, place, size in rows]
 
     def close(self) -> None:
         """See :meth:`beluga.transfer.engine.CopyEngine.close`. A second call does nothing."""
@@ -199,7 +193,7 @@ class CudaEngine:
             return
         self._driver.use()  # any thread may close
         try:
-            for stream in {*self._own.values(), *self._paths.streams}:
+            for stream in self._own.values():
                 drain(self._driver, stream)
         except DriverError:  # copies may still run: keep windows and buffers
             keep_for_good(self)
@@ -208,9 +202,8 @@ class CudaEngine:
         shared.leave(self._registrar, self)
         for stream in self._own.values():
             self._driver.end_stream(stream)
-        self._paths.close()
         for transfer in self._captured:
-            self._launcher.give_back(transfer.launched)
+            self._launcher.release(transfer.launch)
         self._launcher.close()
         self._buffers.close()
         if self._own_driver:
@@ -232,15 +225,14 @@ class CudaEngine:
             raise TransferError("the stream is being captured; use capture()")
         if len(plan.pieces) == 0:
             return CudaTransfer(self._launcher, [], lambda: None)
-        tables = make_tables(plan, write=directed.write)
-        touched = self._windows.touched(tables.pieces["offset"])
+        touched = self._windows.touched(self._pool, plan)
         with self._registrar.hold(touched, self._driver) as hold:
             self._paths.begin()
             try:
                 missing = touched - hold.addresses.keys()
                 if missing:
-                    return self._mixed(plan, tables, directed, hold, missing)
-                parts = self._straight(plan, tables, directed, hold)
+                    return self._mixed(plan, directed, hold, missing)
+                parts = self._paths.direct(plan, directed, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
             except BaseException:  # only this call knows the parts in progress
                 try:
@@ -255,32 +247,23 @@ class CudaEngine:
         process."""
         if self._buffers.closed:
             raise TransferError("the CUDA engine is closed")
-        struct = plan.struct()
-        plan.refuse_beyond(self._pool.geometry.size)
         with self._pool.using() as pool:
-            code = lib.bl_plan_check(pool, struct)
+            code = lib.bl_plan_check(pool, plan.struct())
         if code < 0:
+            plan.refuse_beyond(self._pool.geometry.size)
             raise LayoutError("the plan's pieces are not of its chunks, or do not tile them")
-        ends = plan.pieces["offset"] + plan.pieces["length"] - 1
-        if ((plan.pieces["offset"] ^ ends) >= STRIPE_SIZE).any():
-            raise LayoutError("a piece of the plan lies in two stripes; cut it where they end")
 
     def _mixed(
-        self,
-        plan: Plan,
-        tables: Tables,
-        directed: DirectedStream,
-        hold: Hold,
-        missing: set[WindowId],
+        self, plan: Plan, directed: DirectedStream, hold: Hold, missing: set[WindowId]
     ) -> CudaTransfer:
         """Bounce the chunks in ``missing`` windows, and copy the others by the GPU."""
-        ready = self._ready_chunks(plan, tables, missing)
+        ready = self._windows.reached(self._pool, plan, hold.addresses)
         parts: list[Part] = []
         pairs = []
         if ready.any():
             some = select(plan, ready)
             pairs.append((ready, some))
-            parts += self._straight(some, make_tables(some, write=directed.write), directed, hold)
+            parts += self._paths.direct(some, directed, hold)
         rest = select(plan, ~ready)
         pairs.append((~ready, rest))
         self._registrar.want(missing, rest.size)
@@ -288,33 +271,13 @@ class CudaEngine:
         gather = functools.partial(_gather_sums, plan, pairs) if directed.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)
 
-    def _straight(
-        self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
-    ) -> list[Part]:
-        """Copy by the GPU alone."""
-        if self._stages(plan, directed, hold):
-            return self._paths.staged(plan, directed, hold)
-        return self._paths.direct(plan, tables, directed, hold)
 
-    def _stages(self, plan: Plan, directed: DirectedStream, hold: Hold) -> bool:
-        """Return whether copy engines take part."""
-        choice = self._path
-        if choice == "auto":
-            choice = self._calibration.choose(
-                write=directed.write, size=plan.size, fragments=len(plan.pieces)
-            )
-        return choice == "staged" and self._paths.can_stage(plan, hold.addresses)
+def _threads() -> int:
+    """Return the number of threads that flush cache lines: a quarter of the CPUs, at most four.
 
-    def _ready_chunks(
-        self, plan: Plan, tables: Tables, missing: set[WindowId]
-    ) -> NDArray[np.bool_]:
-        """Return for each chunk whether it lies in registered windows: shape (chunks,)."""
-        device, window, _ = self._windows.places(tables.pieces["offset"])
-        places = device << 32 | window
-        lacking = np.isin(places, [d << 32 | w for d, w in missing])
-        ready = np.ones(len(plan.chunks), bool)
-        ready[tables.pieces["chunk"][lacking] - plan.chunk_base] = False
-        return ready
+    One thread flushes 13 to 23 GB/s, and a GPU's link moves 50 (``bench/results/gpu-h100.json``).
+    """
+    return min(max(len(os.sched_getaffinity(0)) // 4, 1), 4)
 
 
 def _gather_sums(plan: Plan, pairs: list[tuple[NDArray[np.bool_], Plan]]) -> None:

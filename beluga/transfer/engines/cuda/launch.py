@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Launches kernels: uploads their tables and fetches their results, in stream order."""
+"""Launches kernels: describes a plan's bytes to the GPU, and gets the checksums that it computed.
+
+Both lie in pinned memory, which the kernels access: a launch copies no tables in either direction.
+"""
 
 from __future__ import annotations
 
@@ -9,109 +12,132 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from beluga._ffi import core, ffi, lib, record_dtype
+from beluga.errors import ChecksumError, TransferError
 from beluga.transfer.engines.cuda import crc
 from beluga.transfer.engines.cuda.buffers import Buffers
 from beluga.transfer.engines.cuda.driver import Driver, Grid, Pinned
-from beluga.transfer.engines.cuda.tables import SUM, TILE, VERDICT, Tables, pack, upload_size
-from beluga.transfer.engines.cuda.windows import Bases
+from beluga.transfer.engines.cuda.rows import runs_of
+from beluga.transfer.plan.plan import Plan
 
 THREADS = 512  # threads of a block; 8 words of 16 bytes each are in flight: 64 KiB
+HALF_BELOW = 2048  # half a warp copies spans of plans whose pieces are shorter, in bytes
+SPAN = record_dtype("bl_span")
+JOB = np.dtype([("spans", "<u8"), ("sums", "<u8"), ("tables", "<u8"), ("count", "<u8")])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Launched:
-    """The buffers of one launch, or of several with the same tables, until they have ended.
+class Launch:
+    """The spans of a plan, and room for a checksum of each, in pinned memory.
 
-    The result goes to ``result`` in the pinned buffer and to ``found`` in GPU memory.
+    ``users`` counts the ranges that were launched and not yet finished, and the launch's maker.
     """
 
-    kernel: str
-    job: NDArray[np.void]
-    pinned: Pinned
-    device: int
-    result: slice
-    found: int
-    has_sums: bool
+    def __init__(self, plan: Plan, write: bool, pinned: Pinned, count: int, room: int) -> None:
+        self.plan, self.write, self.pinned = plan, write, pinned
+        self.spans: NDArray[np.void] = pinned.array[: count * SPAN.itemsize].view(SPAN)
+        self.sums = pinned.array[room : room + count * 4].view(np.uint32)
+        self.lanes = 16 if plan.size < HALF_BELOW * len(plan.pieces) else 32
+        self.users = 1
 
-    def bad_chunks(self) -> tuple[int, int]:
-        """Return how many chunks a scatter found bad, and the first of them."""
-        if not self.has_sums:
-            return 0, 0
-        verdict = self._result()[: VERDICT.itemsize].view(VERDICT)[0]
-        return int(verdict["bad_count"]), int(verdict["first_bad"])
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        half, summed = self.lanes == 16, self.plan.checksums is not None
+        verb = "gather" if self.write else "scatter"
+        return f"bl_{verb}{'_half' if half else ''}{'_sum' if summed else ''}"
 
-    def sums(self) -> NDArray[np.uint32]:
-        """Return the checksums that a gather computed: uint32 of shape (chunks,)."""
-        found: NDArray[np.uint32] = self._result()[VERDICT.itemsize :].view(SUM)["crc"]
-        return found
+    def range(self, part: Plan) -> tuple[int, int]:
+        """Return the first span of a part of the plan, and the span after its last one."""
+        first = part.chunk_base
+        if len(part.chunks) == len(self.plan.chunks):
+            return 0, len(self.spans)
+        found = np.searchsorted(self.spans["chunk"], [first, first + len(part.chunks)])
+        return int(found[0]), int(found[1])
 
-    def _result(self) -> NDArray[np.uint8]:
-        return self.pinned.array[self.result]
+    def finish(self, part: Plan) -> None:
+        """Store the checksums that the GPU computed in a part of the plan, or compare them.
+
+        Raises :class:`~beluga.errors.ChecksumError` if those of a read differ.
+        """
+        if part.checksums is None:
+            return
+        first, end = self.range(part)
+        bad_count = lib.bl_spans_sum(
+            ffi.from_buffer("bl_span[]", self.spans[first:end]),
+            ffi.from_buffer("uint32_t[]", self.sums[first:end]),
+            *(end - first, part.struct(), self.write),
+        )
+        if bad_count:
+            raise ChecksumError(f"{bad_count} chunks are not those that were written")
 
 
 class Launcher:
-    """Launches kernels, each with its tables, on at most ``blocks`` whole multiprocessors."""
+    """Launches kernels on at most ``blocks`` whole multiprocessors, or twice as many for checksums.
+
+    Four multiprocessors of an H100 saturate its link, and eight compute CRC-32C as fast
+    (``bench/results/gpu-h100.json``).
+    """
 
     def __init__(self, driver: Driver, buffers: Buffers, *, blocks: int) -> None:
         self.driver, self.buffers = driver, buffers
-        self.grid = Grid(blocks, THREADS)
+        self._blocks = blocks
         self.count = 0
-        self._crc = {lanes: self._upload(crc.tables(lanes)) for lanes in (16, 32)}
+        self._tables = {lanes: self._upload(crc.tables(lanes)) for lanes in (16, 32)}
 
-    def launch(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
-        """Gather or scatter by one launch, for any number of KV blocks."""
-        launched = self.load(tables, bases, write=write, stream=stream)
-        self.run(launched, 0, len(tables.tiles), stream=stream)
-        self.fetch(launched, stream=stream)
-        return launched
+    def make(self, plan: Plan, windows: core.bl_windows, *, write: bool) -> Launch:
+        """Describe a valid plan to the GPU; the caller releases the launch.
 
-    def load(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
-        """Upload the tables to the GPU."""
-        size = upload_size(tables, bases)
-        pinned, device = self.buffers.take_pinned(2 * size), self.buffers.take(size)
-        upload = pack(tables, bases, target=device, crc_tables=self._crc[tables.lanes])
-        pinned.array[:size] = upload.content
-        self.driver.copy(device, pinned.array.ctypes.data, size, stream)
-        return Launched(
-            f"bl_{'gather' if write else 'scatter'}{tables.kernel}",
-            upload.job,
-            pinned,
-            device,
-            # a graph's replay uploads the tables again, so the result is in another buffer
-            slice(size + upload.result.start, size + upload.result.stop),
-            device + upload.result.start,
-            len(tables.sums) > 0,
+        ``windows`` is a ``bl_windows *``. Raises :class:`~beluga.errors.TransferError` if a window
+        of the plan has no GPU address.
+        """
+        described, shared = plan, None
+        if plan.sparse and plan.checksums is not None:
+            runs = runs_of(plan)
+            described = dataclasses.replace(plan, pieces=runs.pieces)
+            shared = ffi.from_buffer("int64_t[]", runs.extra)
+        most = len(described.pieces) + described.size // lib.BL_SPAN_SIZE
+        room = most * SPAN.itemsize
+        pinned = self.buffers.take(room + most * 4)
+        count = lib.bl_spans_make(
+            *(windows, described.struct(), shared or ffi.NULL, write),
+            ffi.from_buffer("bl_span[]", pinned.array[:room], require_writable=True),
         )
+        if count < 0:
+            self.buffers.give(pinned)
+            raise TransferError("a window of the plan is not registered; call settle() before")
+        return Launch(plan, write, pinned, count, room)
 
-    def run(self, launched: Launched, first: int, last: int, *, stream: int) -> None:
-        """Launch the kernel for tiles ``first`` to ``last`` of the tables."""
-        if first == last:
-            return
-        job = launched.job.copy()
-        job["tiles"] += np.uint64(first * TILE.itemsize)
-        job["tile_count"] = last - first
-        self.driver.launch(launched.kernel, self.grid, job, stream)
+    def run(self, launch: Launch, part: Plan, *, stream: int) -> None:
+        """Launch the kernel for a part of the plan."""
+        first, end = launch.range(part)
+        spans = launch.pinned.address
+        sums = spans + launch.sums.ctypes.data - launch.pinned.array.ctypes.data
+        job = np.array(
+            (
+                spans + first * SPAN.itemsize,
+                sums + first * 4,
+                *(self._tables[launch.lanes], end - first),
+            ),
+            JOB,
+        )
+        blocks = self._blocks if launch.plan.checksums is None else 2 * self._blocks
+        self.driver.launch(launch.kernel, Grid(blocks, THREADS), job, stream)
         self.count += 1
 
-    def fetch(self, launched: Launched, *, stream: int) -> None:
-        """Fetch the result, if any."""
-        if launched.has_sums:
-            target = launched.pinned.array.ctypes.data + launched.result.start
-            size = launched.result.stop - launched.result.start
-            self.driver.copy(target, launched.found, size, stream)
-
-    def give_back(self, launched: Launched) -> None:
-        """Free the buffers of a completed launch whose result was read."""
-        self.buffers.give_pinned(launched.pinned)
-        self.buffers.give(launched.device)
+    def release(self, launch: Launch) -> None:
+        """End one use of a launch; the last one frees its buffer."""
+        launch.users -= 1
+        if launch.users == 0:
+            self.buffers.give(launch.pinned)
 
     def close(self) -> None:
-        for address in self._crc.values():
-            self.buffers.give(address)
+        """Free the tables. No kernel is running."""
+        for address in self._tables.values():
+            self.driver.free(address)
 
     def _upload(self, words: NDArray[np.uint32]) -> int:
         """Upload words synchronously. Return the GPU address."""
-        pinned, device = self.buffers.take_pinned(words.nbytes), self.buffers.take(words.nbytes)
+        pinned, device = self.buffers.take(words.nbytes), self.driver.allocate(words.nbytes)
         pinned.array[: words.nbytes] = words.view(np.uint8)
         stream, event = self.driver.make_stream(urgent=True), self.driver.make_event()
         self.driver.copy(device, pinned.array.ctypes.data, words.nbytes, stream)
@@ -119,5 +145,5 @@ class Launcher:
         self.driver.wait(event)
         self.driver.free_event(event)
         self.driver.end_stream(stream)
-        self.buffers.give_pinned(pinned)
+        self.buffers.give(pinned)
         return device

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Derive plans from a plan: for some of its chunks, or with its chunks concatenated in a buffer.
 
-A buffer (in GPU memory, or pinned) replaces the pool in a kernel's tables. Only the offsets of
-pieces and chunks change, so the checksums are the same.
+A pinned buffer replaces the pool. Only the offsets of pieces and chunks change, so the checksums
+are the same.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.transfer.engines.cuda.windows import STRIPE_SHIFT
-from beluga.transfer.plan.cuts import STRIPE_SIZE
 from beluga.transfer.plan.plan import CHUNK, LINE_SIZE, Plan
 
 RUN = np.dtype([("offset", "<u8"), ("place", "<u8"), ("size", "<u8")])
@@ -65,21 +63,6 @@ def pack_chunks(plan: Plan) -> Packed:
     runs["offset"], runs["place"], runs["size"] = plan.chunks["offset"], places, sizes
     packed = dataclasses.replace(plan, pieces=pieces, chunks=chunks)
     return Packed(packed, _join(runs), int(sizes.sum()))
-
-
-def cut_at_stripes(runs: NDArray[np.void]) -> NDArray[np.void]:
-    """Cut the runs where stripes end."""
-    start = runs["offset"].astype(np.int64)
-    end = start + runs["size"].astype(np.int64)
-    first = start >> STRIPE_SHIFT
-    counts = ((end - 1) >> STRIPE_SHIFT) - first + 1
-    which = np.repeat(np.arange(len(runs)), counts)
-    stripe = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = np.maximum(start[which], stripe * STRIPE_SIZE)
-    cut = np.zeros(len(which), RUN)
-    cut["offset"], cut["size"] = at, np.minimum(end[which], (stripe + 1) * STRIPE_SIZE) - at
-    cut["place"] = runs["place"][which].astype(np.int64) + at - start[which]
-    return cut
 
 
 def _by_rows(plan: Plan) -> Plan:

@@ -48,7 +48,7 @@ class Registrar:
         self.windows = windows
         self._mapped = ExitStack()  # the driver uses the addresses, so they must outlive the pool
         handle = self._mapped.enter_context(pool.using())
-        self._bases = [_base(handle, windows, device) for device in range(len(pool.devices))]
+        self._bases = [_base(handle, pool, device) for device in range(len(pool.devices))]
         self.ready: dict[WindowId, int] = {}
         self.fault: str | None = None  # the last failure of a window
         self.unregistered_count = 0  # windows that were replaced by others
@@ -61,7 +61,7 @@ class Registrar:
         self._missed: dict[WindowId, int] = {}  # bounced bytes
         self._wanted: list[WindowId] = []
         self._refused: set[WindowId] = set()  # windows over the cap, which may replace others
-        self._left = self._all()
+        self._left = self._all(interleaved=bool(pool.geometry.interleaved))
         self._working = False
         self._closing = False
         self._thread = Thread(target=self._run, name="beluga-register", daemon=True)
@@ -130,17 +130,16 @@ class Registrar:
         for place in list(self.ready):
             self._unregister(place)
         self.ready.clear()
+        self.windows.bases[:] = 0
         self._claims.close()
         self._mapped.close()
 
-    def _all(self) -> dict[WindowId, None]:
+    def _all(self, *, interleaved: bool) -> dict[WindowId, None]:
         """Return every window, low offsets first."""
-        stripes = self._devices[0].stripe_count
-        count = -(-stripes // (1 << self.windows.shift))
-        devices = range(self.windows.device_count)
-        if self.windows.interleaved:
-            return dict.fromkeys((d, w) for w in range(count) for d in devices)
-        return dict.fromkeys((d, w) for d in devices for w in range(count))
+        devices, windows = map(range, self.windows.bases.shape)
+        if interleaved:
+            return dict.fromkeys((d, w) for w in windows for d in devices)
+        return dict.fromkeys((d, w) for d in devices for w in windows)
 
     def _run(self) -> None:
         try:
@@ -192,7 +191,7 @@ class Registrar:
                 self._populate(place, span)
                 address = self._driver.register(span.address, span.size)
                 with self._changed:
-                    self.ready[place] = address
+                    self.ready[place] = self.windows.bases[place] = address
                     self._used[place] = next(self._uses)
                     self._missed.pop(place, None)
         return fits
@@ -205,6 +204,7 @@ class Registrar:
                 return False
             place = min(idle, key=self._used.__getitem__)
             del self.ready[place]
+            self.windows.bases[place] = 0
         if self._unregister(place):
             self._claims.give_back(self._range(place).size)
             with self._changed:
@@ -252,8 +252,9 @@ class Registrar:
         return f"{device.path} is on {kind}: only devdax and memory in /dev/shm can be registered"
 
 
-def _base(pool: core.bl_pool, windows: Windows, device: int) -> int:
+def _base(handle: core.bl_pool, pool: Pool, device: int) -> int:
     """Return the address of a device: its superblock's stripe, then its share of the range."""
-    stripes = device if windows.interleaved else device * windows.device_stripes
-    address = lib.bl_pool_address(pool, stripes * STRIPE_SIZE)
+    own = pool.devices[device].stripe_count - 1
+    stripes = device if pool.geometry.interleaved else device * own
+    address = lib.bl_pool_address(handle, stripes * STRIPE_SIZE)
     return int(ffi.cast("uintptr_t", address)) - STRIPE_SIZE

@@ -13,10 +13,10 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.transfer.engines.cuda.windows import STRIPE_SHIFT
-from beluga.transfer.plan.cuts import parts
+from beluga.transfer.plan.cuts import STRIPE_SIZE, parts
 from beluga.transfer.plan.plan import PIECE, Plan
 
+_STRIPE_SHIFT = STRIPE_SIZE.bit_length() - 1
 _CHUNK_SHIFT = 33  # above the bits of a byte's offset in its chunk, which is below 2^32
 
 
@@ -74,7 +74,7 @@ def runs_of(plan: Plan) -> Runs:
 
 def _stripe_edges(origin: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where stripes end within chunks."""
-    stripe = origin >> STRIPE_SHIFT
-    chunk, step = parts(((origin + lengths - 1) >> STRIPE_SHIFT) - stripe)
-    place: NDArray[np.int64] = ((stripe[chunk] + 1 + step) << STRIPE_SHIFT) - origin[chunk]
+    stripe = origin >> _STRIPE_SHIFT
+    chunk, step = parts(((origin + lengths - 1) >> _STRIPE_SHIFT) - stripe)
+    place: NDArray[np.int64] = ((stripe[chunk] + 1 + step) << _STRIPE_SHIFT) - origin[chunk]
     return place + (chunk << _CHUNK_SHIFT)

@@ -8,6 +8,7 @@ themselves in ``test_cuda_kernels.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,10 @@ from beluga.transfer import (
     Plan,
     ScheduledEngine,
     Speed,
-    plan_blocks,
 )
 from beluga.transfer.engines.cuda import CupyDriver, DriverError
-from beluga.transfer.engines.cuda.launch import Launched, Launcher
-from beluga.transfer.engines.cuda.paths import STAGED_RUN_MIN
-from beluga.transfer.engines.cuda.tables import Tables
-from beluga.transfer.engines.policy import probe
+from beluga.transfer.engines.cuda.launch import Launch, Launcher
+from beluga.transfer.engines.policy import CacheMaintenance, probe
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -62,35 +60,36 @@ def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
     assert engine.stat.direct_bytes == 2 * blocks.plan.size
 
 
-def test_tables_are_in_gpu_memory_before_the_link_admits_anything(
+def test_a_plan_is_described_before_the_link_admits_anything(
     pool: Pool, gpu: Gpu, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads: list[int] = []
-    load = Launcher.load
+    made: list[Launch] = []
+    make = Launcher.make
 
-    def counted(self: Launcher, tables: Tables, *args: Any, **named: Any) -> Launched:
-        loads.append(len(tables.tiles))
-        return load(self, tables, *args, **named)
+    def counted(self: Launcher, *args: Any, **named: Any) -> Launch:
+        made.append(make(self, *args, **named))
+        return made[-1]
 
-    monkeypatch.setattr(Launcher, "load", counted)
+    monkeypatch.setattr(Launcher, "make", counted)
     speed = Speed(1 << 30)
     link = Link("tables", LinkSettings(read=speed, write=speed, device=None), directory=shm)
     place = IoHandle(link)
-    engine, blocks = engine_on(pool, gpu, path="direct"), Blocks.make(pool, 5)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
     engine.piece_size = blocks.plan.size // 3
     assert engine.settle(PATIENCE_S)
     scheduled = ScheduledEngine(engine, place)
     for start in (scheduled.gather_write, scheduled.scatter_read):
         for direction in (each.handle for each in link.directions):
             direction.bucket.tail += 10**12  # somebody else's, for a second
-        before, loaded = len(gpu.launches), len(loads)
+        before, described = len(gpu.launches), len(made)
         transfer = start(blocks.plan)
-        assert (len(gpu.launches), len(loads)) == (before, loaded + 1)
+        assert (len(gpu.launches), len(made)) == (before, described + 1)
         for direction in (each.handle for each in link.directions):
             direction.bucket.tail -= 10**12
         transfer.wait(PATIENCE_S)
         assert len(gpu.launches) - before > 1  # a launch for each piece
-        assert len(loads) == loaded + 1
+        assert len(made) == described + 1
+        assert made[-1].users == 0
     assert blocks.stored(pool)
     assert blocks.plan.checksums is not None
     blocks.plan.checksums[-1] ^= 1
@@ -100,12 +99,11 @@ def test_tables_are_in_gpu_memory_before_the_link_admits_anything(
     place.close()
 
 
-@pytest.mark.parametrize("path", ["direct", "staged"])
 @pytest.mark.parametrize("bounced", [False, True])
-def test_copies_give_back_all_that_they_took(pool: Pool, path: str, bounced: bool) -> None:
+def test_copies_give_back_all_that_they_took(pool: Pool, bounced: bool) -> None:
     """Events, GPU memory and pinned memory do not grow with the number of copies."""
     gpu = FailingGpu(bounced=bounced)
-    engine, blocks = engine_on(pool, gpu, path=path), Blocks.make(pool)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     engine.settle(PATIENCE_S)
     taken = []
     for _ in range(6):
@@ -115,45 +113,73 @@ def test_copies_give_back_all_that_they_took(pool: Pool, path: str, bounced: boo
     assert taken[-1] == taken[1]  # the first ones leave what is used again
 
 
-def test_what_a_gpu_wrote_is_flushed_before_it_may_be_published(pool: Pool) -> None:
-    seen: list[str] = []
+@dataclasses.dataclass(frozen=True)
+class Watched(CacheMaintenance):
+    """Records what the CPU does, and how many kernels have been launched before. Copies are made in
+    ranges of ``size`` bytes."""
+
+    gpu: Gpu = dataclasses.field(kw_only=True)
+    size: int = dataclasses.field(kw_only=True)
+    seen: list[str] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def on(cls, pool: Pool, gpu: Gpu, size: int) -> Watched:
+        return cls(pool, probe().row("gpu"), gpu=gpu, size=size)
+
+    def range_size(self, *, write: bool) -> int:
+        del write
+        return self.size
+
+    def before_read(self, plan: Plan) -> None:
+        self.seen.append(f"drop {len(self.gpu.launches)}")
+        super().before_read(plan)
+
+    def after_write(self, plan: Plan) -> None:
+        assert plan.checksums is not None
+        assert not plan.checksums.any()  # nothing shows yet that the range is complete
+        self.seen.append(f"flush {len(self.gpu.launches)}")
+        super().after_write(plan)
+
+
+def test_a_write_is_flushed_before_its_checksums_are_known(pool: Pool, gpu: Gpu) -> None:
+    blocks, watched = Blocks.make(pool), Watched.on(pool, gpu, 1 << 62)
+    engine = engine_on(pool, gpu, maintenance=watched)
+    assert engine.settle(PATIENCE_S)
+    transfer = engine.gather_write(blocks.plan)
+    while not transfer.done():
+        pass
+    transfer.wait()
+    assert watched.seen == ["flush 1"]
+    assert blocks.plan.checksums is not None
+    assert blocks.plan.checksums.all()
+    engine.scatter_read(blocks.plan).wait()
+    assert watched.seen == ["flush 1", "drop 1"]  # before the read was launched
+
+
+def test_the_cpu_maintains_one_range_while_the_gpu_copies_another(pool: Pool, gpu: Gpu) -> None:
     blocks = Blocks.make(pool)
-    gpu = Gpu()
-    real = probe().maintenance("gpu", pool)
+    watched = Watched.on(pool, gpu, blocks.plan.size // 3)
+    engine = engine_on(pool, gpu, maintenance=watched)
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert watched.seen == ["flush 3"] * 3  # all were launched before the first one had ended
+    assert blocks.stored(pool)
+    watched.seen.clear()
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert watched.seen == ["drop 3", "drop 4", "drop 5"]  # each just before its launch
+    assert engine._buffers.sizes == {}
+    poke(pool, int(blocks.plan.chunks["offset"][-1]), np.zeros(1, np.uint8))
+    with pytest.raises(ChecksumError, match="1 chunks"):
+        engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert engine._buffers.sizes == {}
 
-    class CacheMaintenance:
-        def before_read(self, plan: Plan) -> None:
-            seen.append(f"drop {len(gpu.launches)}")
-            real.before_read(plan)
 
-        def after_write(self, plan: Plan) -> None:
-            assert blocks.stored(pool)  # the completion has been seen
-            assert plan.checksums is not None
-            assert not plan.checksums.any()  # and nothing says yet that it is done
-            seen.append(f"flush {len(gpu.launches)}")
-            real.after_write(plan)
-
-    for path in ("direct", "staged"):
-        seen.clear()
-        gpu.launches.clear()
-        engine = engine_on(
-            pool,
-            gpu if path == "direct" else (gpu := Gpu()),
-            path=path,
-            maintenance=CacheMaintenance(),
-        )
-        assert engine.settle(PATIENCE_S)
-        assert blocks.plan.checksums is not None
-        blocks.plan.checksums[:] = 0
-        transfer = engine.gather_write(blocks.plan)
-        while not transfer.done():
-            pass
-        transfer.wait()
-        assert seen == ["flush 1"]
-        assert blocks.plan.checksums.all()
-        engine.scatter_read(blocks.plan).wait()
-        assert seen == ["flush 1", "drop 1"]  # before the read was launched
-        engine.close()
+def test_lines_of_coherent_memory_are_not_maintained(pool: Pool, shm: Path) -> None:
+    row = probe().row("gpu")
+    assert CacheMaintenance(pool, row).range_size(write=False) < 1 << 30
+    paths = [shm / "coherent"]
+    with Pool.create(paths, device_size=16 * STRIPE, coherence="hardware", sparse=True) as other:
+        assert CacheMaintenance(other, row).range_size(write=False) > 1 << 40
 
 
 def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
@@ -189,7 +215,7 @@ def test_windows_that_are_wanted_are_registered_first(pool: Pool) -> None:
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     gate.set()
     assert engine.settle(PATIENCE_S)
-    (wanted,) = engine._windows.touched(blocks.plan.pieces["offset"])
+    (wanted,) = engine._windows.touched(pool, blocks.plan)
     place = order.index(engine._registrar._range(wanted).address)
     assert place <= 1  # one may have begun before it was known
     rest = order[:place] + order[place + 1 :]
@@ -246,30 +272,7 @@ def test_bounces_of_more_than_their_buffers_wait_for_the_oldest(pool: Pool) -> N
     assert blocks.memory.any()
 
 
-def test_short_copies_out_of_the_pool_are_a_kernels(pool: Pool, gpu: Gpu) -> None:
-    """The driver would copy by the CPU, which is slow and caches lines that it must not cache."""
-    engine = engine_on(pool, gpu, path="staged")
-    assert engine.settle(PATIENCE_S)
-    memory = np.zeros(20480, np.uint8)
-    offset = np.array([pool.geometry.data_offset], np.uint64)
-    short = plan_blocks(np.array([[memory.ctypes.data]], np.uint64), np.array([20480]), offset)
-    gpu.copies.clear()
-    engine.scatter_read(short).wait(PATIENCE_S)
-    windows = engine._registrar.ready.values()
-    ours = [c for c in gpu.copies if any(w <= c[1] < w + STRIPE for w in windows)]
-    assert ours == []
-    assert engine.stat.staged_bytes == 0
-    blocks = Blocks.make(pool)
-    engine.gather_write(blocks.plan).wait(PATIENCE_S)
-    gpu.copies.clear()
-    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
-    ours = [c for c in gpu.copies if any(w <= c[1] < w + STRIPE for w in windows)]
-    assert ours
-    assert all(size >= STAGED_RUN_MIN for _, _, size in ours)
-    assert engine.stat.staged_bytes == 2 * blocks.plan.size
-
-
-def test_a_wrong_chunk_is_found_by_the_gpu(pool: Pool, gpu: Gpu) -> None:
+def test_a_wrong_chunk_is_found(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -31,13 +31,13 @@ from beluga.errors import (
 from beluga.pool import Pool
 from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows, settle
 from beluga.transfer.engines.cuda import CudaEngine, DriverError
+from beluga.transfer.engines.policy import CacheMaintenance, PolicyRow, Step
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-@pytest.mark.parametrize("path", ["direct", "staged"])
-def test_a_plan_of_nothing_has_ended(pool: Pool, gpu: Gpu, path: str) -> None:
-    engine = engine_on(pool, gpu, path=path)
+def test_a_plan_of_nothing_has_ended(pool: Pool, gpu: Gpu) -> None:
+    engine = engine_on(pool, gpu)
     nothing = Plan(np.empty(0, PIECE), np.empty(0, CHUNK))
     for start in (engine.gather_write, engine.scatter_read):
         transfer = start(nothing)
@@ -113,40 +113,30 @@ def test_a_forked_child_is_told_to_open_the_pool_anew(pool: Pool, gpu: Gpu) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-class FailingOnce:
-    """The CPU's cache maintenance, whose first flush meets a fault."""
+class FailingOnce(CacheMaintenance):
+    """Cache maintenance whose first flush meets a fault."""
 
-    def __init__(self) -> None:
-        self.failed = False
+    failed: ClassVar[bool]
 
-    def before_read(self, plan: Plan) -> None:
-        pass
+    @classmethod
+    def on(cls, pool: Pool) -> FailingOnce:
+        cls.failed = False
+        return cls(pool, PolicyRow(Step.FENCE, Step.FLUSH))
 
     def after_write(self, plan: Plan) -> None:
         if not self.failed:
-            self.failed = True
+            type(self).failed = True
             raise DeviceFaultError("made up")
+        super().after_write(plan)
 
 
 def test_every_wait_raises_the_error_of_a_failed_flush(pool: Pool, gpu: Gpu) -> None:
-    engine = engine_on(pool, gpu, maintenance=FailingOnce())
+    engine = engine_on(pool, gpu, maintenance=FailingOnce.on(pool))
     assert engine.settle(PATIENCE_S)
     transfer = engine.gather_write(Blocks.make(pool).plan)
     for _ in range(2):  # what was not flushed is never published
         with pytest.raises(DeviceFaultError):
             transfer.wait(PATIENCE_S)
-
-
-def test_a_failed_flush_does_not_fail_the_next_user_of_its_buffers(pool: Pool, gpu: Gpu) -> None:
-    engine = engine_on(pool, gpu, maintenance=FailingOnce(), path="staged", bounce_size=1 << 20)
-    assert engine.settle(PATIENCE_S)
-    blocks = [Blocks.make(pool, stripe=stripe) for stripe in (0, 4, 8)]
-    failed, *others = [engine.gather_write(one.plan) for one in blocks]
-    for transfer in others:  # the last of them needed the first one's buffers
-        transfer.wait(PATIENCE_S)
-    assert all(one.stored(pool) for one in blocks[1:])
-    with pytest.raises(DeviceFaultError):
-        failed.wait(PATIENCE_S)
 
 
 def every_other_window() -> Callable[[int], None]:
@@ -172,11 +162,11 @@ def test_a_fault_while_bouncing_leaves_nothing_under_way(
     assert engine.stat.direct_bytes > 0 < engine.stat.bounced_bytes
     real, calls = engine._paths._between, []
 
-    def fail_later(packed: Any, array: Any, *, write: bool) -> None:
+    def fail_later(packed: Any, pinned: Any, *, write: bool) -> None:
         calls.append(write)
         if len(calls) > 2:
             raise DeviceFaultError("made up")
-        real(packed, array, write=write)
+        real(packed, pinned, write=write)
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._paths, "_between", fail_later)
@@ -191,12 +181,11 @@ def test_a_fault_while_bouncing_leaves_nothing_under_way(
 
 
 def nothing_under_way(engine: CudaEngine) -> bool:
-    return engine._buffers._pinned.sizes == {} and engine._registrar._holds.used() == set()
+    return engine._buffers.sizes == {} and engine._registrar._holds.used() == set()
 
 
-@pytest.mark.parametrize("path", ["direct", "staged"])
-def test_rows_of_a_chunk_of_several_stripes(pool: Pool, path: str) -> None:
-    engine = engine_on(pool, Gpu(), path=path)
+def test_rows_of_a_chunk_of_several_stripes(pool: Pool) -> None:
+    engine = engine_on(pool, Gpu())
     assert engine.settle(PATIENCE_S)
     length, random = (3 << 20) + 100, np.random.default_rng(1)
     whole = random.integers(0, 256, length, np.uint8)
@@ -288,12 +277,17 @@ def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -
     assert first.stored(pool)
 
 
-@pytest.mark.parametrize(("path", "bounced"), [("direct", 0), long("staged", 0), ("direct", 1)])
-def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, bounced: int) -> None:
+@pytest.mark.parametrize("bounced", [False, True])
+@pytest.mark.parametrize("ranges", [False, long(True)])
+def test_a_start_that_fails_leaves_nothing_under_way(
+    pool: Pool, bounced: bool, ranges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any call of the driver may fail. When the start raises, the GPU has no work of it left."""
+    if ranges:
+        monkeypatch.setattr(CacheMaintenance, "range_size", lambda *_, **__: 300_000)
     for number in itertools.count(1):
-        gpu = FailingGpu(bounced=bool(bounced))
-        engine = engine_on(pool, gpu, path=path, bounce_size=2 << 20)
+        gpu = FailingGpu(bounced=bounced)
+        engine = engine_on(pool, gpu, bounce_size=2 << 20)
         assert engine.settle(PATIENCE_S)
         blocks = Blocks.make(pool, 6)
         gpu.fail_at = number
@@ -319,7 +313,7 @@ def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, boun
         engine.close()
         if ended:
             break
-    assert number > 5
+    assert number > 4
 
 
 class Leaving(FailingGpu):
@@ -338,12 +332,9 @@ class Leaving(FailingGpu):
         super().free(address)
 
 
-@pytest.mark.parametrize("path", ["direct", "staged"])
-def test_a_closed_engine_takes_no_memory_from_copies_that_are_under_way(
-    pool: Pool, path: str
-) -> None:
+def test_a_closed_engine_takes_no_memory_from_copies_that_are_under_way(pool: Pool) -> None:
     gpu = Leaving()
-    engine = engine_on(pool, gpu, path=path)
+    engine = engine_on(pool, gpu)
     assert engine.settle(PATIENCE_S)
     blocks = Blocks.make(pool)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)

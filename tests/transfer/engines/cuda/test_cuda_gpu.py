@@ -24,7 +24,6 @@ from beluga.kvcache import Run
 from beluga.pool import Pool
 from beluga.transfer import ENGINES, Plan, plan_blocks
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, source
-from beluga.transfer.engines.cuda.calibration import measure
 
 STRIPE = 2 << 20
 FRAGMENT = 20480
@@ -60,9 +59,8 @@ def plan_of(memory: Any, pool: Pool, blocks: int = 4) -> Plan:
     )
 
 
-@pytest.mark.parametrize("path", ["direct", "staged"])
-def test_blocks_come_back_and_damage_is_found(cupy: Any, pool: Pool, path: str) -> None:
-    engine = CudaEngine(pool, path=path, window_size=8 * STRIPE)
+def test_blocks_come_back_and_damage_is_found(cupy: Any, pool: Pool) -> None:
+    engine = CudaEngine(pool, window_size=8 * STRIPE)
     assert engine.settle(120)
     assert engine.stat.fault is None, engine.stat.fault
     content = np.random.default_rng(3).integers(0, 256, 4 * 128 * FRAGMENT, np.uint8)
@@ -102,7 +100,7 @@ def test_a_cache_finds_the_engine_by_its_name(cupy: Any, pool: Pool) -> None:
 
 
 def test_a_graph_replays_a_copy(cupy: Any, pool: Pool) -> None:
-    engine = CudaEngine(pool, path="direct", window_size=8 * STRIPE)
+    engine = CudaEngine(pool, window_size=8 * STRIPE)
     assert engine.settle(120)
     memory = cupy.zeros(4 * 16 * FRAGMENT, cupy.uint8)
     plan, stream = plan_of(memory, pool), cupy.cuda.Stream(non_blocking=True)
@@ -125,13 +123,6 @@ def test_a_refused_registration_leaves_no_error_behind(cupy: Any) -> None:
     with pytest.raises(DriverError):
         driver.register(1 << 40, STRIPE)  # nobody's memory
     assert int(cupy.arange(10).sum()) == 45
-
-
-def test_both_ways_are_measured(cupy: Any, pool: Pool) -> None:
-    del cupy
-    engine = CudaEngine(pool, path="direct")
-    points = measure(engine._launcher, 3)
-    assert all(point.direct_s > 0 and point.staged_s > 0 for point in points)
 
 
 def test_what_is_compiled_names_what_it_includes(fake_cuda: FakeCuda, tmp_path: Path) -> None:

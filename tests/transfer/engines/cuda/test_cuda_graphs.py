@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine beside other work: graphs, streams, failures, calibration."""
+"""The CUDA engine beside other work: graphs, streams, failures."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +16,6 @@ from support.engines import poke
 from beluga import coherence
 from beluga.errors import ChecksumError, TransferError
 from beluga.pool import Pool
-from beluga.transfer.engines.cuda.calibration import Calibration, Point, measure, points_of
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -69,7 +67,7 @@ class TestGraphs:
             with pytest.raises(TransferError, match="captured"):
                 start(blocks.plan, stream=stream)
         with pytest.raises(TransferError, match="once"):  # it would have to allocate
-            engine.capture(Blocks.make(pool, 6).plan, stream, write=True)
+            engine.capture(Blocks.make(pool, 60).plan, stream, write=True)
         assert end_capture(gpu, stream) == []
 
     def test_unregistered_memory_is_not_captured(self, pool: Pool) -> None:
@@ -104,70 +102,3 @@ def test_a_failed_kernel_is_the_transfers_error(pool: Pool, gpu: Gpu) -> None:
         transfer.wait(PATIENCE_S)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)  # other streams go on
     assert blocks.stored(pool)
-
-
-def test_the_faster_way_is_chosen_by_what_was_measured(pool: Pool, gpu: Gpu) -> None:
-    points = (
-        Point(write=True, size=1 << 16, fragments=64, direct_s=1, staged_s=2),
-        Point(write=True, size=1 << 22, fragments=64, direct_s=2, staged_s=1),
-        Point(write=False, size=1 << 22, fragments=64, direct_s=1.0, staged_s=0.95),
-    )
-    calibration = Calibration(points)
-    assert calibration.choose(write=True, size=40000, fragments=100) == "direct"
-    assert calibration.choose(write=True, size=3 << 20, fragments=100) == "staged"
-    assert calibration.choose(write=False, size=3 << 20, fragments=100) == "direct"  # not by enough
-    engine = engine_on(pool, gpu, path="auto", calibration=calibration)
-    assert engine.settle(PATIENCE_S)
-    assert engine.name == "cuda-host"
-    blocks = Blocks.make(pool, 8)
-    engine.gather_write(blocks.plan).wait(PATIENCE_S)
-    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
-    assert (engine.stat.staged_bytes, engine.stat.direct_bytes) == (blocks.plan.size,) * 2
-
-
-def test_a_measurement_tries_both_ways_and_is_kept(
-    pool: Pool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    engine = engine_on(pool, gpu)
-    points = measure(engine._launcher, 2)
-    assert {point.write for point in points} == {True, False}
-    assert all(point.direct_s > 0 and point.staged_s > 0 for point in points)
-    monkeypatch.setattr("beluga.config.cache_dir", lambda: tmp_path / "cache")
-    monkeypatch.setattr("beluga.transfer.engines.cuda.calibration.REPETITIONS", 1)
-    monkeypatch.setattr(gpu, "name", "cuda")  # as if it were one
-    first = Calibration.of(engine._launcher, pool)
-    launches = len(gpu.launches)
-    assert Calibration.of(engine._launcher, pool).points == first.points
-    assert len(gpu.launches) == launches
-    nowhere = tmp_path / "file"
-    nowhere.write_text("")
-    monkeypatch.setattr("beluga.config.cache_dir", lambda: nowhere / "cache")
-    assert Calibration.of(engine._launcher, pool).points  # kept or not
-
-
-def test_before_it_was_measured_the_papers_size_divides_the_ways() -> None:
-    for write in (True, False):
-        assert Calibration().choose(write=write, size=23_000, fragments=1) == "direct"
-        assert Calibration().choose(write=write, size=25_000, fragments=1) == "staged"
-
-
-POINT = {"write": True, "size": 65536, "fragments": 3, "direct_s": 1.0, "staged_s": 2.0}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        [],
-        7,
-        [7],
-        [POINT],  # nothing of reads
-        [POINT, POINT | {"write": False, "size": 0}],
-        [POINT, POINT | {"write": False, "direct_s": float("nan")}],
-        [POINT, POINT | {"write": False, "fragments": "3"}],
-        [POINT, POINT | {"write": False, "more": 3}],
-    ],
-)
-def test_what_is_no_measurement_is_refused(content: object) -> None:
-    assert points_of(content) == ()
-    assert len(points_of([POINT, POINT | {"write": False}])) == 2

@@ -117,7 +117,7 @@ def test_a_window_that_another_engine_uses_is_not_taken_away(pool: Pool) -> None
     first, second = (engine_on(pool, driver, cap=cap) for driver in drivers)
     assert first.settle(PATIENCE_S)
     near = Blocks.make(pool)
-    used = first._windows.touched(near.plan.pieces["offset"])
+    used = first._windows.touched(pool, near.plan)
     drivers[0].gate.clear()
     transfer = first.gather_write(near.plan)  # under way, by the first one's driver
     for _ in range(12):

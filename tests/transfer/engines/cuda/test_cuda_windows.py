@@ -47,7 +47,7 @@ def move(engine: CudaEngine, blocks: Blocks, stream: int | None = None) -> None:
 
 
 def windows_of(engine: CudaEngine, blocks: Blocks) -> set[tuple[int, int]]:
-    return engine._windows.touched(blocks.plan.pieces["offset"])
+    return engine._windows.touched(engine._pool, blocks.plan)
 
 
 def ready(engine: CudaEngine) -> set[tuple[int, int]]:
@@ -196,7 +196,7 @@ def test_a_window_that_is_wanted_while_it_is_registered_is_registered_once(pool:
 
     engine = engine_on(pool, Gpu(before_register=held))
     assert begun.wait(PATIENCE_S)
-    first = next(iter(engine._registrar._all()))
+    first = next(iter(engine._registrar._all(interleaved=True)))
     engine._registrar.want([first], STRIPE)
     gate.set()
     assert engine.settle(PATIENCE_S)
