@@ -18,7 +18,7 @@ import numpy as np
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import plan_blocks
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.engines.policy import CacheMaintenance, Step
+from beluga.transfer.engines.policy import CacheMaintenance, Step, flush_threads
 from beluga.transfer.engines.policy import PolicyRow as Steps
 
 from ..harness.region import Region, uniform
@@ -91,7 +91,7 @@ def _operation(
 ) -> Iterator[Operation]:
     """Return one copy between the pool and GPU memory, as a function of its offset in the pool."""
     driver = make()
-    maintenance = CacheMaintenance(region.pool, steps)
+    maintenance = CacheMaintenance(region.pool, steps, flush_threads())
     engine = CudaEngine(
         region.pool, window_size=_WINDOW_SIZE, driver=driver, maintenance=maintenance
     )

@@ -9,7 +9,6 @@ maintain cache lines. The CPU does not wait; see :mod:`beluga.transfer.engines.c
 from __future__ import annotations
 
 import functools
-import os
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ from beluga.transfer.engines.cuda.prepared import PreparedLaunch
 from beluga.transfer.engines.cuda.registrar import Registrar
 from beluga.transfer.engines.cuda.transfer import CudaTransfer, Part
 from beluga.transfer.engines.cuda.windows import Windows
-from beluga.transfer.engines.policy import CacheMaintenance, probe
+from beluga.transfer.engines.policy import CacheMaintenance, flush_threads, probe
 from beluga.transfer.plan.plan import Plan
 
 
@@ -82,7 +81,7 @@ class CudaEngine:
         self._own: dict[bool, int] = {}
         self._buffers = Buffers(self._driver)
         self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
-        self._maintenance = maintenance or probe().maintenance("gpu", pool, _threads())
+        self._maintenance = maintenance or probe().maintenance("gpu", pool, flush_threads())
 
         def register() -> Registrar:
             claims = Claims(config.runtime_root() / "cuda-registered", cap)
@@ -270,14 +269,6 @@ class CudaEngine:
         parts += self._paths.bounced(rest, directed)
         gather = functools.partial(_gather_sums, plan, pairs) if directed.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)
-
-
-def _threads() -> int:
-    """Return the number of threads that flush cache lines: a quarter of the CPUs, at most four.
-
-    One thread flushes 13 to 23 GB/s, and a GPU's link moves 50 (``bench/results/gpu-h100.json``).
-    """
-    return min(max(len(os.sched_getaffinity(0)) // 4, 1), 4)
 
 
 def _gather_sums(plan: Plan, pairs: list[tuple[NDArray[np.bool_], Plan]]) -> None:

@@ -6,8 +6,8 @@ direct  a kernel reads or writes the registered pool
 bounced while a window is not registered, a kernel uses a pinned buffer, and the CPU copies between
         the buffer and the pool with its own cache maintenance
 
-Copies through GPU memory by a copy engine are no third path. On an H100 they were slower in every
-case: a kernel moves 0.92 to 0.96 of what a copy engine does, and needs no second pass.
+Copies through GPU memory by a copy engine are no third path: they were slower in every case that
+was measured on an H100, and need a second pass (``docs/understand/copy-engines.md``).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ for cupy, which shows that the calls are right, but nothing about a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,21 @@ def test_a_cache_finds_the_engine_by_its_name(cupy: Any, pool: Pool) -> None:
         cupy.cuda.runtime.deviceSynchronize()
         assert cache.get(digests, blocks).hits == 2
     assert (memory.get() == before).all()
+
+
+def test_a_block_that_the_cpu_rewrites_is_never_read_stale(cupy: Any, pool: Pool) -> None:
+    """Neither the CPU's nor the GPU's cache has old bytes for the kernel."""
+    engine = CudaEngine(pool, window_size=8 * STRIPE)
+    assert engine.settle(120)
+    memory, other = cupy.zeros(128 * FRAGMENT, cupy.uint8), cupy.zeros(1 << 22, cupy.uint8)
+    plan = dataclasses.replace(plan_of(memory, pool, 1), checksums=None)
+    offset, stream = int(plan.chunks["offset"][0]), cupy.cuda.Stream(non_blocking=True)
+    for value in range(1, 100):
+        poke(pool, offset, np.full(memory.nbytes, value, np.uint8))
+        other[:] = value  # a kernel on another stream
+        engine.scatter_read(plan, stream=stream).wait(60)
+        assert (memory.get() == value).all()
+    engine.close()
 
 
 def test_a_graph_replays_a_copy(cupy: Any, pool: Pool) -> None:
