@@ -151,6 +151,7 @@ def _of_node(node: int, stack: ExitStack, driver: CudaDriver) -> list[int]:
     node_asked = node if len(nodes()) > 1 else None
     size = _RUNS * STRIPE_SIZE
     base = stack.enter_context(private(size, node_asked, shared=True))
+    driver.use()  # of several GPUs, another one may be current
     address = driver.register(base, size)
     stack.callback(driver.unregister, base)
     return [address + index * STRIPE_SIZE for index in range(_RUNS)]

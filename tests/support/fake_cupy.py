@@ -235,6 +235,7 @@ class FakeCuda:
 
     def _module(self, runtime: ModuleType) -> Any:
         cupy: Any = ModuleType("cupy")
+        cupy.__version__ = "14.2.0"
         cupy.RawModule = self._raw_module
         cupy.asarray = lambda values: np.array(values).view(FakeArray)
         cupy.zeros = lambda count, dtype: np.zeros(count, dtype).view(FakeArray)

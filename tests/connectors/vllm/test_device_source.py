@@ -33,6 +33,38 @@ IDS = list(range(5, 30))
 DIGESTS = b"".join(bytes([i + 1]) * 32 for i in range(len(IDS)))
 
 
+class SecondGpu(HostDriver):
+    """A driver that is not the first GPU's: a thread that has not made it current would work on
+    the first GPU."""
+
+    def __init__(self, before_register: Callable[[int], None]) -> None:
+        self._threads = threading.local()
+        super().__init__(before_register=before_register)
+        self.use()
+
+    def use(self) -> None:
+        self._threads.current = True
+
+    def _check(self) -> None:
+        assert getattr(self._threads, "current", False), threading.current_thread().name
+
+    def make_event(self) -> int:
+        self._check()
+        return super().make_event()
+
+    def record(self, event: int, stream: int) -> None:
+        self._check()
+        super().record(event, stream)
+
+    def follow(self, stream: int, event: int) -> None:
+        self._check()
+        super().follow(stream, event)
+
+    def launch(self, kernel: str, grid: Any, job: Any, stream: int) -> None:
+        self._check()
+        super().launch(kernel, grid, job, stream)
+
+
 class Machine:
     """A machine where vLLM's tensors are CUDA tensors, and a driver's calls run the host's
     kernels.
@@ -46,7 +78,7 @@ class Machine:
 
     def driver(self, index: int) -> HostDriver:
         assert index == 1
-        self.drivers.append(HostDriver(before_register=self._register))
+        self.drivers.append(SecondGpu(self._register))
         return self.drivers[-1]
 
     def _register(self, size: int) -> None:

@@ -71,6 +71,10 @@ class CupyDriver:
             from cupy_backends.cuda.api import runtime
         except ImportError as error:
             raise EngineUnavailableError(f"{_NEEDS_CUPY}: {error}") from None
+        if not hasattr(runtime, "streamCreateWithPriority"):
+            raise EngineUnavailableError(
+                f"cupy {cupy.__version__} is too old for the CUDA engine; install cupy 14 or later"
+            )
         self._runtime = runtime
         self._error = runtime.CUDARuntimeError
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,13 @@ def test_what_is_compiled_names_what_it_includes(fake_cuda: FakeCuda, tmp_path: 
 def test_kernels_that_do_not_compile_are_no_engine(fake_cuda: FakeCuda) -> None:
     fake_cuda.compile_error = "kv_copy.cu(1): error: made up\nmore"
     with pytest.raises(EngineUnavailableError, match=r"compiled: kv_copy.cu\(1\): error: made up$"):
+        CupyDriver()
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_an_old_cupy_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["cupy_backends.cuda.api.runtime"], "streamCreateWithPriority")
+    with pytest.raises(EngineUnavailableError, match=r"cupy 14.2.0 is too old.*14 or later$"):
         CupyDriver()
 
 
