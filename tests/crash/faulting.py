@@ -284,7 +284,7 @@ FAULTS: dict[str, Ready] = {
     "bl_pool_write": _pool(lambda s, pool: lambda: lib.bl_pool_write(pool, AT, s.data(), 4096)),
     "bl_pool_read": _pool(lambda s, pool: lambda: lib.bl_pool_read(pool, AT, s.data(), 4096)),
     "bl_plan_maintenance": _planned(
-        lambda p, plan: lib.bl_plan_maintenance(p, plan, lib.BL_MAINTENANCE_INVALIDATE)
+        lambda p, plan: lib.bl_plan_maintenance(p, plan, lib.BL_MAINTENANCE_INVALIDATE, 2)
     ),
     "bl_plan_write": _planned(lambda p, plan: lib.bl_plan_write(p, plan, ffi.NULL, ffi.NULL, 0)),
     "bl_plan_read": _planned(lambda p, plan: lib.bl_plan_read(p, plan, ffi.NULL, ffi.NULL, 0)),

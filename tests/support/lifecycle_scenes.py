@@ -195,7 +195,7 @@ class Scene:
             "now_ns": 1,
             "piece": 1,
             "handle": 1,
-            "plugged": False,
+            **{"plugged": False, "write": False},
             "event": _stored(),
             "events": [_stored()],
             "tokens_hashes": [1, 2],

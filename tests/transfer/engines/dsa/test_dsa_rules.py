@@ -268,7 +268,7 @@ def test_a_plans_ranges_are_all_its_lines_and_no_more(
         struct = plan.struct()
         assert (
             core.bl_plan_maintenance(
-                recorder.pool, recorder.library.of("bl_plan *", struct), number
+                recorder.pool, recorder.library.of("bl_plan *", struct), number, 1
             )
             == 0
         )
@@ -278,7 +278,9 @@ def test_a_plans_ranges_are_all_its_lines_and_no_more(
         assert len(notes) <= fewest
         assert (
             core.bl_plan_maintenance(
-                recorder.pool, recorder.library.of("bl_plan *", struct), lib.BL_MAINTENANCE_FENCE
+                recorder.pool,
+                recorder.library.of("bl_plan *", struct),
+                *(lib.BL_MAINTENANCE_FENCE, 1),
             )
             == 0
         )
