@@ -174,14 +174,14 @@ def _rows(recorder: Recorder, pool: Pool, count: int) -> list[Row]:
         with KVCache(pool, namespace=NAMESPACE, engine=null_gpu(pool), link=link) as cache:
             found = {"write, alone": _alone(options, partial(_put, cache), count)}
             found["read, alone"] = _alone(options, partial(_get, cache), count)
-            cpu_ms = [_cpu_ms_per_gib(partial(once, cache), count) for once in (_put, _get)]
-        with _workers(pool, Path(name), count):
+        cpu_ms: list[float] = []
+        with _workers(pool, Path(name), count, cpu_ms):
             several = f"read, {_PROCESSES} processes"
             found[several] = [_together(options, link) for _ in range(_RUNS)]
         link.close()
     rows = [_row(recorder, case, rates) for case, rates in found.items()]
-    for row, took_ms in zip(rows, cpu_ms, strict=False):
-        row["note"] = f"{row['note']}; {took_ms:.1f} ms of CPU per GiB"
+    took_ms = sum(cpu_ms) / len(cpu_ms)  # processes without a server, which polls
+    rows[-1]["note"] = f"{rows[-1]['note']}; {took_ms:.1f} ms of CPU per GiB"
     return rows
 
 
@@ -221,16 +221,6 @@ def _alone(options: Options, once: Callable[[int], float], count: int) -> list[f
     return found
 
 
-def _cpu_ms_per_gib(once: Callable[[int], float], count: int) -> float:
-    """Return the CPU time of this process, the least of several runs: the machine may be busy."""
-    found = []
-    for _ in range(_RUNS):
-        before = time.process_time()
-        once(count)
-        found.append(time.process_time() - before)
-    return min(found) * 1e3 * (1 << 30) / (count * BLOCK)
-
-
 def _together(options: Options, link: Link) -> float:
     """Return the bytes per second of all processes that the link admitted."""
     start, before = time.perf_counter(), link.bytes_of(TransferClass.ONBOARD)[0]
@@ -266,7 +256,8 @@ def _row(recorder: Recorder, case: str, found: list[float]) -> Row:
 
 
 @contextmanager
-def _workers(pool: Pool, directory: Path, count: int) -> Iterator[None]:
+def _workers(pool: Pool, directory: Path, count: int, cpu_ms: list[float]) -> Iterator[None]:
+    """Run the other processes. Adds each one's CPU time per GiB to ``cpu_ms`` at the end."""
     with ExitStack() as stack:
         children = [stack.enter_context(_worker(pool, directory, count)) for _ in range(_PROCESSES)]
         for child in children:
@@ -274,6 +265,11 @@ def _workers(pool: Pool, directory: Path, count: int) -> Iterator[None]:
             if child.stdout.readline() != "ready\n":
                 raise BelugaError("the benchmark's other process has ended; see above")
         yield
+        for child in children:
+            assert child.stdin is not None  # noqa: S101  a pipe
+            child.stdin.close()
+            assert child.stdout is not None  # noqa: S101  a pipe
+            cpu_ms.append(float(child.stdout.readline()))
 
 
 @contextmanager

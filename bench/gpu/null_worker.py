@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from beluga.errors import BelugaError
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 
-from .null import NAMESPACE, blocks_of, digests, link_at, null_gpu
+from .null import BLOCK, NAMESPACE, blocks_of, digests, link_at, null_gpu
 
 
 def main(directory: str, count: int, paths: list[str]) -> None:
@@ -26,9 +27,13 @@ def main(directory: str, count: int, paths: list[str]) -> None:
         with KVCache(pool, namespace=NAMESPACE, engine=null_gpu(pool), link=link) as cache:
             cache.get(names, blocks)
             print("ready", flush=True)
+            before, moved = time.process_time(), 0
             while not _ended(ends):
                 if cache.get(names, blocks).hits != count:
                     raise BelugaError("a block was not found that the parent process put")
+                moved += count * BLOCK
+            took_ms = (time.process_time() - before) * 1e3
+            print(took_ms * (1 << 30) / max(moved, 1), flush=True)
 
 
 def _ended(handle: int) -> bool:
