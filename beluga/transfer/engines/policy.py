@@ -150,7 +150,8 @@ class CacheMaintenance:
         struct = plan.struct()
         with self.pool.using() as handle:
             code = lib.bl_plan_maintenance(handle, struct, _CARE[step], self.threads)
-        raise_for_status(code, f"{step} for a device")
+        if code < 0:
+            raise_for_status(code, f"{step} for a device")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -166,16 +166,18 @@ class Plan:
     def part(self, start: int, end: int) -> Plan:
         """Return chunks from ``start`` to ``end`` as a plan that shares this one's arrays: its
         checksums are written into this plan's."""
-        firsts = self._firsts()
-        first = int(firsts[start])
-        last = int(firsts[end]) if end < len(firsts) else len(self.pieces)
-        return dataclasses.replace(
-            self,
-            pieces=self.pieces[first:last],
-            chunks=self.chunks[start:end],
-            checksums=None if self.checksums is None else self.checksums[start:end],
-            piece_base=self.piece_base + first,
-            chunk_base=self.chunk_base + start,
+        firsts = self.chunks["first"]
+        first = int(firsts[start]) - self.piece_base
+        last = int(firsts[end]) - self.piece_base if end < len(firsts) else len(self.pieces)
+        return Plan(
+            self.pieces[first:last],
+            self.chunks[start:end],
+            None if self.checksums is None else self.checksums[start:end],
+            self.sparse,
+            self.owners,
+            self.piece_base + first,
+            self.chunk_base + start,
+            self.read_only,
         )
 
 

@@ -38,4 +38,4 @@ class CapturedTransfer:
         del timeout_s  # the owner has waited already
         if self.launch.write:
             self._maintenance.after_write(self.launch.plan)
-        self.launch.finish(self.launch.plan)
+        self.launch.finish(self.launch.plan, 0, len(self.launch.spans))

@@ -164,7 +164,7 @@ class CudaEngine:
         self._registrar.keep(self._windows.touched(self._pool, plan), self)
         with self._buffers.only_free():
             launch = self._paths.make(plan, write=write)
-        self._launcher.run(launch, plan, stream=handle)
+        self._launcher.run(launch, 0, len(launch.spans), stream=handle)
         transfer = CapturedTransfer(self._maintenance, launch)
         self._captured.append(transfer)
         return transfer

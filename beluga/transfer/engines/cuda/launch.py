@@ -54,14 +54,14 @@ class Launch:
         found = np.searchsorted(self.spans["chunk"], [first, first + len(part.chunks)])
         return int(found[0]), int(found[1])
 
-    def finish(self, part: Plan) -> None:
-        """Store the checksums that the GPU computed in a part of the plan, or compare them.
+    def finish(self, part: Plan, first: int, end: int) -> None:
+        """Store the checksums that the GPU computed in a part of the plan, whose spans are those
+        from ``first`` to ``end``, or compare them.
 
         Raises :class:`~beluga.errors.ChecksumError` if those of a read differ.
         """
         if part.checksums is None:
             return
-        first, end = self.range(part)
         bad_count = lib.bl_spans_sum(
             ffi.from_buffer("bl_span[]", self.spans[first:end]),
             ffi.from_buffer("uint32_t[]", self.sums[first:end]),
@@ -107,9 +107,8 @@ class Launcher:
             raise TransferError("a window of the plan is not registered; call settle() before")
         return Launch(plan, write, pinned, count, room)
 
-    def run(self, launch: Launch, part: Plan, *, stream: int) -> None:
-        """Launch the kernel for a part of the plan."""
-        first, end = launch.range(part)
+    def run(self, launch: Launch, first: int, end: int, *, stream: int) -> None:
+        """Launch the kernel for the spans from ``first`` to ``end``."""
         spans = launch.pinned.address
         sums = spans + launch.sums.ctypes.data - launch.pinned.array.ctypes.data
         job = np.array(

@@ -115,7 +115,6 @@ class Paths:
         """Launch a part of a plan, after the CPU's maintenance of its lines."""
         if not launch.write:
             self._maintenance.before_read(part)
-        self.launcher.run(launch, part, stream=stream)
         return self._part(part, launch, stream, hold)
 
     def direct(self, plan: Plan, directed: DirectedStream, hold: Hold) -> list[Part]:
@@ -143,7 +142,6 @@ class Paths:
                 self._between(packed, pinned, write=False)
             windows = BufferWindows(pinned.address)
             launch = self.launcher.make(packed.plan, windows.struct, write=directed.write)
-            self.launcher.run(launch, packed.plan, stream=directed.stream)
             part = self._part(packed.plan, launch, directed.stream, None)
             self.launcher.release(launch)
             part.settle = _nothing
@@ -154,16 +152,18 @@ class Paths:
             yield part
 
     def _part(self, plan: Plan, launch: Launch, stream: int, hold: Hold | None) -> Part:
-        """Return a part of a launch on the stream. It ends when the stream has executed it; then
-        the GPU's writes are flushed to memory.
+        """Launch a part on the stream. It ends when the stream has executed it; then the GPU's
+        writes are flushed to memory.
         """
+        spans = launch.range(plan)
+        self.launcher.run(launch, *spans, stream=stream)
         event = self._driver.make_event()
         self._driver.record(event, stream)
         settle = _nothing
         if launch.write:
             settle = functools.partial(self._maintenance.after_write, plan)
         launch.users += 1
-        part = Part(plan, launch, event, settle, _nothing, hold)
+        part = Part(plan, launch, spans, event, settle, _nothing, hold)
         self._started.append(part)
         if hold is not None:
             hold.until(event)

@@ -28,6 +28,7 @@ class Part:
 
     plan: Plan
     launch: Launch
+    spans: tuple[int, int]  # of the launch: first, and after the last
     event: int
     settle: Callable[[], None]
     give_back: Callable[[], None]
@@ -46,7 +47,7 @@ class Part:
         self.error = TransferCancelledError("the copy was stopped before its end")
         try:
             self.settle()
-            self.launch.finish(self.plan)
+            self.launch.finish(self.plan, *self.spans)
             self.error = None
         except Exception as error:
             self.error = error

@@ -161,10 +161,11 @@ class Scene:
     def launch(self, plan: Plan, *, write: bool) -> Outcome:
         with self.shape.geometry.pool.using() as pool:
             launch = self._launcher.make(plan, self.windows.struct(pool), write=write)
-        self._launcher.run(launch, plan, stream=0)
+        spans = launch.range(plan)
+        self._launcher.run(launch, *spans, stream=0)
         bad_count = 0
         try:
-            launch.finish(plan)
+            launch.finish(plan, *spans)
         except ChecksumError as error:
             bad_count = int(str(error).split()[0])
         self._launcher.release(launch)
