@@ -50,6 +50,13 @@ def counted(report: dict[str, Any]) -> list[tuple[int, int]]:
     return [(finding["trials"], finding["violations"]) for finding in report["findings"]]
 
 
+def check_required(report: dict[str, Any]) -> None:
+    """Check that each test ran, and that what is required holds. A CPU may reorder or tear plain
+    loads and stores."""
+    assert all(trials > 0 for trials, _ in counted(report))
+    assert not any(one["violations"] for one in report["findings"] if one["promised"])
+
+
 def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[str]) -> None:
     before = contents(paths)
     done = run("verify", *named(paths), *QUICK, "--json")
@@ -59,7 +66,7 @@ def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[
     assert report["machine"]["kernel"]
     assert [device["path"] for device in report["devices"]] == paths
     assert len(report["findings"]) == ROWS * len(paths)
-    assert all(trials > 0 and violations == 0 for trials, violations in counted(report))
+    check_required(report)
     assert contents(paths) == before
 
 
@@ -68,7 +75,7 @@ def test_the_text_report_has_a_line_for_each_test_initiator_and_mode(
 ) -> None:
     done = run("verify", *named(paths), *QUICK)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("holds") == ROWS
+    assert done.stdout.count("holds") + done.stdout.count("does not hold") == ROWS
     assert done.stderr == "everything required holds\n"
 
 
@@ -82,7 +89,7 @@ def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:
         reports.append(json.loads(stdout))
     assert [report["role"] for report in reports] == ["a", "b"]
     assert counted(reports[0]) == counted(reports[1])
-    assert all(trials > 0 and violations == 0 for trials, violations in counted(reports[0]))
+    check_required(reports[0])
 
 
 def test_without_a_peer_verify_fails_with_one_line(run: Run, paths: list[str]) -> None:
