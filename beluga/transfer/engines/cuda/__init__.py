@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine: kernels that read and write the mapped pool, or stage in GPU memory.
+"""The CUDA engine: kernels that read and write the mapped pool.
 
 ``CudaEngine(pool)`` needs a GPU and cupy; ``CudaEngine(pool, driver=HostDriver())`` runs the same
 kernels, compiled for this CPU.

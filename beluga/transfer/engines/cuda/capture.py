@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from beluga.transfer.engines.cuda.launch import Launch
+from beluga.transfer.engines.cuda.transfer import refuse_bad
 from beluga.transfer.engines.policy import CacheMaintenance
 
 
@@ -38,4 +39,4 @@ class CapturedTransfer:
         del timeout_s  # the owner has waited already
         if self.launch.write:
             self._maintenance.after_write(self.launch.plan)
-        self.launch.finish(self.launch.plan, 0, len(self.launch.spans))
+        refuse_bad(self.launch.finish(self.launch.plan, 0, len(self.launch.spans)))

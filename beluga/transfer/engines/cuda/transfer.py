@@ -34,6 +34,7 @@ class Part:
     give_back: Callable[[], None]
     hold: Hold | None = None  # a hold on windows, which the event ends
     settled: bool = False
+    bad_count: int = 0  # chunks of a read whose checksum differs
     error: Exception | None = None
 
     def finish(self, launcher: Launcher) -> None:
@@ -47,7 +48,7 @@ class Part:
         self.error = TransferCancelledError("the copy was stopped before its end")
         try:
             self.settle()
-            self.launch.finish(self.plan, *self.spans)
+            self.bad_count = self.launch.finish(self.plan, *self.spans)
             self.error = None
         except Exception as error:
             self.error = error
@@ -94,15 +95,19 @@ class CudaTransfer:
             if not part.settled:
                 wait_event(self._launcher.driver, part.event, until)
                 part.finish(self._launcher)
-        errors = [part.error for part in self._parts if part.error is not None]
-        for error in errors:
-            if not isinstance(error, ChecksumError):
-                raise error
-        if errors:
-            raise errors[0]
+        for part in self._parts:
+            if part.error is not None:
+                raise part.error
         if not self._finished:
             self._finished = True
             self._gather()
+        refuse_bad(sum(part.bad_count for part in self._parts))
+
+
+def refuse_bad(count: int) -> None:
+    """Raise :class:`~beluga.errors.ChecksumError` if chunks of a read differ."""
+    if count:
+        raise ChecksumError(f"{count} chunks are not those that were written")
 
 
 def wait_event(driver: Driver, event: int, until: float | None) -> None:

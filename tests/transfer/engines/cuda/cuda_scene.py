@@ -17,7 +17,6 @@ from cuda_process import Grid, KernelProcess, ProcessDriver
 from numpy.typing import NDArray
 
 from beluga import coherence
-from beluga.errors import ChecksumError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
 from beluga.transfer.engines.cuda import Driver
@@ -163,11 +162,7 @@ class Scene:
             launch = self._launcher.make(plan, self.windows.struct(pool), write=write)
         spans = launch.range(plan)
         self._launcher.run(launch, *spans, stream=0)
-        bad_count = 0
-        try:
-            launch.finish(plan, *spans)
-        except ChecksumError as error:
-            bad_count = int(str(error).split()[0])
+        bad_count = launch.finish(plan, *spans)
         self._launcher.release(launch)
         return Outcome(launch, self._driver.accesses, bad_count)
 
