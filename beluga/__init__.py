@@ -11,8 +11,8 @@
             cache.put(keys, blocks)
             cache.get(keys, targets).hits
 
-What is named here is imported when it is asked for: the commands can say in one line what is wrong
-with the environment, though it is looked at when the C core is loaded.
+The names here are imported on access, so that commands can report problems of the environment,
+though it is looked at when the C core is loaded.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.rpc import AsyncClient, Client, Handlers, Server
 
-__version__ = "0.1.0"  # said here alone; pyproject.toml reads it
+__version__ = "0.1.0"  # only stated here; pyproject.toml reads it
 
 __all__ = [
     "AsyncClient",
@@ -60,7 +60,7 @@ def __dir__() -> list[str]:
 
 _checkout.give_way()
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of beluga's
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
     def __getattr__(name):
         if name not in _HOMES:

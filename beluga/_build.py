@@ -41,7 +41,7 @@ CORE_HEADERS = (
     "index/tier.h",
 )
 QUEUE_HEADERS = ("format/dsa.h", "api/dsa_queue.h")
-# The simulator has a device of its own.
+# The simulator has its own device.
 DSA_HEADERS = (*QUEUE_HEADERS, "api/dsa.h")
 # The simulator also exports the pure structures, so that models can be compared with them, and a
 # queue with fault injection.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What cffi's values look like to a type checker. The stubs of the extensions build on this file.
+"""The types of cffi's values for type checkers. The stubs of the extensions use this file.
 
 cffi has one class for all values of C, so none of these classes exists at run time. A pointer, an
 array and a structure behind a pointer have one class here, as cffi lets them be used alike.
@@ -38,7 +38,7 @@ class CNumber(CData):
     def __int__(self) -> int: ...
 
 class CItems(CData, Generic[_T]):
-    """A pointer to, or an array of, what is no structure."""
+    """A pointer to, or an array of, anything but structures."""
 
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> _T: ...

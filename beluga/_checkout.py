@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A checkout whose C core is not built gives way to the Beluga that is installed.
+"""If the checkout's C core is not built, import the installed Beluga instead.
 
 In a checkout's own folder, Python finds the folder ``beluga`` before the package that ``pip
 install .`` put elsewhere, and these sources cannot run without the core.

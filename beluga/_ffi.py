@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Load the C core; everything in Python that calls C does it through these names.
+"""Load the C core; all Python code calls C through these names.
 
 ``ffi`` and ``lib`` are cffi's. ``core`` is for annotations: ``core.bl_pool`` is a ``bl_pool *``
-(``_core.pyi``, which scripts/dev/gen_stubs.py makes of the C headers); only type checkers know it.
+(``_core.pyi``, which scripts/dev/gen_stubs.py makes of the C headers); only type checkers use it.
 
 The import disables the instructions that the environment forbids, and arms the crash point that it
 names, before any pool is open.

@@ -87,7 +87,7 @@ _known: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def when_forked(owner: ForkAware) -> None:
-    """Have ``owner._after_fork()`` called in every child that is forked while the owner lives."""
+    """Call ``owner._after_fork()`` in every child that is forked during the owner's lifetime."""
     _known.add(owner)
 
 

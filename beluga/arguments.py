@@ -30,7 +30,7 @@ def of_type(name: str, value: object, *kinds: type) -> None:
 
 
 def count_of(name: str, value: Any) -> int:
-    """Return the length of a sequence. Raises BadTypeError for what has none."""
+    """Return the length of a sequence. Raises BadTypeError for objects without one."""
     try:
         return len(value)
     except TypeError:

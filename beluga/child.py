@@ -40,7 +40,7 @@ def _main() -> None:
     own_folder = __file__.rpartition("/")[0]
     if sys.path[0] == own_folder:  # Python puts it there, unless PYTHONSAFEPATH is set
         del sys.path[0]
-    import runpy  # not before: this folder's modules would hide the standard library's
+    import runpy  # imported late: this folder's modules would hide the standard library's
 
     module = sys.argv[1]
     del sys.argv[0]

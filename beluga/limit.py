@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Limits what is logged: the first of each kind at once, then one in a minute.
 
-One limit for all kinds would hide the second defect behind the first::
+One limit for all kinds would hide the second kind of problem::
 
     _limit = LogLimit()
     if (unsaid := _limit.passes("load", kind_of(error))) is not None:

@@ -18,7 +18,7 @@ _POLL_S = 0.001
 
 def refuse_green_threads() -> None:
     """Raise GreenThreadsError if gevent or eventlet made greenlets of Python's threads. All
-    greenlets share one thread of the kernel: a loop in C on one of them stops them all for ever.
+    greenlets share one thread of the kernel: a loop in C on one of them blocks them all forever.
     """
     if not isinstance(threading.get_ident, BuiltinFunctionType):
         who = threading.get_ident.__module__.partition(".")[0]
@@ -37,10 +37,11 @@ class Thread(threading.Thread):
 
 
 def wait_for(threads: Sequence[threading.Thread]) -> None:
-    """Wait until the threads have ended, however often Ctrl-C comes. It is raised afterwards.
+    """Wait until the threads have ended, even if Ctrl-C is pressed repeatedly. It is raised
+    afterwards.
 
     A thread whose ``join`` was interrupted counts as ended in CPython 3.9 to 3.12, although it
-    still runs. Whether it runs is therefore seen in the list of all threads.
+    still runs. Therefore the list of all threads is checked.
     """
     interrupt: BaseException | None = None
     running = True

@@ -28,12 +28,13 @@ int drive_call(const void *context, uint64_t offset, void *buffer, uint64_t size
 /* A device that is slower than this machine's memory. All its users share its token clock:
  * operations queue for its bandwidth, then each waits for its latency. */
 typedef struct drive_pace {
-    uint64_t free_ns;           /* when the device has moved all bytes asked of it so far */
+    uint64_t free_ns;           /* time at which the device has moved all requested bytes */
     uint64_t latency_ns;
     uint64_t bytes_per_s;       /* never 0 */
 } drive_pace;
 
-/* Start an operation of size bytes at now_ns. Returns when it is done. Any thread may call this. */
+/* Start an operation of size bytes at now_ns. Returns the time of its end. Any thread may call
+ * this. */
 uint64_t drive_pace_take(drive_pace *pace, uint64_t now_ns, uint64_t size);
 
 typedef struct drive_plan {
@@ -46,10 +47,10 @@ typedef struct drive_plan {
     uint64_t offset_count;
     uint64_t size;
     uint64_t count;             /* the most operations */
-    uint64_t start_ns;          /* the start, so that threads start together */
-    uint64_t duration_ns;       /* only the first operation may begin later; 0: no limit */
+    uint64_t start_ns;          /* the start time, so that threads start together */
+    uint64_t duration_ns;       /* only the first operation may start later; 0: no limit */
     uint64_t period_ns;         /* between the starts of operations; 0: no pause */
-    uint32_t stopped;           /* not 0: drive_stop was called, no operation begins any more */
+    uint32_t stopped;           /* not 0: drive_stop was called, no further operation starts */
     uint64_t done;              /* out: operations */
     uint64_t elapsed_ns;        /* out: from the first start to the last end */
 } drive_plan;
@@ -57,7 +58,7 @@ typedef struct drive_plan {
 /* Run the plan. Returns 0, or the first error of an operation. */
 int drive_run(drive_plan *plan);
 
-/* End drive_run of this plan after the operation that is under way. A run that has not begun does
+/* End drive_run of this plan after the operation in progress. A run that has not started does
  * nothing. Any thread may call this. */
 void drive_stop(drive_plan *plan);
 

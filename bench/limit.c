@@ -314,7 +314,7 @@ int limit_answer(const limit_lines *lines)
 
 /* ---- A table. */
 
-enum { SCAN_LINES = 4096 };     /* dropped together: 256 KiB */
+enum { SCAN_LINES = 4096 };     /* invalidated together: 256 KiB */
 
 static const uint8_t *line_of(const limit_table *table, uint64_t number)
 {
@@ -368,7 +368,7 @@ uint64_t limit_hash_walk(const limit_hash *hash, const uint64_t *keys, uint64_t 
 
 /* ---- A bare index. */
 
-enum { INDEX_AHEAD = 16 };      /* keys prefetched; as many misses as a core has under way */
+enum { INDEX_AHEAD = 16 };      /* keys prefetched: the misses that a core has in flight */
 
 static void prefetch(const limit_index *index, const uint64_t *keys, uint64_t i, uint64_t count)
 {

@@ -19,14 +19,14 @@ int limit_store_clflush(const void *base, uint64_t offset, void *buffer, uint64_
 int limit_store_clflushopt(const void *base, uint64_t offset, void *buffer, uint64_t size);
 int limit_store_clwb(const void *base, uint64_t offset, void *buffer, uint64_t size);
 
-/* The features of this CPU, including those that Beluga was told not to use. */
+/* The features of this CPU, including those that Beluga's settings disable. */
 int limit_has_clflushopt(void);
 int limit_has_clwb(void);
 
 /* Rows of one size, with the address of each in private memory and in the pool. */
 typedef struct limit_rows {
-    const uint64_t *private_places; /* addresses, of lines or not */
-    const uint64_t *pool_places;    /* addresses; of lines, for limit_gather */
+    const uint64_t *private_places; /* addresses, aligned to lines or not */
+    const uint64_t *pool_places;    /* addresses; aligned to lines for limit_gather */
     uint64_t size;                  /* of each row; a multiple of a line */
 } limit_rows;
 
@@ -36,7 +36,7 @@ typedef struct limit_rows {
 int limit_gather(const void *context, uint64_t first, void *buffer, uint64_t size);
 int limit_scatter(const void *context, uint64_t first, void *buffer, uint64_t size);
 
-/* An exchange of lines between two processes: each line is answered by one, and has only a sequence
+/* An exchange of lines between two processes: each line has one line in reply, and only a sequence
  * number. The lines of both directions are stride bytes apart; line n is slot n % slots. */
 typedef struct limit_lines {
     uint8_t *requests;
@@ -102,7 +102,7 @@ typedef struct limit_index {
     limit_remove remove;
 } limit_index;
 
-/* Find count keys, each prefetched some keys ahead. Returns how many there are. */
+/* Look up count keys, each prefetched some keys ahead. Returns the number of hits. */
 uint64_t limit_index_walk(const limit_index *index, const uint64_t *keys, uint64_t count);
 
 /* Remove count old keys, or none if old is NULL, and insert as many others with the numbers from 0

@@ -43,8 +43,8 @@ lighten()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let each process of a run begin to collect at another folder. In a fresh checkout each module
-    is compiled once, then, and not by all of them at once.
+    """Start collection in each process of a run at another folder, so that in a fresh checkout the
+    processes do not all compile the same modules.
     """
     worker = getattr(config, "workerinput", None)
     if worker is None or config.args != config.getini("testpaths"):
@@ -62,7 +62,7 @@ _LONGEST = ("repo/test_shown.py", "sim/", "cli/", "replay/", "crash/", "bench/",
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the files that take long to the front: no process has one left when the others end."""
+    """Move slow files to the front, so that no process still has one to run when the others end."""
 
     def place(item: pytest.Item) -> tuple[int, str]:
         name = item.nodeid.removeprefix("tests/")
@@ -74,8 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Take the tests out of garbage collections, which would go through all of them, and copy their
-    pages in each child that a test forks.
+    """Exclude the tests from garbage collections, which would traverse all of them and copy their
+    pages in each forked child.
     """
     gc.disable()
     try:
@@ -87,7 +87,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Let a run that was cut off after a test had failed end as a failed one does.
+    """Report a run as failed if it was cut off after a test had failed.
 
     ``scripts/check`` counts a run that was merely cut off as no failure.
     """
@@ -107,15 +107,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped: {each}")
 
 
-ROOM = 512 << 20  # more than the pools of any one test
+ROOM = 512 << 20  # more than the pools of any single test need
 
 
 @pytest.fixture(scope="session")
 def memory_root() -> Path:
-    """Return /dev/shm, or the place of temporary files if containers have made it too small for
-    tests.
-
-    A sparse file that outgrows its filesystem is a SIGBUS: better slow than that.
+    """Return /dev/shm, or the directory of temporary files if a container's /dev/shm is too small
+    for tests. A sparse file that outgrows its filesystem would be a SIGBUS.
     """
     shm = Path("/dev/shm")
     return shm if shutil.disk_usage(shm).free >= ROOM else Path(tempfile.gettempdir())
@@ -145,7 +143,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def start(shm: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start ``beluga ARGUMENTS...`` with a home of its own; what still runs is killed.
+    """Start ``beluga ARGUMENTS...`` with its own home directory; processes that still run at the
+    end are killed.
 
     It requires ``shm`` for the order: a server ends before the folder of its pool is removed.
     """

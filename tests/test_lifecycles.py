@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Everything that can be closed, called after its end, beside it, and in a forked child.
-
-``lifecycle_scenes.py`` makes one of each class, ``lifecycle_process.py`` has the phases.
-No signal may end a process, nothing may hang, what is raised is Beluga's or a ValueError; a parent
-whose children touched everything works on.
+"""All closable objects are called after their end, during it, and in a forked child.
+``lifecycle_scenes.py`` creates one of each class, ``lifecycle_process.py`` has the phases. No
+signal may end a process, nothing may hang, and exceptions are Beluga's or a ValueError. The parent
+still works after its children have used all objects.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from support.lifecycle_process import PHASES
 from support.lifecycle_scenes import ELSEWHERE, MAKERS, closable
 
 
-# Quick runs close each thing alone; full ones also close its pool under it.
+# Quick runs close only the object; full ones also close its pool first.
 @pytest.mark.parametrize(
     "phase", [long(name) if name.endswith("the_pool") else name for name in PHASES]
 )

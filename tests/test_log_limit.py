@@ -11,7 +11,7 @@ from support.virtual_clock import Clock
 
 from beluga.limit import PERIOD_S, LogLimit, and_more, kind_of
 
-# What files had that limited their log by themselves, with one time for all kinds.
+# The code of files that limited their own log, with one time for all kinds.
 OWN = re.compile(r"_warned_(s|at)\b|_next_warning|_log_at\b|\b_?(WARN|LOG_EVERY|WARN_EVERY)_S\b")
 
 

@@ -34,21 +34,21 @@ def run_tests(selection: list[str], before: str, environment: dict[str, str], fo
 
 @pytest.mark.long
 def test_signals_may_be_ignored(tmp_path: Path) -> None:
-    """As nohup and a shell's background do."""
+    """As nohup and background jobs of a shell do."""
     selection = [f"{STOPPED}[1-129]", f"{STOPPED}[2-130]"]
     run_tests(selection, "trap '' HUP INT", dict(os.environ), tmp_path)
 
 
 @pytest.mark.slow
 def test_the_environment_may_be_bare(tmp_path: Path) -> None:
-    """No HOME, no terminal, no language, private files, closed stdin."""
+    """No HOME, no terminal, no locale, a strict umask, closed stdin."""
     bare = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     run_tests([COMMANDS], "umask 077; exec <&-", bare, tmp_path)
 
 
 @pytest.mark.parametrize(("first", "status"), [("assert False", 1), long("pass", 2)])
 def test_a_failure_before_an_interruption_counts(first: str, status: int, tmp_path: Path) -> None:
-    """``scripts/check`` interrupts what takes long and takes a status of 1 for a failure."""
+    """``scripts/check`` interrupts long steps, and treats status 1 as a failure."""
     tests = tmp_path / "test_it.py"
     tests.write_text(f"def test_a(): {first}\ndef test_b(): raise KeyboardInterrupt\n")
     ended = subprocess.run(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Waiting for threads, whatever interrupts it."""
+"""Waiting for threads, with interrupts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beluga.threads import wait_for
 
 
 def test_a_thread_whose_join_was_interrupted_is_waited_for() -> None:
-    """CPython 3.9 to 3.12 take such a thread for ended: a second join returns at once."""
+    """CPython 3.9 to 3.12 mark such a thread as ended: a second join returns at once."""
     ended = threading.Event()
 
     def work() -> None:

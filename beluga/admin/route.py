@@ -36,7 +36,7 @@ class AdminRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdminResponse:
-    """An answer: its body, the content type, its status, and further headers."""
+    """A response: its body, the content type, its status, and further headers."""
 
     body: bytes
     kind: str = "text/plain; charset=utf-8"

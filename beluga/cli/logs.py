@@ -34,7 +34,7 @@ class _Chosen:
     level: str | None = None
     form: str | None = None
     handler: logging.Handler | None = None  # of the started log
-    level_before: int = logging.WARNING  # the root logger's, before that
+    level_before: int = logging.WARNING  # the root logger's handlers before
 
 
 _chosen = _Chosen()

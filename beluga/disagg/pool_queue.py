@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 _SIZE_BYTES = 4  # the task's length, before its bytes
 _BLOCK_SIZE_MIN = 4096  # sizes are powers of two from here on, because a pool has few block classes
-_CHUNK_SIZE = 2 << 20  # one checksum for each task, which takes no space behind the bytes
+_CHUNK_SIZE = 2 << 20  # one checksum for each task, which takes no space after the bytes
 _POLL_S = (0.001, 0.02)  # the pause between two polls for a task: the first and the longest
 _WATCH_S = 0.003  # the pause between two checks whether tasks are done
 _READS_MAX = 3  # a task that cannot be read this many times is damaged

@@ -33,7 +33,7 @@ _DEQUEUE_S = 5.0
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _BUSY = (429, 502, 503, 504)  # statuses of an engine, or a proxy before it, that affect every task
 
-# Fields that request more than one answer of one token, or contradict it.
+# Fields that request more than one output of one token, or contradict it.
 _DROPPED = ("stream_options", "min_tokens", "best_of", "max_completion_tokens", "logprobs")
 
 
@@ -87,8 +87,9 @@ class PrefillWorker:
         deliveries_max: int = 5,
         timeout_s: float = 120.0,
     ) -> None:
-        """``visibility_s`` is the queue's. A task that was delivered more than ``deliveries_max``
-        times is dropped, because it may crash engines. ``timeout_s`` limits a prefill.
+        """``visibility_s`` is that of the queue. A task that was delivered more than
+        ``deliveries_max`` times is dropped, because it may crash engines. ``timeout_s`` limits a
+        prefill.
         """
         self.stat = WorkerStat()
         self._queue = queue

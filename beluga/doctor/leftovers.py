@@ -39,7 +39,7 @@ def share_runtime_dir(root: Path = Path("/")) -> str:
 def _own(machine: Machine) -> Iterator[Path]:
     """Yield the runtime directories that this user's processes may use, and their parents."""
     root, uid, places = machine.root, machine.uid, list[Path]()
-    if dax_nodes(root / "sys"):  # Only these have no file beside them.
+    if dax_nodes(root / "sys"):  # Only these have no device file next to them.
         places += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
         places.append(root / f"run/user/{uid}/beluga")
     if (export := config.configured_runtime_root()) is not None:
@@ -56,7 +56,7 @@ def _children(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
-        return []  # not a directory, or another user's
+        return []  # not a directory, or of another user
 
 
 def _others(machine: Machine) -> Iterator[Path]:

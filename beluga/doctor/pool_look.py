@@ -21,7 +21,7 @@ class PoolInspection:
 
     devices: tuple[DeviceView, ...]
     lane_count: int
-    epoch: int | None  # of the server that answered
+    epoch: int | None  # of the server that replied
     failure: BelugaError | OSError | None
 
 

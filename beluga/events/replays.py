@@ -102,7 +102,7 @@ class Replays:
             self.dropped += 1
             del self._running[router]
             return True
-        except self._zmq.ZMQError:  # the router has gone
+        except self._zmq.ZMQError:  # the router has disconnected
             del self._running[router]
             return True
         replay.left.popleft()

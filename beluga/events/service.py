@@ -94,11 +94,11 @@ class EventService:
         self._thread: threading.Thread | None = None
         self.overflows = 0  # how often the journal overflowed
         self._lost = 0  # changes that the journal had lost when the table was read
-        self._whole: tuple[int, bytes] | None = None  # the last replay of the whole table
+        self._whole: tuple[int, bytes] | None = None  # time of the last replay of the whole table
         server.attach_journal(settings.journal_room)
 
     def start(self) -> None:
-        """Bind the endpoints and begin. Raises RouterError if they cannot be bound."""
+        """Bind the endpoints and start. Raises RouterError if they cannot be bound."""
         zmq = self._zmq
         self._epoch = self._server.stat().epoch
         self._kept: ReplayBuffer[bytes] = ReplayBuffer(

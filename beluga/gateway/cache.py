@@ -53,7 +53,7 @@ SILENT_S = 5.0  # an engine that computes publishes its blocks within this time
 
 
 class Cache:
-    """Creates queries and finds their matches. It has an index only if it is ``wanted``."""
+    """Creates queries and finds their matches. It has an index only if ``wanted`` is true."""
 
     def __init__(  # noqa: PLR0913  keyword-only
         self,
@@ -227,7 +227,7 @@ class Cache:
         return max((found.of(worker).blocks for worker in found.held), default=found.shared)
 
     def routed(self, query: Query, choice: Choice) -> None:
-        """Record that a request, and thus its blocks, goes to a worker."""
+        """Record that a request, and thus its blocks, is sent to a worker."""
         if self.index is None:
             return
         try:
@@ -238,8 +238,8 @@ class Cache:
             log.debug("%s", error)
 
     def restarted(self, engine: Engine) -> None:
-        """Drop what was sent to an engine that has restarted. One that publishes events is followed
-        by these.
+        """Drop the record of blocks sent to an engine that has restarted. Engines with events are
+        tracked by these.
         """
         number = engine.worker.worker_id
         if self.index is not None and number not in self._followed:

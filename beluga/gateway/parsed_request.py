@@ -204,7 +204,7 @@ def _tokens(
 
 def _with_files_digested(text: bytes) -> bytes:
     """Replace each file in a prompt's text by a digest, repeated to the size of
-    :data:`FILE_TOKENS`: the length of its base64 encoding says nothing about the engine's work.
+    :data:`FILE_TOKENS`: the length of its base64 encoding is unrelated to the engine's work.
     """
     if text.startswith(b'"'):  # a single string without fields
         return text

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
 _HEADER_SIZE_MAX = 1 << 16  # bytes; API keys and cookies may exceed aiohttp's default, 8190
-_HEADERS_MAX = 256  # same as vLLM's
+_HEADERS_MAX = 256  # the same as vLLM's
 _ADMIN_BODY_MAX = 1 << 16  # bytes
 
 

@@ -106,7 +106,7 @@ class LowerWork:
         told = ffi.from_buffer("bl_lower_note[]", np.ascontiguousarray(notes))
         with self._client.lock:
             raise_for_status(
-                lib.bl_lower_tell(
+                lib.bl_lower_report(
                     self._client.session, self._token, told, len(notes), self._timeout_ns
                 ),
                 "reporting to the server",

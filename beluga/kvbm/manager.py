@@ -318,7 +318,7 @@ class BlockManager:
 
     def _beginnings(self, chain: ChainPart) -> list[RegisteredBlock]:
         """Hold the parents that the device has, so that making room for the end of a chain does not
-        evict its beginning.
+        evict its start.
         """
         held: dict[Key, RegisteredBlock] = {}
         for _, key in chain:

@@ -40,7 +40,7 @@ class OffloadQueue:
         return len(self._blocks)
 
     def put(self, blocks: Iterable[WeakBlock]) -> int:
-        """Append blocks, and return how many dead ones were swept out to make room."""
+        """Append blocks, and return how many obsolete ones were dropped to make room."""
         with self._lock:
             for block in blocks:
                 self._blocks.setdefault(block.key, block)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 _ODD = re.compile(r"//|/\.{1,2}(?:/|$)|[\\\x00-\x1f\x7f%]|;")
 
 
-@lru_cache(maxsize=64)  # requests have few paths, and each is asked for twice
+@lru_cache(maxsize=64)  # requests have few paths, and each is looked up twice
 def plain_path(raw: str) -> str | None:
     """Return a raw path decoded and without a trailing slash, or None if servers interpret it
     differently: it has an empty or a dotted segment, a backslash, a control character, parameters

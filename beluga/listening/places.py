@@ -28,7 +28,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 class ConnectionSlot(Generic[ConnectionT]):
-    """The place of one connection. It begins by waiting for the client."""
+    """The place of one connection. At first it waits for the client."""
 
     __slots__ = ("connection", "lost", "peer", "since")
 

@@ -50,7 +50,7 @@ class Device:
 
 
 def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) -> Device:
-    """Examine the device of ``spec``; with ``creating``, a whole file need not exist yet.
+    """Examine the device of ``spec``; with ``creating``, a file need not exist yet.
 
     Raises DeviceMissingError, DevicePermissionError, DeviceBusyError, DeviceSpecError.
     """

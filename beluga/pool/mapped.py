@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Finds processes that have a device mapped.
 
-The liveness locks of a pool lie beside its first device. Another device of the pool does not record
-the first one's path, so /proc is searched for processes that map this one.
+The liveness locks of a pool are next to its first device. Another device of the pool does not
+record the first one's path, so /proc is searched for processes that map this one.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def runtime_dir_of_missing(paths: Sequence[SpecLike] | None) -> Path | None:
 
 
 def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
-    """Return the directories that may be the pool's. The one beside a file is the file's."""
+    """Return the directories that may belong to the pool. A directory next to a file belongs to the
+    file.
+    """
     found = paths or config.pool_paths() or stored_specs() or emulated_paths()
     specs = [DeviceSpec.parse(path) for path in found]
     if config.configured_runtime_root() is None:
@@ -43,7 +45,7 @@ def _is_used(directory: Path) -> bool:
         refuse_in_use(directory)
     except DeviceBusyError:
         return True
-    except PoolError:  # another user's
+    except PoolError:  # of another user
         pass
     return False
 

@@ -182,9 +182,7 @@ class Pool(OfThisProcess):
 
     @property
     def runtime_dir(self) -> Path:
-        """The directory of this pool's lock files on this host. It is made when it is first asked
-        for.
-        """
+        """The directory of this pool's lock files on this host. It is created on first access."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
 
     @property

@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 _PENDING_WAIT_S = 0.1  # the longest wait for a block that another client is writing
 _PENDING_NAP_S = 0.0002
-# A tier is behind, or the server ended between a grant and its commit.
+# A tier has a backlog, or the server ended between a grant and its commit.
 _TRY_AGAIN = -int(lib.BL_ERROR_OFFLOADING), -int(lib.BL_ERROR_NO_GRANT)
 _OFFLOADING_NAP_S = 0.001
 
@@ -50,8 +50,8 @@ class Tally:
 
 
 class PatientCache:
-    """A cache that counts what it does. A ``patient`` one repeats calls while a server is started
-    again and while tiers are behind. One thread gets, and one thread puts.
+    """A cache that counts what it does. A ``patient`` one repeats calls while a server is restarted
+    and while tiers have a backlog. One thread gets, and one thread puts.
     """
 
     def __init__(self, cache: KVCache, tally: Tally, *, patient: bool) -> None:
@@ -80,7 +80,9 @@ class PatientCache:
         return GetResult(count, result.states, mismatches)
 
     def put(self, digests: Any, sources: Any) -> PutResult:
-        """Put blocks, again if tiers are behind. A block that any of the calls stored is stored."""
+        """Put blocks, with retries if tiers have a backlog. A block that any of the calls stored is
+        stored.
+        """
         until = time.monotonic() + PATIENCE_S
         states: np.ndarray[Any, np.dtype[np.uint8]] | None = None
         while True:

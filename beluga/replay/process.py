@@ -26,7 +26,7 @@ class ProcessKilledError(ReplayError):
 
 
 def report(message: Mapping[str, object]) -> None:
-    """Report to the parent. If the parent has gone, the child exits, too."""
+    """Report to the parent. If the parent has ended, the child exits, too."""
     try:
         os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
     except BrokenPipeError:
@@ -79,7 +79,7 @@ class Process:
     def stop(self) -> None:
         """End the child by closing its stdin, or else by signals."""
         if self._child.stdin is not None:
-            with suppress(OSError):  # what was not read has no reader any more
+            with suppress(OSError):  # unread output has no reader any more
                 self._child.stdin.close()
         else:
             self._child.terminate()

@@ -50,7 +50,7 @@ def make_workload(shape: Conversations) -> list[TraceRequest]:
             blocks = blocks + [next(fresh) for _ in range(answer_length)]
             requests.append(
                 TraceRequest(
-                    timestamp=round(time),  # whole milliseconds, as Mooncake's are
+                    timestamp=round(time),  # whole milliseconds, as in Mooncake's traces
                     input_length=len(blocks) * shape.block_tokens,
                     output_length=answer_length * shape.block_tokens,
                     hash_ids=blocks,

@@ -26,7 +26,7 @@ _ROW = np.dtype([(name, "f8" if name in _FLOATS else "i8") for name in (*FIGURES
 class Candidates(Sequence[Candidate]):
     """Workers that may take a request, in their current state: a row for each.
 
-    An element is a copy of a row, made when it is asked for.
+    An element is a copy of a row, made on access.
     """
 
     __slots__ = ("_table", "rows", "workers")

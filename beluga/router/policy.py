@@ -28,7 +28,7 @@ class Usual:
 
 @dataclasses.dataclass(slots=True)
 class Query:
-    """The properties of a request that a policy sees."""
+    """The properties of a request that a policy uses."""
 
     isl: int  # input sequence length in tokens
     block_size: int  # in tokens

@@ -328,7 +328,7 @@ class Client(OfThisProcess):
 
     def _after_fork(self) -> None:
         """Drop the session in a forked child: the session and its lock belong to the parent."""
-        # The session is NULL if the fork came while it was attaching.
+        # The session is NULL if the fork happened while it was attaching.
         if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
         self._held, self._forked = _Held(), True

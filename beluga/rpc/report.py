@@ -90,8 +90,8 @@ class Report:
         self._figures[figure] += amount
 
     # Each of the next three counts an operation that began at ``started``
-    # (:func:`time.perf_counter`) and returns whether a report is due. One call each, because every
-    # operation makes it.
+    # (:func:`time.perf_counter`) and returns whether a report is due. They are single calls because
+    # every operation makes one.
 
     def got(self, asked: int, hits: int, size: int, flushed: int, started: float) -> bool:
         """Count a get of ``size`` bytes."""

@@ -41,8 +41,8 @@ class Followed:
     """The previous server, and why it was replaced.
 
     ``reason`` is one of :data:`REASONS`, or "none" before the takeover. ``epoch`` and ``host``
-    identify the previous server; ``epoch`` is 0 if there was none. ``silent_s`` is how long a
-    standby saw its heartbeat stand still, in seconds.
+    identify the previous server; ``epoch`` is 0 if there was none. ``silent_s`` is how many seconds
+    its heartbeat did not advance, as observed by a standby.
     """
 
     epoch: int

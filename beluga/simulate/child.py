@@ -32,7 +32,7 @@ def _main() -> None:
         try:
             pickle.dump(answer, rows)
             rows.flush()
-        except BrokenPipeError:  # the parent has gone
+        except BrokenPipeError:  # the parent has ended
             os._exit(1)
 
 

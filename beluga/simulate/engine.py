@@ -28,7 +28,7 @@ Told = Callable[[float, Request], None]
 class ChunkedEngine:
     """A chunked engine. ``tokens`` is the number of tokens in a block. While nothing is prefilled,
     steps differ only by the growth of the context, so any number of them is one event, which ends
-    early if a prompt comes.
+    early if a prompt arrives.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ChunkedEngine:
         self._context = 0  # tokens of all decoding requests
         self._pieces: list[tuple[Request, int]] = []  # pieces in the current step
         self._planned = 0  # steps until the next event; 0 when idle
-        self._from = 0.0  # when these steps began
+        self._from = 0.0  # when these steps started
         self._version = 0  # the version of the plan
         model = options.model
         self._a, self._b, self._c = model.a / 1e3, model.b / 1e3, model.c / 1e3

@@ -15,7 +15,7 @@ _ROUNDING_S = 1e-9
 
 
 class Copy:
-    """A copy that is under way over one or more links."""
+    """A copy in flight over one or more links."""
 
     __slots__ = ("alone_s", "left", "links", "rate", "size", "start", "then")
 

@@ -36,8 +36,8 @@ class Row:
     """The results of a policy on a memory. Rates are 0..1; hit rates count blocks, with each
     request's tail.
 
-    If workers came or left, ``*_before`` is for requests that arrived before that, and ``*_after``
-    for later ones. A figure without values is None.
+    If workers joined or left, ``*_before`` is for requests that arrived before that, and
+    ``*_after`` for later ones. A figure without values is None.
     """
 
     policy: str
@@ -74,7 +74,7 @@ class Row:
     worker_hours: float
     capacity_bytes: int  # of the pool, or of all DRAM in its place, at the beginning of the run
     spread: dict[str, Spread] | None = None
-    course: Course | None = None  # of the first seed, where it was asked for
+    course: Course | None = None  # of the first seed, if it was requested
 
     @property
     def saturated(self) -> bool:

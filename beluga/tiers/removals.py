@@ -22,8 +22,8 @@ _PAUSE_MAX_S = 5.0
 def forget(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Remove blocks durably. Returns which keys have no block left.
 
-    A program's own tier may lack ``forget``; then call ``remove``, and ``contains`` for what is
-    left.
+    A program's own tier may lack ``forget``; then call ``remove``, and ``contains`` for the
+    remaining ones.
     """
     if hasattr(tier, "forget"):
         return tier.forget(keys)

@@ -281,7 +281,7 @@ class TierService:
     def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
         """Save those of the records that no tier has. Returns how many no tier accepted."""
         asked, keys = MetaClient(client), np.ascontiguousarray(records["key"])
-        with self._saving:  # so a removal that comes meanwhile is executed afterwards
+        with self._saving:  # so a concurrent removal is executed afterwards
             missing = records[asked.tiers(keys) & ~np.uint8(1) == 0]
             missing["stale"] = asked.removing(np.ascontiguousarray(missing["key"]))
             stored = np.zeros(len(missing), np.uint8)
@@ -381,8 +381,8 @@ class TierService:
         offered: NDArray[np.bool_],
     ) -> None:
         """Save blocks of one kind in the first tier, and mark those that it has in ``stored``. The
-        other tiers get them too, unless they are far behind. Blocks that a stop leaves unprocessed
-        are not ``offered``: when the session ends, the server reclaims them.
+        other tiers get them, too, unless their backlog is long. Blocks that a stop leaves
+        unprocessed are not ``offered``: when the session ends, the server reclaims them.
         """
         length = int(records[places[0]]["length"])
         many = max(_ARENA_SIZE // named_length(length), 1)
@@ -675,7 +675,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _knows(tier: LowerTier) -> bool:
-    """Return whether the server has been told every key of a tier."""
+    """Return whether every key of a tier was reported to the server."""
     return tier.block_count_max > 0
 
 

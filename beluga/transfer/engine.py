@@ -23,7 +23,7 @@ _POLL_S = 0.0005
 
 
 class Direction(enum.IntEnum):
-    """The direction in which bytes move, seen from the inference engine."""
+    """The direction of a copy, from the view of the inference engine."""
 
     READ = 0
     """``scatter_read``"""

@@ -153,7 +153,7 @@ def _quick_switches() -> Iterator[None]:
 def _copying(
     driver: CudaDriver, engine: CudaEngine, case: str, plan: Plan, copied: list[float]
 ) -> Iterator[None]:
-    """Copy blocks in a thread again and again; the first copy ends before anything is measured.
+    """Copy blocks in a thread again and again; the first copy ends before measurements start.
 
     Adds the GB/s of the copies to ``copied``. Raises the copy's BelugaError when the copying ends.
     """

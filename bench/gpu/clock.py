@@ -21,11 +21,11 @@ from ..harness.options import Options
 from ..harness.ratio import race
 from ..harness.row import Row, copies, percentiles
 
-Enqueue = Callable[[int], Transfer | None]  # puts work on this stream, and does not wait for it
+Enqueue = Callable[[int], Transfer | None]  # enqueues work on this stream, and does not wait for it
 
-_BALLAST_SIZE = 256 << 20  # 0.1 ms of an H200, many times the time of the call
-_BALLAST_MAX = 256  # copies; a stream takes a thousand before the caller has to wait
-_SAMPLES = 5  # behind each speed
+_BALLAST_SIZE = 256 << 20  # 0.1 ms on an H200, many times the time of the call
+_BALLAST_MAX = 256  # copies; a stream accepts a thousand before the caller must wait
+_SAMPLES = 5  # samples per speed
 
 
 class StreamClock:

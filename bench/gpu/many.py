@@ -32,7 +32,7 @@ VERBS = ("read", "write")
 
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
-_RUNS = 16  # places of each GPU, or as many as there are
+_RUNS = 16  # places of each GPU, or all if there are fewer
 
 Drivers = Callable[[], list[CudaDriver]]
 Places = Callable[[ExitStack, CudaDriver], list[int]]  # GPU addresses of runs of a stripe

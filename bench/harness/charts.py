@@ -69,7 +69,9 @@ def _line(  # noqa: PLR0913  what is drawn, by name
 
 
 def _groups(rows: Sequence[Row], *names: str) -> dict[str, list[Row]]:
-    """Return the rows by the values of these fields, without the fields that all have alike."""
+    """Return the rows by the values of these fields, without fields that are the same in all
+    rows.
+    """
     telling = [name for name in names if len({row[name] for row in rows}) > 1] or names[:1]
     groups: dict[str, list[Row]] = {}
     for row in rows:

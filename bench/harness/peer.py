@@ -65,7 +65,7 @@ class Peer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:  # interrupted or failed: the peer may be in the middle of a long loop
+        if kind is not None:  # interrupted or failed: the peer may be in a long loop
             self._process.kill()
         self.resume()
         self._asks.close()

@@ -34,7 +34,7 @@ from ..harness.machine import cpu_model, version
 
 BLOCK = 512  # tokens, as in the recorded traces
 REQUESTS = 2000
-SEEDS = 2  # traces of each family
+SEEDS = 2  # traces per family
 SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3)  # loads, as shares of the knee
 _KNEE = 4.0  # at the knee, the best mean TTFT of some policies is this many times that without load
 _AT_KNEE = ("linear", "lmetric", "min-ttft", "least-cost")

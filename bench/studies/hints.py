@@ -47,13 +47,13 @@ _BUDGETS = (0.25, 0.5, 0.9)
 
 
 class Step(NamedTuple):
-    """A request of a session: when it comes, its blocks, and what its client knows of it."""
+    """A request of a session: its time, its blocks, and the client's information for hints."""
 
     at_s: float
     session: int
     ids: np.ndarray
     last: bool  # of its session
-    ends_turn: bool  # a human comes next
+    ends_turn: bool  # the next turn waits for a human
 
 
 class Strategy(NamedTuple):

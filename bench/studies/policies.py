@@ -51,7 +51,7 @@ BEGIN, END = "<!-- policies: begin -->", "<!-- policies: end -->"
 
 
 class Case(NamedTuple):
-    """A trace, the loads that it is run at, and its objective for the p90 TTFT in seconds."""
+    """A trace, its loads, and its objective for the p90 TTFT in seconds."""
 
     trace: Trace
     loads: Sequence[float]
@@ -139,7 +139,7 @@ def long_answers(requests: int = 2000) -> Trace:
 
 
 def tenant_prefixes(requests: int = 700, tenants: int = 12, seed: int = 13) -> Trace:
-    """Make a trace of tenants with a prefix each, of 30 to 85 blocks. The first are the most
+    """Make a trace of tenants with a prefix each, of 30 to 85 blocks. The first ones are the most
     active.
     """
     chance = _chance(seed)

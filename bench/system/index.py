@@ -41,7 +41,8 @@ _SMOKE_SIZES = (1_000,)
 _CALLS, _SMOKE_CALLS = 400, 20
 _BLOCK_SIZE = 4096  # the minimum space of a block
 _LENGTH = 64  # of a payload that is not written
-_MEMORY_PER_BLOCK = 2 * 2 * 64 + 400  # two lines in each half of the table; server and bare index
+# bytes per block: two lines in each half of the table; server and bare index
+_MEMORY_PER_BLOCK = 2 * 2 * 64 + 400
 _TIMEOUT_NS = TIMEOUT_S * 10**9
 
 _RECORD = np.dtype(

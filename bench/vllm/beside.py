@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One request with much KV beside others that decode: how much longer their tokens take.
-
-Three ways take turns on one engine: the others alone; beside a request whose KV is in the engine's
-own cache; beside the same request when its KV comes from the pool. Both requests compute their last
-token in one step, which reads all of that KV. So the second way is the fair floor of the third: the
+"""One request with much KV during the decoding of others: how much longer their tokens take. Three
+cases alternate on one engine: the others alone; with a request whose KV is in the engine's own
+cache; with the same request when its KV comes from the pool. Both requests compute their last token
+in one step, which reads all of that KV. So the second case is the fair baseline of the third: the
 difference is what the load costs the others.
 
 The link's setting paces the memory (``Setting.link``): machines with few cores copy slower than
@@ -31,7 +30,7 @@ WAYS = ("alone", "own", "pool")
 OTHERS = 16
 ANSWER = 128  # tokens of each of the others: a single step is less than one percent of their gaps
 _BLOCK = 32  # tokens
-_ASKED = 24  # tokens of their prompts: less than a block, so that nothing of them is found
+_ASKED = 24  # tokens of their prompts: less than a block, so that they have no hits
 _BEGUN = 0.25  # of their time, after which the large request arrives
 
 
@@ -55,7 +54,8 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
         station.wait(before, setting.hit_tokens)
 
         def run(way: str, due_s: float) -> Reply:
-            # They are equal, so that only one of them is saved: saves are not what is measured.
+            # They are equal, so that only one of them is saved, because saves are not measured
+            # here.
             asked, due, counts = [next(others)] * OTHERS, [0.0] * OTHERS, [ANSWER] * OTHERS
             if way != "own":
                 station.empty()
@@ -68,7 +68,7 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
         for way in ("pool", "own"):  # this touches the memory of their blocks
             run(way, due_s)
         for number in range(rounds):
-            # The own cache has what the pool's way has loaded.
+            # The engine's own cache has the blocks loaded from the pool.
             for way in ("alone", "pool", "own") if number % 2 else ("pool", "own", "alone"):
                 samples[way].append(run(way, due_s))
                 say(f"{number + 1}/{rounds} {way}: {_brief(_row(way, samples[way][-1:]))}")
@@ -88,7 +88,7 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
 
 def _as_planned(rows: list[dict[str, Any]], setting: Setting) -> bool:
     """Return whether the large request was a full hit where it should be. With few tokens the
-    engine has too little memory to keep it beside the others.
+    engine has too little memory to keep it together with the others.
     """
     hits = [row["cached_tokens"] for row in rows]
     loads = [row["load_bytes"] for row in rows]
@@ -124,7 +124,7 @@ def _brief(row: dict[str, Any]) -> str:
 
 
 def print_lines(report: Report) -> None:
-    """Print the comparison for people."""
+    """Print the comparison as a table."""
     print(f"{OTHERS} requests decode; link {report['link']}, {report['machine']}")
     for row in report["rows"]:
         print(f"{row['way']:>6}: {_brief(row)} in {1000 * row['load_s']:.0f} ms")

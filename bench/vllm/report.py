@@ -79,7 +79,7 @@ def _hit_tokens(samples: Sequence[Sample], setting: Setting) -> int:
 
 
 def print_table(report: Report) -> None:
-    """Print the comparison for people."""
+    """Print the comparison as a table."""
     from rich.console import Console
     from rich.table import Table
 

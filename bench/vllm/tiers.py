@@ -45,7 +45,7 @@ ARMS = {
 _PYTHON = "BELUGA_VLLM_PYTHON"
 _POOL_PROMPTS = 1.5
 _WARM_UPS = 1  # prompts whose times do not count
-_MORE = 3  # prompts that are stored last, so that the pool has none that is requested
+_MORE = 3  # prompts that are stored last, so that the pool has none of the requested ones
 _RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -64,7 +64,7 @@ class Tiered:
         return self.below.arm.name
 
     def store(self, number: int, prompt: list[int]) -> None:
-        """Have a prompt computed and saved down to the medium."""
+        """Compute a prompt, and wait until it is saved on the medium."""
         setting = self.below.arm.setting
         before = self.station.figures()
         self._misses[number] = self.station.one(prompt)
@@ -73,7 +73,9 @@ class Tiered:
         self.below.wait_until_sunk(self._wanted)
 
     def ask(self, number: int, prompt: list[int]) -> None:
-        """Ask for a prompt that only the medium has, and then for what the engine has itself."""
+        """Request a prompt that only the medium has, and then one that the engine's own cache
+        has.
+        """
         setting = self.below.arm.setting
         self.station.empty()
         self.below.forget()
@@ -194,7 +196,9 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def whole(rows: list[dict[str, Any]], hit_tokens: int, hit_bytes: int) -> bool:
-    """Return whether every prompt came whole from below, with the right answer."""
+    """Return whether every prompt was loaded completely from the lower tier, with the right
+    answer.
+    """
     return all(
         row["identical"]
         and row["cached_tokens"] >= hit_tokens

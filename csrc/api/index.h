@@ -62,7 +62,7 @@ typedef struct bl_share_view {
     uint64_t used_count;
     uint64_t evict_count;
     uint64_t hint_bytes;        /* what hints may favor of its blocks */
-    uint64_t hinted_bytes;      /* what they favor */
+    uint64_t hinted_bytes;      /* bytes that they favor */
 } bl_share_view;
 
 /* Copy the shares, at most count, and return their number: 1 if there are no rules. The server's
@@ -174,7 +174,7 @@ typedef struct bl_sessions_reply {
     uint32_t count;             /* views that follow */
     uint32_t more;              /* 1: further lanes may have sessions */
     uint32_t draining;
-    uint32_t pid;               /* of the server, as itself sees it */
+    uint32_t pid;               /* pid of the server in its own namespace */
     bl_quota quota;             /* of each session */
 } bl_sessions_reply;
 
@@ -265,7 +265,7 @@ uint32_t bl_events_count(const bl_events *events);
 int64_t bl_events_all(const bl_events *events, bl_event *rows);
 
 /* Read the names of committed blocks from a half of the name table: those of at most count lines
- * from *first on. *first is set to the line behind the last one read. Returns the number of names,
+ * from *first on. *first is set to the line after the last one read. Returns the number of names,
  * or an error. A line that is being written may be skipped. */
 int64_t bl_names_read(const bl_pool *pool, uint32_t half, uint32_t *first, uint32_t count,
                       bl_change *names);
@@ -322,7 +322,7 @@ int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t 
  * report results. */
 int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, uint32_t tier,
                       bl_lower_record *records, uint32_t count, uint64_t timeout_ns);
-int64_t bl_lower_tell(bl_session *session, uint64_t token, const bl_lower_note *notes,
+int64_t bl_lower_report(bl_session *session, uint64_t token, const bl_lower_note *notes,
                       uint32_t count, uint64_t timeout_ns);
 
 /* Task queues (index/task_call.c). bl_kv_put with BL_RESERVE_KEPT enqueues a task; it is read like

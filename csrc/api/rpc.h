@@ -110,7 +110,7 @@ int bl_server_serve_lanes(bl_server *server);
 
 /* Stand by: check the pool's server every 10 ms, for timeout_ns. Returns 1 if this
  * server should try to take over (there is no server, it stopped, it is proven gone, or its
- * heartbeat stopped for lost_ns, or longer as measured by rpc/standby.c); 0 if it lives; or
+ * heartbeat stopped for lost_ns, or longer as measured by rpc/standby.c); 0 if it is alive; or
  * -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Call it before the server serves; if taking over is
  * refused, the server may stand by again. */
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);

@@ -26,8 +26,8 @@ enum bl_sim_change {
                                  * verb */
     BL_SIM_FIRST_LINE = 2,      /* skips the first line of its range */
     BL_SIM_LAST_LINE = 3,       /* skips the last line */
-    BL_SIM_LINE_MORE = 4,       /* streams its last line once more, behind it */
-    BL_SIM_OTHER_HALF = 5,      /* goes to the same place of the other half */
+    BL_SIM_LINE_MORE = 4,       /* streams its last line again, after it */
+    BL_SIM_OTHER_HALF = 5,      /* applies to the same place in the other half */
     BL_SIM_TRUE = 6,            /* a condition counts as true: BL_CONDITION() */
     BL_SIM_FALSE = 7,           /* a condition counts as false */
     BL_SIM_CHANGE_COUNT = 8

@@ -200,8 +200,8 @@ bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
  * nothing. The simulator checks them (sim/coherence.c), and so detects a missing flush or fence
  * even in runs where it did no harm. */
 
-/* The reader accepts the line that it last loaded at offset: the line is whole and comes from its
- * writer. The reader may now invalidate, read and use what that writer had fenced before it. */
+/* The reader accepts the line that it last loaded at offset: the line is whole and from its writer.
+ * The reader may now invalidate, read and use what that writer had fenced before it. */
 #define bl_believe(memory, offset) ((void)(memory), (void)(offset))
 
 /* The reader uses the bytes that it read from this range. */

@@ -56,7 +56,7 @@ static void bl_copy_near(void *target, const void *source, size_t size, uint32_t
         memcpy(target, source, size);
 }
 
-/* Without the wide path the CRC is computed from the copy, so the copy goes through the cache. */
+/* Without the wide path the CRC is computed from the copy, so the copy uses the cache. */
 void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
                  enum bl_copy_how how)
 {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Compute the CRC-32C of count messages of size bytes, each stride bytes behind the one before.
+/* Compute the CRC-32C of count messages of size bytes, each stride bytes after the previous one.
  * crc[i] holds the seed of message i (see bl_crc32c) and receives its CRC. */
 void bl_crc32c_each(uint32_t *crc, const void *bytes, size_t stride, size_t size, uint32_t count);
 

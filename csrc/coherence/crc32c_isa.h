@@ -14,7 +14,7 @@
 /* Return 1 if a CPU with these features has an instruction for CRC-32C. */
 int bl_crc_has_instruction(uint32_t features);
 uint32_t bl_crc_by_instruction(uint32_t crc, const uint8_t *bytes, size_t size, uint32_t features);
-/* Compute the CRCs of four messages of size bytes, each stride bytes behind the one before. */
+/* Compute the CRCs of four messages of size bytes, each stride bytes after the previous one. */
 void bl_crc_four_by_instruction(uint32_t crc[4], const uint8_t *bytes, size_t stride, size_t size);
 
 /* Return 1 if this CPU can combine the CRC with the copy, and size is large enough for that to pay

@@ -175,7 +175,8 @@ BL_DEVICE uint64_t bl_batch_count(const bl_job *job, bl_thread me)
     return (job->count + size - 1) / size;
 }
 
-/* Load a block's batch of spans, in words of whole warps: the host's memory is far. */
+/* Load a block's batch of spans, in words of whole warps, because the host's memory has a high
+ * latency. */
 BL_DEVICE void bl_fill_batch(const bl_job *job, bl_span *spans, uint64_t batch, bl_thread me)
 {
     for (uint32_t place = me.thread; place < BL_BATCH; place += me.thread_count) {

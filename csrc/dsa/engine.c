@@ -253,7 +253,7 @@ int bl_dsa_poll(bl_dsa_engine *engine)
         if (group->state == BL_DSA_PREPARED)
             moved |= bl_dsa_group_submit(engine, group);
     }
-    bl_dsa_next_transfer(engine); /* a transfer whose works have all begun may be freed soon */
+    bl_dsa_next_transfer(engine); /* a transfer whose works have all started may be freed soon */
     return moved;
 }
 

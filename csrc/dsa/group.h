@@ -38,8 +38,8 @@ enum bl_dsa_engine_constant {
 enum bl_dsa_step {
     BL_DSA_STEP_DROP,           /* the device drops the cached lines of the range */
     BL_DSA_STEP_COPY,           /* piece by piece */
-    BL_DSA_STEP_BOUNCE,         /* the whole range is read for its checksum, though only some bytes
-                                 * are copied */
+    BL_DSA_STEP_BOUNCE,         /* the whole range is read for its checksum, although only some
+                                 * bytes are copied */
     BL_DSA_STEP_BLANK,          /* zeros to the end of the last line */
     BL_DSA_STEP_FLUSH,          /* the device flushes the range */
     BL_DSA_STEP_END
@@ -98,7 +98,7 @@ struct bl_dsa_engine {
     bl_dsa_rules rules;
     bl_dsa_stat stat;
     bl_dsa_group *groups;
-    bl_dsa_transfer *first;     /* the first transfer with works that have not begun */
+    bl_dsa_transfer *first;     /* the first transfer with works that have not started */
     bl_dsa_transfer *last;
     uint64_t bounced;           /* bytes in bounce buffers */
     uint32_t group_count;

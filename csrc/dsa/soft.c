@@ -151,7 +151,7 @@ static void bl_dsa_shuffle(bl_dsa_soft *soft, uint16_t *order, uint32_t start, u
     }
 }
 
-/* Execute a list: descriptors between two fences in any order, and none behind a fence after a
+/* Execute a list: descriptors between two fences in any order, and none beyond a fence after a
  * failure. */
 static uint32_t bl_dsa_run_list(bl_dsa_soft *soft, const bl_dsa_descriptor *list, uint32_t count,
                                 uint32_t *failed)

@@ -156,7 +156,7 @@ int bl_dsa_work_next(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_desc
         const bl_piece *piece = &transfer->plan.pieces[work->piece];
         uint64_t memory = piece->address + work->done;
         uint64_t pool = bl_dsa_range_run(engine, work, piece->offset, &size);
-        opcode = copy; /* a read goes to this host's cache, since this host uses the bytes next */
+        opcode = copy; /* allocates in this host's cache: this host uses the bytes next */
         flags |= transfer->is_read || engine->rules.write_to_cache ? BL_DSA_CC : 0;
         out->source = transfer->is_read ? pool : memory;
         out->target = transfer->is_read ? memory : pool;

@@ -28,7 +28,7 @@ static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_
            size <= end - offset && size <= BL_BLOCK_SIZE_MAX;
 }
 
-/* Return the offset of the checksums: the first line behind the payload. */
+/* Return the offset of the checksums: the first line after the payload. */
 static inline uint64_t bl_checksums_offset(uint64_t offset, uint32_t length)
 {
     return offset + (((uint64_t)length + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1));

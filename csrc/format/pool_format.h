@@ -117,7 +117,7 @@ typedef struct bl_superblock {
  *          --cannot-------------> FAILED        (killed: state unchanged, heartbeat stops)
  *
  * TAKING deposes the predecessor, but the predecessor's half stays valid until SERVING. The line
- * has a second copy, BL_LINE_SIZE behind it, which is written after it, so one of the two is whole
+ * has a second copy, BL_LINE_SIZE after it, which is written second, so one of the two is whole
  * whenever the writer dies. Candidate lines are written in the same way. */
 enum bl_server_state {
     BL_SERVER_TAKING = 1,
@@ -142,7 +142,7 @@ typedef struct bl_epoch_line {
  * line; its processes share it under a lock of their kernel. */
 typedef struct bl_candidate_line {
     uint64_t epoch;             /* the epoch that the host competes for */
-    uint64_t ballot;            /* greatest ballot that this host began; ballots of two hosts
+    uint64_t ballot;            /* greatest ballot that this host started; ballots of two hosts
                                  * differ */
     uint64_t accepted;          /* ballot in which it accepted the owner below; 0: none */
     uint64_t nonce;             /* the owner's liveness lock, ... */
@@ -281,7 +281,7 @@ enum bl_method {
                                  * that the pool has or gets */
     BL_METHOD_TIERS = 13,       /* bl_block_request, keys -> bl_block_reply, a byte per key */
     BL_METHOD_LOWER_TAKE = 14,  /* bl_lower_request -> bl_block_reply, bl_lower_records */
-    BL_METHOD_LOWER_TELL = 15,  /* bl_lower_request, bl_lower_notes -> bl_block_reply */
+    BL_METHOD_LOWER_REPORT = 15, /* bl_lower_request, bl_lower_notes -> bl_block_reply */
     BL_METHOD_REPORT = 16,      /* bl_report -> : what a client counts in its own process */
     BL_METHOD_USER = 64
 };
@@ -360,7 +360,7 @@ enum bl_lower_kind {
 
 typedef struct bl_lower_request {
     uint64_t token;             /* of the service */
-    uint32_t count;             /* take: the most records; tell: the notes that follow */
+    uint32_t count;             /* take: at most so many records; report: notes that follow */
     uint8_t kind;               /* take: bl_lower_kind */
     uint8_t tier;               /* take, retry: n of lower tier n */
     uint16_t reserved;
@@ -501,7 +501,7 @@ typedef struct bl_entry {
     uint64_t generation;        /* epoch in the high bits; unique */
     uint64_t offset;            /* offset of the payload in the pool */
     uint64_t fingerprint;       /* fingerprint of the namespace */
-    uint32_t length;            /* payload bytes; the checksums lie behind them */
+    uint32_t length;            /* payload bytes; the checksums follow them */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
     uint32_t checksums_crc;     /* CRC-32C of the checksums */
     uint32_t state;             /* bl_entry_state */

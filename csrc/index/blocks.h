@@ -339,7 +339,7 @@ void bl_lower_destroy(bl_meta *meta);
 int bl_handle_onboard(void *meta, bl_call *call);
 int bl_handle_tiers(void *meta, bl_call *call);
 int bl_handle_lower_take(void *meta, bl_call *call);
-int bl_handle_lower_tell(void *meta, bl_call *call);
+int bl_handle_lower_report(void *meta, bl_call *call);
 
 /* index/journal.c. Without a journal these do nothing. */
 

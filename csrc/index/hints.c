@@ -246,8 +246,8 @@ static uint64_t bl_hint_budget(const bl_meta *meta, uint32_t share)
     return bl_part_of(meta->shares[share].bytes, meta->hint_part);
 }
 
-/* Return 1 if the block at this level, beside asked bytes that are favored next, would exceed the
- * budget of its share; else add its bytes to them. */
+/* Return 1 if the block at this level, together with asked bytes that are favored next, would
+ * exceed the budget of its share; otherwise add its bytes to them. */
 static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level,
                            uint64_t *asked)
 {

@@ -107,7 +107,7 @@ struct bl_lower {
     uint8_t tiers;              /* the attached tiers, as bits */
     uint8_t unknown;            /* tiers that may have keys without an entry, as bits */
     uint64_t reported;          /* 1: by the others, all keys; the service sets it */
-    uint32_t lane;              /* the service's */
+    uint32_t lane;              /* of the service */
     uint64_t token;
     bl_work_list waiting;       /* blocks not offered yet */
     bl_work_list taken;         /* blocks that are being offered */
@@ -335,8 +335,8 @@ static void bl_lower_forget_miss(bl_meta *meta, bl_lower_entry *entry)
     meta->lower->absent_count--;
 }
 
-/* Remember for a moment that no tier has the key or can load it. Otherwise a client that waits for
- * it would request it again and again. */
+/* Record for a short time that no tier has the key or can load it. Otherwise a client that waits
+ * for it would request it repeatedly. */
 static void bl_lower_note_miss(bl_meta *meta, bl_lower_entry *entry)
 {
     bl_lower *lower = meta->lower;
@@ -411,7 +411,7 @@ static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
     const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
     uint8_t nearer = lower->count_max ? (uint8_t)~lower->unknown : UINT8_MAX;
     if (entry != NULL && (entry->tiers & nearer & ~bl_tombs_of(meta, block->key)) != 0)
-        return; /* a tier has it; but a disk also saves what came from a remote store */
+        return; /* a tier has it; but a disk also saves blocks loaded from a remote store */
     block->offload = BL_OFFLOAD_WAITING;
     if (first)
         bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
@@ -832,7 +832,7 @@ static void bl_lower_note_one(bl_meta *meta, bl_lower_note *note)
     bl_lower_park(meta, entry);
 }
 
-int bl_handle_lower_tell(void *context, bl_call *call)
+int bl_handle_lower_report(void *context, bl_call *call)
 {
     bl_meta *meta = context;
     bl_lower_request request;

@@ -145,7 +145,7 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
 }
 
 /* Copy the committed blocks' entries into this server's half, which is overwritten as a whole,
- * and list the blocks. Returns their number. Numbers behind the last one in use count as fresh,
+ * and list the blocks. Returns their number. Numbers after the last one in use count as fresh,
  * so their memory is not touched: a pool of 1 TiB has 400 MiB of it. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {

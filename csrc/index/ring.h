@@ -77,7 +77,7 @@ static inline void bl_ring_insert(bl_ring *ring, uint32_t id, uint32_t older, ui
     ring->node[newer].older = place;
 }
 
-/* Insert ids that are in no list behind the newest one of a list. */
+/* Insert ids that are in no list after the newest one of a list. */
 static inline void bl_ring_append(bl_ring *ring, uint32_t list, const uint32_t *ids, uint32_t count)
 {
     uint32_t newest = ring->node[list].older;

@@ -78,7 +78,7 @@ static bl_task_list *bl_task_list_of(bl_tasks *tasks, const bl_task_place *task)
     return task->state == BL_TASK_CLAIMED ? &queue->claimed : &queue->waiting;
 }
 
-/* Insert a task into its list behind the slot after; BL_NO_PLACE: before all others. */
+/* Insert a task into its list, following the slot `after`; BL_NO_PLACE: before all others. */
 static void bl_task_link(bl_tasks *tasks, uint32_t place, uint32_t after)
 {
     bl_task_place *task = &tasks->place[place];

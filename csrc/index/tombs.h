@@ -54,7 +54,7 @@ void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
  * there are too many. */
 int bl_tombs_recover(bl_meta *meta, uint32_t number);
 
-/* Return the tiers that may have what was removed under a key, as bits. */
+/* Return the tiers that may still have a removed block of a key, as bits. */
 uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2]);
 
 /* Return the tiers that have not tried a removal yet, as bits. */

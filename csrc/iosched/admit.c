@@ -110,7 +110,7 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
 
 /* Returns 1 if the next class, among all idle engines, waits in this queue. If the next class
  * belongs to another engine and may use more tokens than all waiters can reserve, that engine has
- * just started and may be behind all of them. This queue then returns its reservation, so that the
+ * just started and may be last in the order. This queue then returns its reservation, so that the
  * other engine moves up. */
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {

@@ -48,8 +48,8 @@ struct bl_kv_pending {
     bl_kv_work work;
 };
 
-/* Return the CRC of a block's checksums. A single checksum is its own CRC; several are stored
- * behind the payload. */
+/* Return the CRC of a block's checksums. A single checksum is its own CRC; several are stored after
+ * the payload. */
 static inline uint32_t bl_checksums_crc(const uint32_t *checksums, uint32_t count)
 {
     return count == 1 ? checksums[0] : bl_crc32c(0, checksums, count * sizeof *checksums);

@@ -20,7 +20,7 @@
 #include "kvcache/batch.h"
 #include "transfer/block.h"
 
-/* Stream the checksums of the block at this offset behind its payload. Returns their CRC. */
+/* Stream the checksums of the block at this offset, after its payload. Returns their CRC. */
 static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
                                    const bl_kv_batch *batch,
                                    const bl_kv_work *work)

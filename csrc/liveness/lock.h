@@ -36,7 +36,7 @@ static inline int bl_error_passes(int error)
 
 enum { BL_PATH_SIZE = 4096 };
 
-/* The files of a server, beside its liveness lock, which are removed with it. Each name has the
+/* The files of a server next to its liveness lock, which are removed with it. Each name has the
  * server's nonce. */
 #define BL_LIVENESS_SOCKET "pidfds"    /* see liveness/pidfds.h */
 #define BL_LIVENESS_ASLEEP "asleep"    /* the word, and ... */

@@ -219,8 +219,8 @@ static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
     return 0;
 }
 
-/* The kernel reports ready descriptors in turn, so a connection that has to wait hides no death:
- * the next call begins with the next event, and a death frees descriptors. */
+/* The kernel reports ready descriptors in rotation, so a connection that has to wait hides no
+ * death: the next call starts with the next event, and a death frees descriptors. */
 uint64_t bl_pidfds_look(bl_pidfds *pidfds)
 {
     struct epoll_event event;

@@ -27,7 +27,7 @@ typedef struct bl_pidfds bl_pidfds;
 int bl_pidfds_open(const bl_memory *memory, const char *directory, uint64_t nonce,
                    uint32_t count_max, bl_pidfds **out);
 
-/* Stop watching. A forked child calls it, too: its copies are the parent's. */
+/* Stop watching. A forked child calls it, too, because its descriptors belong to the parent. */
 void bl_pidfds_close(bl_pidfds *pidfds);
 
 /* Accept processes that have connected. Return the nonce of one whose process has ended, each once,
@@ -42,7 +42,7 @@ int bl_pidfds_descriptor(const bl_pidfds *pidfds);
 /* Stop watching a session that ended. */
 void bl_pidfds_forget(bl_pidfds *pidfds, uint64_t nonce);
 
-/* Return the pid of a session's process, as this process sees it; 0: unknown. It is for display
+/* Return the pid of a session's process in this process's namespace; 0: unknown. It is for display
  * only; no decision depends on it. */
 uint32_t bl_pidfds_pid(const bl_pidfds *pidfds, uint64_t nonce);
 

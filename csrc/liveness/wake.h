@@ -36,7 +36,7 @@ typedef struct bl_sleeper bl_sleeper;
 int bl_sleeper_open(const bl_memory *memory, const char *directory, uint64_t nonce,
                     bl_sleeper **out);
 
-/* A forked child calls this, too: its descriptors are copies of the parent's. */
+/* A forked child calls this, too, because its descriptors belong to the parent. */
 void bl_sleeper_close(bl_sleeper *sleeper);
 
 /* Return 1 from bl_announce() to bl_sleeper_rise(), else 0. */
@@ -69,8 +69,8 @@ void bl_waker_open(const bl_memory *memory, const char *directory, uint64_t nonc
                    bl_waker *waker);
 void bl_waker_close(bl_waker *waker);
 
-/* Return 1 if the server sleeps or is about to. A full fence stands between the caller's request
- * and this load. */
+/* Return 1 if the server sleeps or is about to. A full fence separates the caller's request and
+ * this load. */
 static inline int bl_waker_asleep(const bl_waker *waker)
 {
     return waker->word != NULL && bl_host_load(waker->word) != 0;

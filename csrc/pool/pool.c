@@ -167,7 +167,7 @@ int bl_pool_reserve(const bl_pool *pool)
     int status = 0;
     for (uint32_t i = 0; memory->backing && status == 0 && i < memory->map.device_count; i++)
         if (memory->backing[i].fd >= 0)
-            status = bl_stripe_reserve(pool, (bl_place){i, 0}); /* the superblock's */
+            status = bl_stripe_reserve(pool, (bl_place){i, 0}); /* the superblock's stripe */
     for (uint64_t at = 0; memory->backing && status == 0 && at < pool->geometry.data_offset;
          at += BL_STRIPE_SIZE) {
         bl_place place = bl_interleave_place(&memory->map, at);

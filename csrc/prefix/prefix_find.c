@@ -69,7 +69,7 @@ static void bl_prefix_finish(bl_prefix_walk *walk, uint32_t depth)
     }
 }
 
-/* Walk in three stages, each some blocks behind the one before: compute the slot of a block; read
+/* Walk in three stages, each some blocks behind the previous one: compute the slot of a block; read
  * the block's number there; compare the block and read which ranks hold it. Returns the number of
  * blocks visited while some rank remained. */
 static inline uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *locals,

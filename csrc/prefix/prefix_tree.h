@@ -104,7 +104,7 @@ static inline const uint64_t *bl_prefix_slot(const bl_prefix_table *table, uint3
     return &table->slot[tag & table->mask];
 }
 
-/* Return the next number with a tag, or 0. *at begins at the tag and moves behind the result. */
+/* Return the next number with a tag, or 0. *at starts at the tag and moves past the result. */
 static inline uint32_t bl_prefix_next(const bl_prefix_table *table, uint32_t tag, uint64_t *at)
 {
     for (;; ++*at) {

@@ -57,7 +57,7 @@ static inline double bl_step_s(const bl_costs *costs, double batch, double conte
     return (costs->e + costs->f * batch + costs->g * context + costs->h) / 1e3;
 }
 
-/* Return the seconds to compute new tokens behind cached ones on an otherwise idle worker. */
+/* Return the seconds to compute new tokens after cached ones on an otherwise idle worker. */
 static inline double bl_alone_s(const bl_costs *costs, int64_t new, int64_t cached, double steps)
 {
     double n = (double)new, prefill_ms = 0.0;

@@ -257,8 +257,8 @@ static uint64_t bl_lane_finish(bl_server *server, uint32_t number)
     return 1;
 }
 
-/* Record the work done for other lanes since this lane may have begun to wait: its request was not
- * there when its last turn ended, or when the previous round began. */
+/* Record the work done for other lanes since this lane may have started to wait: its request had
+ * not arrived when its last turn ended, or when the previous round started. */
 static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
 {
     bl_work since = lane->answered;

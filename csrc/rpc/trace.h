@@ -44,7 +44,7 @@ static inline void bl_trace_found(bl_trace *trace)
         trace->ticks = bl_ticks();
 }
 
-/* Record that the handling of a request begins: fields that are not known yet are 0. */
+/* Record the start of a request's handling: fields that are not known yet are 0. */
 static inline void bl_trace_begin(bl_trace *trace, const bl_trace_entry *known)
 {
     if (!trace->head)

@@ -22,8 +22,8 @@ bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
     return place ? &host->lines[place - 1] : NULL;
 }
 
-/* Drop a line. As in a real cache, a dirty line is written back as a whole: bytes that were not
- * stored to overwrite memory with old values. */
+/* Drop a line. As in a real cache, a dirty line is written back as a whole: bytes without a store
+ * overwrite memory with old values. */
 void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
 {
     if (cached->dirty) {

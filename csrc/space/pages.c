@@ -215,7 +215,7 @@ static uint64_t bl_level_size(uint64_t node_count)
     return node_count == 1 ? 1 : (node_count + BL_FAN - 1) / BL_FAN * BL_FAN;
 }
 
-/* Allocate the levels, and set nodes behind the last stripe to no free pages. */
+/* Allocate the levels, and set nodes after the last stripe to no free pages. */
 static void bl_pages_grow(bl_pages *pages, bl_runs *memory)
 {
     uint64_t nodes = pages->stripe_count, span = BL_STRIPE_PAGES;
@@ -419,7 +419,7 @@ static void bl_run_mark(uint64_t *bits, bl_run run, int on)
     }
 }
 
-/* Turn a free run into a used one. The rest of the run at low_page begins behind it. */
+/* Turn a free run into a used one. The rest of the run at low_page follows it. */
 static void bl_run_take(bl_pages *pages, bl_run run)
 {
     bl_run_mark(pages->taken, run, 1);

@@ -298,11 +298,11 @@ static int bl_window_clear(bl_victims *victims, const bl_pages *pages,
             if (!own)
                 return 0;
         }
-    return bytes == size; /* otherwise some of it is held, lost, or not a block's */
+    return bytes == size; /* otherwise some of it is held, lost, or in no block */
 }
 
 /* Return one of two windows of size bytes at a visited block: the one that begins with the free
- * space before the block, or the one that ends with the free space behind it. On a grid: the two
+ * space before the block, or the one that ends with the free space after it. On a grid: the two
  * cells that contain the block's ends. */
 static bl_window bl_window_at(const bl_victims *victims, const bl_pages *pages,
                               const bl_residents *residents, const bl_victim *victim,

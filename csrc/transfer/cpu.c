@@ -526,7 +526,7 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_
     return bl_plan_deal(&run);
 }
 
-/* Execute a plan with a throttle of its own. */
+/* Execute a plan with its own throttle. */
 static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *given,
                         int write, bl_io_queue *io_queue, uint32_t transfer_class)
 {

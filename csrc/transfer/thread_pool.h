@@ -13,11 +13,11 @@
 #include <stdint.h>
 
 enum {
-    BL_THREAD_POOL_MAX = 63,    /* threads besides the caller's */
+    BL_THREAD_POOL_MAX = 63,    /* threads in addition to the caller's */
     BL_THREAD_POOL_WORKERS = BL_THREAD_POOL_MAX + 1 /* the caller is 0 */
 };
 
-/* Execute one item, in a guarded region of its own. Returns 0 or a negative error, after which no
+/* Execute one item, in its own guarded region. Returns 0 or a negative error, after which no
  * further item is started. worker is the number of the worker in this job, below
  * BL_THREAD_POOL_WORKERS, and unique among the active workers. */
 typedef int (*bl_thread_pool_work)(void *context, uint32_t item, uint32_t worker);

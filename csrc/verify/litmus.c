@@ -14,7 +14,7 @@
 #include "format/line.h"
 #include "verify/raw.h"
 
-/* One trial, seen from one side. */
+/* The result of one trial on one side. */
 typedef struct bl_trial {
     bl_acceptance *acceptance;
     const bl_memory *memory;
@@ -22,7 +22,7 @@ typedef struct bl_trial {
     uint64_t number;            /* number of the trial, and the value that it writes */
     uint32_t bare;
     uint32_t initiates;
-    uint64_t violations;        /* seen by this side */
+    uint64_t violations;        /* observed by this side */
     uint64_t rejected;
 } bl_trial;
 

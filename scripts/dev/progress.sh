@@ -1,8 +1,8 @@
 # Sourced by the scripts that install or build for longer than a moment.
 #
-# shown LOG WHAT COMMAND... runs a command with its output in LOG, and shows meanwhile on standard
-# error WHAT it does, since when, and the last line of LOG: on a terminal in one line that is drawn
-# again each second, elsewhere in a line every 15 seconds. Returns the command's exit status.
+# shown LOG WHAT COMMAND... runs a command with its output in LOG. Meanwhile it shows WHAT it does,
+# the elapsed time and the last line of LOG on standard error: on a terminal in one line that is
+# updated each second, elsewhere in a line every 15 seconds. Returns the command's exit status.
 shown() {
     local log=$1 what=$2 status=0 watcher
     shift 2
@@ -27,7 +27,7 @@ pip_shown() {
 
 _drawn() { [ -t 2 ] && [ "${TERM:-dumb}" != dumb ]; }
 
-# Ends with the script, too: a script that is killed does not end it.
+# It also ends if the script is killed.
 _watch() {
     local seconds=0 line
     while sleep 1 && kill -0 "$3" 2>/dev/null; do

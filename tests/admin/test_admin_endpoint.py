@@ -114,7 +114,7 @@ def test_tcp_only_reads(make: Make) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
 def test_a_name_that_is_not_this_machines_is_refused(make: Make, host: str) -> None:
-    """A site whose name resolves to this machine reads nothing."""
+    """A request with another host name is refused, even if the name resolves to this machine."""
     admin = make(address="0")
     assert over_tcp(admin, Host=host) == HTTPStatus.MISDIRECTED_REQUEST
     assert over_tcp(admin, path="/metrics", Host=host) == HTTPStatus.MISDIRECTED_REQUEST
@@ -204,7 +204,8 @@ def test_a_client_that_waits_for_its_answer_keeps_its_place(
         asked.sendall(b"GET /hang HTTP/1.1\r\n\r\n")
         inside.wait()
         silent = [connected() for _ in range(endpoint._CONNECTIONS_MAX + 5)]
-        assert silent[0].recv(1) == b""  # the slowest, although the other came before
+        # the slowest call comes first, although the other one was made earlier
+        assert silent[0].recv(1) == b""
         going_on.set()
         assert asked.recv(100).startswith(b"HTTP/1.1 200 ")
 
@@ -221,7 +222,7 @@ def test_a_client_that_lags_too_long_is_closed(
 
 
 def raw(admin: Admin, request: str) -> bytes:
-    """Return all that is answered over TCP until the connection ends."""
+    """Return all bytes received over TCP until the connection is closed."""
     host, port = admin.url.removeprefix("http://").rstrip("/").rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=30) as peer:
         peer.sendall(request.encode())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The page in a headless Chromium: a live replay, names that are code, servers that are killed."""
+"""The page in a headless Chromium: a live replay, names that contain HTML, and killed servers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_live_replay_moves_the_figures_the_curves_and_the_map(
         moves(browser, title)
     browser.wait(f"({PIXELS}) !== {before!r}".replace("\n", ""))
     browser.wait("document.querySelector('#curve-calls path').getAttribute('d').includes('L')")
-    for at in (0, 3):  # a click of the keyboard into each half of the map's cells
+    for at in (0, 3):  # a click without coordinates, as from a keyboard, in each half of the map
         browser.run(
             "document.querySelector('canvas').dispatchEvent("
             f"new KeyboardEvent('keydown', {{key: ['ArrowRight', 'ArrowDown'][{at} % 2]}}))"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server lives while its poll loop moves, and is ready while it serves."""
+"""A server is live while its poll loop makes progress, and ready while it serves."""
 
 from __future__ import annotations
 

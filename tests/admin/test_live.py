@@ -60,7 +60,7 @@ def payload(count: int, length: int = LENGTH) -> np.ndarray:
 
 
 class At(figures.Figures):
-    """Figures of a moment, on a virtual clock."""
+    """The figures at one time, on a virtual clock."""
 
     def __init__(self, at_s: float) -> None:
         super().__init__({})
@@ -87,7 +87,7 @@ def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
 def test_the_curves_of_bytes_begin_when_clients_have_reported(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rate over less than an interval of reports is 0 in most cases, which appears as a drop."""
+    """A rate over less than one report interval is mostly 0, which would look like a drop."""
     look()
     bytes_of = [point[3:5] for point in look().history]
     assert bytes_of == [(None, None), (None, None)]

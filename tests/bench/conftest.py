@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The short run of each benchmark, which the tests of its rows share."""
+"""A short run of each benchmark, shared by the tests of its rows."""
 
 from __future__ import annotations
 

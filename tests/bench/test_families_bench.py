@@ -69,8 +69,8 @@ def test_the_verdict_has_another_bound_above_saturation() -> None:
 
 
 def test_the_oracle_selects_the_best_policy_of_the_next_trace() -> None:
-    """It is linear on the second trace and lmetric on the first one, so the oracle takes the wrong
-    one on each. The default is near the best on the first one only.
+    """The best policy is linear on the second trace and lmetric on the first one, so the oracle
+    selects the wrong one for each. The default is near the best on the first one only.
     """
     cells = [made(0, 1.0, least_cost=[1.0, 2.0], linear=[1.5, 1.0], lmetric=[1.0, 1.5])]
     assert families._one_trace(cells) == {"traces": 2, "default": 1, "oracle": 0}

@@ -88,7 +88,7 @@ def test_the_rows_are_measured_where_kernels_run(shm: Path) -> None:
 
 
 def spread(rows: list[Row]) -> None:
-    """Check what tests/bench/test_benches.py checks for every measured row."""
+    """Check the same as tests/bench/test_benches.py does for every measured row."""
     for row in rows:
         measured = row["ops_per_s"] is not None
         assert measured != str(row["note"]).startswith("skipped: ")

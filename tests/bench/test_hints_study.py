@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The study of hints on sessions with pauses: LRU, hints and Belady's MIN, on made sessions."""
+"""The study of hints on sessions with pauses: LRU, hints and Belady's MIN, on generated
+sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The limit loops and the stopwatch: they do the work that they claim to do."""
+"""The loops that measure the machine's limit, and the stopwatch, do the work that they report."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_hash_finds_what_was_put() -> None:
 
 
 def test_ctrl_c_ends_drivers_before_it_is_raised(memory: np.ndarray) -> None:
-    """Else the pool would be unmapped while C still writes to it."""
+    """Otherwise the pool would be unmapped while C still writes to it."""
     operation = drive.bare("write", memory.ctypes.data)
     drivers = [Driver(Load(operation, np.array([64], np.uint64), SIZE)) for _ in range(2)]
     threads = threading.active_count()
@@ -151,4 +151,4 @@ def test_ctrl_c_ends_drivers_before_it_is_raised(memory: np.ndarray) -> None:
     assert time.monotonic() - began < 30
     interrupt.join()
     assert threading.active_count() == threads
-    assert drivers[0].count(1) == 0  # a driver that was stopped does nothing any more
+    assert drivers[0].count(1) == 0  # a stopped driver does no further work

@@ -88,7 +88,7 @@ def test_one_command_writes_results_tables_and_plots(tmp_path: Path) -> None:
     assert all(f"| {name} |" in text for name in POLICIES)
     assert (tmp_path / "images/policies-without-reuse.svg").exists()
 
-    # Another result of the default's is replaced, and one of another policy's is kept.
+    # An older result of the default policy is replaced; results of other policies are kept.
     for row in rows:
         row["ttft_mean_s"] += 0.125
     target.write_bytes(msgspec.json.encode(written | {"commit": "first"}))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls beside those of other libraries: every library has a row, and each echo is checked."""
+"""RPC compared with other libraries: every library has a row, and each echo is checked."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
 
 
 def best_of_all(trace: Trace, capacity: int) -> float:
-    """Return the most leading blocks that any choice of what to keep between requests hits."""
+    """Return the largest number of leading hits that any eviction policy can reach."""
     requests = [set(blocks) for blocks in trace.blocks()]
     leads = trace.blocks()
     states: dict[frozenset[int], int] = {frozenset(): 0}

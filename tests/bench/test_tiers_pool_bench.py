@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of a pool's clients beside its tiers' work: pairs of tails, or a row with the
-reason why there are none.
+"""The benchmark of a pool's clients while its tiers work: pairs of tail latencies, or a row with
+the reason why there are none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The remote tiers' benchmark: rows of each store beside its bare client, or a reason."""
+"""The remote tiers' benchmark: rows of each store compared with its bare client, or a reason."""
 
 from __future__ import annotations
 

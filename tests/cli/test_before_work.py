@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A command that lacks a package, or could not write its result, reports it before it works."""
+"""A command that lacks a package, or cannot write its result, fails before it starts to work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.emulation import long
 ROOT = Path(__file__).resolve().parent.parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# No command may begin the work that this program replaces.
+# No command may start its work, which is replaced by a failure here.
 BEGUN = """
 import sys
 import beluga.cli.simulate, beluga.cli.bench, beluga.cli.prefill_worker
@@ -24,7 +24,7 @@ def begun(*arguments, **options):
 beluga.cli.simulate.read_named = beluga.cli.simulate.sweep = begun
 beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
 beluga.cli.prefill_worker.asyncio.run = begun  # of all modules
-sys.modules["uvloop"] = None  # then the gateway runs by asyncio, too
+sys.modules["uvloop"] = None  # the gateway runs on asyncio without it
 """
 SIMULATE = ["simulate", "nothing"]
 BENCH = ["bench", "rpc"]

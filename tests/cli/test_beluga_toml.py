@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga.toml``: what it sets, what comes before it, and the errors of a wrong one."""
+"""``beluga.toml``: what it sets, what overrides it, and the errors of an invalid one."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_a_command_that_refuses_a_value_of_the_file_names_the_file(
     path = write(text)
     refused = beluga(*words)
     assert refused.exit_code == 2
-    shown = "".join(refused.stderr.replace("│", " ").split())  # the box breaks lines anywhere
+    shown = "".join(refused.stderr.replace("│", " ").split())  # the box wraps lines at any position
     assert "".join(f"{said}{path}".split()) in shown
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga bench``: rows for machines, a table for people."""
+"""``beluga bench``: rows as JSON, and a table."""
 
 from __future__ import annotations
 

@@ -48,20 +48,20 @@ ARGUMENTS = {
     "beluga quota": ["--set", "pins=4"],
     "cxl-rpc call": ["0"],
 }
-# These take no pool, or make the memory that they need.
+# These use no pool, or create their own memory.
 WITHOUT = {
     f"beluga {name}"
     for name in ("umount", "config", "size", "simulate", "gateway", "prefill-worker", "replay")
 } | {"beluga disk adopt"}
 # These report what they find of a pool, on stdout or stderr, before the last line.
 REPORTS = {"beluga doctor", "beluga pool check"}
-# These begin with the pool that they make; nothing is wrong without a pool.
+# These create a pool themselves or work without one.
 MAKES = {"beluga pool create", "beluga bench", "cxl-rpc bench", "beluga doctor"}
 PROGRAMS = {"beluga": app.app, "cxl-rpc": cxl_rpc.app}
 
 
 class Taken(NamedTuple):
-    """How a command takes a pool: after --pool, or as operands."""
+    """How a command line names a pool: with --pool, or as arguments."""
 
     option: bool
 
@@ -98,7 +98,7 @@ def ran(name: str, arguments: list[str], home: Path, *, without: tuple[int, ...]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if (child := os.fork()) == 0:
             status = 255
-            gc.freeze()  # a collection would copy the pages of all that pytest has
+            gc.freeze()  # a garbage collection would copy the pages of all of pytest's objects
             try:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(out.fileno(), 1)
@@ -128,7 +128,7 @@ def ran(name: str, arguments: list[str], home: Path, *, without: tuple[int, ...]
 
 
 def drop(capabilities: tuple[int, ...]) -> None:
-    """Give these capabilities up, by which root may do what others may not."""
+    """Drop these capabilities, with which root bypasses permissions."""
     if os.geteuid() != 0 or not capabilities:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -159,7 +159,7 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-# What happens to one of the devices, while no process has the pool.
+# What happens to one of the devices while no process uses the pool.
 SPOILT: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
     "emptied": lambda path: os.truncate(path, 0),
@@ -209,10 +209,10 @@ def test_a_spoilt_device_is_one_line(
     SPOILT[how](paths[place])
     for name, taken in share(WITH.items(), number):
         if name == "beluga pool destroy" and how == "cut short":
-            continue  # it works: what is left is a device of the pool
+            continue  # it works: the remaining file is a device of the pool
         arguments = [*given(name, tmp_path), *taken.words(paths)]
         ended = ran(name, arguments, tmp_path, without=(DAC_OVERRIDE, DAC_READ_SEARCH))
-        # Making a pool may stop at the other device, which has one.
+        # Creating a pool may fail at the other device, which already has one.
         refused(name, ended, *map(str, paths if name == "beluga pool create" else [paths[place]]))
         whole = paths[1 - place]
         assert whole.stat().st_ino == kept[whole], name
@@ -268,7 +268,7 @@ def test_commands_that_need_the_server_alone_work_with_a_device_cut_short(
     pool = Taken(option=True).words(paths)
     assert run("serve", *pool, "--detach").returncode == 0
     try:
-        os.truncate(paths[1], SIZE // 2)  # behind what the server itself needs
+        os.truncate(paths[1], SIZE // 2)  # after the part that the server itself needs
         assert run("ping", *pool).returncode == 1
         assert json.loads(run("top", "--once", "--json", *pool).stdout)
         assert json.loads(run("trace", "--json", *pool).stdout)["alive"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bundled trace is what commands read if no trace is named."""
+"""Commands read the bundled trace if no trace is named."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_a_cache_finds_leading_blocks_that_it_still_has(tmp_path: Path) -> None:
     )
     (tmp_path / "trace").write_text(text)
     trace = load_trace(tmp_path / "trace", block_tokens=16)
-    # With room for 4, [1, 2] is found again; with 2, [3, 4] has evicted it. 2 after 5 is no prefix.
+    # With room for 4 blocks, [1, 2] is a hit; with room for 2, [3, 4] has evicted it. 2 after 5 is
+    # no prefix.
     assert found_shares(trace, [2, 4]) == [0, 2 / 8]
 
 

@@ -52,7 +52,7 @@ def test_the_last_of_several_values_is_completed() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_option_that_lists_its_words_completes_them(name: str) -> None:
-    """``--offload wait|drop``: what its help shows between bars is what the shell offers."""
+    """``--offload wait|drop``: the shell completes the values that the help shows between bars."""
     root: Any = typer.main.get_command(PROGRAMS[name])
     lacking = []
     for words in lazy.leaves(root):

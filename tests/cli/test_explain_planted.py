@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """``beluga explain`` names the cause of each of ten planted misses.
 
-Each is planted by what makes it in production: engines' own namespaces (those of vLLM's connector),
+Each is caused as in production: engines' own namespaces (those of vLLM's connector),
 other processes that store, write and die, a pool that is full, a server that is killed, memory that
 fails. The command runs in a process of its own, before and after a restart of the server.
 """
@@ -45,7 +45,7 @@ Server = subprocess.Popen
 KEY = bytes(range(32))  # as vLLM's hash of a block
 SIZE = 4096
 LINES = 8  # blocks that the table has room for
-FORGOTTEN = 200 * LINES  # blocks that leave, until the server has dropped those before
+FORGOTTEN = 200 * LINES  # evicted blocks until the server drops its records of earlier ones
 
 
 def engine(
@@ -118,7 +118,7 @@ class World:
         assert self.server.stderr.readline().startswith("serving, epoch")
 
     def kill(self) -> None:
-        """Kill the server as a machine's out-of-memory killer does."""
+        """Kill the server with SIGKILL, as the kernel's out-of-memory killer does."""
         self.server.send_signal(signal.SIGKILL)
         self.server.wait()
 
@@ -132,11 +132,11 @@ class World:
         subprocess.run(command, check=True, timeout=60)
 
     def crowd(self, count: int = LINES) -> None:
-        """Let other blocks take the room of what is there."""
+        """Store other blocks until the present ones are evicted."""
         self.store(Namespace({"name": "others"}), *(n.to_bytes(16, "big") for n in range(count)))
 
     def explain(self, namespace: Namespace, *, salt: str = "") -> dict[str, str]:
-        """Ask for KEY as an operator does, with the fields of the engine that misses it."""
+        """Explain KEY as an operator does, with the fields of the engine that misses it."""
         fields = [f"--field={name}={value}" for name, value in namespace.fields.items()]
         told = ["--salt", salt] if salt else []
         ended = self._run("explain", KEY.hex(), *fields, *told, *self._options, "--json")
@@ -181,7 +181,7 @@ def test_blocks_of_another_engine_are_named(
     world: World, stored: Namespace, cause: str, said: str, killed: bool
 ) -> None:
     world.store(stored)
-    world.store(engine(), KEY[::-1])  # the engine of the query has stored, too
+    world.store(engine(), KEY[::-1])  # the queried engine has stored blocks, too
     if killed:
         world.kill()
         world.serve()
@@ -202,7 +202,8 @@ def test_a_salt_is_named(world: World) -> None:
     assert world.cause(engine()) == "salt"
     assert world.cause(engine(), salt="wrong") == "salt"
     assert world.cause(engine(), salt="tenant") == "stored"
-    found = world.explain(engine(rank=1), salt="tenant")  # a caller with the salt gets more
+    # with the salt, the output has more details
+    found = world.explain(engine(rank=1), salt="tenant")
     assert (found["cause"], "tp is '0/2' there and '1/2' here" in found["text"]) == ("rank", True)
     assert "no salt there" not in found["text"]
     world.kill()
@@ -212,7 +213,9 @@ def test_a_salt_is_named(world: World) -> None:
 
 
 def test_a_block_that_a_full_table_pushed_out_is_named(world: World) -> None:
-    """A new block takes the line of the one evicted for it: only the server has a record."""
+    """A new block takes the table line of the block evicted for it, so only the server has a record
+    of the eviction.
+    """
     world.store(engine())
     world.crowd(LINES)
     found = world.explain(engine())
@@ -232,7 +235,7 @@ def test_an_eviction_without_a_record_is_a_suspected_cause(world: World) -> None
 
 
 def test_a_block_that_large_ones_pushed_out_is_evicted(world: World) -> None:
-    """Space is short before lines are: the line of the evicted block stays as its trace."""
+    """Space runs out before table lines do: the line of the evicted block still shows it."""
     world.store(engine(), size=4 << 20)
     others = [n.to_bytes(16, "big") for n in range(6)]
     world.store(Namespace({"name": "others"}), *others, size=4 << 20)
@@ -273,8 +276,8 @@ def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: W
 
 
 def test_a_block_of_the_epoch_before_is_named(world: World) -> None:
-    """The next server had it, evicted and forgot it, and used its line: only the half of the server
-    that was killed shows that it was ever there.
+    """The next server had the block, evicted it, dropped its record and reused its line: only the
+    half of the killed server shows that the block existed.
     """
     world.store(engine())
     world.kill()

@@ -3,8 +3,8 @@
 """An upgrade by ``docs/operate/day-two.md``, from a pool and a disk tier that the former
 release made.
 
-``former/`` has both, as commit d46afb8 left them after a put, ``beluga drain`` and SIGTERM. Make
-them again when a release changes a format, with the release before it.
+``former/`` has both, as commit d46afb8 left them after a put, ``beluga drain`` and SIGTERM. When a
+release changes a format, create them again with the release before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_former_pool_is_refused_by_one_line_and_its_disk_tier_is_adopted(
         assert refused.stderr.count("beluga: error:") == 1
     assert [device.read_bytes() for device in devices] == before
 
-    # A new pool has no blocks, and the disk is another server's until it is adopted.
+    # A new pool has no blocks, and the disk belongs to another server until it is adopted.
     made = run("pool", "create", "--force", "--size", "24M", *map(str, devices))
     assert made.returncode == 0, made.stderr
     tier = ("--disk", str(disk), "--disk-bytes", "16M")

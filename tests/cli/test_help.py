@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Help and tables fit the terminal, and cut no name of an option and no value."""
+"""Help and tables fit the terminal; no option name and no value is cut."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from beluga.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
-# Options of programs of others that our texts name: engines, pip, docker, daxctl, accel-config,
-# the CUDA compiler.
+# Options of other programs that our texts name: engines, pip, docker, daxctl, accel-config, the
+# CUDA compiler.
 OF_OTHERS = {
     "--kv-events-config",
     "--max-num-batched-tokens",

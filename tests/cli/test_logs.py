@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The log of commands: level, format, fields, rate limit, and the messages of a long-running
-command.
-"""
+"""The log of commands: level, format, fields, rate limit, messages of long-running commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The end of commands, and the packages that they need."""
+"""How commands end, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_interrupted_benchmark_prints_no_traceback(name: str, begins: str) ->
     with bench:
         assert bench.stderr
         assert bench.stderr.readline().startswith(begins)
-        time.sleep(0.1)  # threads are inside C's loops now
+        time.sleep(0.1)  # now the threads are in C loops
         os.killpg(bench.pid, signal.SIGINT)
         said = bench.stderr.read()
     assert bench.returncode == 130

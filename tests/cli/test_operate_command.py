@@ -258,10 +258,10 @@ def test_a_block_below_the_pool_is_removed_from_there(
     server = start("serve", *pool, *below)
     assert server.stderr and server.stderr.readline().startswith("serving")
     run("put", "key", "-", *pool, stdin="some bytes")
-    run("drain", *pool)  # it is below now
+    run("drain", *pool)  # now it is in a lower tier
     run("drain", *pool, "--undo")
     with Pool.open(pool[1::2]) as opened, KVCache(opened, namespace="other") as cache:
-        for number in range(4):  # each takes a line of the table
+        for number in range(4):  # each one needs a line of the table
             assert cache.put([number.to_bytes(16, "big")], [b"other"]).stored == 1
     told = "key: miss, below: the pool does not have it, but a lower tier has"
     assert eventually(lambda: run("explain", "key", *pool).stdout.startswith(told))

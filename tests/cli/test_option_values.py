@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Values that an option does not take are refused by the option's name, with exit status 2, before
-the command has done anything.
+"""Invalid values of an option are rejected with its name and exit status 2, before the command has
+done anything.
 """
 
 from __future__ import annotations

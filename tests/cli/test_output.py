@@ -131,7 +131,7 @@ def test_facts_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_and_words_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader of the pipe need not wait until the command ends."""
+    """The reader of the pipe gets output before the command ends."""
     for name in ("stdout", "stderr"):
         raw = io.BytesIO()
         monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, write_through=False))
@@ -168,7 +168,7 @@ def test_a_dash_is_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"12345678")))
     with pytest.raises(BelugaError, match="- has more than 4 bytes, the limit for it"):
         options.read_at_most(4, Path("-"), "it")
-    # no more was read than needed to see that it is too much
+    # no more was read than the limit and one byte
     assert sys.stdin.buffer.read() == b"678"
 
 
@@ -181,7 +181,7 @@ def test_checking_the_output_path_changes_no_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         options.check_output(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    options.check_output(tmp_path / "pipe")  # it does not wait for a reader
+    options.check_output(tmp_path / "pipe")  # the command does not wait for a reader
 
 
 def test_a_size_is_one_or_a_usage_error() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The README's shell block, pasted whole by a user with a new home."""
+"""The README's shell block, pasted as a whole by a user with an empty home directory."""
 
 from __future__ import annotations
 

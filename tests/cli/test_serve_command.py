@@ -245,8 +245,8 @@ def test_a_server_that_cannot_start_in_the_background_reports_the_reason(
 def test_only_the_server_started_in_the_background_is_stopped(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, pool: list[str]
 ) -> None:
-    """The number of a server that was killed may be another process's now. The one that starts
-    stands still, too.
+    """The pid of a killed server may belong to another process now. The starting server is stopped
+    meanwhile, too.
     """
     monkeypatch.setenv("BELUGA_CRASH", "elect.written:stop")
     start, run = request.getfixturevalue("start"), request.getfixturevalue("run")
@@ -288,7 +288,7 @@ def test_a_server_whose_device_cannot_be_opened_is_stopped(
     run: Run = request.getfixturevalue("run")
     pid = json.loads(run("serve", *pool, "--detach", "--json").stdout)["pid"]
     try:
-        os.kill(pid, signal.SIGSTOP)  # it would end by itself
+        os.kill(pid, signal.SIGSTOP)  # it would end without a signal
         SPOILT[how](Path(pool[1]))
         assert run("ping", *pool).returncode == 1
         stopped = run("stop", *pool, "--json")
@@ -303,7 +303,7 @@ def test_a_server_whose_device_cannot_be_opened_is_stopped(
 
 
 def test_a_lock_that_is_taken_during_a_stop_stays_taken(run: Run, pool: list[str]) -> None:
-    """Of two operators, one may start a server again while the other's stop still ends."""
+    """One operator may start a server while the command `stop` of another is still waiting."""
     started = json.loads(run("serve", *pool, "--detach", "--json").stdout)
     with Path(started["log"]).with_name("serve.pid").open("rb") as lock:
         assert run("stop", *pool).returncode == 0

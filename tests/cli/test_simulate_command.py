@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga simulate``: rows for machines, tables and reports for people, errors in a line."""
+"""``beluga simulate``: rows as JSON, tables, reports, and errors in one line."""
 
 from __future__ import annotations
 

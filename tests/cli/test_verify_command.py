@@ -142,7 +142,7 @@ def test_blocks_in_an_idle_pool_are_left_alone(run: Run, paths: list[str]) -> No
 
 
 def fill(paths: list[str], count: int) -> None:
-    """Put so many MiB into the pool, two blocks to a stripe, and stop its server."""
+    """Put so many MiB into the pool, two blocks per stripe, and stop its server."""
     payload = np.arange((1 << 20) - 4096, dtype=np.uint8).reshape(1, -1)
     with (
         Pool.open(paths) as pool,

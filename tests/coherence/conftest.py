@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fixtures that hold the CPU to one path after another: a test that takes one is run on each."""
+"""Fixtures that force one CPU path after another: a test with such a fixture runs on each path."""
 
 from __future__ import annotations
 

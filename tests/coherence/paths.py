@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every path that a CPU can be held to: what to leave of it, and what it must have for that."""
+"""Every path that can be forced on a CPU: the features to leave enabled, and those that it must
+have.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ enum { KEY = 7, PAYLOAD_OFFSET = 4096, PAYLOAD_SIZE = 512, WHOLE_MIN = 1000, LOO
 static bl_memory memory;
 static int stopped;
 
-/* Write replies that differ in their first word and their check alone, and payloads that differ
+/* Write replies that differ only in their first word and their check, and payloads that differ
  * everywhere. */
 static void *write_on(void *unused)
 {

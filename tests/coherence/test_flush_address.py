@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A flush flushes the address it was given: on an inaccessible page, the fault has the address.
-
-On a coherent machine nothing else distinguishes a right flush from one of the pointer, for example.
+"""A flush flushes its argument's address: on an inaccessible page, the fault has this address. On a
+coherent machine nothing else distinguishes a correct flush from one of another address, such as
+that of the pointer.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ ADDRESS = re.compile(r'"r"\((\w+)\)(?=[^"]*(?:"memory")?\s*$)|"\+m"\(.*\)(\w+)\)
 
 @dataclass(frozen=True)
 class Machine:
-    """How to compile and run for an architecture, and what is expected."""
+    """How to compile and run for an architecture, and the expected output."""
 
     compiler: tuple[str, ...]
     emulator: tuple[str, ...]
@@ -102,7 +102,7 @@ else:
     )
 MACHINES = {"x86_64": Machine(("gcc",), (), X86), "aarch64": CROSS}
 
-# A file of csrc/coherence, the beginning of what is changed there, and the change.
+# A file of csrc/coherence, the start of the changed text, and its replacement.
 Mutant = tuple[str, str, str]
 MUTANTS: dict[str, dict[str, Mutant]] = {
     "x86_64": {

@@ -47,7 +47,7 @@ def page_aligned(size: int) -> np.ndarray:
 
 
 def counting(size: int) -> np.ndarray:
-    """A period prime to every power of two shows bytes that landed one line off."""
+    """A period that is coprime to all powers of two shows bytes that are off by a line."""
     return (np.arange(size) % 251).astype(np.uint8)
 
 

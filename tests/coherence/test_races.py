@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a reader has checked is what it has copied, whatever the compiler makes of the loads.
+"""A reader returns the bytes that it has checked, however the compiler translates the loads.
 
-``raced.c`` reads lines and payloads while another thread writes them. It is compiled by every
-compiler that is here. Clang may turn one plain load into two; GCC has not done so yet.
+``raced.c`` reads lines and payloads while another thread writes them. It is compiled with every
+installed compiler. Clang may turn one plain load into two; GCC has not done so yet.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CSRC = ROOT / "csrc"
 ZIG = ROOT / "build/wheel-tools/ziglang/zig"  # scripts/dev/setup-wheel-tools
-# For this CPU's own instruction set clang makes the second load first, and no wrong copy passes the
-# check. So the target is the plain architecture.
+# With this CPU's own instruction set clang does the second load first, and no wrong copy passes the
+# check. So the target is the baseline architecture.
 TARGET = f"{platform.machine()}-linux-gnu"
 COMPILERS = {
     "gcc": ["gcc"],

@@ -29,7 +29,7 @@ void traced(const char *instruction, const volatile void *address);
 
 static const uint8_t *pool_start;
 
-/* Print an instruction and the offset that it works on. */
+/* Print an instruction and the offset of its operand. */
 void traced(const char *instruction, const volatile void *address)
 {
     printf(" %s", instruction);

@@ -32,7 +32,7 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 @pytest.fixture
 def pool_name(pool: Pool) -> str:
-    """The pool as settings name it."""
+    """The pool in the form of a setting."""
     return ":".join(str(device.path) for device in pool.devices)
 
 
@@ -44,7 +44,7 @@ def server(pool: Pool) -> Iterator[MetaServer]:
 
 @pytest.fixture(scope="session")
 def python() -> Path:
-    """The interpreter that has LMCache and SGLang. For slow tests: it may have to be made."""
+    """The interpreter with LMCache and SGLang. For slow tests: it may have to be installed."""
     setup = subprocess.run(
         [ROOT / "scripts/dev/setup-adapters"], capture_output=True, text=True, check=False
     )

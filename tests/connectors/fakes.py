@@ -20,7 +20,7 @@ from beluga import Pool
 
 
 def damage(pool: Pool, block: NDArray[np.uint8]) -> None:
-    """Change a byte of a block in the pool's files, wherever it lies."""
+    """Change a byte of a block in the pool's files."""
     beginning = block[:1024].tobytes()
     for device in pool.devices:
         path = Path(str(device.path))
@@ -137,7 +137,7 @@ class HiCacheStorage:
 
 @dataclasses.dataclass(frozen=True)
 class PoolTransferResult:
-    """SGLang's answer to which pages there are."""
+    """SGLang's result of a lookup of pages."""
 
     kv_hit_pages: int
     extra_pool_hit_pages: dict[str, int]
@@ -145,7 +145,7 @@ class PoolTransferResult:
 
 
 class SglangSettings:
-    """SGLang's settings, which it changes as it goes."""
+    """SGLang's settings, which it changes at run time."""
 
     def __init__(self) -> None:
         self.said: dict[str, Any] = {

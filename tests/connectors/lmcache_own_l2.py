@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pytest plugin for LMCache's own tests: where they make its mock of a second level, they get
-our adapter over the pool BELUGA_TEST_POOL, each with a tenant's secret of its own.
+"""A pytest plugin for LMCache's own tests: it replaces LMCache's mock of a second level by our
+adapter over the pool BELUGA_TEST_POOL, with a separate tenant secret for each.
 """
 
 from __future__ import annotations

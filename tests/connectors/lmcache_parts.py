@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fakes of what LMCache gives to our plugins, and what tests do with these."""
+"""Fakes of LMCache's objects for our plugins, and helpers for tests."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """LMCache itself on a pool: a storage manager of its server with our L2 adapter, or of an engine.
 
-Run it in .venv-adapters: lmcache_role.py POOL TIMEOUT_MS. It reads words on stdin and answers each
-in JSON on stdout. A new process is a restarted LMCache with nothing in its own memory.
+Run it in .venv-adapters: lmcache_role.py POOL TIMEOUT_MS. It reads words on stdin and replies to
+each in JSON on stdout. A new process is a restarted LMCache with nothing in its own memory.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Engine:
         )
 
     def backup(self, tokens: list[int], last: str | None, pages: list[int]) -> int:
-        """Back pages up. Returns how many tokens the storage took."""
+        """Back up pages. Returns how many tokens the storage saved."""
         keys = hashes(tokens, last)
         for page, key in zip(pages, keys, strict=True):
             self.pool.fill(page, key)
@@ -107,7 +107,9 @@ class Engine:
         return int(self.controller.ack_backup_queue.get(timeout=LONG_S).completed_tokens)
 
     def prefetch(self, tokens: list[int], last: str | None, pages: list[int]) -> tuple[int, int]:
-        """Prefetch pages. Returns how many tokens the storage has, and how many came whole."""
+        """Prefetch pages. Returns how many tokens the storage has, and how many were loaded
+        correctly.
+        """
         operation = self.controller.prefetch("request", tokens, last)
         assert self.controller.prefetch_hit_queue.get(timeout=LONG_S) is operation
         count = operation.storage_hit_count // PAGE
@@ -246,8 +248,8 @@ def recorded(how: dict[str, Any]) -> list[Any]:
     engine.backup(first, None, [1, 2, 3])
     engine.prefetch(first, None, [4, 5, 6])
     engine.backup(first[: 2 * PAGE], None, [0, 1])  # again
-    engine.prefetch(tokens_of(1, 4), None, [0, 1, 2, 3])  # one more than there is
-    engine.backup(second, hashes(first, None)[-1], [6, 7])  # behind a prefix
+    engine.prefetch(tokens_of(1, 4), None, [0, 1, 2, 3])  # one more than exists
+    engine.backup(second, hashes(first, None)[-1], [6, 7])  # after a prefix
     engine.prefetch(second, hashes(first, None)[-1], [0, 1])
     backend.clear()
     engine.prefetch(first, None, [0, 1, 2])

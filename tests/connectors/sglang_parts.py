@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fakes of what SGLang gives to a storage backend, and backends over a pool."""
+"""Fakes of SGLang's objects for a storage backend, and backends over a pool."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HostPool:
 
 
 class CopiedPool(HostPool):
-    """Host memory of which SGLang does not return where a page lies: it copies pages."""
+    """Host memory without page addresses from SGLang: SGLang copies pages itself."""
 
     def get_page_buffer_meta(self, indices: list[int]) -> tuple[list[int], list[int]]:
         raise NotImplementedError("only copies")

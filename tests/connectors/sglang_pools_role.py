@@ -155,7 +155,9 @@ def run(layout: str, *, has_kv: bool) -> dict[str, Any]:
 
 
 def without_kv() -> list[Any]:
-    """Return what a pool of KV without bytes leads to: its pages are there, and others decide."""
+    """Return the results for a KV pool without bytes: its pages are always hits, and the others
+    decide.
+    """
     side = Side("dynamic", "page_first", has_kv=False)
     keys, places = [f"{number:064x}" for number in range(4)], [0, 1, 2, 3]
     found = [side.exists(keys, ["indexer"])]

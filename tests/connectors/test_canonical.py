@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Configurations in a canonical form: what is equal has one form, and nothing else has it."""
+"""Configurations in a canonical form: equal ones have the same form, and different ones do not."""
 
 from __future__ import annotations
 

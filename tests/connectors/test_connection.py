@@ -38,7 +38,7 @@ from tests.transfer import stand_in
 
 NAMESPACE = Namespace.of("test")
 DIGESTS = [bytes([i]) * 32 for i in range(4)]
-LONG_S = 60.0  # for what takes milliseconds on an idle machine
+LONG_S = 60.0  # timeout of events that take milliseconds on an idle machine
 
 
 def put(attachment: Attachment) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Eras: all users of a namespace have the same one, any of them can end it, and none comes back."""
+"""Eras: all users of a namespace have the same one, any of them can end it, and none is reused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_pool_without_space_for_a_record_still_ends_an_era(
         patch.setattr(era.records, "write", full)
         one.clear()
         with pytest.raises(CacheError):
-            one.now(sessions[0])  # the next era cannot begin yet
+            one.now(sessions[0])  # the next era cannot start yet
     assert other.now(sessions[1]) != first
 
 
@@ -152,7 +152,7 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
 def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the era while it could begin no other one, and the pool is recreated."""
+    """It ended the era while it could not start another one, and the pool is recreated."""
     tier, one = Stubborn(remote=True), Era(MODEL)
     (first,) = eras(shm / "first", tier, one=one)
     write = era.records.write
@@ -183,7 +183,7 @@ def test_threads_that_clear_at_once_end_the_era_and_blocks_of_the_next_stay(
 
     def now(session: Attachment) -> None:
         together.wait(60)
-        with contextlib.suppress(CacheError):  # the other begins it
+        with contextlib.suppress(CacheError):  # the other user starts it
             found.append(one.now(session))
 
     threads = [threading.Thread(target=now, args=(session,)) for session in sessions]

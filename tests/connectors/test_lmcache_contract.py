@@ -87,10 +87,10 @@ def test_an_object_of_another_process_is_deleted_without_a_size(
     one, other = adapter(), adapter()
     store(other, keys, memories)
     one.delete(keys)
-    assert one.deleted == [(keys[0], 0)]  # this adapter's account never had it
+    assert one.deleted == [(keys[0], 0)]  # this adapter never counted it
     assert lookup(other, keys) == [False]
     other.delete(keys)
-    assert other.deleted == [(keys[0], memories[0].get_size())]  # for LMCache it was there
+    assert other.deleted == [(keys[0], memories[0].get_size())]  # for LMCache it was a hit
 
 
 def test_objects_are_deleted_in_layouts_that_this_process_never_saw(
@@ -277,7 +277,8 @@ def test_processes_that_add_layouts_at_once_find_each_others(
 
     def add(one: Any, shape: tuple[int, ...]) -> None:
         together.wait(LONG_S)
-        while store(one, [key], [Memory(shape, seed=1)]) < 0:  # another adds one at this moment
+        # another adapter adds one at this moment
+        while store(one, [key], [Memory(shape, seed=1)]) < 0:
             pass
 
     threads = [threading.Thread(target=add, args=each) for each in zip(made, shapes, strict=True)]
@@ -380,7 +381,7 @@ def test_a_plugin_pins_the_leading_chunks_alone(server: MetaServer, backend: Mak
     put(one, [keys[0], keys[1], keys[3]])
     assert one.batched_contains(keys, pin=True) == 2
     assert server.meta_stat().pinned_count == 2
-    assert one.batched_contains(keys[:2], pin=True) == 2  # a second pin of each
+    assert one.batched_contains(keys[:2], pin=True) == 2  # each chunk is pinned twice
     assert [one.unpin(key) for key in keys] == [True, True, False, True]
     assert server.meta_stat().pinned_count == 2
     for key in keys[:2]:

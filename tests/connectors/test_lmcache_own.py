@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """LMCache's own tests of a second level, run against our adapter: its contract, quotas, eviction,
-the controllers that store and prefetch, and adapters that come and go.
+the controllers that store and prefetch, and the creation and removal of adapters.
 
 The tests are in LMCache's source distribution, which is downloaded and not copied into the project.
 """

@@ -34,7 +34,7 @@ def digests(tmp_path: Path) -> FileDigests:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remember files that were written a moment ago, too."""
+    """Cache the digests of files that were just written, too."""
     monkeypatch.setattr(files, "SETTLED_NS", -1_000_000_000)
 
 

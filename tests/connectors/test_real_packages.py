@@ -17,18 +17,18 @@ import pytest
 from beluga import MetaServer, Pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONG_S = 200.0  # for what takes ten seconds on an idle machine
+LONG_S = 200.0  # timeout of events that take ten seconds on an idle machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
 class Role:
-    """A process that plays a role over a pool and answers in lines of JSON."""
+    """A process that runs a role over a pool and replies in lines of JSON."""
 
     def __init__(self, python: Path, script: str, *arguments: str, log: Path) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
         environment["LMCACHE_TRACK_USAGE"] = "false"
-        environment["PYTHONPATH"] = str(ROOT)  # these sources, whatever the environment has
+        environment["PYTHONPATH"] = str(ROOT)  # these sources, independent of the environment
         self._log = log
         with log.open("w") as file:
             self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Role:
         return self.hear()
 
     def end(self) -> None:
-        """Let it end by itself, and check that it succeeds."""
+        """Close its input, and check that it succeeds."""
         assert self._process.stdin
         self._process.stdin.close()
         assert self._process.wait(timeout=LONG_S) == 0, self._log.read_text()
@@ -111,7 +111,7 @@ def test_lmcache_loads_what_another_lmcache_has_stored(
 def test_lmcache_finds_the_windows_and_states_of_a_hybrid_model(
     pool: Pool, start: Callable[..., Role]
 ) -> None:
-    """Behind more than 64 chunks that are not there."""
+    """After more than 64 missing chunks."""
     with MetaServer(pool):
         first = start("lmcache_role.py", "20000")
         assert first.ask("store_sparse") == (130 + 4 + 2) * 16384

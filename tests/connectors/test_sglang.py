@@ -289,7 +289,7 @@ def test_indices_that_are_not_whole_pages_copy_nothing(
     assert one.batch_get_v1(keys(2), wrong) == [False, False]
     assert not host_pool.kv_buffer.any()
     assert one.batch_get_v1(keys(2), np.array(GOOD, np.int32)) == [True, True]
-    assert one.attached  # the session is as good as before
+    assert one.attached  # the session still works
 
 
 def test_indices_in_memory_of_a_device_move_nothing(server: MetaServer, backend: Make) -> None:
@@ -332,7 +332,7 @@ def test_clear_raises_without_the_pool(pool: Pool, backend: Make) -> None:
     with MetaServer(pool):
         assert eventually(lambda: one.attached, LONG_S)
         assert one.batch_exists(keys(2)) == 0
-        assert backend().batch_exists(keys(2)) == 0  # it was cleared before the first lookup
+        assert backend().batch_exists(keys(2)) == 0  # the pool was cleared before the first lookup
         one.clear()
 
 

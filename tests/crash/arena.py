@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One pool, its server and its clients, and what must hold when one of them has died.
-
-After every round: all calls have ended; no session, grant, pin or held space of the dead is left;
-`beluga pool check` with payload is clean; every block that can be fetched is whole; what was stored
-and may not go is still there; nothing but locked files of the living is in the runtime directory.
+"""One pool, its server and its clients, and what must hold after one of them has died. After every
+round: all calls have ended; no session, grant, pin or held space of dead processes is left; `beluga
+pool check` with payload is clean; every block that can be fetched is intact; every stored block
+that may not be evicted is present; the runtime directory contains only locked files of live
+processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLIENTS = 2
 
 
 class Arena:
-    """With ``small``, blocks are evicted all the time; else everything fits, and nothing may be
+    """With ``small``, blocks are evicted all the time; otherwise all of them fit, and none may be
     lost.
     """
 
@@ -41,9 +41,9 @@ class Arena:
             slot_count=8,
             bulk_size=4096,
         )
-        self.stored: set[int] = set()  # of the numbers that no client removes
-        self.torn_entries = 0  # that the server which died last has left, at most
-        self._droppable = 0  # what the server that runs now may have found of those
+        self.stored: set[int] = set()  # numbers that no client removes
+        self.torn_entries = 0  # upper limit of those that the last killed server has left
+        self._droppable = 0  # how many of those the present server may have found
         self.server = self.start()
         self.clients = [self.client(slot) for slot in range(CLIENTS)]
 
@@ -63,7 +63,7 @@ class Arena:
         return member
 
     def replace_dead(self) -> None:
-        """Start new processes for those that died; a stopped process must be replaced, too."""
+        """Replace the processes that died or were stopped."""
         for member in (self.server, *self.clients):
             member.look()
         if self.server.stopped or self.server.ended is not None:
@@ -80,8 +80,8 @@ class Arena:
             self.stored.update(number for number in answer["stored"] if number < KEPT)
 
     def verify(self) -> int:
-        """Check everything that must hold between rounds: return how many blocks were fetched, all
-        whole.
+        """Check everything that must hold between rounds. Returns how many blocks were fetched, all
+        intact.
         """
         for member in self.clients:
             member.ask({"ping": 1})  # an idle client does not detect a new server
@@ -100,7 +100,7 @@ class Arena:
         return len(there)
 
     def _check_names(self, half: int) -> None:
-        """Check that names are their blocks' own, and that no acknowledged one is lost."""
+        """Check that each name belongs to its block, and that no acknowledged name is lost."""
         found = read_names(self._pool, half)["name"]
         told = set(found["block_hash"].tolist())
         right = names(sorted(told))
@@ -111,7 +111,7 @@ class Arena:
             raise AssertionError(f"the names of blocks {sorted(lost)} were stored and are lost")
 
     def empty(self) -> None:
-        """Remove every block: all stripes come back."""
+        """Remove every block, and check that all stripes are free."""
         self.stored.clear()
         stat = self.clients[0].ask({"clear": 1})
         if stat["free_stripe_count"] != stat["stripe_count"] or stat["used_bytes"]:
@@ -124,9 +124,10 @@ class Arena:
             member.kill()
         self.server.ask({"stop": 1})
         self.server.kill()
-        self.start()  # it sweeps what processes left that died before they had a lane
+        self.start()  # it removes the files of processes that died before they had a lane
         end = time.monotonic() + WAIT_S
-        # The files of the server that runs: its lock, socket, word and bell, its remover's lock.
+        # The files of the running server: its lock, socket, word and doorbell, and its remover's
+        # lock.
         while len(left := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 5:
             if time.monotonic() > end:
                 raise AssertionError(f"files of processes that have ended: {left}")
@@ -136,12 +137,12 @@ class Arena:
         self._pool.close()
 
     def kill(self) -> None:
-        """End all processes at once, so that work continues after a failure."""
+        """Kill all processes, so that the run can continue after a failure."""
         for member in (*self.clients, self.server):
             member.kill()
 
     def _settle(self) -> None:
-        """Wait until nothing is left of the dead."""
+        """Wait until the sessions, grants, pins and space of dead processes are released."""
         end = time.monotonic() + WAIT_S
         while True:
             stat = self.server.ask({"stat": 1})
@@ -152,7 +153,8 @@ class Arena:
                 for name in ("grant_count", "pinned_count", "held_bytes", "inherited_count")
                 if stat[name]
             }
-            if stat["live_count"] != len(self.clients) + 1:  # the server's own is the remover's
+            # one more: the remover of the server's process
+            if stat["live_count"] != len(self.clients) + 1:
                 wrong["live_count"] = stat["live_count"]
             if not wrong:
                 break

@@ -3,8 +3,8 @@
 """Calls every C function that is given a pool, over devices that fail: ``python faulting.py
 DIRECTORY``.
 
-Prints a line of JSON before each call and one after it: a call that ends the process is the last
-that was named. The devices are cut to nothing between ``ready`` and ``call``.
+Prints a line of JSON before and after each call, so a call that ends the process is named in the
+last line. The devices are truncated to zero bytes between ``ready`` and ``call``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ SIZE = 8 << 20
 
 
 def functions() -> set[str]:
-    """Return the functions of csrc/api/ with a parameter through which they reach a pool's
-    memory.
-    """
+    """Return the functions of csrc/api/ with a parameter that leads to a pool's memory."""
     found = set[str]()
     for header in HEADERS.glob("*.h"):
         text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
@@ -85,7 +83,7 @@ Ready = Callable[[Scene], Call]
 
 
 def _session(make: Callable[[Scene, Any], Call]) -> Ready:
-    """Make a call of a session that is attached."""
+    """Call the function with an attached session."""
 
     def ready(scene: Scene) -> Call:
         scene.keep.append(MetaServer(scene.pool))
@@ -97,7 +95,7 @@ def _session(make: Callable[[Scene, Any], Call]) -> Ready:
 
 
 def _stored(make: Callable[[Scene, Any], Call]) -> Ready:
-    """Make the same call; its block is stored."""
+    """Make the same call after its block was stored."""
 
     def store(scene: Scene, session: Any) -> Call:
         told = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
@@ -108,7 +106,7 @@ def _stored(make: Callable[[Scene, Any], Call]) -> Ready:
 
 
 def _server(make: Callable[[Scene, Any], Call], *, serving: bool = False) -> Ready:
-    """Make a call of a server; with serving, it has taken the pool over."""
+    """Call a function of a server; with ``serving``, it has taken the pool over."""
 
     def ready(scene: Scene) -> Call:
         out = ffi.new("bl_server **")
@@ -353,8 +351,8 @@ FAULTS: dict[str, Ready] = {
     "bl_lower_take": _session(
         _no_word(lambda s: lib.bl_lower_take(s, 1, 0, 0, _a("bl_lower_record[1]"), 1, T))
     ),
-    "bl_lower_tell": _session(
-        _no_word(lambda s: lib.bl_lower_tell(s, 1, _a("bl_lower_note[1]"), 1, T))
+    "bl_lower_report": _session(
+        _no_word(lambda s: lib.bl_lower_report(s, 1, _a("bl_lower_note[1]"), 1, T))
     ),
     "bl_kv_put": _session(
         _batched(lambda s, batch: lib.bl_kv_put(s, batch, _a("uint8_t[1]"), _a("int32_t[1]")))
@@ -395,8 +393,7 @@ FAULTS: dict[str, Ready] = {
     "bl_dsa_poll": _dsa_copy(1),
 }
 
-# These functions need no byte of the pool, or must come to an end without it: they return nothing,
-# or 0.
+# These functions need no byte of the pool, or must end without it: they return nothing, or 0.
 SURVIVES: dict[str, Ready] = {
     "bl_pool_open": _opened,
     "bl_pool_close": _opened,
@@ -475,7 +472,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_dsa_engine_stat": _dsa(_no_word(lambda e: lib.bl_dsa_engine_stat(e, _a("bl_dsa_stat *")))),
 }
 
-# These functions use only this process's own memory, and need more than a pool to be called.
+# These functions use only this process's own memory, and need other arguments than a pool.
 APART = {
     *("bl_io_queue_create", "bl_session_forked", "bl_dsa_soft_open"),
     *("bl_function_take", "bl_function_answer"),
@@ -502,7 +499,7 @@ def main(directory: Path) -> None:
         for server in scene.keep:
             if isinstance(server, MetaServer):
                 server.stop()
-    os._exit(0)  # what was half done does not matter any more
+    os._exit(0)  # unfinished work does not matter here
 
 
 if __name__ == "__main__":

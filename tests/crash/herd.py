@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes that may die or stop at any moment, forked from one that has everything imported.
-
-A fork costs milliseconds where an interpreter costs hundreds: thousands of deaths are affordable.
-Every wait has a bound; past it :class:`StuckError` names the process and its order.
+"""Processes that may die or stop at any time, forked from one that has imported everything. A fork
+takes milliseconds, a new interpreter hundreds, so thousands of kills are affordable. Every wait is
+bounded: :class:`StuckError` names the process and its order.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ Body = Callable[[Talk, list[Path], Told], None]
 
 
 class StuckError(AssertionError):
-    """Something that had to happen did not."""
+    """A process did not do in time what it had to do."""
 
 
 class Member:
-    """A forked process that runs ``body`` over the pool on ``paths``; its first answer is due."""
+    """A forked process that runs ``body`` on the pool on ``paths``, and sends a first reply."""
 
     def __init__(self, body: Body, paths: list[Path], first: Told) -> None:
         self.name = body.__name__
         self._socket, theirs = socket.socketpair()
         self._read = b""
-        self._number = 0  # number of its last order: a reply has the number of its order
+        self._number = 0  # number of its last order; the reply has the same number
         self.ended: int | None = None  # the signal or, negative, the exit status
         self.stopped = False
-        self.counted = False  # whether it fell by itself
+        self.counted = False  # its death at a crash point was counted
         self._signalled = False
         self.pid = os.fork()
         if self.pid == 0:
@@ -49,11 +48,11 @@ class Member:
 
     @property
     def fell(self) -> bool:
-        """Did it stop or die by itself?"""
+        """Whether it stopped or died at a crash point, not by our signal."""
         return not self._signalled and (self.stopped or self.ended == signal.SIGKILL)
 
     def tell(self, told: Told) -> None:
-        """Give an order; a process that has died does not get it."""
+        """Send an order; a dead process does not get it."""
         self._number += 1
         try:
             self._socket.sendall(json.dumps(told | {"number": self._number}).encode() + b"\n")
@@ -61,7 +60,8 @@ class Member:
             self.look()
 
     def look(self, timeout_s: float = 0.0) -> Told | None:
-        """Return its answer to its last order, if any; note whether it has died or stopped.
+        """Return the reply to the last order, if any, and record whether the process has died or
+        stopped.
 
         A stopped process may answer an earlier order: no caller waits for that any more.
         """
@@ -71,7 +71,7 @@ class Member:
             and b"\n" not in self._read
             and select.select([self._socket], [], [], timeout_s)[0]
         ):
-            with contextlib.suppress(OSError):  # it died with our order unread
+            with contextlib.suppress(OSError):  # it died before it read the order
                 self._read += self._socket.recv(1 << 20)
         self._wait_status()
         while b"\n" in self._read:
@@ -84,7 +84,7 @@ class Member:
         return None
 
     def hear(self, timeout_s: float = WAIT_S) -> Told | None:
-        """Return its answer, or None if it died or stopped instead."""
+        """Wait for its reply. Returns None if the process died or stopped instead."""
         end = time.monotonic() + timeout_s
         while True:
             answer = self.look(0.002)
@@ -94,7 +94,7 @@ class Member:
                 raise StuckError(f"{self.name} {self.pid} did not answer in {timeout_s:.0f} s")
 
     def ask(self, told: Told) -> Told:
-        """Give an order and return the answer; a death is an error."""
+        """Send an order and return the reply. Raises StuckError if the process dies."""
         self.tell(told)
         answer = self.hear()
         if answer is None:
@@ -109,13 +109,13 @@ class Member:
             self.stopped = False
 
     def kill(self) -> None:
-        """Kill it; it is gone when this returns."""
+        """Kill it, and wait until it has ended."""
         self.signal(signal.SIGKILL)
         self._await(lambda: self.ended is not None)
         self._socket.close()
 
     def halt(self) -> None:
-        """Stop it; none of its threads runs when this returns."""
+        """Stop it, and wait until none of its threads runs."""
         self.signal(signal.SIGSTOP)
         self._await(lambda: self.stopped or self.ended is not None)
 
@@ -140,7 +140,7 @@ class Member:
 
 
 def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> None:
-    """Run the whole life of a forked process; this never returns."""
+    """Run a forked process to its end; never returns."""
     stream = theirs.makefile("rw")
     number = 0
 
@@ -149,7 +149,7 @@ def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> 
         stream.write(json.dumps((answer or {}) | {"number": number}) + "\n")
         stream.flush()
         line = stream.readline()
-        if not line:  # the harness has gone
+        if not line:  # the harness has ended
             os._exit(0)
         told: Told = json.loads(line)
         number = told.pop("number")
@@ -158,7 +158,7 @@ def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> 
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         body(talk, paths, first)
-    except BaseException as error:  # it must not return into the harness
+    except BaseException as error:  # the child must not return into the harness
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
         stream.write(json.dumps({"error": text}) + "\n")

@@ -2,9 +2,10 @@
 # Copyright The Beluga Authors
 """Kills and stops real processes of a pool, at every crash point and at random: scripts/killloop.
 
-First a walk: each point once, by a kill and by a stop, in the process that passes it; at a point of
-a line also in the middle of the line, after each of its 16-byte stores but the last. Then rounds
-that the seed decides: who, where or when, how. After each round arena.py checks the pool.
+First a walk: each crash point once, by a kill and by a stop, in the process that passes it; at a
+point within the write of a line also after each of the line's 16-byte stores but the last. Then
+random rounds: the seed selects the process, the point or time, and kill or stop. After each round
+arena.py checks the pool.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from herd import WAIT_S, Member, StuckError
 from points import named
 from worker import Told
 
-# The process that passes a point, by the point's name or its first word, and what brings it there.
+# The process that passes a point, by the point's name or its first word.
 SCENES = {
     "attach ask detach call put get payload": "client",
     "drop": "bereaved",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
     "grant reserve commit abort lookup release remove tomb": "server",
-    "take elect register recover tomb.tier_written": "heir",  # a server that takes over
+    "take elect register recover tomb.tier_written": "heir",  # a standby that takes over
     "pidfds": "reaper",  # a server whose client dies
-    "stop": "leaver",  # a server that stops in order
+    "stop": "leaver",  # a server that is stopped with SIGTERM
     "heartbeat": "client",
-    "ask.withdrawn": "forsaken",  # a client whose server stands still while it attaches
+    "ask.withdrawn": "forsaken",  # a client whose server is stopped while it attaches
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
 ROUNDS_PER_POOL = 60
-WALKS = 10  # to the points that were missed
+WALKS = 10  # further walks to points that were not hit
 STOP_S = 0.05  # the longest time that a stopped process keeps the others waiting
 SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its filesystem is a SIGBUS
-STORES = (0b11, 0b1111, 0b111111)  # words that are out after 1, 2, 3 stores of 16 bytes
+STORES = (0b11, 0b1111, 0b111111)  # words in memory after 1, 2, 3 stores of 16 bytes
 CHURN = 6  # steps of a client in a random round
 
 
@@ -69,8 +70,8 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One round: ``scene`` is the process that is struck; at the ``passage``-th time at ``point``,
-    or at a random time.
+    """One round: ``scene`` is the process that is killed or stopped, when it passes ``point`` for
+    the ``passage``-th time, or at a random time.
     """
 
     scene: str
@@ -78,20 +79,18 @@ class Plan:
     passage: int = 1
     stop: bool = False
     walk: bool = False
-    words: int = 0  # words of the line at ``point``, a bit each: they are out, the others are not
+    words: int = 0  # bit mask of the words of the line at ``point`` that are in memory
 
     @property
     def spot(self) -> str:
-        """Return the point, and how many stores of its line were made, if it is one of the
-        walk's.
-        """
+        """Return the name of the point, with the number of stores of its line in a walk."""
         if self.words in STORES:
             return f"{self.point}+{STORES.index(self.words) + 1}"
         return f"{self.point}~" if self.words else str(self.point)
 
     @property
     def arming(self) -> Told:
-        """Return what a process is given that is to fall at the point."""
+        """Return the order that arms the point in a process."""
         if self.point is None:
             return {}
         return {
@@ -106,13 +105,13 @@ class Plan:
 
 
 def torn(point: str) -> tuple[int, ...]:
-    """Return the words to stop at within the line of a point; none at other points."""
+    """Return the masks of words to stop at in the line of a point; none for other points."""
     return STORES if point.endswith("line") else ()
 
 
 def walk(*, lines: bool = False) -> list[Plan]:
-    """Yield each point with a kill and with a stop, and each line in its middle; ``lines``: only
-    those.
+    """Return plans: each point with a kill and with a stop, and the middle of each line; with
+    ``lines`` only the latter.
     """
     plans = []
     for point in named():
@@ -130,7 +129,7 @@ def scene_of(point: str) -> str:
 
 
 class Loop:
-    """Plays rounds over one pool after another."""
+    """Runs rounds on one pool after another."""
 
     def __init__(self, directory: Path, result: Result, tour: list[Plan]) -> None:
         self._directory = directory
@@ -139,13 +138,11 @@ class Loop:
         self._dice = random.Random(result.seed)
         self._arena: Arena | None = None
         self._pools = 0
-        self._used_up = False  # the next round has another pool
+        self._used_up = False  # the next round needs a new pool
 
     def plans(self, rounds: int) -> Iterator[Plan]:
-        """Yield the walk, then walks to the points that were missed, then random rounds.
-
-        A full pool opens no extent, and finds none free: each walk after the first has another
-        pool.
+        """Yield the walk, then walks to the points that were not hit, then random rounds. A full
+        pool opens no extent, so each walk after the first has a new pool.
         """
         everywhere, tour = named(), self._tour
         yield from tour[:rounds]
@@ -165,7 +162,7 @@ class Loop:
                 yield Plan(scene, None, stop=self._dice.random() < 0.3)
 
     def run(self, rounds: int, report: bool) -> None:
-        """Play all rounds, or those before the first failure."""
+        """Run all rounds, or those before the first failure."""
         for plan in self.plans(rounds):
             arena = self._fresh()
             try:
@@ -185,7 +182,7 @@ class Loop:
             self._end(self._arena)
 
     def _fresh(self) -> Arena:
-        """Return the pool of this round: another one every now and then, of each kind in turn."""
+        """Return the pool of this round: a new one at intervals, of each kind in turn."""
         if self._arena is None or self._used_up or self._result.rounds % ROUNDS_PER_POOL == 0:
             if self._arena:
                 self._end(self._arena)
@@ -203,7 +200,7 @@ class Loop:
         shutil.rmtree(self._directory / str(self._pools - 1))
 
     def _play(self, arena: Arena, plan: Plan) -> None:
-        """Play one round, until every call has ended and no process is stopped any more."""
+        """Run one round until every call has ended and no process is stopped."""
         arming = plan.arming
         victim = arena.server if plan.scene in ("server", "leaver", "reaper") else arena.clients[-1]
         if arming and plan.scene != "heir":
@@ -214,7 +211,7 @@ class Loop:
             arena.server.halt()
             told["hasty"] = 1
         elif plan.scene == "bereaved":
-            arena.server.kill()  # first, so that a call of the client finds it dead
+            arena.server.kill()  # first, so that the client calls a dead server
         for number, member in enumerate(arena.clients):
             member.tell({"seed": seed + number} | told)
         self._strike(arena, victim, plan)
@@ -225,7 +222,7 @@ class Loop:
             arena.server.kill()  # removals wait for the usual tier, which it lacks
 
     def _strike(self, arena: Arena, victim: Member, plan: Plan) -> None:
-        """Kill or stop who is struck at no point, while the clients work."""
+        """While the clients work, kill or stop the process of a round without a point."""
         if plan.scene == "leaver":
             victim.tell({"stop": 1})
         elif plan.scene == "heir":
@@ -244,14 +241,15 @@ class Loop:
                 self._count(plan)
 
     def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
-        """Let the work end. A dead server gets a successor (the first of them armed), and a stopped
-        process continues when the others had their time.
+        """Wait for the end of the work. Replaces a dead server (the first successor is armed), and
+        continues stopped processes after a while.
         """
         waiting = dict(enumerate(arena.clients))
         leaving = plan.scene == "leaver"
         stopped_at: dict[int, float] = {}
         end = time.monotonic() + 2 * WAIT_S
-        while waiting or leaving or stopped_at or arming:  # armed: its successor has yet to start
+        # armed: the successor has not started yet
+        while waiting or leaving or stopped_at or arming:
             for slot, member in list(waiting.items()):
                 answer = member.look(0.0005)
                 if answer is not None:
@@ -285,7 +283,7 @@ class Loop:
                 stopped_at.pop(member.pid, None)
 
     def _arm(self, member: Member, arming: Told, plan: Plan) -> None:
-        """Arm or disarm a process; it may pass the point at once."""
+        """Arm or disarm a process, which may pass the point at once."""
         member.tell(arming)
         while member.hear() is None and member.ended is None:
             self._hit(plan, member)
@@ -294,12 +292,13 @@ class Loop:
             self._hit(plan, member)
 
     def _hit(self, plan: Plan, member: Member) -> None:
-        """Record that the kernel reports the death of the member at the point."""
+        """Count the kernel's report that the process died or stopped at the point."""
         if plan.point and not member.counted:
             member.counted = True
             self._result.hit.add(plan.spot)
             if self._arena and plan.words and plan.point.startswith("entry."):
-                self._arena.torn_entries = 1  # no process was notified: its successor drops it
+                # no process was notified; the successor drops the removal
+                self._arena.torn_entries = 1
             self._count(plan)
 
     def _count(self, plan: Plan) -> None:
@@ -310,8 +309,8 @@ class Loop:
 
 
 def run(rounds: int, seed: int, *, report: bool = False, lines: bool = False) -> Result:
-    """Play ``rounds`` rounds in memory, and walk to missed points again. Every point must have been
-    hit if they are enough.
+    """Run ``rounds`` rounds in memory, and walk to missed points again. If there are enough rounds,
+    every point must be hit.
     """
     tour = walk(lines=lines)
     spots = {plan.spot for plan in tour}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A batch of one block of 4096 bytes, as C takes it."""
+"""A batch of one block of 4096 bytes, as C requires it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_NS = 5_000_000_000
 
 
 def batch_of(data: Any) -> tuple[Any, Any, Any]:
-    """Make a ``bl_kv_batch *`` for the bytes at ``data``; its key and its fragment must live as
+    """Make a ``bl_kv_batch *`` for the bytes at ``data``; keep its key and its fragment alive as
     long.
     """
     key = ffi.new("uint64_t[2]", [1, 2])

@@ -11,7 +11,7 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 
 def named(kind: str = "point|line") -> list[str]:
-    """Return their names, in order, each as often as it stands in the source."""
+    """Return their names, sorted, each as often as it occurs in the source."""
     return sorted(
         name
         for path in CSRC.rglob("*.[ch]")

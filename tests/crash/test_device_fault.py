@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A device fails under the processes that use it: a call gets an error, the process lives, and the
-space is retired.
-
-A file that is cut short under its mapping answers with SIGBUS, as poisoned or unplugged memory
-does. All that could die of it runs in processes of its own.
+"""A device fails while processes use it: a call gets an error, the process survives, and the space
+is retired. Access to the truncated part of a mapped file raises SIGBUS, like poisoned or unplugged
+memory. All code that could die of it runs in separate processes.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ assert check_pool(pool).findings == ()
 cache.close()
 """
 
-# The memory works again, and yet it is not used.
+# The memory works again, but stays retired.
 LATER = """
 cache = KVCache(pool, namespace="fault")
 retired = per_device // STRIPE
@@ -124,8 +122,7 @@ assert cache.stat().retired_stripe_count == 0
 cache.close()
 """
 
-# Bytes that are moved one by one, as tools move them: those that lie elsewhere are moved all the
-# same.
+# Guarded reads and writes of single ranges, as tools make them: ranges on the other device succeed.
 RANGES = """
 from beluga._ffi import ffi
 here, gone = pool.geometry.data_offset, pool.geometry.size - STRIPE
@@ -133,7 +130,7 @@ room = ffi.new("uint8_t[]", b"here".ljust(MIB, b"."))
 
 
 def plan(offset):
-    # Everything that is moved, in one piece: its struct, and what that points to.
+    # A whole batch in one call: its struct, and the memory that it points to.
     piece = ffi.new("bl_piece *", [int(ffi.cast("uintptr_t", room)), offset, MIB, 0])
     chunk = ffi.new("bl_chunk *", [offset, MIB, 0])
     fields = {"pieces": piece, "chunks": chunk, "piece_count": 1, "chunk_count": 1}
@@ -151,7 +148,7 @@ for call in (lib.bl_plan_write, lib.bl_plan_read):
 assert ffi.string(room, 5) == b"here."
 """
 
-# A pump whose lane fails returns an error as often as it is tried.
+# A pump whose lane fails returns an error at each attempt.
 PUMP = """
 from beluga import Client
 from beluga._ffi import ffi
@@ -167,8 +164,8 @@ with client.lock:
         assert lib.bl_session_pump(session, pump, 60 * 10**9) == -lib.BL_ERROR_DEVICE_FAULT
 """
 
-# A fault outside of the pool goes to the handler before: here to faulthandler, which reports and
-# dies.
+# A fault outside the pool goes to the previous handler: here to faulthandler, which reports it and
+# ends the process.
 FOREIGN = """
 import mmap, faulthandler
 faulthandler.enable()
@@ -182,7 +179,7 @@ with open(paths[1], "r+b") as file:
     print(view[4096])
 """
 
-# faulthandler replaces the handler of a process that has used a pool already.
+# faulthandler replaces the handler after the process has used a pool.
 LATE = CLIENT.replace(
     "cut(paths[1])\n", "import faulthandler\nfaulthandler.enable()\ncut(paths[1])\n", 1
 )
@@ -280,7 +277,7 @@ def test_failed_memory_stays_retired_under_the_next_server(paths: list[Path]) ->
     with Process("serve_index", paths):
         ended = run(CLIENT, paths)
         assert ended.returncode == 0, ended.stderr
-    for _ in range(2):  # from half to half, and back
+    for _ in range(2):  # copies between the halves of the table, in both directions
         os.truncate(paths[1], SIZE)
         with Process("serve_index", paths):
             ended = run(LATER, paths)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients of other hosts record their end where the next server reads it, whether or not
-one serves then: nothing that ended in order is quarantined.
+"""Clients of other hosts record their detachment where the next server reads it, with or without a
+server: nothing of a session that has detached is quarantined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LANES = 3
 
 
 class ElsewherePool(Pool):
-    """The pool as another host has it: the server finds no lock and no pidfd of its users."""
+    """The pool as seen from another host: the server finds no locks and no pidfds of its users."""
 
     elsewhere: Path
 
@@ -47,7 +47,7 @@ def elsewhere(pool: Pool, paths: list[Path], tmp_path: Path) -> Iterator[Pool]:
 
 
 def settles(server: Server) -> bool:
-    """Is soon no session of an earlier server suspect any more?"""
+    """Whether soon no session of an earlier server is suspect."""
     return eventually(lambda: server.stat().inherited_count == 0)
 
 

@@ -146,7 +146,7 @@ def test_every_call_of_c_is_refused_even_past_the_hooks_of_python(cache: KVCache
 def test_a_put_that_fails_half_way_releases_its_grants(cache: KVCache) -> None:
     data = np.arange(1536, dtype=np.uint64)
     fragments = ffi.new("bl_fragment[3]")
-    for i, size in enumerate((4096, 4095, 4096)):  # the second is no block of 4096 bytes
+    for i, size in enumerate((4096, 4095, 4096)):  # the second one is not a block of 4096 bytes
         fragments[i].address, fragments[i].size = data.ctypes.data + 4096 * i, size
     words = keys([1, 2, 3])
     fields = {"timeout_ns": TIMEOUT_NS, "count": 3, "fragment_count": 1, "length": 4096}

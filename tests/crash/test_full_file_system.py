@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The file system under a sparse pool is full: what needs a new page is refused, and nothing else
-fails.
-
-The kernel reports this with the same signal as a file that was cut short. Each case runs in a mount
-namespace with a small tmpfs of its own.
+"""The file system of a sparse pool is full: calls that need a new page are refused, and no others
+fail. The kernel reports this with the same signal as a truncated file. Each case runs in a mount
+namespace with its own small tmpfs.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ with MetaServer(pool) as server, KVCache(pool, namespace="full"ENGINE) as cache:
 assert check_pool(pool, payload=True).findings == ()
 """
 
-# The batch of one call keeps what had its memory.
+# In one call, blocks whose pages are allocated are stored.
 PARTS = """
 pool = make()
 with MetaServer(pool) as server, KVCache(pool, namespace="full") as cache:
@@ -105,7 +103,7 @@ with MetaServer(pool) as server, KVCache(pool, namespace="full") as cache:
     assert cache.stat().grant_count == 0
 """
 
-# The tables have their memory from the pool's creation on.
+# The pages of the tables are allocated when the pool is created.
 START = """
 fill(keep=MIB)
 assert no_room(make)
@@ -121,11 +119,11 @@ with MetaServer(pool) as server:
         free()
         cache.put(names, blocks).raise_for_refused()
     fill()
-with MetaServer(pool), KVCache(pool, namespace="full") as cache:  # which writes its half anew
+with MetaServer(pool), KVCache(pool, namespace="full") as cache:  # which writes its half again
     assert holds(cache, range(40))
 """
 
-# A file that was cut short is broken, whatever the file system has left.
+# A truncated file is a fault, even if the file system has free space.
 CUT = """
 pool = make()
 with MetaServer(pool) as server, KVCache(pool, namespace="full") as cache:
@@ -154,7 +152,7 @@ Pool.destroy(paths)
 assert not paths[0].exists()
 """
 
-# Blocks that wait on a lower tier are misses as long as there is no memory for them.
+# Blocks in a lower tier are misses while there is no memory for them.
 TIER = """
 from support.blocks import eventually
 from support.memory_tier import MemoryTier

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes are killed in the middle of puts and gets, again and again.
-
-Whoever is left reads only right bytes; what was stored stays stored; nothing is stuck.
+"""Processes are killed during puts and gets, again and again. The remaining ones read only correct
+bytes, stored blocks stay stored, and no call hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from beluga.kvcache import KVCache
 from beluga.pool import Pool
 
 MIB = 1 << 20
-SMALL, LARGE = 16 * MIB, 96 * MIB  # per device: evicts all the time, holds everything
+SMALL, LARGE = 16 * MIB, 96 * MIB  # per device: blocks are evicted all the time, or all of them fit
 CHAINS = 60
 WORKERS = 3
 
@@ -51,7 +50,7 @@ def report(worker: Process) -> dict[str, Any]:
 
 
 def right(cache: KVCache, numbers: Iterable[int]) -> set[int]:
-    """Return the numbers whose blocks are there; every one must be whole."""
+    """Return the numbers whose blocks are present; each must be intact."""
     target, there = np.empty((1, BLOCK_WORDS), dtype=np.uint64), set()
     for number in numbers:
         found = cache.get(keys([number]), target)

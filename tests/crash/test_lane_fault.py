@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Memory fails under a server alone: one bad lane costs that lane, and a server that can serve no
-more stops its heartbeat, so that a standby follows.
-
-A page of a file that has no bytes, mapped over the pool's, answers with SIGBUS.
+"""Memory fails for a server only. A bad lane is retired, and a server that can no longer serve
+stops its heartbeat, so that a standby takes over. Faults are made by mapping a page of an empty
+file over the pool's page: access to it raises SIGBUS.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Failing:
         self.process = process
 
     def tell(self, offset: int | None = None) -> dict[str, Any]:
-        """Let the memory at this offset fail: return the server's own report."""
+        """Make the memory at this offset fail. Returns the server's own report."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{'' if offset is None else offset}\n")
@@ -97,7 +96,7 @@ def lane_start(pool: Pool, lane: int) -> int:
 
 @pytest.mark.parametrize("page", ["heartbeat", "request", "reply"])
 def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) -> None:
-    requests = 4096  # behind the page of the heartbeat; then the replies of epoch 0, and of epoch 1
+    requests = 4096  # after the page of the heartbeat; then the replies of epoch 0, and of epoch 1
     size = pool.geometry.slot_count * 128
     pages = {"heartbeat": 0, "request": requests, "reply": requests + 2 * size}
     with failing(paths) as server, Client(pool) as bad, Client(pool) as good:
@@ -108,7 +107,7 @@ def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) 
         if page == "heartbeat":  # the server reads it although the lane is quiet
             assert eventually(lambda: server.tell()["live"] == 1)
             assert server.tell()["held"] >= 2 << 20  # its client may still write there
-        bad.ping(timeout_s=TURN_S)  # attached again, and so it abandoned its grants
+        bad.ping(timeout_s=TURN_S)  # it has attached again, which abandoned its grants
         for _ in range(50):
             good.ping()
         with Client(pool) as another:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A get that outlives the server that answered it is a miss, and no block is called damaged."""
+"""A get during which the server is replaced is a miss, and no block is reported as damaged."""
 
 from __future__ import annotations
 

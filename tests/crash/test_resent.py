@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls that are sent again, to a successor or after a timeout, are applied once."""
+"""Calls that are sent again, to a successor or after a timeout, take effect once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_reserve_grants_once(
 def test_a_commit_counts_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    # This holds for the reserve before it is answered, too: the second reply is the commit's.
+    # The same applies to the reserve before its reply: the second reply is that of the commit.
     passage = 2 if point.startswith("serve") else 1
     armed_server = armed(monkeypatch, paths, f"{point}:{passage}")
     with armed_server as first, Bereaved(pool, first) as bereaved:
@@ -160,7 +160,8 @@ def test_a_call_that_timed_out_is_applied_once(
         server.signal(signal.SIGCONT)
         if point != "commit.entered":
             grants = meta.reserve(keys([1]), length=4096)
-            assert states(grants) == ["GRANTED"]  # the unheard grant ended with its session
+            # the grant whose reply was lost ended with its session
+            assert states(grants) == ["GRANTED"]
             assert look.stat().grant_count == 1
         statuses = meta.commit(grants)
         assert statuses in ([0], [NO_GRANT])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions that no server can prove alive or dead, like other hosts': the heartbeat decides what is
-quarantined, and never frees it.
+"""Sessions whose processes no server can prove alive or dead, like those of other hosts: a missing
+heartbeat quarantines their space, but never frees it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
-# A client whose runtime directory is another one: the server finds no lock of it and no pidfd. It
-# reserves blocks, then answers each line: "hold S" keeps the interpreter for S seconds, "call"
-# calls the server until it replies, "commit" commits the blocks.
+# A client with another runtime directory: the server finds no lock and no pidfd of it. It reserves
+# blocks, then executes each line: "hold S" holds the GIL for S seconds, "call" calls the server
+# until it replies, "commit" commits the blocks.
 ELSEWHERE = """
 import sys, time
 from pathlib import Path
@@ -80,7 +80,7 @@ class Elsewhere:
 def elsewhere(
     pool: Pool, paths: list[Path], directory: Path, heartbeat_lost_s: float
 ) -> Iterator[tuple[MetaServer, Elsewhere]]:
-    """Yield a server, and the process that it can prove nothing about."""
+    """Yield a server, and a process whose life it cannot determine."""
     directory.mkdir()
     server = MetaServer(pool, heartbeat_lost_s=heartbeat_lost_s)
     server.start()
@@ -113,14 +113,14 @@ def test_a_silent_session_is_quarantined_until_it_moves(
         assert server.meta_stat().grant_count == 0
         held = server.meta_stat().held_bytes
         assert held >= 2 << 20
-        time.sleep(1.0)  # time frees nothing
+        time.sleep(1.0)  # space is not freed by the passing of time
         assert server.meta_stat().held_bytes == held
         with Client(pool) as other:  # quarantined space is not granted
             again = MetaClient(other).reserve(keys([1, 2]), length=1 << 20)
             assert states(again) == ["GRANTED"] * 2
             assert server.meta_stat().held_bytes == held
         client.process.send_signal(signal.SIGCONT)
-        assert client.ask("call") == "1"  # it attached again, and so abandoned its grants
+        assert client.ask("call") == "1"  # it has attached again, which abandoned its grants
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
         assert server.stat().live_count == 1
 

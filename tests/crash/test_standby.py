@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A hot standby follows by itself a server that is killed or stopped under load.
-
-No committed block is lost, clients continue by themselves, and a deposed server that still runs
-does no harm.
+"""A hot standby takes over from a server that is killed or stopped under load. No committed block
+is lost, clients reconnect, and a deposed server that still runs does no harm.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from beluga.rpc import Client
 MIB = 1 << 20
 CHAINS = 60  # of 192 kB blocks: all of them fit
 WORKERS = 2
-TURN_S = 60.0  # to take over, on a machine that does much else
+TURN_S = 60.0  # limit of a takeover, on a busy machine
 
 
 def stand_by(paths: list[Path], silent_s: float = 300.0) -> Process:
@@ -52,8 +50,8 @@ def pool(paths: list[Path], coherence: str) -> Iterator[Pool]:
 
 
 def ends_well(pool: Pool, workers: list[Process]) -> None:
-    """Check that every worker saw right bytes only, and that all that they stored is there,
-    whole.
+    """Check that the workers read only correct bytes, and that every block they stored is present
+    and intact.
     """
     stored: set[int] = set()
     for worker in workers:

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The processes of the kill loop: a server of the block index, or a client that uses all of it.
 
-Each reads one line of JSON at a time and writes one in reply. Every byte that a client fetches is
-checked by its key; what is wrong is answered as ``error``, which ends the loop.
+Each reads one line of JSON at a time and writes one in reply. Every fetched byte is compared with
+the content for its key; a difference is reported as ``error``, which ends the loop.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ Told = dict[str, Any]
 Talk = Callable[[Told | None], Told]  # replies, then reads the next order
 
 NUMBERS = 160  # blocks that the clients of a pool share
-KEPT = 24  # the first of them are never removed
+KEPT = 24  # the first ones are never removed
 CHAIN = 6
 WORDS = (384, 5120, 80_000)  # of 8 bytes: one checksum, three, many
 PAGE_WORDS = 512
-OWN = 1000  # from here on a block is longer than a stripe: it has an extent, which closes with it
+OWN = 1000  # from here on each block is longer than a stripe and has its own extent
 SLOTS_MAX = 4
 EVERY = (*range(NUMBERS), *range(OWN, OWN + 2 * SLOTS_MAX))
 SIZES = (0, 8, 300, 3000)  # bytes of a handler's call: within a line, and in the bulk area
-CALL_S = 60.0  # a call that takes longer has hung
-REMOVER_S = 0.005  # for which tombstones wait
-HASTE_S = 0.02  # less than a server stands still
+CALL_S = 60.0  # a longer call counts as hung
+REMOVER_S = 0.005  # interval of the remover
+HASTE_S = 0.02  # shorter than the time that a server is stopped
 
 
 def words_of(number: int) -> int:
@@ -69,7 +69,7 @@ def words_of(number: int) -> int:
 
 
 def content(number: int) -> NDArray[np.uint64]:
-    """Return the bytes of a block: no word stands in two of them."""
+    """Return the bytes of a block: no word occurs in two blocks."""
     return np.arange(words_of(number), dtype=np.uint64) * np.uint64(3) + np.uint64(number << 32)
 
 
@@ -86,8 +86,9 @@ def names(numbers: list[int]) -> NDArray[np.void]:
 
 
 def arm(told: Told) -> None:
-    """Obey ``arm``: a crash point (or None), the passage, whether to stop there, and the words of
-    the line there that get out."""
+    """Execute ``arm``: the crash point (or None), the passage, whether to stop there, and the words
+    of its line that reach memory.
+    """
     name, passage, stop, words = told["arm"]
     if lib.bl_crash_arm(name.encode() if name else ffi.NULL, passage, stop, words) < 0:
         raise ValueError(f"no crash point {name}")
@@ -99,7 +100,7 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
         arm(first)
     with Pool.open(paths) as pool:
         server = MetaServer(pool, shares={"killloop": 0.4})
-        # A server in between has another tier. Its successors give that one up.
+        # One server has another tier, which its successors abandon.
         brings = first.get("brings_tier", False)
         if not brings:
             server.give_up_tier("another")
@@ -132,8 +133,8 @@ def check_budgets(server: MetaServer) -> None:
 
 
 class Remover:
-    """A lower tier that has nothing, and executes removals: some of them at its second try, so that
-    successors find tombstones.
+    """A lower tier without blocks that executes removals, some of them only at the second attempt,
+    so that successors find tombstones.
     """
 
     def __init__(self, server: MetaServer, pool: Pool, token: int) -> None:
@@ -166,13 +167,13 @@ class Remover:
 
 
 class Client:
-    """A client: ``tour`` does everything once, ``churn`` does random things, ``audit`` reads
-    all.
+    """A client. Orders: ``tour`` does everything once, ``churn`` does random steps, ``audit`` reads
+    all blocks.
     """
 
     def __init__(self, pool: Pool, slot: int) -> None:
         self._pool = pool
-        self._gone = False  # its own numbers, which no other client puts, were removed
+        self._gone = False  # the blocks that only this client puts were removed
         self._own = OWN + 2 * slot  # two numbers that no other client uses
         self._cache = self._attach()
         self._stored: set[int] = set()
@@ -222,9 +223,7 @@ class Client:
                 time.sleep(0.001)
 
     def _attach_in_vain(self) -> None:
-        """Try to attach while the server stands still: the attempt runs out of time and is
-        withdrawn.
-        """
+        """Try to attach while the server is stopped: the attempt times out and is withdrawn."""
         with contextlib.suppress(RpcError):
             KVCache(self._pool, namespace="killloop", timeout_s=HASTE_S).close()
 
@@ -253,7 +252,7 @@ class Client:
             self._right([dice.choice(sorted(self._stored))])
 
     def _right(self, numbers: list[int]) -> int:
-        """Return how many leading blocks there are; each must be whole."""
+        """Return how many leading blocks are present; each must be intact."""
         targets = [np.zeros(words_of(number), dtype=np.uint64) for number in numbers]
         hits = self._cache.get(keys(numbers), targets).hits
         for number, target in zip(numbers[:hits], targets, strict=False):
@@ -273,7 +272,7 @@ class Client:
         self._stored -= {number}
 
     def _give_up(self, dice: random.Random) -> None:
-        """Reserve blocks, write none, and give them back."""
+        """Reserve blocks, write none, and abort the grants."""
         meta = MetaClient(self._cache.client)
         numbers = [number for number in self._chain(dice) if number >= KEPT]
         grants = meta.reserve(keys(numbers), length=WORDS[0] * 8)
@@ -300,7 +299,9 @@ class Client:
             raise AssertionError(f"{result} for {len(numbers)} hints")
 
     def _call(self, dice: random.Random) -> None:
-        """Call a handler, whose thread the server's death ends, too; the answer is this call's."""
+        """Call a handler; its thread may die with the server. The reply must be that of this
+        call.
+        """
         sent = dice.randbytes(dice.choice(SIZES))
         got = self._cache.client.call("mirrored", sent, returns=bytes, timeout_s=CALL_S)
         if got != sent[::-1]:
@@ -311,7 +312,7 @@ class Client:
 
 
 def use(talk: Talk, paths: list[Path], first: Told) -> None:
-    """Run a client until the order to close."""
+    """Run a client until it is ordered to close."""
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:

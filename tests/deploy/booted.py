@@ -77,7 +77,7 @@ chmod 755 opt/beluga/bin/beluga
 pivot_root . old
 umount -l old
 cd /
-[ -z "$(ls -A /tmp)$(ls -A /old)" ]  # this is the new root, and nothing of the machine's
+[ -z "$(ls -A /tmp)$(ls -A /old)" ]  # this is the new root, not a path of the machine
 cd /opt/sources
 eval "$install"
 cd /
@@ -139,18 +139,18 @@ class Booted:
 
     @property
     def pid(self) -> int:
-        """Process 1 of the namespaces, as this machine numbers it; 0 before it is there."""
+        """The pid on this machine of process 1 of the namespaces; 0 before it has started."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         found = children.read_text().split()
         return int(found[0]) if found else 0
 
     def log(self) -> str:
-        """Return the log of systemd and its services."""
+        """Return the log of systemd and the services."""
         said = self.run("cat", "/var/said").stdout if self._process.poll() is None else ""
         return Path(self._log.name).read_text() + said
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in there, as root."""
+        """Run a command inside, as root."""
         enter = ["nsenter", "--target", str(self.pid), "--all"]
         return subprocess.run(
             [*enter, "sh", "-c", 'cd / && exec "$@"', "sh", *command],
@@ -161,7 +161,7 @@ class Booted:
         )
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Run Python in there, as root."""
+        """Run Python inside, as root."""
         return self.run(
             *("env", "LD_LIBRARY_PATH=/opt/python/lib", "/opt/python/bin/python3", "-c", code)
         )
@@ -169,7 +169,7 @@ class Booted:
     def as_engine(
         self, *words: str, user: int = 1234, umask: str = "022"
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``beluga`` in there as another user who is in the group beluga."""
+        """Run ``beluga`` inside, as another user in the group beluga."""
         settings = ["BELUGA_RUNTIME_DIR=/run/beluga", "XDG_STATE_HOME=/tmp", "HOME=/tmp"]
         settings += re.findall(r"BELUGA_POOL=.*", (UNITS / "beluga.env").read_text())
         engine = ["setpriv", f"--reuid={user}", f"--regid={user}", "--groups=beluga"]
@@ -181,8 +181,8 @@ class Booted:
         return self.run("systemctl", "show", "--value", "-p", name, unit).stdout.strip()
 
     def end(self) -> None:
-        """Kill all of it."""
+        """Kill all its processes."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)  # and --kill-child the rest
+            self._process.send_signal(signal.SIGKILL)  # --kill-child ends the other processes
         self._process.wait(timeout=60)
         self._log.close()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Checks command lines of units and manifests by the parser that will read them."""
+"""Checks command lines of units and manifests with the parser of the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["check_command", "check_plugin"]
 
 
 def check_command(program: str, words: list[str]) -> None:
-    """Raise the parser's error if these are no words of ``beluga`` or ``cxl-rpc``."""
+    """Raise the parser's error if these words are not a valid command line of ``beluga`` or
+    ``cxl-rpc``.
+    """
     line = [program, *words]
     name = found_command(line)
     assert name is not None, line

@@ -31,7 +31,7 @@ DROP_IN = (DEPLOY / "systemd/beluga-.service.d/beluga.conf").read_text()
 VALUES = yaml.safe_load((DEPLOY / "helm/beluga/values.yaml").read_text())
 MONITORING = (ROOT / "docs/operate/monitoring.md").read_text()
 
-# What may follow a root in a text: nothing, a path below it, or the end of a sentence.
+# What may follow a root directory in a text: nothing, a path below it, or the end of a sentence.
 BELOW = r"(?=$|[/\s`'\"):,;}\]>]|\.(?!\w)|\\n)"
 PLACES = {
     r"/run/beluga": RUNTIME_ROOT,

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "scripts/dev"))
 from gen_manifests import CHART, EXAMPLE, MANIFESTS, NoHelmError, render  # noqa: E402
 
 FILES = sorted(MANIFESTS.glob("*.yaml"))
-OTHERS = ("Kustomization", "PodMonitor")  # kinds that are no part of Kubernetes
+OTHERS = ("Kustomization", "PodMonitor")  # kinds that are not part of Kubernetes
 EXAMPLE_VALUES = yaml.safe_load(EXAMPLE.read_text())
 VARIANTS = {
     "example": {},
@@ -80,7 +80,9 @@ def containers(manifests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def run_script(script: str, tmp_path: Path, *, number: str | None) -> list[list[str]]:
-    """Run a container's script with programs that only note their arguments, and return these."""
+    """Run a container's script with stand-ins that record their arguments. Returns the
+    arguments.
+    """
     hosts, noted = tmp_path / "hosts", tmp_path / "noted"
     for folder in (hosts, tmp_path / "bin"):
         folder.mkdir(exist_ok=True)

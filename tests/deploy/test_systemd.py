@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The systemd units of ``docs/deploy/systemd``: what they start, and what a real systemd makes of
-them.
+"""The systemd units of ``docs/deploy/systemd``: their commands, and their behavior under a real
+systemd.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PROGRAM = "/opt/beluga/bin/beluga"
 
 
 def settings() -> dict[str, str]:
-    """Return the variables of the environment file that operators begin with."""
+    """Return the variables of the example environment file."""
     text = (UNITS / "beluga.env").read_text()
     return dict(re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE))
 
 
 def commands_of(unit: Path) -> list[str]:
-    """Return the calls of beluga in a unit, with the values of the environment file."""
+    """Return the beluga commands of a unit, with the values of the environment file."""
     lines = re.findall(rf"^Exec\w+=.*?{PROGRAM} (.*)$", unit.read_text(), re.MULTILINE)
     for name, value in settings().items():
         lines = [line.replace(f"${name}", value) for line in lines]
@@ -82,7 +82,7 @@ def booted(tmp_path: Path) -> Iterator[Booted]:
 
 
 def is_so(machine: Booted, unit: str, status: str) -> Callable[[], bool]:
-    """Return a question: is the unit started, and is this its status?"""
+    """Return a condition: the unit has started and has this status."""
     return lambda: (
         (machine.show(unit, "ActiveState"), machine.show(unit, "StatusText"))
         == (
@@ -152,7 +152,8 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
         "beluga_server_serving 1",
     ]
 
-    # One of the group stores under a strict umask; a colleague sees what it is, and reads it.
+    # A member of the group stores a block under a strict umask; another member can list and read
+    # it.
     assert booted.as_engine("put", "key", "/etc/passwd", umask="077").returncode == 0
     colleague = booted.as_engine("ls", "--namespaces", "--json", user=1235, umask="077")
     assert "fields" in colleague.stdout, colleague.stderr
@@ -160,13 +161,13 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
     assert booted.as_engine("get", "key", user=1235, umask="077").stdout.startswith("root:")
     assert booted.as_engine("trace", user=1235).returncode == 0
 
-    # Doctor finds the same pool, runtime directory and server for both.
+    # `doctor` finds the same pool, runtime directory and server for both users.
     for user in (1234, 1235):
         found = judged(booted.as_engine("doctor", "--json", user=user))
         for check in ("pool-server", "runtime-dirs", "pool-superblocks"):
             assert found[check]["level"] == "ok", found[check]
 
-    # `stop` prints whose permission it needs; any member of the group may `drain`.
+    # `stop` names the user whose permission it needs; any member of the group may `drain`.
     refused = booted.as_engine("stop")
     assert refused.returncode == 1
     assert "systemctl stop beluga-serve.service" in refused.stderr, refused.stderr
@@ -174,7 +175,7 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
     assert drained.returncode == 0, drained.stderr
     assert booted.as_engine("drain", "--undo").returncode == 0
 
-    # The standby follows, and is among what is scraped: no BelugaNobodyServes.
+    # The standby takes over and is scraped, so BelugaNobodyServes does not fire.
     booted.run("systemctl", "kill", "--signal=KILL", "beluga-serve")
     assert eventually(is_so(booted, "beluga-standby", "serving, epoch 2"), 60), booted.log()
     booted.run("systemctl", "stop", "beluga-serve")
@@ -184,7 +185,7 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
     assert 'beluga_takeovers_total{reason="gone"} 1' in lines
     assert len({line for line in lines if line.startswith("beluga_server_info")}) == 1  # one pool
 
-    # Root's own default pool lies beside the group's, and neither is in the other's way.
+    # Root's own default pool and the group's pool exist side by side without conflicts.
     assert (
         booted.run("/opt/beluga/bin/beluga", "mount", "--create", "--size", "24M").returncode == 0
     )
@@ -208,4 +209,5 @@ def test_a_server_that_hangs_is_ended_by_its_watchdog(booted: Booted) -> None:
     booted.run("kill", "-STOP", booted.show("beluga-serve", "MainPID"))
     assert eventually(is_so(booted, "beluga-standby", "serving, epoch 2"), 60), booted.log()
     assert eventually(is_so(booted, "beluga-serve", "standing by"), 60), booted.log()
-    assert booted.show("beluga-serve", "NRestarts") == "1"  # a stopped process ends in no other way
+    # nothing but SIGKILL ends a stopped process
+    assert booted.show("beluga-serve", "NRestarts") == "1"

@@ -18,7 +18,7 @@ pytest.importorskip("msgspec", reason="msgspec is not installed")
 
 
 class Backend(Protocol):
-    """A server of queues."""
+    """A server that keeps queues."""
 
     @property
     def url(self) -> str: ...
@@ -28,7 +28,7 @@ class Backend(Protocol):
         ...
 
     def start(self) -> None:
-        """Start another server with what the first one left behind."""
+        """Start another server with the data of the first one."""
         ...
 
     def end(self) -> None: ...

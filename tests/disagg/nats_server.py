@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def need_nats_server() -> None:
-    """Skip the test if there is none and none can be installed."""
+    """Skip the test if nats-server is missing and cannot be installed."""
     installer = ROOT / "scripts" / "dev/setup-packages"
     if (
         not shutil.which("nats-server")

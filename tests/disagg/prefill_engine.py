@@ -14,13 +14,13 @@ from aiohttp import web
 
 
 class FakeEngine:
-    """Answers with ``status`` once ``gate`` is open. ``asked`` has the bodies of the requests."""
+    """Responds with ``status`` once ``gate`` is open. ``asked`` has the bodies of the requests."""
 
     def __init__(self) -> None:
         self.url = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.status = 200
-        self.statuses: list[int] = []  # of the next answers, before ``status``
+        self.statuses: list[int] = []  # statuses of the next responses, before ``status`` applies
         self.gate = asyncio.Event()
         self.gate.set()
 

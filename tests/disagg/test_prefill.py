@@ -128,7 +128,7 @@ def test_the_engine_gets_the_clients_request_with_one_output_token() -> None:
 
 
 class Played:
-    """One prefill on a clock of its own: a worker takes it at one time and is done at another."""
+    """One prefill on a virtual clock: a worker claims it at one time and finishes it at another."""
 
     def __init__(self, *, taken_s: float, done_s: float, local_s: float, timeout_s: float) -> None:
         self.queue = ListQueue()
@@ -351,7 +351,7 @@ def test_a_stopped_worker_completes_its_tasks() -> None:
             async with working(queue, engine) as worker:
                 await eventually(lambda: len(engine.asked) == 1)
                 worker.stop()
-                await asyncio.sleep(0.1)  # a claim that was about to happen would happen now
+                await asyncio.sleep(0.1)  # a pending claim would happen now
                 await queue.enqueue_task(task("later"))
                 await asyncio.sleep(0.1)
                 engine.gate.set()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conftest import Backend
     from numpy.typing import NDArray
 
-LONG_S = 60.0  # for what must come
+LONG_S = 60.0  # timeout of an event that must occur
 
 
 def task(name: str, tokens: int = 3) -> PrefillTask:
@@ -108,7 +108,7 @@ def test_a_ticket_is_done_when_the_task_is(backend: Backend) -> None:
 def test_one_poll_serves_all_waiting_senders(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their number delays no claim, which waits for that thread."""
+    """Their number does not delay a claim, which needs the same thread."""
     looks: list[int] = []
     lookup = MetaClient.lookup
 
@@ -175,7 +175,7 @@ def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
             extended = time.monotonic()
             claim = await claimed(one)
             again = None
-            for _ in range(6):  # longer than the visibility in all, but never at once
+            for _ in range(6):  # longer than the visibility in total, but not in one piece
                 again = await other.dequeue_task(timeout=0.5)
                 if again is not None:  # correct if this machine was too slow to extend it
                     assert time.monotonic() - extended >= visible_s
@@ -232,7 +232,8 @@ def test_a_killed_server_loses_no_task(backend: Backend) -> None:
             with pytest.raises(QueueError):
                 await queue.enqueue_task(task("lost"))
             backend.start()
-            missing = {str(number) for number in range(3, 20)}  # the claimed tasks come again
+            # the claimed tasks are delivered again
+            missing = {str(number) for number in range(3, 20)}
             while missing:  # more may come, because delivery is at least once
                 claim = await persistently(lambda: queue.dequeue_task(timeout=1))
                 assert isinstance(claim, type(held[0]))
@@ -276,13 +277,13 @@ def test_an_unused_ticket_expires(backend: Backend) -> None:
 
 
 def test_a_present_task_is_dequeued_at_once(backend: Backend) -> None:
-    """A worker does not wait long for the next task, nor a sender for the end of its own."""
+    """A worker soon gets the next task, and a sender soon gets the outcome of its task."""
 
     async def play() -> None:
         async with opened(backend) as sender, opened(backend) as worker:
             for number in range(12):
                 claiming = asyncio.create_task(claimed(worker))
-                await asyncio.sleep(0.005)  # it has found nothing
+                await asyncio.sleep(0.005)  # the claim has found no task
                 ticket = await sender.enqueue_task(task(str(number)))
                 waiting = asyncio.create_task(ticket.done(LONG_S))
                 claim = await claiming
@@ -290,7 +291,7 @@ def test_a_present_task_is_dequeued_at_once(backend: Backend) -> None:
                 await claim.ack()
                 assert await waiting
 
-    asyncio.run(asyncio.wait_for(play(), 10))  # a second for each wait would be far too long
+    asyncio.run(asyncio.wait_for(play(), 10))  # a second per wait would be far too long
 
 
 def test_a_queue_that_is_closed_leaves_no_task_of_the_loop(backend: Backend) -> None:

@@ -33,8 +33,8 @@ def task(name: str = "r", **fields: Any) -> PrefillTask:
 async def worked(
     engine: FakeEngine, *tasks: tuple[PrefillTask, int], until: int, **options: Any
 ) -> tuple[WorkerStat, ListQueue]:
-    """Return a worker's counters and its queue after ``until`` tasks, each with earlier
-    deliveries.
+    """Return a worker's counters and its queue after ``until`` tasks that were each delivered
+    before.
     """
     queue = ListQueue()
     queue.waiting = [(one, ListTicket(queue), before) for one, before in tasks]
@@ -85,7 +85,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
-        ([200, 500], []),  # with this task alone, as far as it has been seen
+        ([200, 500], []),  # observed with this task only
         ([200, 500, 500], [2]),
         ([200, 500, 200, 500], []),
         ([500], [1]),
@@ -160,7 +160,7 @@ def test_the_worker_runs_the_requested_number_of_prompts() -> None:
             async def open_when_full() -> int:
                 while len(engine.asked) < 3:
                     await asyncio.sleep(0.002)
-                await asyncio.sleep(0.05)  # a fourth one would come now
+                await asyncio.sleep(0.05)  # a fourth attempt would start now
                 engine.gate.set()
                 return len(engine.asked)
 
@@ -274,7 +274,7 @@ def test_an_unreachable_queue_is_retried_later(monkeypatch: pytest.MonkeyPatch) 
         assert queue.waiting == []
         now[0] += 0.2
         assert await course() is PrefillOutcome.UNTAKEN
-        assert queue.waiting == []  # it was called, and the task was withdrawn
+        assert queue.waiting == []  # the engine was called, and the task was withdrawn
 
     asyncio.run(play())
 

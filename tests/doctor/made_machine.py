@@ -68,7 +68,9 @@ PACKAGES = {"cupy-cuda13x": "14.2.0", "vllm": "0.33.1", "sglang": "0.5.23", "lmc
 
 
 def spoil(root: Path, changes: Mapping[str, str | None]) -> None:
-    """Write files below a root. None removes a file or a folder, and DIR makes it unreadable."""
+    """Write files below a root; None removes a file or a folder, DIR makes a directory that cannot
+    be read as a file.
+    """
     for name, text in changes.items():
         path = root / name.removesuffix("->")
         if path.is_dir() and not path.is_symlink():
@@ -79,7 +81,7 @@ def spoil(root: Path, changes: Mapping[str, str | None]) -> None:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         if text == UNREADABLE:
-            path.mkdir()  # reading it fails for root, too
+            path.mkdir()  # so that reading fails for root, too
         elif name.endswith("->"):
             (root / text).mkdir(parents=True, exist_ok=True)
             path.symlink_to(root / text)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What others have left: stale pools in /dev/shm, and runtime directories."""
+"""Leftovers of other processes: stale pools in /dev/shm, and runtime directories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def paths(shm: Path) -> Iterator[list[Path]]:
-    """A pool that no process uses; a process once did."""
+    """A pool that was used, but not by any live process."""
     (shm / "folder").mkdir()
     paths = [shm / "folder/a b", shm / "folder/c"]
     with Pool.create(paths, device_size=SIZE, sparse=True) as pool:
@@ -44,7 +44,9 @@ def stale(root: Path, **facts: Any) -> Finding:
 
 
 def mapped(path: Path, *, device: int = 0, inode: int = 0) -> str:
-    """Return a line of /proc/PID/maps that has the file, or one whose numbers are so much more."""
+    """Return a line of /proc/PID/maps for the file, or with numbers that are larger by an
+    offset.
+    """
     found = path.stat()
     numbers = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev) + device:02x}"
     return f"7f00-7f01 rw-s 00000000 {numbers} {found.st_ino + inode}   {path} (deleted)\n"
@@ -63,7 +65,7 @@ def test_doctor_reports_an_unused_pool_with_its_size(tmp_path: Path, paths: list
 
 
 def test_a_mapped_pool_is_in_use(tmp_path: Path, paths: list[Path]) -> None:
-    # Names that are no numbers, and processes of other users, come before and after it.
+    # Entries that are not numbers, and processes of other users, come before and after it.
     others = dict.fromkeys(("proc/1-/maps", "proc/66/maps", "proc/88/maps"), UNREADABLE)
     spoil(tmp_path, {**others, "proc/77/maps": "x\n" + mapped(paths[1])})
     assert stale(tmp_path).level == "ok"
@@ -174,7 +176,7 @@ def folders(root: Path, **facts: Any) -> Finding:
 
 
 def strange(path: Path, mode: int = 0o700) -> None:
-    """Make a directory that is neither the made-up user's nor root's."""
+    """Make a directory that belongs neither to the made-up user nor to root."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
     if os.geteuid() == 0:

@@ -174,7 +174,7 @@ CASES = [
             (None, CANNOT, "mount -t proc"),
         )
     ),
-    # The least that is enough.
+    # The smallest sufficient value.
     Case("io-uring", {"proc/sys/kernel/io_uring_disabled": None,
                       "proc/sys/kernel/osrelease": "5.1.0\n"}, {}, "ok", "5.1"),
     Case("locked-memory", {}, {"limits": {MEMLOCK: 8 * MIB}}, "ok", "8 MiB"),
@@ -269,7 +269,7 @@ def test_a_check_finds(tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELUGA_DDIO", "off")  # nothing else shows it
+    monkeypatch.setenv("BELUGA_DDIO", "off")  # no other file shows it
     assert [each for each in diagnose(made(tmp_path)) if each.level != "ok"] == []
 
 
@@ -333,7 +333,9 @@ HOSTILE = ["", "\x00\xff\n", "-1", "9" * 400, "[", "]x[", "a b\nc: d - e\n" * 50
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_content_of_a_file_ends_a_check(tmp_path: Path, hostile: str | None) -> None:
-    """Each file in turn has it; the check reports what it can, and does not fail itself."""
+    """Each file in turn has such content; the check reports what it can and does not fail
+    itself.
+    """
     for number, name in enumerate(GOOD):
         root = tmp_path / str(number)
         machine = made(root)

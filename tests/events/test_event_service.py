@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The service publishes over ZMQ what the pool has; routers follow it."""
+"""The service publishes the pool's blocks over ZMQ, and routers follow them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_lost_changes_are_a_gap_and_the_table_is_sent_again(pool: Pool, tmp_path
     ):
         assert eventually(lambda: router.feed.wanted is None)
         before = router.feed.feed.next_number
-        put(cache, 0, 100)  # one call: more changes than there is room for
+        put(cache, 0, 100)  # one call makes more changes than there is room for
         assert eventually(lambda: router.blocks() == table(pool))
         remove(cache, *range(50))
         assert eventually(lambda: len(router.blocks()) == 50)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The table of names: changes become events, and a router that follows them has what the pool has,
-whenever it came.
+"""The table of names: changes become events, and a router that follows them has the pool's blocks,
+whenever it connected.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_changes_that_the_table_has_already_do_nothing() -> None:
     names = chain(10, 2)
     told(table, stored(0, 5, names[0]))
     assert told(table, stored(0, 5, names[0])) == []
-    assert told(table, removed(0, 4), stored(0, 3, names[1])) == []  # an earlier block's
+    assert told(table, removed(0, 4), stored(0, 3, names[1])) == []  # the name of an earlier block
     assert stands(table) == {(0, 10): 510}
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """A replay through `beluga serve --events`: blocks come, go and are evicted, servers are killed,
-a standby takes over, and routers miss messages or come late. All have the pool's table at the end.
+a standby takes over, and routers miss messages or come late. At the end, all of them have the
+pool's table.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def test_routers_have_the_pools_table_after_random_operations(
 
         engine.try_steps(ROUNDS)
         assert eventually(settled)
-        first.send_signal(signal.SIGSTOP)  # a router that comes now waits for the table
+        first.send_signal(signal.SIGSTOP)  # a router that connects now waits for the table
         routers["late"] = stack.enter_context(Follower(live, replay, block_size=TOKENS))
         first.send_signal(signal.SIGCONT)
         engine.try_steps(ROUNDS)

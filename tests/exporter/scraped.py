@@ -13,7 +13,7 @@ LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
 class Scrape:
-    """The series of one scrape."""
+    """The time series of one scrape."""
 
     def __init__(self, text: str) -> None:
         self.kinds: dict[str, str] = {}

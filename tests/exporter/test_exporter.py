@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The exporter has every event of a pool, by the names of its table."""
+"""The exporter counts every event of a pool under the names in its table."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
 
 
 def test_counters_of_missing_tiers_are_not_an_error(pool: Pool, look: Callable[[], Scrape]) -> None:
-    """Else each ``beluga stat`` would count as one, and raise an alert in the end."""
+    """Otherwise each ``beluga stat`` would be counted, and an alert would fire eventually."""
     with Client(pool) as client:
         assert ask_counters(client) is None
         assert [call.method for call in read_trace(pool.runtime_dir).calls()] == ["counters"]
@@ -126,7 +126,7 @@ def test_blocks_are_counted_by_tenant_and_block_size(
         assert seen.value("beluga_tenant_blocks", block_bytes="4096") == 2
         assert seen.value("beluga_tenant_bytes") == seen.value("beluga_pool_payload_bytes")
         assert first.remove(names(1)) == 1
-        other.put(names(BLOCKS, start=100), payload(BLOCKS, 4096))  # evicts all there was
+        other.put(names(BLOCKS, start=100), payload(BLOCKS, 4096))  # evicts all earlier blocks
     seen = look()
     assert seen.value("beluga_tenant_blocks", tenant=tenant) == 0
     assert seen.value("beluga_tenant_commits_total", tenant=tenant) == 3

@@ -43,7 +43,7 @@ WINDOW_S = 6
 LOAD_S = 60
 LENGTH = 64 << 10
 TABLE = 2048
-KEYS = 1400  # more than the pool has room for
+KEYS = 1400  # more blocks than the pool has room for
 BATCH = 16
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -76,7 +76,7 @@ class Load(threading.Thread):
         return [((first + i) % of).to_bytes(16, "little") for i in range(count)]
 
     def turn(self, cache: KVCache, number: int) -> None:
-        """Look a batch up, get what there is, and put the rest."""
+        """Look up a batch, get the hits, and put the misses."""
         names = self.names(number * BATCH)
         hits = cache.lookup(names)
         hits = cache.get(names, self._targets).hits
@@ -209,7 +209,7 @@ def test_the_dashboard_has_data_and_planted_faults_fire(
     disk = "--disk", f"{tmp_path}/disk", "--disk-bytes", "256M", "--admission", "always"
     options = {"device_size": 32 << 20, "coherence": "software", "max_blocks": TABLE}
     pool = Pool.create(paths, **options)
-    narrow = Speed(20_000_000_000)  # a link to devices that are no wider, as of a CXL switch
+    narrow = Speed(20_000_000_000)  # a link that is no wider than that of a CXL switch
     link = host_link(pool, LinkSettings(read=narrow, write=narrow, device=narrow))
     server = serve(start, paths, port, *disk)
     rules = quick((MONITORING / "alerts.yml").read_text())
@@ -235,7 +235,7 @@ def test_the_dashboard_has_data_and_planted_faults_fire(
         finally:
             load.end()
         link.close()
-        with KVCache(pool, namespace="load") as cache:  # extents with space that is free
+        with KVCache(pool, namespace="load") as cache:  # extents with free space
             assert cache.put(Load.names(0, 1), np.zeros((1, LENGTH), np.uint8)).refused == 0
         assert OtherMachine(pool, host=3, boot_id=(7, 9)).attach(0x5EED) == 0
         assert "BelugaQuarantine" not in prometheus.firing()

@@ -13,8 +13,7 @@
 
 enum { FUZZ_KEYS = 8, FUZZ_LENGTH_MAX = 64 << 10 };
 
-static uint32_t fuzz_length, fuzz_chunk; /* payload and chunk bytes of the blocks that the client
-                                          * requests */
+static uint32_t fuzz_length, fuzz_chunk; /* of the blocks that the client requests */
 
 static bl_pool *pool;
 static bl_session session;
@@ -47,7 +46,7 @@ static void shape_choose(void)
     fuzz_chunk = chunks[fuzz_byte() % 5];
 }
 
-/* Choose a page of the pool's data: so far from its start, or from its end; or any page. */
+/* Choose a page of the pool's data, relative to its start or its end, or any page. */
 static uint64_t offset_choose(void)
 {
     const bl_geometry *g = &pool->geometry;
@@ -56,7 +55,7 @@ static uint64_t offset_choose(void)
     return from % 2 ? g->size - page * BL_PAGE_SIZE : g->data_offset + page * BL_PAGE_SIZE;
 }
 
-/* Fill the bulk area: a head and records, plausible as far as the input lets them be. */
+/* Fill the bulk area with a header and records that are plausible if the input allows. */
 static uint32_t bulk_answer(void)
 {
     const bl_geometry *g = &pool->geometry;
@@ -132,7 +131,7 @@ static void records_check(const bl_block_record *records, int64_t count)
     }
 }
 
-/* Copy between the two, as a caller does, by the offsets that it is given. */
+/* Copy between the two, as a caller does, at the given offsets. */
 static void kv_engine_call(const bl_kv_batch *batch, int put)
 {
     uint8_t states[FUZZ_KEYS];

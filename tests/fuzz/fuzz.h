@@ -21,8 +21,8 @@
 
 static void fuzz_interfere(const bl_memory *memory);
 
-/* A macro is not expanded in its own body: these are the verbs, and after them another process's
- * turn. */
+/* A macro is not expanded in its own body: each one is the verb, followed by the step of another
+ * process. */
 #define bl_load_line(memory, offset, line)                                                         \
     (bl_load_line(memory, offset, line), fuzz_interfere(memory))
 #define bl_fetch(memory, offset, target, size)                                                     \
@@ -50,7 +50,7 @@ static void fuzz_bytes(void *target, size_t size)
         byte[i] = fuzz_byte();
 }
 
-/* Return a number that is often small, sometimes at an edge, sometimes anything. */
+/* Return a number that is often small, sometimes at a boundary, sometimes arbitrary. */
 static uint32_t fuzz_number(void)
 {
     static const uint32_t edges[] = {0, 1, 0xff, 0xffff, 0x10000, 0x7fffffff, 0x80000000,

@@ -38,7 +38,7 @@ static uint32_t attach(uint32_t host, uint64_t nonce)
     return (uint32_t)lane;
 }
 
-/* Make a block call of the polite session: return how many records the answer has. */
+/* Make a block call of the well-behaved session. Returns how many records the reply has. */
 static uint32_t polite_call(bl_handler handler, const bl_block_request *head, const void *item,
                             size_t item_size)
 {
@@ -108,7 +108,7 @@ static void request_say(uint32_t bulk_size)
                    &request);
 }
 
-/* Make a call of the service of the lower tiers whose head and size agree. */
+/* Make a call of the lower tiers' service with consistent header and size. */
 static uint32_t lower_say(void)
 {
     uint8_t bytes[BL_PAGE_SIZE] = {0};
@@ -126,7 +126,7 @@ static uint32_t lower_say(void)
     return (uint32_t)(sizeof head + items * sizeof(bl_lower_note));
 }
 
-/* Make a block call whose head and size agree, as far as the input lets them. */
+/* Make a block call whose header and size are consistent if the input allows. */
 static uint32_t bulk_say(void)
 {
     static const uint32_t item_sizes[] = {2 * sizeof(uint64_t), sizeof(bl_commit),
@@ -151,7 +151,7 @@ static uint32_t bulk_say(void)
     return (uint32_t)sizeof head + items * item_size;
 }
 
-/* Read what the journal has, as the publisher of events does. */
+/* Read the journal, as the publisher of events does. */
 static void journal_read(void)
 {
     bl_change changes[FUZZ_CHANGES];

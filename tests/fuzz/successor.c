@@ -12,7 +12,7 @@
 enum { FUZZ_CHANGES = 12 };
 
 static bl_pool *pool;
-static uint8_t *healthy;        /* everything before the data, as a server left it */
+static uint8_t *healthy;        /* the regions before the data, as a server left them */
 
 static bl_meta *serve(bl_server **server, int *status)
 {
@@ -70,7 +70,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     return 0;
 }
 
-/* Change a line of the predecessor's half; it is sealed again, mostly. */
+/* Change a line of the predecessor's half, and mostly correct its checksum. */
 static void change(void)
 {
     const bl_geometry *g = &pool->geometry;

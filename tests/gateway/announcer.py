@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine's KV events as a test publishes them."""
+"""Publishes an engine's KV events for a test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Announcer:
         self.publish([event], told=told)
 
     def publish(self, events: object, *, told: bool = True) -> None:
-        """Send any events, also such as cannot be read."""
+        """Send any events, including invalid ones."""
         import msgspec
 
         number = len(self._sent).to_bytes(8, "big")

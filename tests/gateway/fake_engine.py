@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A fake engine without a model, which implements the real protocol and can misbehave on demand.
+"""A fake engine without a model, which implements the real protocol and can fail in chosen ways.
 
-It answers as vLLM does: chat and completions, whole or as a stream of events that ends with
+It responds as vLLM does: chat and completions, whole or as a stream of events that ends with
 ``[DONE]``, errors in its form, ``/health``, ``/v1/models``, ``/tokenize``, ``/metrics``. The test
 sets the faults on the object, which runs on the test's own event loop.
 """
@@ -22,7 +22,7 @@ WORDS = ("Grüße", " aus", " 日本", " 🐋", " ok")
 
 @dataclasses.dataclass
 class Faults:
-    """The faults of the engine; the default is none."""
+    """The engine's faults; none by default."""
 
     status: int = 0  # sent instead of an answer
     retry_after: str | None = None  # sent with that status
@@ -30,8 +30,8 @@ class Faults:
     poison: str = ""  # a prompt with which the engine cuts the connection
     healthy: bool = True
     drop_after: int | None = None  # bytes of the stream after which the connection is cut
-    sick: bool = False  # then the engine is not healthy, either
-    drop_first: int = 0  # how many requests are cut before any byte
+    sick: bool = False  # /health fails, too
+    drop_first: int = 0  # number of requests whose connection is cut before any byte
     split: bool = False  # every byte of the stream is a separate chunk
     hold: asyncio.Event | None = None  # nothing is sent after the first event until it is set
     hold_first: asyncio.Event | None = None  # even the first event waits for it
@@ -51,8 +51,8 @@ class FakeEngine:
         self.under_way = 0
         self.metrics: str | None = "vllm:num_requests_running 0\n"  # None: there is no /metrics
         self.scrapes = 0  # how often /metrics was requested
-        self.made: list[str] = []  # responses, which this engine alone has
-        self.template = ""  # what it has in front of a conversation
+        self.made: list[str] = []  # stored responses, which only this engine has
+        self.template = ""  # text in front of a conversation
         self.tokenize_status = 200
         self.tokenized: bytes | None = None  # the body of its answer; empty: the connection is cut
         self.listed: bytes | None = None  # the body of /v1/models
@@ -139,7 +139,7 @@ class FakeEngine:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         await answer.write(b"event: response.created\n")
-        await asyncio.sleep(0)  # the line may come alone
+        await asyncio.sleep(0)  # the line may come in a separate chunk
         told = json.dumps({"type": "response.created", "response": made})
         await answer.write(b"data: " + told.encode() + b"\n\n")
         return answer
@@ -200,7 +200,7 @@ class FakeEngine:
 
     async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         target = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await target.prepare(request)  # vLLM sends the headers long before the first token, too
+        await target.prepare(request)  # vLLM also sends the headers long before the first token
         sent = 0
         async for event in self._events(asked):
             for part in [bytes([byte]) for byte in event] if self.faults.split else [event]:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A stand-in for ``vllm serve`` as a client of OpenAI's API sees it.
-
-Its answers have the fields, events, statuses, headers and error bodies of vLLM's server, and its
-words are made from the request. So an answer differs if one byte of the request does:
-``system_fingerprint`` is a checksum of the body and of the headers that a client sets.
+"""A stand-in for ``vllm serve``, from the view of a client of OpenAI's API. Its responses have the
+fields, events, statuses, headers and error bodies of vLLM's server; their text is derived from the
+request. So a response differs if one byte of the request does: ``system_fingerprint`` is a checksum
+of the body and of the headers that a client sets.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 MODEL = "stand-in"
-CONTEXT = 4096  # tokens, of which each is a word here
+CONTEXT = 4096  # in tokens; here each word is one token
 KEY = "a-key"
 _ANSWER = ["Grüße", "aus", "日本", "🐋", "of", "STOP", "and", "all", "that", "comes", "behind"]
 _ANSWER_TOKENS = len(_ANSWER)
@@ -48,7 +47,7 @@ def invalid(where: str, what: str, message: str, given: Any = None) -> ApiError:
 
 class OpenAIEngine:
     """A context manager that runs the engine at ``url``, with ``--enable-request-id-headers`` (but
-    it makes no ids of its own, so that two answers are equal).
+    it generates no ids, so that two responses are equal).
 
     A request whose ``user`` is ``hold`` is answered by its first event, or by nothing if it is not
     a stream, until ``release`` is set. One whose ``user`` is ``break`` ends in an error in the
@@ -58,7 +57,7 @@ class OpenAIEngine:
     def __init__(self, model: str = MODEL, *, guarded: bool = False) -> None:
         self.under_way = 0
         self.cancelled = 0
-        self.count = 0  # requests, all in all
+        self.count = 0  # number of requests so far
         self.release = asyncio.Event()
         self.busy: list[tuple[int, dict[str, str]]] = []
         self.url = ""

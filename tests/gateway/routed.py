@@ -20,11 +20,11 @@ from beluga.gateway.engine import Health
 
 ANY_PORT = Address("127.0.0.1", 0)
 QUICK = Limits(health_interval_s=0.05, queue_s=20, drain_s=20)
-WAIT_S = 60.0  # for what takes milliseconds on an idle machine
+WAIT_S = 60.0  # timeout of events that take milliseconds on an idle machine
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's scenario to its end, on the event loop that users have."""
+    """Run a test's scenario on the event loop that the gateway uses."""
     run_loop(_within(scenario()))
 
 
@@ -83,7 +83,9 @@ class Site:
         return sum(engine.inflight for engine in self.service.fleet)
 
     def loads(self) -> list[tuple[int, int]]:
-        """Return active requests and outstanding tokens of each worker, by the router's account."""
+        """Return active requests and outstanding tokens of each worker as the router counts
+        them.
+        """
         loads = self.service.loads().values()
         return [(load.active_requests, load.outstanding_tokens) for load in loads]
 

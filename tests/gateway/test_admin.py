@@ -99,7 +99,7 @@ def test_nonsense_is_refused(body: dict[str, object], status: int) -> None:
             async with site.client.post(
                 f"{site.admin}/workers", data=b'{"url": "http://127.0.0.1:1"}'
             ) as answer:
-                assert answer.status == 415  # a web page could make a browser send this
+                assert answer.status == 415  # a web page could cause a browser to send this
             async with site.client.delete(f"{site.admin}/workers/99") as answer:
                 assert answer.status == 404
             assert len(await site.workers()) == 1

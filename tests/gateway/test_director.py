@@ -153,7 +153,7 @@ def test_a_full_engine_gets_nothing_until_something_ends() -> None:
         third = asyncio.ensure_future(desk.place())
         await asyncio.sleep(0)
         assert len(desk.wait_queue) == 1
-        fourth = asyncio.ensure_future(desk.place())  # it is behind the waiting one
+        fourth = asyncio.ensure_future(desk.place())  # it is queued after the waiting one
         await asyncio.sleep(0)
         first.end()
         await third
@@ -240,7 +240,7 @@ def test_a_request_for_one_worker_does_not_block_others() -> None:
         assert placed.engine is desk.engines[1]
         later = asyncio.ensure_future(desk.place(ANY))
         await asyncio.sleep(0)
-        desk.director.end(99, desk.engines[0])  # either may have the place
+        desk.director.end(99, desk.engines[0])  # either of them may get the place
         assert (await asyncio.wait_for(waits, 20)).engine is desk.engines[0]
         placed.end()
         assert (await asyncio.wait_for(later, 20)).engine is desk.engines[1]

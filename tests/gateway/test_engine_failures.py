@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines that refuse, break off, stall and die: what clients see, and where requests go."""
+"""Engines that refuse, break off, stall and die: the responses to clients, and the routing of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_without_a_wait_queue_a_busy_engine_is_a_503_with_retry_after() -> None:
 def test_a_request_aborted_by_a_living_engine_is_not_sent_to_another(
     drop: dict[str, int],
 ) -> None:
-    """The engine may continue with it. With ``drop_after`` the headers have been sent by then."""
+    """The engine may still be executing the request. With ``drop_after`` the headers have already
+    been sent.
+    """
 
     async def scenario() -> None:
         engines = [FakeEngine() for _ in range(3)]
@@ -141,7 +145,7 @@ def test_a_request_under_which_two_engines_die_ends_no_third_one() -> None:
 
 
 def test_a_request_that_may_call_tools_is_begun_once() -> None:
-    """An engine that has died may have called some."""
+    """A dead engine may have executed some tool calls."""
 
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
@@ -281,7 +285,8 @@ def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection() -> N
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-            for _ in range(8):  # more than wait to be accepted: the kernel answers no further one
+            # more than the listen backlog: the kernel accepts no further connection
+            for _ in range(8):
                 waits = stack.enter_context(socket.socket())
                 waits.setblocking(False)
                 waits.connect_ex(silent.getsockname())
@@ -294,7 +299,7 @@ def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection() -> N
             await site.up(1)
             (dead,) = (one for one in site.service.fleet if one.url == gone)
             for _ in range(2):
-                assert dead.passed(dead.failures)  # it was up a moment ago
+                assert dead.passed(dead.failures)  # it was up shortly before
                 assert (await site.completed())[0] == 200
             assert dead.failures > 0
             assert len(there.seen) == 2

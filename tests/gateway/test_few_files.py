@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A gateway that runs out of file descriptors serves as many clients as it can, sends the others
-the reason, and counts no engine failure.
+"""A gateway that runs out of file descriptors serves as many clients as possible, responds to the
+others with the reason, and counts no engine failure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def health(admin: str) -> str:
 def test_clients_beyond_the_descriptors_get_an_error_and_others_are_served(
     start: Callable[..., Any], tmp_path: Path, feeds: int
 ) -> None:
-    """Each feed of KV events needs about 11 descriptors, which are not the clients'."""
+    """Each feed of KV events needs about 11 descriptors, which are then not available for
+    clients.
+    """
     if feeds:
         pytest.importorskip("zmq", reason="pyzmq is not installed")
     files = FILES + 12 * feeds
@@ -83,12 +85,13 @@ def test_clients_beyond_the_descriptors_get_an_error_and_others_are_served(
                         async with client.post(f"{base}/v1/completions", json=asked) as answer:
                             return answer.status, await answer.read()
                     except aiohttp.ClientConnectionError:
-                        pass  # it had sent nothing yet when its place was given to another
+                        # closed before it had sent anything, to make room for another connection
+                        pass
 
             clients = [asyncio.create_task(ask()) for _ in range(CLIENTS)]
             await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
             served = engine.under_way
-            assert FILES / 5 < served < FILES / 2  # the event loop has some files, too
+            assert FILES / 5 < served < FILES / 2  # the event loop uses some descriptors, too
             assert await asyncio.to_thread(health, admin) == "up"
             engine.faults.hold.set()
             answers = await asyncio.gather(*clients)

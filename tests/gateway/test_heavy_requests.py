@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests that are made to cost the gateway much: large ones, compressed ones, and those whose
-body never ends. No request holds up the others.
+"""Requests that cost the gateway much: large ones, compressed ones, and those whose body never
+ends. No request delays the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PART = b'; name="model"\r\n'
 
 
 def quickest_s(work: Callable[[], object]) -> float:
-    """Return the least processor time of several runs."""
+    """Return the shortest CPU time of several runs."""
     found = []
     for _ in range(3):
         started = time.process_time()
@@ -48,7 +48,7 @@ def test_a_form_costs_no_more_than_its_length() -> None:
     def read(body: bytes) -> float:
         return quickest_s(lambda: [parse_request(CHAT, body, is_json=False) for _ in range(3)])
 
-    assert read(large) < 64 * max(read(small), 1e-4)  # it was 256 times, by the square
+    assert read(large) < 64 * max(read(small), 1e-4)  # with quadratic cost it would be 256 times
 
 
 def test_a_forms_model_is_read_behind_other_fields() -> None:
@@ -72,7 +72,7 @@ def test_fields_that_routing_does_not_use_are_not_decoded(field: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * len(body)  # 262,144 lists have 56 bytes each
+    assert peak < 4 * len(body)  # 262,144 lists of 56 bytes each
 
 
 @pytest.mark.parametrize("wrong", [b"NaN", b'"\\ud83d"'])
@@ -240,7 +240,7 @@ def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
             asked = {"model": "fake", "input": "a", "previous_response_id": made}
             async with site.client.post(place, json=asked) as answer:
                 assert answer.status == 200
-            asked["model"] = "other"  # its engine replies that it has no such response
+            asked["model"] = "other"  # the engine responds that it has no such response
             async with site.client.post(place, json=asked) as answer:
                 assert answer.status == 404
             text = await site.text("/metrics")

@@ -139,14 +139,14 @@ def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
     longer = tokens(
         b'{"messages": [{"role": "user", "content": "hello there"}, {"role": "assistant"}]}'
     )
-    assert short[:-1] == longer[: len(short) - 1]  # a continued conversation keeps its beginning
+    assert short[:-1] == longer[: len(short) - 1]  # a continued conversation has the same prefix
     for odd in (b'{"prompt": [1, -2]}', b'{"prompt": ["a"]}', b'{"prompt": {}}', b"{}"):
         tokens(odd)
 
 
 @pytest.mark.parametrize(("size", "aside"), [(100, False), (1 << 14, False), (1 << 15, True)])
 def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> None:
-    """Requests that come meanwhile do not wait for it. A short prompt needs no thread."""
+    """Other requests do not wait for it. A short prompt needs no thread."""
     seen: list[bool] = []
 
     class Words:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One client's failures are not the others': rate limits, prompts that break an engine, waits."""
+"""One client's failures do not affect others: rate limits, prompts that crash an engine, waits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from beluga.gateway.standing import (
 )
 from beluga.router import Worker
 
-SOON_S = 20.0  # far less than the pauses that the engines request here
+SOON_S = 20.0  # far less than the Retry-After of the engines here
 
 
 async def ask(site: Site, client: str, prompt: str = "hello") -> int:
-    """Return the status of a completion for a client, which must come soon."""
+    """Return the status of a client's completion, which must arrive soon."""
     headers = {"Authorization": f"Bearer {client}"}
     body = {"model": "fake", "prompt": prompt}
     url = f"{site.base}/v1/completions"
@@ -180,7 +180,7 @@ def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) ->
     assert engine.ready
     engine.placed()  # this request is the probe
     assert not engine.ready
-    engine.answered(500)  # it does not show that the engine has space
+    engine.answered(500)  # this status does not show that the engine has capacity
     assert not engine.ready
     engine.answered(200)
     assert engine.ready
@@ -223,7 +223,7 @@ def test_an_engine_is_suspected_by_one_client_once_a_minute(clock: Any) -> None:
     assert engine.avoided_by("one")
     assert engine.passed(1)
     assert not engine.suspected
-    assert engine.avoided_by("one")  # it lives, so it was this client's request
+    assert engine.avoided_by("one")  # the engine is alive, so this client's request was the cause
     clock.now += BROKEN_S
     assert not engine.avoided_by("one")
     engine.look.clear()
@@ -233,7 +233,7 @@ def test_an_engine_is_suspected_by_one_client_once_a_minute(clock: Any) -> None:
     engine.broke_off("two", "cut")
     assert (engine.health, engine.failures) == (Health.DOWN, 2)
     engine.broke_off("one", "cut")
-    assert engine.passed(2)  # the check counts, whatever the first client sends meanwhile
+    assert engine.passed(2)  # failures of the first client do not cancel a passed check
     clock.now += ACCUSED_S
     engine.broke_off("one", "cut")
     assert engine.health is Health.DOWN
@@ -243,7 +243,7 @@ def test_an_engine_that_was_down_starts_with_a_clean_standing() -> None:
     engine = up()
     engine.busy("one", 60)
     engine.broke_off("two", "cut")
-    engine.fail("/health returned 503")  # the check after it
+    engine.fail("/health returned 503")  # the next health check
     assert not engine.suspected
     assert engine.passed(2)
     assert not (engine.avoided_by("one") or engine.avoided_by("two"))

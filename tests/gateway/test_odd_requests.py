@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests that only raw HTTP can make: no client brings an engine down with one, and an engine
-answers what it would answer without the gateway.
+"""Requests that only raw HTTP can make: none of them crashes an engine, and the response is the
+same as without the gateway.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def test_json_that_is_nested_too_deep_is_left_to_the_engine(field: str) -> None:
             status, answer = await ask(
                 site, "/v1/completions", b'{"model": "fake", "%s": %s}' % (field.encode(), deep)
             )
-            # The stand-in's words: it does not catch the error.
+            # The text of the stand-in engine, which does not catch the error.
             assert (status, b"Server got itself in trouble" in answer) == (500, True)
 
     run(scenario)
 
 
 def test_an_empty_name_of_a_model_is_none() -> None:
-    """vLLM serves such a request with the model that it has."""
+    """vLLM serves such a request with its only model."""
 
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
@@ -101,7 +101,7 @@ def test_an_empty_name_of_a_model_is_none() -> None:
 
 
 def test_long_headers_pass_as_to_the_engine() -> None:
-    """Keys and cookies may have more than 8 KiB, and an engine may send a name back."""
+    """Keys and cookies may exceed 8 KiB, and an engine may return a name in a header."""
 
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
@@ -135,7 +135,7 @@ def test_bytes_that_are_not_http_cause_one_log_line(
 
 
 class Rude:
-    """A tokenizer that fails in a way of its own."""
+    """A tokenizer that raises its own kind of error."""
 
     problem = ""
 

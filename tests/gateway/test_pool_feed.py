@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How the gateway follows a pool's events is shown, and blocks of another model never count."""
+"""The gateway reports how it follows a pool's events, and never counts blocks of another model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def followed(site: Site, server: Announcer) -> None:
 
 
 def shared(site: Site, model: str) -> int:
-    """Return how many leading blocks of a prompt the pool has for a model."""
+    """Return the number of a prompt's leading blocks that the pool has for a model."""
     cache = site.service._cache
     body = json.dumps({"model": model, "prompt": TOKENS}).encode()
     return cache.find_matches(cache.query_of(parse_request("/v1/completions", body))).shared

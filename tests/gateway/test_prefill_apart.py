@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Remote prefill in a router: other engines prefill prompts before it sends them to their
-engines.
+"""Remote prefill in a router: prefill engines compute prompts before the router sends them to
+decode engines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Obstacles to following caches are in log, metrics and GET /workers, and the
-block size is learned.
+"""Problems with following engines' caches appear in log, metrics and GET /workers; the block size
+is detected.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_a_wrong_block_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         play(tmp_path, scenario, block_size=16, metrics=CONFIG)
     about = [r.getMessage() for r in caplog.records if "blocks of 128" in r.getMessage()]
-    assert len(about) == len(set(about)) == 2  # although it was checked many times
+    assert len(about) == len(set(about)) == 2  # although the check ran many times
 
 
 def test_malformed_events_are_reported(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_engine_that_makes_other_tokens_is_named(  # noqa: PLR0917
         worker.fail("it was started with another template")  # it may have been queried before
         await said(site, kind, text)
         assert worker.problems.keys() == {kind}
-        words.more = engine.template = ""  # it comes back with what the gateway expects
+        words.more = engine.template = ""  # the engine returns with the expected block size
         worker.fail("it was restarted")
         await until(lambda: not worker.problems)
 
@@ -220,7 +220,7 @@ def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         await site.completed(prompt=TOKENS)
         [worker] = site.service.fleet
-        assert "tokenizer" not in worker.problems  # these are the engine's tokens
+        assert "tokenizer" not in worker.problems  # these are tokens of the engine
         await site.completed(prompt="a whale " * 100)
         await said(site, "tokenizer", "prompts are hashed by their text")
 

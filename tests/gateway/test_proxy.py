@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The proxy: requests and answers pass through it unchanged, as they arrive."""
+"""The proxy forwards requests and responses unchanged, as they arrive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Responses are requested from the engine that made them; browsers may read the router's own
-answers.
+"""Stored responses are requested from the engine that created them; browsers may read the router's
+own responses.
 """
 
 from __future__ import annotations
@@ -103,6 +103,6 @@ def test_browsers_may_read_the_routers_own_answers() -> None:
             asked = ORIGIN | {"Access-Control-Request-Method": "POST"}
             place = f"{site.base}/v1/completions"
             async with site.client.options(place, headers=asked) as answer:
-                assert answer.status == 405  # the fake's own words: it supports no preflight
+                assert answer.status == 405  # the fake engine's own error: it supports no preflight
 
     run(scenario)

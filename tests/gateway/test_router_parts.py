@@ -274,7 +274,7 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
     asyncio.run(relay(cast("Any", Source()), first, cast("Any", Target()), counts.append))
     assert counts == [2, 1, 0]
     assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
-    assert ends == written[-1:]  # the end goes out with the last piece
+    assert ends == written[-1:]  # the end is sent with the last chunk
 
 
 # ---- Engines and fleets.
@@ -513,7 +513,9 @@ def figures(metrics: Metrics) -> dict[str, float]:
 
 
 def test_buckets_distinguish_values() -> None:
-    """No bucket is five times as wide as its lower end; shares and blocks have suitable buckets."""
+    """No bucket is five times as wide as its lower bound; shares and blocks have suitable
+    buckets.
+    """
     bounds: dict[str, list[float]] = {}
     for metric in Metrics().registry.collect():
         if metric.type == "histogram":
@@ -526,7 +528,7 @@ def test_buckets_distinguish_values() -> None:
             assert found[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
             continue
         if name.endswith("tokens"):
-            assert (found[0], found[-2]) == (16, 1 << 20)  # from a block to the longest prompts
+            assert (found[0], found[-2]) == (16, 1 << 20)  # from one block to the longest prompts
         assert max(b / a for a, b in pairwise(found[:-1])) <= 5, name
     assert len(bounds) >= 6
 
@@ -632,7 +634,7 @@ def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
 
 
 class Waiting:
-    """A wait queue whose requests are placed when their numbers are let in."""
+    """A wait queue whose requests are placed when their numbers are allowed."""
 
     def __init__(self, queued_max: int = 3) -> None:
         self.let_in: set[int] = set()
@@ -752,7 +754,7 @@ def test_the_earliest_check_counts() -> None:
         waiting.wait_queue.look_in(60)
         assert await asyncio.wait_for(one, 20) == 1
         two = await waiting.enter(2)
-        waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent another
+        waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent a new one
         assert await asyncio.wait_for(two, 20) == 2
 
     run(scenario)
@@ -790,8 +792,8 @@ def test_a_model_has_one_queue() -> None:
 
 
 def follow(path: Path, *texts: str | None) -> tuple[WorkersFile, list[list[str]]]:
-    """Look at a workers file after each change; None: it stays. Returns also which engines each
-    check left for requests.
+    """Check a workers file after each change; None: no change. Also returns the engines that could
+    get requests after each check.
     """
     fleet = Fleet()
     watched, left = WorkersFile(path, fleet), []

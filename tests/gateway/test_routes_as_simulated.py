@@ -41,7 +41,7 @@ WORKERS = 3
 
 
 def chats(seed: int) -> Trace:
-    """Make growing chats that arrive faster than they are served."""
+    """Create growing chats that arrive faster than they are served."""
     random, prompts, fresh = Random(seed), [], 1
     for chat in range(40):
         blocks = [0]
@@ -98,7 +98,7 @@ class Replayed:
     def __init__(self, service: Service, clock: Clock, events_clock: Clock) -> None:
         self.service, self.clock, self.events_clock = service, clock, events_clock
         self.hasher = BlockHasher(block_size=BLOCK)
-        self.names: dict[int, int] = {}  # of the gateway's account, by the trace's request
+        self.names: dict[int, int] = {}  # the gateway's loads, by the trace's request
 
     def prompt(self, query: Query) -> list[int]:
         """Return a prompt's tokens: each of the trace's blocks has its own."""
@@ -106,7 +106,7 @@ class Replayed:
         return (whole + [2**32 - 1] * query.isl)[: query.isl]
 
     def announce(self, tokens: list[int], found: Caches) -> None:
-        """Send the events that make the index hold what the simulator found."""
+        """Send the events after which the index has the hits of the simulator."""
         local = self.hasher.local(tokens)
         names = self.hasher.sequence(local)
         holders = [(Worker(n + 1), Tier.DEVICE, int(found.device[n])) for n in range(WORKERS)]
@@ -122,7 +122,7 @@ class Replayed:
 
     def route(self, request: int, query: Query, found: Caches, now: float) -> Worker:
         self.clock.now = now
-        self.events_clock.now += 1e6  # what was predicted has long been announced
+        self.events_clock.now += 1e6  # the predicted blocks have been announced long before
         tokens = self.prompt(query)
         if self.service._router.policy.uses_overlap:
             self.announce(tokens, found)

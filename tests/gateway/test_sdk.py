@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients of OpenAI's SDK observe through the gateway what they observe at the engine."""
+"""Clients of OpenAI's SDK get the same results from the gateway as from the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def both(*engines: Any, **settings: Any) -> AsyncIterator[tuple[Any, Any, 
 
 
 def test_cases_behave_as_straight_to_the_engine() -> None:
-    """One test for all cases: differences are listed case by case."""
+    """One test for all cases lists the differences of each."""
     assert len(CASES) >= 36
 
     async def play() -> None:
@@ -49,7 +49,7 @@ def test_cases_behave_as_straight_to_the_engine() -> None:
                     different[name] = expected, found
             for name, (expected, found) in different.items():
                 print(f"{name}\n  straight {expected}\n  gateway  {found}")
-            # Forms are refused before an engine sees them, by 415; vLLM answers 400.
+            # The gateway rejects forms with 415; vLLM responds with 400.
             assert sorted(different) == ["raw_other_kind", "raw_text_kind"]
             assert "send Content-Type: application/json" in str(different)
             await until(lambda: engine.under_way == 0)
@@ -79,7 +79,7 @@ def test_a_key_of_the_engine_is_its_clients_key() -> None:
 
 
 def test_a_model_is_read_of_any_request_where_several_are_served() -> None:
-    """Each request comes to its model's engine, or to one that replies with the error."""
+    """Each request is sent to an engine of its model, or to one that responds with the error."""
     names = (
         "chat_plain", "chat_stream", "completion_batch", "response_stream", "embeddings_batch",
         "transcription", "raw_half_a_pair", "raw_not_a_number", "raw_invalid_json",
@@ -140,7 +140,7 @@ def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
 
 
 def test_an_engine_that_aborts_a_request_gets_no_second_one() -> None:
-    """It may have done the request."""
+    """The engine may have executed the request."""
 
     async def play() -> None:
         engine = FakeEngine()
@@ -177,7 +177,8 @@ def test_a_client_that_leaves_ends_the_engines_work(stream: bool, leaves: str) -
         async with both(engine) as (straight, through, site):
             for caller, answers in (straight, through):
                 before, timeout_s = engine.cancelled, 0.2
-                while engine.cancelled == before:  # on a busy machine it may leave too soon
+                # on a busy machine the client may disconnect too early
+                while engine.cancelled == before:
                     brief = caller.other(timeout=timeout_s if leaves == "times out" else 60)
                     asked = asyncio.create_task(
                         observe(lambda one: one.chat(stream=stream, user="hold"), brief, answers)
@@ -197,7 +198,7 @@ def test_a_client_that_leaves_ends_the_engines_work(stream: bool, leaves: str) -
 
 @pytest.mark.parametrize("count", [20, long(200)])
 def test_streams_at_once_leave_nothing_behind(count: int) -> None:
-    """All streams are open at the same time; some of their clients leave."""
+    """All streams are open at the same time; some clients disconnect."""
 
     async def play() -> None:
         engines = OpenAIEngine(), OpenAIEngine()

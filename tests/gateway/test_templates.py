@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a chat template gets: all of a request that is part of the engine's prompt."""
+"""The input of a chat template: every part of a request that the engine's prompt contains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = {"type": "function", "function": FUNCTION}
 
 
 class Template:
-    """Keeps what it was given."""
+    """Records its input."""
 
     problem = ""
 
@@ -51,7 +51,9 @@ def conversation(path: str, **fields: Any) -> Conversation:
 
 
 def given(path: str, **fields: Any) -> dict[str, Any]:
-    """Return what the template gets beside the messages, without what is so in every request."""
+    """Return the template's input besides the messages, without the part that is the same for every
+    request.
+    """
     found = conversation(path, **fields).given
     usual = {"add_generation_prompt": True, "continue_final_message": False}
     return {name: value for name, value in found.items() if usual.get(name) != value}
@@ -80,7 +82,7 @@ def given(path: str, **fields: Any) -> dict[str, Any]:
 def test_a_chat_is_templated_with_all_that_the_engine_templates(fields: Any, expected: Any) -> None:
     got = given(CHAT, messages=ASKED, **fields)
     assert got == expected
-    # a template writes a tool's fields in their order
+    # a template writes the fields of a tool in their given order
     assert json.dumps(got.get("tools")) == json.dumps(expected.get("tools"))
 
 
@@ -104,7 +106,7 @@ def test_special_tokens_are_those_of_the_engine() -> None:
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize"])
 def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> None:
-    """Otherwise any client could run a template of its own in the router."""
+    """Otherwise any client could run its own template in the router."""
     body = {"messages": ASKED, "chat_template_kwargs": {name: "{{ 7 }}"}}
     template = Template()
     parsed = parse_request(CHAT, json.dumps(body).encode(), tokenizer=template)
@@ -211,7 +213,7 @@ def test_an_image_is_not_hashed_as_text() -> None:
 
 
 def test_calls_have_their_fields_in_the_engines_order() -> None:
-    """A template writes them out."""
+    """A template writes these fields."""
     [made] = conversation(
         CHAT, messages=[{"role": "assistant", "tool_calls": [called("1")]}]
     ).messages

@@ -137,7 +137,7 @@ def test_missed_messages_are_reported_for_a_while(
 def test_removals_of_unknown_blocks_are_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An engine removes what it had before the router came, or reports it in DRAM."""
+    """An engine removes blocks that it had before the router started, or reports them in DRAM."""
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].publish([{"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU"}])
@@ -224,7 +224,7 @@ def test_ranks_without_an_endpoint_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
         await said(site, "it has 2 data-parallel ranks, but KV events of 1 are configured")
-        by_rank(announcers[0], 1, stored(1))  # an endpoint may publish for several
+        by_rank(announcers[0], 1, stored(1))  # one endpoint may publish for several engines
         by_rank(announcers[0], 0, stored(2))
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)
@@ -289,7 +289,8 @@ def test_blocks_of_a_stopped_engine_do_not_count(tmp_path: Path) -> None:
         await site.completed(prompt=TOKENS)
         [worker] = site.service.fleet
         assert worker.hit_tokens == 0
-        announcers[0] = Announcer(tmp_path / "0")  # it comes back, with what it has computed since
+        # it reconnects, with the blocks that it has computed since
+        announcers[0] = Announcer(tmp_path / "0")
         await until(announcers[0].subscribed)
         announcers[0].stored(TOKENS, 100)
         await until(lambda: index.indexer.counts.stored == 32)
@@ -308,7 +309,7 @@ def test_a_late_replay_does_not_affect_another_one(
         [listener] = site.service._cache._followed[1].listeners
         announcer.stored(TOKENS, 100, told=False)
         announcer.stored(TOKENS, 200)
-        await until(lambda: listener.lost == 1)  # no engine has answered
+        await until(lambda: listener.lost == 1)  # no engine has responded
         announcer.answer()
         for number in range(3):
             announcer.stored(TOKENS, 300 + 100 * number, told=False)
@@ -325,7 +326,7 @@ def test_a_late_replay_does_not_affect_another_one(
 
 
 def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: Path) -> None:
-    """Only its connection was lost: it has its blocks, and continues with its numbers."""
+    """Only its connection was lost: it still has its blocks, and its sequence numbers continue."""
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         [announcer] = announcers

@@ -3,8 +3,8 @@
 """A hostile server and its client in one process: ``python liar.py DIRECTORY CASES``.
 
 CASES is a JSON list of [end, length, chunk_size, verify]: a record ``end`` pages before the end of
-the pool's data, and an entry that agrees with it, for blocks of that shape. The program prints a
-line for each call and its result, so a call that ends the process is the last one named.
+the pool's data, and a matching entry, for blocks of that shape. The program prints a line for each
+call and its result, so a call that ends the process is named in the last line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCK, GENERATION = 3, 1 << 40
 
 
 def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) -> bytes:
-    """Return an entry that agrees with the record, and the record."""
+    """Return a record and a matching entry."""
     pages, length, chunk_size = case[:3]
     offset = pool.geometry.size - pages * PAGE
     fields = {"generation": GENERATION, "offset": offset, "length": length}
@@ -57,7 +57,7 @@ def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) ->
 
 
 def main(directory: Path, cases: list[list[int]]) -> None:
-    """Try every case by every function that reads or writes."""
+    """Try every case with every function that reads or writes."""
     pool = Pool.create([directory / "a"], device_size=16 << 20, sparse=True, max_blocks=64)
     word = b""
     states = {

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lines that change while a reader reads them: they are stored in pieces through this process's
-mapping.
-"""
+"""Lines that change while they are read: this process stores them in pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def scribble(pool: Pool, offset: int, data: bytes, piece: int) -> None:
 
 @contextmanager
 def restless(pool: Pool, offset: int, values: Sequence[bytes], piece: int) -> Iterator[None]:
-    """Store values into the line in a loop meanwhile; at the end the first value stands there."""
+    """Store the values into the line in a loop, and the first value at the end."""
     over = threading.Event()
 
     def run() -> None:

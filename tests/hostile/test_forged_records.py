@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A hostile server forges records and entries: what does not lie in the pool's data with its
-checksums is a miss or an error, and the client lives.
+"""A hostile server forges records and entries: those outside the pool's data are misses or errors,
+and the client survives.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_block_within_the_bounds_is_accepted(shm: Path) -> None:
 
 
 def test_a_reply_with_a_hit_after_the_hits_is_rejected(shm: Path) -> None:
-    """The client would request the rest forever."""
+    """The client would request the remaining keys forever."""
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}

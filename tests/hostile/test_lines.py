@@ -49,13 +49,13 @@ class Target:
         assert self.cache.put(NAMES, self.blocks).stored == len(NAMES)
 
     def entry(self, number: int) -> int:
-        """Return where the entry of a block stands."""
+        """Return the offset of a block's entry."""
         geometry, half = self.pool.geometry, self.cache.client.stat().epoch % 2
         (hit,) = MetaClient(self.cache.client).lookup(self.cache.keys([NAMES[number]])).hits
         return geometry.table_offset + (half * geometry.block_count_max + hit.block) * LINE
 
     def get(self, number: int) -> bool:
-        """Return whether a block is read; if it is, its bytes are right."""
+        """Return whether a block is a hit; checks that its bytes are correct."""
         room = np.zeros((1, LENGTH), dtype=np.uint8)
         if self.cache.get([NAMES[number]], room).hits == 0:
             return False
@@ -100,7 +100,7 @@ def test_a_reply_to_another_client_assigns_no_lane(
 
 
 def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
-    """Return the entry with other fields and a right check; its key is the block's number."""
+    """Return the entry with other fields and a valid check; its key is the block's number."""
     struct = ffi.new("bl_entry *")
     ffi.memmove(struct, entry, LINE)
     for name, value in fields.items():
@@ -173,7 +173,7 @@ def test_an_entry_of_another_block_is_a_miss(target: Target, name: str) -> None:
 def test_any_requests_of_one_host_leave_the_others_served(
     target: Target, sequence: int, fields: dict[str, int], boot_id: list[int], torn: int | None
 ) -> None:
-    # the last test of this pool: it may leave no lane
+    # the last test of this pool, because it may use up the lanes
     struct = ffi.new("bl_lobby_request *", {**fields, "boot_id": boot_id})
     line = bytearray(sealed(bytes(ffi.buffer(struct)), sequence, 0))
     if torn is not None:

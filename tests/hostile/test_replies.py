@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Reply lines may contain anything and change while they are read: a client accepts a whole line or
-none, and passes on a reply that its checksum confirms, or an error.
+none, and returns only replies whose checksum matches, or an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INLINE = lib.BL_MESSAGE_INLINE_SIZE
 
 
 class Liar:
-    """A server that writes another reply before its answer, as a hostile one would."""
+    """A server that writes another reply before the right one, as a hostile server could."""
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
@@ -45,15 +45,15 @@ class Liar:
         self._lie: Callable[[Lane, int], None] | None = None
 
     def ask(self, lie: Callable[[Lane, int], None] | None = None) -> bytes:
-        """Return the client's result if ``lie`` writes into the lane while the client waits."""
+        """Return the client's result when ``lie`` writes into the lane while the client waits."""
         self._lane, self._lie = Lane(self.client), lie
         return self.client.call(METHOD_USER)
 
     def _answer(self, _: bytes) -> bytes:
-        lie, self._lie = self._lie, None  # a call that is repeated gets the true answer
+        lie, self._lie = self._lie, None  # a repeated call gets the right reply
         if lie:
             lie(self._lane, self._sequence())
-            time.sleep(0.0005)  # mostly, the lie is read before the truth
+            time.sleep(0.0005)  # usually the forged reply is read before the right one
         return TRUE_WORD
 
     def _sequence(self) -> int:

@@ -38,7 +38,7 @@ class Target:
         assert len(self.meta.lookup(keys(range(2)), pin=True).hits) == 2
 
     def say(self, method: int, payload: bytes, **fields: int) -> int:
-        """Return the status that the server answers a whole line with."""
+        """Return the server's status for a whole line."""
         self.sequence += 1
         self.lane.send(self.sequence, method, payload, **fields)
         return self.hear()
@@ -100,7 +100,7 @@ def test_a_torn_line_is_not_a_request(target: Target, at: int, bit: int) -> None
     calls = target.server.stat().call_count
     write(target.pool, lane.request(sequence), bytes(line))
     target.polite.ping()
-    target.polite.ping()  # the server has polled every lane since
+    target.polite.ping()  # the server has polled every lane since then
     assert not lane.answered(sequence)
     assert target.server.stat().call_count <= calls + 2
     assert target.say(0, b"") == 0  # the same line, whole

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs in a guest: makes processes there, and carries their lines over a serial line.
-
-Told in lines of JSON: ``{"start": NAME, "main": "MODULE:FUNCTION", "arguments": [...]}``,
-``{"to": NAME, "line": TEXT}``, ``{"end": NAME}`` (no more lines), ``{"terminate": NAME}``. Tells:
-``{"of": NAME, "line": TEXT}`` for every line of output, ``{"of": NAME, "exit": STATUS}``.
+"""Runs in a guest: starts processes there, and forwards their lines over a serial port. Orders are
+lines of JSON: ``{"start": NAME, "main": "MODULE:FUNCTION", "arguments": [...]}``, ``{"to": NAME,
+"line": TEXT}``, ``{"end": NAME}`` (no more lines), ``{"terminate": NAME}``. Reports: ``{"of": NAME,
+"line": TEXT}`` for every line of output, ``{"of": NAME, "exit": STATUS}``.
 
 An emulated CPU needs ten seconds to import what Beluga's commands need. So that is done once, here,
 and every process is a fork of this one, which has no threads and no pool.
@@ -23,13 +22,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Before any process is made: the commands that tests/hosts/run.py runs, and the worker.
+# Imported before any process is forked: the commands that tests/hosts/run.py runs, and the worker.
 COMMANDS = ("app", "output", "pool", "serve", "stat", "verify")
 IMPORTED = (*(f"beluga.cli.{name}" for name in COMMANDS), "rich.progress", "worker")
 
 
 class Child:
-    """A process made here."""
+    """A forked process."""
 
     def __init__(self, pid: int, stdin: int, stdout: int) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -45,7 +44,7 @@ class Agent:
         self._selector.register(self._line, selectors.EVENT_READ)
 
     def run(self) -> Callable[[], object]:
-        """Execute an order in a new process; this returns in no other."""
+        """Execute orders. Returns only in a new process, with the function to run."""
         self._tell(of="agent", line="ready")
         while True:
             for key, _ in self._selector.select():
@@ -108,5 +107,5 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]  # where tests keep what they share
     for module in IMPORTED:
         import_module(module)
-    gc.freeze()  # what is shared with the children stays shared
+    gc.freeze()  # keeps memory shared with the children
     sys.exit(Agent(sys.argv[1]).run()())

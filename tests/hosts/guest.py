@@ -26,16 +26,16 @@ from image import LINES_FROM_HOST, ROOT, Image
 
 MIB = 1 << 20
 DEVICE_SIZE = 64 * MIB
-RAM = 768 * MIB  # less, and the guest reads its programs again and again
+RAM = 768 * MIB  # with less, the guest reads its programs again and again
 GAP = 16 * MIB  # between devices: adjacent soft-reserved ranges would be one device
-ABOVE = 4 << 30  # where memory continues; firmware and initrd stay below, off the pool
+ABOVE = 4 << 30  # where memory continues; firmware and initrd lie below, outside the pool
 SOFT_RESERVED = 0xEFFFFFFF
-WAIT_S = 420.0  # for any one answer: software emulation on a busy machine
-TAIL = 30  # lines of a guest's console that a failure shows
+WAIT_S = 420.0  # timeout of one reply: software emulation on a busy machine
+TAIL = 30  # lines of a guest's console in the report of a failure
 
 
 class GuestError(Exception):
-    """A guest or a process in it did not execute its order."""
+    """A guest or a process in it did not do what the test requires."""
 
 
 class Guest:
@@ -96,7 +96,7 @@ class Guest:
         self._qemu.wait()
 
     def error(self, what: str) -> GuestError:
-        """Make an error with the end of its kernel's log."""
+        """Return an error with the end of the kernel's log."""
         try:
             text = self._console.read_text(errors="replace")
         except OSError:
@@ -144,7 +144,7 @@ class Guest:
 
 
 class GuestProcess:
-    """A process in a guest, spoken to line by line."""
+    """A process in a guest, with input and output by lines."""
 
     def __init__(self, guest: Guest, name: str) -> None:
         self.guest = guest
@@ -178,7 +178,7 @@ class GuestProcess:
         self.guest._tell(to=self.name, line=line)
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Say a line; the answer is JSON."""
+        """Send a line. Returns the reply, which is JSON."""
         self.say(line)
         heard = self.hear()
         try:

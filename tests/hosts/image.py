@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Makes what a guest boots: Debian's kernel, and a small initial file system of its modules and
-busybox.
-
-Nothing of it is installed on this machine: the package is fetched and unpacked into a scratch
-directory, and what is needed is kept under build/ for the next run. The guest's own programs (the
-Python that runs this, Beluga) come from this machine's file system, which the guest sees read-only.
+"""Makes the boot image of a guest: Debian's kernel, and a small initial file system with its
+modules and busybox. Nothing is installed on this machine: the package is fetched and unpacked into
+a scratch directory, and the needed files are kept under build/ for the next run. The guest's own
+programs (the Python that runs this, Beluga) come from this machine's file system, which the guest
+sees read-only.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Image:
 
 
 def image() -> Image:
-    """Return what guests boot, made if it does not exist yet. Raises UnavailableError."""
+    """Return the boot image, which is made if it does not exist yet. Raises UnavailableError."""
     _run(ROOT / "scripts/dev/setup-packages", *PACKAGES)
     place = CACHE / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     made = not place.exists()
@@ -74,7 +73,7 @@ def image() -> Image:
             ready = _make(_kernel_package(Path(scratch)), Path(scratch))
             try:
                 ready.rename(place)
-            except OSError:  # another run was as fast
+            except OSError:  # another run has made it meanwhile
                 if not place.exists():
                     raise
     return Image(place / "vmlinuz", place / "initrd", made)
@@ -84,7 +83,7 @@ def _kernel_package(scratch: Path) -> Path:
     """Fetch the newest kernel's package."""
     try:
         _fetch(scratch)
-    except UnavailableError:  # apt's lists are old, or not there
+    except UnavailableError:  # apt's lists are old or missing
         _run("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update")
         _fetch(scratch)
     (package,) = scratch.glob("*.deb")
@@ -126,7 +125,7 @@ def _make(package: Path, scratch: Path) -> Path:
 
 
 def _in_order(modules: Path) -> list[Path]:
-    """Return the modules and what they need, each after what it needs itself."""
+    """Return the modules and their dependencies, each after its own dependencies."""
     needs: dict[str, list[str]] = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         name, _, needed = line.partition(":")

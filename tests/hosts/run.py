@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Two hosts share blocks in one pool; one hangs and comes back, the other dies.
 
-What it proves: devdax nodes as the kernel gives them, devices named in another order on each host,
-and that a pool outlives its server's host. Not coherence: the guests share this machine's caches,
-and the emulation's flushes do nothing. Run by scripts/two-hosts.
+It proves that real devdax nodes work, that hosts may name the devices in different orders, and that
+a pool survives its server's host. It does not prove coherence: the guests share this machine's
+caches, and the emulation's flushes do nothing. Run by scripts/two-hosts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANNS, BOBS = (0, 24), (1000, 1024)  # blocks that each puts at first
 LATER = (2000, 2024)  # put between the two failures
 LAST = (3000, 3024)
 TRIES = 5
-RAN_OUT_MAX = 1  # calls of a client: it is silent by chance once, not at each takeover
+RAN_OUT_MAX = 1  # timeouts of a client: one by chance, not one at each takeover
 CHURNED = (5000, 5160)  # put and got by both at random while hosts fail
 
 
@@ -53,7 +53,7 @@ class Run:
         self.there: set[int] = set()  # committed, as reported to a client
 
     def play(self) -> None:
-        """Play all stages. Raises GuestError as soon as something is not as it must be."""
+        """Run all stages. Raises GuestError at the first failed check."""
         ann, bob = self.ann, self.bob
         with stage("both boot"):
             ann.ready()
@@ -125,7 +125,7 @@ class Run:
         return worker
 
     def _put(self, worker: GuestProcess, numbers: tuple[int, int]) -> None:
-        """Store these blocks; on so slow a machine a session may be taken for dead in between."""
+        """Store these blocks; on a slow machine a session may meanwhile be considered dead."""
         wanted = set(range(*numbers))
         for _ in range(TRIES):
             there = set(worker.ask(f"put {numbers[0]} {numbers[1]}")["there"])
@@ -135,9 +135,7 @@ class Run:
         raise worker.guest.error(f"{worker.name}: put {numbers}: only {sorted(there)}")
 
     def _expect(self, worker: GuestProcess) -> None:
-        """Check that everything that was ever committed is there, and right; a first miss is
-        legal.
-        """
+        """Check that every committed block is present and correct; a first miss is legal."""
         for first, end in (ANNS, BOBS, LATER, LAST, CHURNED):
             wanted = self.there & set(range(first, end))
             for _ in range(TRIES):
@@ -149,7 +147,7 @@ class Run:
             demand(worker.guest, not wanted, f"{worker.name} misses {sorted(wanted)}")
 
     def _churn(self, *workers: GuestProcess, seed: int) -> None:
-        """Let both put and get until :meth:`_enough`; all have begun when this returns."""
+        """Make both put and get until :meth:`_enough`; both have started when this returns."""
         for number, worker in enumerate(workers):
             worker.say(f"churn {CHURNED[0]} {CHURNED[1]} {seed + number}")
         for worker in workers:
@@ -184,7 +182,7 @@ def demand(guest: Guest, holds: bool, otherwise: str) -> None:
 
 @contextmanager
 def stage(what: str) -> Iterator[None]:
-    """Say that a stage has passed, and how long it took."""
+    """Print that a stage has passed, and how long it took."""
     start = time.monotonic()
     try:
         yield
@@ -195,7 +193,7 @@ def stage(what: str) -> Iterator[None]:
 
 
 def one_run(found: Image, keep: bool) -> str | None:
-    """Return what went wrong, or None."""
+    """Return the error, or None."""
     shm = Path("/dev/shm")
     roomy = os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 4 * DEVICE_SIZE
     directory = Path(tempfile.mkdtemp(prefix="two-hosts-", dir=shm if roomy else None))

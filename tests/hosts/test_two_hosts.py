@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two virtual hosts on the devdax devices of one pool: this does once what scripts/two-hosts
-does.
-"""
+"""Two virtual hosts on the devdax devices of one pool: one run of scripts/two-hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ RUN = Path(__file__).with_name("run.py")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # every wait in it is bounded, with a clear line; this is for the rest
+@pytest.mark.timeout(1800)  # timeout of the whole run; each wait in it has its own
 def test_two_hosts_share_a_pool_and_survive_each_other() -> None:
     done = subprocess.run([sys.executable, str(RUN)], capture_output=True, text=True, check=False)
     if done.returncode == SKIPPED:

@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """A client in a guest: ``python worker.py HOST DEVICE...``.
 
-Prints "ready"; then answers each line it reads with a line of JSON. Blocks are numbered; every byte
-that is fetched is compared. The session finds a new server by itself; a call is tried again only
-where it ran out: a server that sees no heartbeat for 5 s treats the session as dead, and its client
-detects it by the call's timeout. A guest in software emulation can be silent for so long.
+Prints "ready", then replies to each line with a line of JSON. Blocks are numbered; every fetched
+byte is compared. The session reconnects to a new server; a call is retried only after a timeout: a
+server that sees no heartbeat for 5 s treats the session as dead, and its client detects it by the
+call's timeout. A guest in software emulation can be silent for so long.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Worker:
             print(json.dumps(answer), flush=True)
 
     def put(self, first: int, end: int) -> dict[str, object]:
-        """Store the blocks of these numbers: return which the pool now has."""
+        """Store the blocks of these numbers. Returns those that the pool now has."""
         return {"there": [number for at in range(first, end, CHAIN)
                           for number in self._put(range(at, min(end, at + CHAIN)))]}  # fmt: skip
 
     def get(self, first: int, end: int) -> dict[str, object]:
-        """Fetch blocks one by one: return which are there; how many came with a wrong byte, and how
-        many the cache itself found changed and did not return.
+        """Fetch blocks one by one. Returns the hits, the number of blocks with a wrong byte, and
+        the number that the cache detected as changed and did not return.
         """
         there, wrong, changed = [], 0, 0
         for number in range(first, end):
@@ -67,7 +67,7 @@ class Worker:
         return {"there": there, "wrong": wrong, "changed": changed}
 
     def churn(self, first: int, end: int, seed: int) -> dict[str, object]:
-        """Say that it has begun, and put and get chains of these numbers until the next line."""
+        """Report the start, and put and get chains of these numbers until the next line."""
         dice, there = random.Random(seed), set[int]()
         got = wrong = changed = 0
         for rounds in itertools.count():
@@ -84,8 +84,8 @@ class Worker:
         return {"there": sorted(there), "got": got, "wrong": wrong, "changed": changed}
 
     def stat(self) -> dict[str, object]:
-        """Return the server of this session, how often it attached again, and how many calls ran
-        out.
+        """Return the server of this session, how often the session attached again, and how many
+        calls timed out.
         """
         self._asked(self._cache.client.ping)
         stat = self._cache.client.stat()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Prints which requested keys are taken: at once, just before a minute is over, and after it.
-``POOL`` is served here, and the clock is that of ``wound_clock.c``.
+"""Prints which requested keys the service takes: at once, just before a minute has passed, and
+after it. This process serves ``POOL``, with the clock of ``wound_clock.c``.
 """
 
 from __future__ import annotations

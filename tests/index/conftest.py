@@ -39,7 +39,7 @@ def server(pool: Pool) -> Iterator[MetaServer]:
 
 @pytest.fixture
 def attach(pool: Pool, server: MetaServer) -> Iterator[Callable[[], MetaClient]]:
-    """Makes clients with a session each."""
+    """Creates clients with a session each."""
     with ExitStack() as clients:
         yield lambda: MetaClient(clients.enter_context(Client(pool)))
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lines of a pool, for tests that plant damage: they are read, changed, sealed and put back."""
+"""Lines of a pool, for tests that plant damage: they are read, changed, given a valid check and
+written back.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from beluga.pool import Pool
 LINE = 64
 MASK = (1 << 64) - 1
 
-# This is csrc/format/line.h again: a test must not use the code under test to check whether a line
-# is whole.
+# A second implementation of csrc/format/line.h: a test must not use the code under test to check
+# whether a line is whole.
 _ADD = (
     *(0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
     *(0x452821E638D01377, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917),
@@ -38,20 +40,20 @@ def words_of(raw: bytes) -> list[int]:
 
 
 def seal_table(raw: bytes, key: int) -> bytes:
-    """Seal a line that ends in its check."""
+    """Set the check at the end of a line."""
     words = words_of(raw)
     words[7] &= 0xFFFFFFFF
     return raw[:60] + line_hash(words, key).to_bytes(4, "little")
 
 
 def seal_message(raw: bytes, key: int) -> bytes:
-    """Seal a line that ends in its check and its sequence."""
+    """Set the check of a line that ends in its check and its sequence."""
     raw = raw[:56] + bytes(4) + raw[:4]
     return raw[:56] + line_hash(words_of(raw), key).to_bytes(4, "little") + raw[60:]
 
 
 class Lines:
-    """The lines of a mapped pool; what is changed through it can be undone."""
+    """The lines of a mapped pool; changes through it can be undone."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -82,7 +84,7 @@ class Lines:
         /,
         **fields: Any,
     ) -> None:
-        """Write other values into some fields, and make the check right again."""
+        """Write other values into some fields, and correct the check."""
         struct = self.read(kind, offset)
         for name, value in fields.items():
             setattr(struct, name, value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plants damage by hand: every kind that a check of a pool must find, and what follows from it.
-
-The pool is dead. Epoch 2 was killed: half 0 is judged, half 1 is history. Lane 0 is the session of
-a client that made some calls and was killed too; blocks of two sizes lie in two extents.
+"""Plants damage: every kind that a check of a pool must find, and its consequences. The pool has no
+server. The one of epoch 2 was killed: the check examines its half, 0; half 1 is obsolete. Lane 0 is
+the session of a client that made some calls and was killed, too; blocks of two sizes lie in two
+extents.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Ground(Lines):
 class Plant:
     kind: str
     plant: Callable[[Ground], object]
-    also: set[str] = field(default_factory=set)  # findings that may follow from it
+    also: set[str] = field(default_factory=set)  # findings that may be consequences
     payload: bool = False
 
 
@@ -109,7 +109,7 @@ def _alike(g: Ground, *names: str) -> None:
 
 
 def _beside(g: Ground, by: int) -> None:
-    """Move block 8 over a part of its neighbor's space."""
+    """Move block 8 to overlap its neighbor."""
     g.forge_entry(8, offset=g.read("bl_entry", g.entry(8)).offset + by)
 
 

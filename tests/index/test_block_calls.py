@@ -17,7 +17,7 @@ from beluga.pool import Pool
 from beluga.rpc import Client
 
 MIB = 1 << 20
-DATA_BLOCKS = 58  # of 1 MiB that surely fit in the pool of conftest.py
+DATA_BLOCKS = 58  # blocks of 1 MiB that certainly fit in the pool of conftest.py
 
 Attach = Callable[[], MetaClient]
 
@@ -225,7 +225,7 @@ def test_the_table_takes_as_many_blocks_as_it_has_lines(meta: MetaClient, pool: 
 
 @pytest.fixture
 def roomy(shm: Path) -> Iterator[MetaClient]:
-    """A pool with room for many sizes."""
+    """A pool with room for blocks of many sizes."""
     paths = [shm / "roomy"]
     with (
         Pool.create(paths, device_size=512 * MIB, sparse=True) as pool,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Hints bend eviction inside a tenant's share, within a budget, and end with who gave them."""
+"""Hints change the order of eviction inside a tenant's share, within a budget, and end with their
+session.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def put(meta: MetaClient, number: int, fingerprint: int = 1, length: int = MIB) 
 
 
 def fill(server: MetaServer, meta: MetaClient) -> int:
-    """Fill the pool with blocks, and return how many these are."""
+    """Fill the pool with blocks, and return their number."""
     for number in range(room(server)):
         put(meta, number)
     return room(server)
@@ -84,12 +86,12 @@ def test_low_blocks_of_a_chain_are_evicted_from_its_end(pool: Pool) -> None:
 def test_pinned_blocks_are_evicted_only_as_the_last_resort(pool: Pool) -> None:
     with serving(pool, budget=0.9) as (server, meta):
         count = fill(server, meta)
-        kept = range(0, count, 2)  # every other block: no room for two between them
+        kept = range(0, count, 2)  # every second block: no gap is two blocks wide
         assert meta.hint(keys(kept), level=PINNED) == (len(kept), 0)
         for number in range(1000, 1000 + 2 * count):
             put(meta, number)
         assert held(meta, kept) == set(kept)
-        put(meta, 5000, length=2 * MIB)  # served all the same: hints deny space to no session
+        put(meta, 5000, length=2 * MIB)  # granted nevertheless: hints deny space to no session
         assert held(meta, [5000]) == {5000}
         assert len(held(meta, kept)) < len(kept)
 
@@ -173,7 +175,7 @@ def test_a_block_is_the_coldest_when_its_time_is_over(pool: Pool) -> None:
         meta.hint(keys([count - 3]), level=NORMAL, ttl_ms=1)
 
         def expired() -> bool:
-            meta.hint(keys([10_000]), level=NORMAL)  # hints end when the next one comes
+            meta.hint(keys([10_000]), level=NORMAL)  # a new hint replaces earlier ones
             return server.hints().expire_count == 2
 
         assert eventually(expired)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Keys that were requested long ago: their requests do not wait for them any more."""
+"""Keys that were requested long ago: the service does not load them any more."""
 
 from __future__ import annotations
 

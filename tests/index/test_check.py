@@ -26,7 +26,8 @@ SHAPES = {
     "row": {"devices": 3, "interleave": False, "coherence": "software"},
 }
 
-# Epoch 1 stops; epoch 2 and its client die in the middle of everything.
+# The server of epoch 1 stops; that of epoch 2 and its client are killed in the middle of their
+# work.
 HISTORY = """
 import os, signal, sys
 import numpy as np

@@ -24,7 +24,7 @@ LENGTHS = (9_000, 100_000, 700_000, 2_200_000)
 
 @pytest.fixture(params=["hardware", "software"])
 def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
-    """A small pool: everything is evicted soon, extents come and go."""
+    """A small pool: blocks are evicted soon, extents open and close."""
     paths = [shm / name for name in "ab"]
     with Pool.create(
         paths,
@@ -38,15 +38,13 @@ def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
 
 
 def work(pool: Pool, seed: int, stop: threading.Event) -> int:
-    """Do puts, gets and removes of many sizes in sessions that come and go: return the number of
-    rounds.
-    """
+    """Put, get and remove blocks of many sizes in short sessions. Returns the number of rounds."""
     random = np.random.default_rng(seed)
     rounds = 0
     while not stop.is_set():
         try:
             client = Client(pool, timeout_s=60)
-        except NoServerError:  # one has stopped, and the next has not begun
+        except NoServerError:  # one server has stopped, and the next one has not started
             continue
         with client, KVCache(client, namespace="live", timeout_s=60) as cache:
             for _ in range(10):

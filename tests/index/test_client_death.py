@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A client dies or stops: what it held ends with it, or waits for it."""
+"""A client dies or stops: its grants and pins end, or stay for it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_stopped_client_keeps_its_grants_and_pins(meta: MetaClient, paths: lis
         client.ask('["pin", [1]]')
         client.ask('["reserve", [2]]')
         client.signal(signal.SIGSTOP)
-        time.sleep(6)  # longer than a heartbeat may stand still
+        time.sleep(6)  # longer than the heartbeat timeout
         assert (meta.stat().grant_count, meta.stat().pinned_count) == (1, 1)
         client.signal(signal.SIGCONT)
         assert json.loads(client.ask('["commit", [2]]')) == [0]

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Writers that have devices: a file lock that is free does not prove that they are gone.
 
-The kernel closes the files of a process that is killed one after another, so its lock may be free
-while its device still writes. The clients here give their locks back while they live, as such a
-process would in the middle of its end.
+The kernel closes the files of a killed process one after another, so its lock may be free while its
+device still writes. The clients here release their locks while they run, like such a process during
+its exit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-# Two sessions: one that has nothing, and one that puts blocks by an engine and is in the middle of
-# that. Commands make them release their locks ("unlock"), or name their process by the number
-# that another pid namespace has for it ("move").
+# Two sessions: one without grants, and one that is in the middle of a put with a copy engine.
+# Commands make them release their locks ("unlock"), or name their process by the number that
+# another pid namespace has for it ("move").
 WRITER = """
 import fcntl, os, sys
 import numpy as np
@@ -89,7 +89,7 @@ class Writer:
         assert self.hear() == "done"
 
     def zombie(self) -> None:
-        """Let it end, while no process has waited for it."""
+        """Kill it, without a wait() by any process."""
         self.process.kill()
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -100,7 +100,7 @@ class Writer:
 
 @pytest.fixture
 def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
-    """Return what starts a writer and waits until its device writes."""
+    """Return a function that starts a writer and waits until its device writes."""
     made: list[Writer] = []
 
     def start() -> Writer:
@@ -115,7 +115,7 @@ def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
 
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers of this process hold no pidfds: there is no socket to connect to."""
+    """Keep servers of this process from getting pidfds: there is no socket to connect to."""
     monkeypatch.setattr("beluga.index.server.MetaServer.start", _start_unseen)
 
 
@@ -173,7 +173,7 @@ def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
 ) -> None:
     with Process("serve_index", paths) as first:
         one = writer()
-        first.signal(signal.SIGSTOP)  # no process detects the death
+        first.signal(signal.SIGSTOP)  # the server cannot detect the death
         one.end()
         first.kill()
     with MetaServer(pool) as server, Client(pool) as client:
@@ -196,7 +196,7 @@ def test_a_process_of_another_pid_namespace_stays_in_doubt(
 
 
 def test_a_session_that_is_closed_leaves_no_doubt(pool: Pool, paths: list[Path]) -> None:
-    """Without a server, its lock is released by a process that continues: that proves its end."""
+    """Without a server, a process that releases its lock and continues has detached."""
     with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
         assert client.ask("put") == "1"
         first.kill()

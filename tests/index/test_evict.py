@@ -36,12 +36,12 @@ def walk(order: Any) -> Iterator[int]:
 
 
 def hash_of(key: int) -> int:
-    """Spread a key over both halves of the hash, so that different keys are different ghosts."""
+    """Spread a key over both halves of the hash, so that different keys have different ghosts."""
     return (key << 32 | key) & 2**64 - 1
 
 
 def add(order: Any, number: int, *, key: int | None = None, position: int = 0) -> None:
-    """Let a new block into the order."""
+    """Add a new block to the order."""
     key = number if key is None else key
     lib.bl_evict_assign(order, number, hash_of(key), position, 1 << 20)
     lib.bl_evict_touch(order, number)
@@ -122,7 +122,7 @@ def test_chain_touched_deepest_first_is_eaten_from_its_tail(policy: int, length:
 
 @pytest.mark.parametrize("policy", [S3FIFO, COST], ids=NAMES.get)
 def test_a_pin_does_not_reset_the_policys_state(policy: int) -> None:
-    """A block with three hits stays longer than those without, also if it was pinned since."""
+    """A block with three hits stays longer than those without, even if it was pinned meanwhile."""
     order = create(40, policy)
     add(order, 0)
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_a_scan_does_not_wash_hot_blocks_out_of_s3fifo() -> None:
 
 
 def test_a_ghost_is_inserted_into_the_main_queue() -> None:
-    """A block that comes back soon after it left stays; one that never was here leaves again."""
+    """A block that is put again soon after its eviction stays; a new one is evicted again."""
     order = create(64, S3FIFO)
     for number in range(20):
         add(order, number)
@@ -190,14 +190,14 @@ def test_ghosts_are_bounded_by_the_blocks_in_the_queues() -> None:
     for number in range(10):
         add(order, number)
     assert evict(order) == 0
-    for number in range(10, 30):  # 20 more ghosts; there are 10 blocks at most
+    for number in range(10, 30):  # 20 more ghosts, with at most 10 blocks
         add(order, number)
         evict(order)
     add(order, 40, key=0)
     for number in range(41, 60):
         add(order, number)
     gone = [evict(order) for _ in range(20)]
-    assert 40 in gone  # it was new again, so it left in its turn through the small queue
+    assert 40 in gone  # its ghost was dropped, so it was a new block in the small queue
 
 
 def test_cost_prefers_what_takes_longer_to_recompute_per_byte() -> None:

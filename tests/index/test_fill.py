@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How much of a pool's devices blocks of real models fill: the payload against all that it
-costs.
-"""
+"""How much of a pool's devices blocks of real models fill: payload relative to all used space."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from beluga.rpc import Client
 
 MIB = 1 << 20
 SIZES = {"1.1 MiB": 11 * MIB // 10, "2.5 MiB": 5 * MIB // 2, "3 MiB": 3 * MIB}
-CHUNK_SIZE = 16384  # the checksums make a stored block a page larger
+CHUNK_SIZE = 16384  # the checksums take another page
 FILL_MIN = 0.95
 
 each_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -29,7 +27,7 @@ each_pool = pytest.mark.parametrize(
 
 
 def fill(meta: MetaClient, size: int, pool_size: int, first: int = 0) -> range:
-    """Put a third more than fits."""
+    """Put a third more blocks than fit."""
     numbers = range(first, first + pool_size * 4 // (3 * size))
     put(meta, numbers, length=size, chunk_size=CHUNK_SIZE)
     return numbers
@@ -82,7 +80,9 @@ def test_a_pool_is_filled_before_anything_is_evicted(shm: Path, size: int) -> No
 
 
 def test_a_change_of_models_keeps_the_pool_in_use(shm: Path) -> None:
-    """While one size replaces another, the old blocks go no faster than the new ones come."""
+    """While blocks of one size replace those of another, no more old bytes are evicted than new
+    ones are put.
+    """
     pool_size = 1024 * MIB
     old, new = SIZES["2.5 MiB"], SIZES["3 MiB"]
     with (

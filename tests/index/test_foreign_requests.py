@@ -48,8 +48,8 @@ class Target:
             self.rude.call(METHODS[method], request)
 
     def check(self) -> None:
-        """Check that the other session's pinned blocks are there, and that the rude one can be
-        undone.
+        """Check that the other session's pinned blocks are present, and that the effects of the
+        hostile one can be undone.
         """
         assert held(self.meta, range(4)) == {0, 1, 2, 3}
         assert self.meta.stat().pinned_count >= 4

@@ -23,8 +23,8 @@ def create(count: int) -> Any:
     return ffi.gc(out[0], lib.bl_index_destroy)
 
 
-# There are few keys, so that the same ones come back, with equal half words, so that both halves
-# count.
+# There are few keys, so that they repeat, and their half words are equal, so that both halves
+# matter.
 keys = st.tuples(st.integers(0, 3), st.integers(0, 3))
 steps = st.lists(st.tuples(st.sampled_from(["add", "add", "remove", "find"]), keys), max_size=80)
 
@@ -45,7 +45,7 @@ def test_index_agrees_with_a_dict(steps: list[tuple[str, Key]]) -> None:
 
 @pytest.mark.parametrize("pattern", ["random", "counting", "one half"])
 def test_full_index_survives_turnover(pattern: str) -> None:
-    count, rng = 2048, random.Random(1)  # the most that its buckets are made for
+    count, rng = 2048, random.Random(1)  # the largest number that its buckets are made for
     index, model = create(count), Index(count)
     for step in range(12 * count):
         number = rng.getrandbits(64)
@@ -61,7 +61,7 @@ def test_full_index_survives_turnover(pattern: str) -> None:
 
 
 def miss_s(index: Any) -> float:
-    """Return the seconds for a thousand keys that are not there, the best of a few tries."""
+    """Return the seconds for a thousand missing keys, the minimum of a few runs."""
     tries = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -71,7 +71,7 @@ def miss_s(index: Any) -> float:
 
 
 def test_misses_stay_as_fast_as_in_a_new_index() -> None:
-    """The remains of removals would pile up, until a miss searches every bucket."""
+    """Otherwise tombstones of removals would accumulate until a miss searches every bucket."""
     count, rng = 1 << 16, random.Random(1)
     keys = [(rng.getrandbits(64), rng.getrandbits(64)) for _ in range(12 * count)]
     index = create(count)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls of the index from Python: what they refuse, what they wait for, and the errors of each."""
+"""Calls of the index from Python: the arguments that they reject, their waits, and their errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_call_reports_a_missing_server(pool: Pool, name: str) -> None:
     with MetaServer(pool) as server, hasty_client(pool, 0.05) as client:
         meta = MetaClient(client)
         server.stop()
-        with pytest.raises(RpcError):  # none is there, or none in time
+        with pytest.raises(RpcError):  # no server, or none in time
             CALLS[name](meta, hits, pins)
 
 
@@ -191,7 +191,7 @@ def test_findings_that_find_no_room_are_counted(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with MetaServer(pool):
-        pass  # the second epoch's half is the first one in the pool
+        pass  # the half of the second epoch is the first half in the pool
     with MetaServer(pool), Client(pool) as client:
         put(MetaClient(client), range(8))
     ground = Ground(pool)
@@ -213,7 +213,7 @@ def test_a_check_or_repair_that_fails_is_an_error(pool: Pool, core: WatchedCore)
 def test_a_server_of_another_host_stops_a_repair(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pool, "refuse_in_use", lambda _: None)  # its locks are not here
+    monkeypatch.setattr(Pool, "refuse_in_use", lambda _: None)  # this host does not have its locks
     paths = [shm / "a"]
     with (
         Pool.create(paths, device_size=SIZE, sparse=True, coherence="software") as pool,

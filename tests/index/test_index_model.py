@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The whole block index against a dictionary: random calls of three clients, servers that change.
-
-What may differ: a committed block may be evicted, so that it is missed. What may not: a hit must
-be what was committed last, a removed or aborted block is never a hit, a pinned one always; and all
-space is free, used by blocks and grants, or held.
+"""The whole block index compared with a dictionary: random calls of three clients, with changes of
+the server. A committed block may be evicted and miss. But a hit must be the last committed block, a
+removed or aborted block is never a hit, a pinned one always is, and all space is free, used by
+blocks and grants, or held.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.server.start()
         self.sessions = [Client(self.pool) for _ in range(CLIENTS)]
         self.metas = [MetaClient(session) for session in self.sessions]
-        self.committed: dict[int, Grant] = {}  # may have been evicted since
+        self.committed: dict[int, Grant] = {}  # may have been evicted since then
         self.granted: dict[int, tuple[int, Grant]] = {}
         self.pinned: list[list[Grant]] = [[] for _ in range(CLIENTS)]
 

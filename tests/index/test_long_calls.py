@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls that take several messages or several looks, of a client whose server is the test."""
+"""Calls that take several messages or several polls. The test is the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from beluga.rpc import Client, Server
 
 MOST = lib.BL_CALL_KEYS_MAX  # keys of a message
 HEAD = ffi.sizeof("bl_block_request")
-LOOKS = 300  # in the second that a removal waits for a disk, with naps of up to 4 ms
+LOOKS = 300  # polls in the second that a removal waits for a disk, with sleeps of up to 4 ms
 
 
 def reply(count: int, state: int = 0, after: bytes = b"") -> bytes:

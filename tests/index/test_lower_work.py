@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The work of lower tiers, as the server gives it to their service, which is the test."""
+"""The work of lower tiers that the server hands to their service. The test is the service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beluga.errors import BadValueError
 from beluga.index import LOWER_NOTE, BlockState, Grant, LowerWork, MetaClient, Removal, Work
 
 DISK, STORE = 2, 4  # bits of the tiers
-FIRST, TURN = 16, 8  # cold keys of a new chain; keys of a chain's turn (csrc/index/lower.c)
+FIRST, TURN = 16, 8  # cold keys of a new chain; keys of one turn of a chain (csrc/index/lower.c)
 
 
 def keys(*numbers: int) -> NDArray[np.uint64]:
@@ -124,7 +124,7 @@ def test_requests_of_an_ended_client_are_dropped(below: Below) -> None:
     with Client(below.pool) as other:
         MetaClient(other).onboard(keys(*range(50)))
         assert below.server.lower_stat().wanted_count == 50
-    below.asked.lookup(keys(1))  # behind the end of the session
+    below.asked.lookup(keys(1))  # after the end of the session
     assert below.take(Work.ONBOARD, 100) == []
     assert below.server.lower_stat().wanted_count == 0
 
@@ -140,9 +140,9 @@ def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> Non
     assert below.asked.tiers(keys(1))[0] == DISK
     below.asked.remove(keys(1))
     assert below.asked.tiers(keys(1))[0] == 0
-    below.asked.onboard(keys(1))  # the store may have it again
-    assert below.take(Work.ONBOARD, 1) == []  # the disk is not read
-    assert below.take(Work.COLD, 1) == []  # nor the store, before it has removed it
+    below.asked.onboard(keys(1))  # the store may have the key again
+    assert below.take(Work.ONBOARD, 1) == []  # the disk is not searched
+    assert below.take(Work.COLD, 1) == []  # nor the store, before it has removed the key
     assert below.asked.lookup(keys(1)).state == BlockState.MISS
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Names of blocks: they stay with the entries over takeovers, and the journal has them."""
+"""Names of blocks: they survive takeovers with the entries, and the journal contains them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_name_of_another_generation_is_not_read(pool: Pool, server: MetaServer
 
 
 def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: MetaServer) -> None:
-    """A server may die when an entry is in memory and its name is not. The client then commits
+    """A server may die after an entry was written and before its name. The client then commits
     again.
     """
     with Client(pool) as client:
@@ -252,4 +252,4 @@ def test_a_damaged_name_is_found_and_repaired(pool: Pool, paths: list[Path]) -> 
     assert len(read_names(pool, half(pool))) == 2
     acts, report = repair_pool(pool)
     assert len(acts) == 1 and report.finding_count == 0
-    assert report.block_count == 3  # the block is still there; it is not announced
+    assert report.block_count == 3  # the block is still stored; it is not announced

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an operator sees of a server's sessions, and changes while it serves: quotas, draining."""
+"""What an operator can observe and change while a server runs: sessions, quotas, draining."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_limits_change_while_sessions_work(pool: Pool, server: MetaServer) -> No
         assert server.quota == Quota(grants=2)
         assert eventually(lambda: ask_sessions(client).quota == Quota(grants=2))
         assert states(meta.reserve(keys([9]), length=LENGTH)) == ["REFUSED"]
-        assert meta.commit(grants) == [0] * 4  # what it had before it keeps
+        assert meta.commit(grants) == [0] * 4  # it keeps its earlier pins
         assert states(meta.reserve(keys([9, 10, 11]), length=LENGTH)) == [
             *["GRANTED"] * 2,
             "REFUSED",
@@ -117,7 +117,7 @@ def test_a_call_limit_set_later_begins_with_a_full_bucket(pool: Pool, server: Me
             return False
 
         assert eventually(refused)
-        assert client.stat().call_count >= 45  # some before the limit was set
+        assert client.stat().call_count >= 45  # some of the calls came before the limit was set
         server.limit(Quota())
         assert eventually(lambda: not refused())
 

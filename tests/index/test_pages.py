@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The allocator of pages agrees with its model, and pools get full."""
+"""The page allocator matches its model, and pools can be filled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from models.pages import PAGE, STRIPE, STRIPE_PAGES, Pages, rounded
 from support.emulation import fewer
 
-DATA = 3 * STRIPE  # where stripe 0 lies
+DATA = 3 * STRIPE  # the offset of stripe 0
 MIB = 1 << 20
 KIB = 1 << 10
 
@@ -32,13 +32,13 @@ def at(page: int) -> int:
 
 
 def find(pages: Any, size: int) -> int:
-    """Return where the lowest free run of so many bytes begins, or a negative error."""
+    """Return the offset of the lowest free run of so many bytes, or a negative error."""
     offset = ffi.new("uint64_t *")
     return lib.bl_pages_find(pages, size, offset) or offset[0]
 
 
 def take(pages: Any, size: int) -> int:
-    """Take the lowest free run of so many bytes: its offset, or a negative error."""
+    """Take the lowest free run of so many bytes. Returns its offset, or a negative error."""
     offset = find(pages, size)
     return offset if offset < 0 else lib.bl_pages_take(pages, offset, size) or offset
 
@@ -60,7 +60,7 @@ class PagesAgreeWithTheModel(RuleBasedStateMachine):
         self.deferred = False
 
     def run_of(self, place: int, count: int) -> tuple[int, int]:
-        """Return a block, or some run that is near one."""
+        """Return a block, or a run near one."""
         if self.blocks and place % 4:
             first, size = self.blocks[place % len(self.blocks)]
             return (first, size) if place % 7 else (first + place % 3 - 1, size + place % 2)

@@ -43,7 +43,7 @@ def test_pins_agree_with_a_dict(steps: list[tuple[str, int]]) -> None:
 
 
 def test_pins_survive_turnover() -> None:
-    """Enough blocks to fall on each other's places and to wrap round the end."""
+    """Enough blocks for collisions, and to wrap around the end of the table."""
     rng, pins, model = random.Random(1), create(512), Pins(512)
     for _ in range(20_000):
         block = rng.randrange(1 << 32) if len(model.pins) < 512 else rng.choice([*model.pins])

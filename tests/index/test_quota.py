@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Quotas: what exceeds a session's quota is refused at once, with a type, and counted."""
+"""Quotas: calls that exceed a session's quota fail at once, with their own error, and are
+counted.
+"""
 
 from __future__ import annotations
 

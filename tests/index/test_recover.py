@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A restart finds the order in which blocks were committed, wherever they lie, and costs little
+"""A restart recovers the order in which blocks were committed, whatever their places, with little
 memory.
 """
 
@@ -21,8 +21,9 @@ GONE = 9
 
 
 def test_after_restarts_the_oldest_blocks_are_evicted_first(pool: Pool) -> None:
-    """Numbers and space are used again in another order; generations of several epochs differ in
-    many bits, so that a sort by some of them would not do."""
+    """Numbers and space are reused in another order; generations of several epochs differ in many
+    bits, so that a sort by some of the bits would fail.
+    """
     with MetaServer(pool), Client(pool) as client:
         meta = MetaClient(client)
         put(meta, range(COUNT))
@@ -67,7 +68,7 @@ def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -
 
 
 def anonymous() -> int:
-    """Return the bytes of memory of its own that this process has."""
+    """Return the private memory of this process, in bytes."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10

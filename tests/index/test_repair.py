@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""After a repair of a pool there is nothing to find, and what was not damaged is still there."""
+"""After a repair the check finds nothing, and undamaged blocks are still stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 20
 
 
 def fill(pool: Pool) -> None:
-    """Fill two epochs, so that the second one's half, 0, holds the truth."""
+    """Store blocks in two epochs, so that the second one's half, 0, is valid."""
     with MetaServer(pool):
         pass
     with MetaServer(pool), Client(pool) as client:
@@ -91,7 +91,7 @@ NONSENSE: list[dict[str, Any]] = [
     ("half", "nonsense"),
     [
         *((half, nonsense) for half in (0, 1) for nonsense in NONSENSE),
-        (0, {"epoch": 5}),  # the other half's
+        (0, {"epoch": 5}),  # of the other half
         (1, {"epoch": 6}),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
 ) -> None:
     fill(pool)
     ground = Ground(pool)
-    for copy in (0, 64):  # neither torn nor never written: both are other bytes altogether
+    for copy in (0, 64):  # neither torn nor unwritten: both have arbitrary bytes
         ground.at(ground.epoch(half) + copy)[:] = bytes((7 * at + copy) % 251 for at in range(64))
     damaged = bytes(ground.at(ground.epoch(half)))
     names_repair = "'beluga pool check --repair'"

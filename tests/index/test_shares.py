@@ -82,8 +82,8 @@ def walked(pool: Pool, epoch: int) -> Counter[int]:
 
 
 def requests(pool: Pool, shares: dict[str, float], eviction: str, *, floods: int) -> int:
-    """Ask for a victim's blocks again and again, with so many new blocks of another tenant before
-    each; what is missed is put. Returns the hits.
+    """Request a victim's blocks again and again, after putting so many new blocks of another tenant
+    each time; put misses. Returns the hits.
     """
     hits, fresh, random = 0, 10_000, Random(1)
     with serving(pool, shares, eviction) as (server, meta):
@@ -126,7 +126,7 @@ def test_a_flood_of_other_sizes_takes_no_block_from_others(pool: Pool, length: i
         own = range(room(server) // 5)
         for number in own:
             put(meta, number, VICTIM)
-            put(meta, 1000 + number, FLOOD)  # blocks of both lie side by side
+            put(meta, 1000 + number, FLOOD)  # blocks of both tenants are adjacent
         for number in range(2000, 2000 + 4 * room(server)):
             put(meta, number, FLOOD, length)
         assert held(meta, own) == set(own)
@@ -143,7 +143,7 @@ def test_an_unused_share_is_lent_and_returned(pool: Pool) -> None:
             put(meta, number, VICTIM)
         shares = by_name(server)
         assert shares["victim"].bytes // MIB == int(count * 0.3)
-        # The idle share is lent to both: who borrowed more gives back first.
+        # Both tenants use the idle share; the one that uses more of it loses blocks first.
         assert shares["victim"].used_bytes > shares["victim"].bytes
         lent = [shares[name].used_bytes - shares[name].bytes for name in ("victim", OTHERS)]
         assert abs(lent[0] - lent[1]) <= MIB

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool is full when it is full, and who must go then is the oldest."""
+"""Nothing is evicted before a pool is full, and then the oldest blocks are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from beluga.rpc import Client
 KIB, MIB = 1 << 10, 1 << 20
 PAGE, STRIPE = 4096, 2 << 20
 
-Interval = tuple[int, int]  # where a block begins, and where it ends
+Interval = tuple[int, int]  # the offsets of a block's start and end
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def rounded(length: int) -> int:
 
 
 def put_one(meta: MetaClient, number: int, length: int) -> Interval | None:
-    """Put a block without checksums: its place, or None if it was refused."""
+    """Put a block without checksums. Returns its place, or None if it was refused."""
     (grant,) = meta.reserve(keys([number]), length=length)
     if states([grant]) != ["GRANTED"]:
         return None
@@ -57,7 +57,7 @@ def put_one(meta: MetaClient, number: int, length: int) -> Interval | None:
 
 
 def fill(meta: MetaClient, lengths: Iterable[int], first: int = 0) -> dict[int, Interval]:
-    """Put blocks until one is evicted for another; return the places of those that are there."""
+    """Put blocks until one is evicted. Returns the places of the stored ones."""
     there: dict[int, Interval] = {}
     for number, length in enumerate(lengths, first):
         place = put_one(meta, number, length)
@@ -76,7 +76,7 @@ def test_twelve_files_of_any_size_are_kept_in_the_pool_of_the_quick_start(
     assert held(meta, range(12)) == set(range(12))
 
 
-LEAST = 32 * KIB  # of a size that many blocks have: puts take most of the time
+LEAST = 32 * KIB  # smallest size of many blocks, because puts take most of the time
 
 
 def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
@@ -106,7 +106,9 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
 def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
     kind: str, memory_root: Path, seed: int, *, removes: bool
 ) -> None:
-    """Blocks are up to 1/64 of the pool. Where sizes only grow, what was removed is too short."""
+    """Blocks are up to 1/64 of the pool. If sizes only grow, space of removed blocks is too
+    short.
+    """
     rng = random.Random(seed)
     least = 0.75 if removes and kind == "growing" else 0.85
     with (
@@ -143,7 +145,7 @@ def test_blocks_of_one_size_fill_the_pool(meta: MetaClient, length: int) -> None
 
 def test_a_large_block_takes_the_place_of_the_oldest_small_ones(meta: MetaClient) -> None:
     numbers = fill(meta, iter(lambda: 68 * KIB, 0))
-    numbers = [number for number in sorted(numbers) if number]  # all but the one that is gone
+    numbers = [number for number in sorted(numbers) if number]  # all but the evicted one
     before = meta.stat().evict_count
     assert put_one(meta, 1 << 20, MIB) is not None
     gone = set(numbers) - held(meta, numbers)
@@ -160,8 +162,8 @@ def gaps(taken: list[Interval], space: Interval) -> Iterator[Interval]:
 
 
 def youngest_needed(ages: list[Interval], fixed: list[Interval], size: int, space: Interval) -> int:
-    """Return how many blocks, the oldest first, must be imagined gone until size bytes are free
-    in a row; 0: never.
+    """Return how many of the oldest blocks must be removed until size contiguous bytes are free; 0:
+    never.
     """
     for count in range(1, len(ages) + 1):
         left = sorted(ages[count:] + fixed)
@@ -251,7 +253,7 @@ def test_a_task_that_is_refused_evicts_nothing(meta: MetaClient, quick: Pool) ->
 
 
 def old_mark(stripe: int, count: int, block_size: int, epoch: int, state: int = 1) -> bytes:
-    """A mark as servers of earlier releases wrote it: an extent of blocks of one size."""
+    """A mark in the format of earlier releases: an extent of blocks of one size."""
     blocks = min(count * STRIPE // block_size, 512)
     fields = [epoch, epoch << 40 | 1 << 30 | stripe]
     line = b"".join(value.to_bytes(8, "little") for value in fields)
@@ -313,7 +315,7 @@ def test_a_pool_of_an_earlier_release_is_taken_over(quick: Pool) -> None:
 
 
 def test_a_mark_is_valid_for_earlier_releases(meta: MetaClient, quick: Pool) -> None:
-    """They hold what it opens, and take it for an extent of blocks of a page."""
+    """They have the extents that it opens, and treat them as extents of one-page blocks."""
     put(meta, range(40), length=MIB)
     g = quick.geometry
     opened = 0

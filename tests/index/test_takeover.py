@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server dies; the next one serves all that was committed, and grants no space that others
-use.
-"""
+"""A server dies; the next one serves all committed blocks, and grants no space in use."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def places(meta: MetaClient, numbers: range) -> dict[int, BlockPlace]:
 
 
 def conserved(meta: MetaClient) -> bool:
-    """Check that space is used by what is committed and granted, and by nothing else."""
+    """Check that only committed and granted blocks use space."""
     stat = meta.stat()
     return stat.used_bytes == stat.block_bytes + stat.grant_count * MIB and stat.held_bytes == 0
 
@@ -110,13 +108,13 @@ def test_grants_of_a_live_client_are_not_reassigned(
             meta = MetaClient(client)
             assert server.stat().inherited_count >= 1
             assert meta.stat().held_bytes > 0
-            # The writer may still write there: no session gets its space, whatever it requests.
+            # The writer may still write there, so no session gets this space.
             grants = meta.reserve(keys(range(1000, 1070)), length=MIB)
             given = {grant.offset for grant in grants if grant.state is BlockState.GRANTED}
             assert not given & {beside.offset - (3 - i) * MIB for i in range(3)}
             assert given
             meta.abort(grants)
-            # The client calls: its session is a new one, and its old grants are over.
+            # The client makes a call: it has a new session, and its old grants have ended.
             assert json.loads(writer.ask('["commit", [1, 2, 3]]')) == [-lib.BL_ERROR_NO_GRANT] * 3
             assert eventually(lambda: meta.stat().held_bytes == 0)
             assert server.stat().inherited_count == 0

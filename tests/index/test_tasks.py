@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Task queues agree with a model, and kept blocks of a pool are claimed in order and never
-evicted.
-"""
+"""Task queues match a model; tasks are claimed in order and never evicted."""
 
 from __future__ import annotations
 
@@ -42,11 +40,11 @@ def create(count: int) -> Any:
 
 STEP = st.tuples(
     st.sampled_from(["add", "add", "remove", "claim", "claim", "extend", "gone", "count"]),
-    st.integers(0, PLACES - 1),  # a task, or the place of a generation among others
+    st.integers(0, PLACES - 1),  # a task, or the rank of a generation
     st.integers(0, QUEUES - 1),
     st.integers(0, LANES - 1),
     st.integers(0, 4),  # elapsed time
-    st.integers(0, 6),  # time that a claim holds
+    st.integers(0, 6),  # duration of a claim
 )
 
 
@@ -63,7 +61,8 @@ def test_tasks_agree_with_a_sorted_dictionary(steps: list[Any]) -> None:
             assert (place < 0) == (len(live) == PLACES)
             if place >= 0:
                 made += 1
-                generation = 100 + 10 * made - 25 * (which == 0)  # some commit later than others
+                # some clients commit later than others
+                generation = 100 + 10 * made - 25 * (which == 0)
                 assert sim_lib.bl_tasks_add(tasks, place, queue, generation, now) == 0
                 model.add(place, queue, generation, now)
                 assert sim_lib.bl_tasks_block(tasks, place) == which
@@ -102,7 +101,7 @@ def test_too_many_queues_are_refused_and_what_is_old_is_found() -> None:
 
 
 class Queue:
-    """A queue of tasks by a session of its own."""
+    """A queue of tasks with its own session."""
 
     def __init__(self, pool: Pool) -> None:
         self.client = Client(pool)
@@ -165,7 +164,7 @@ def test_an_old_claim_is_not_of_the_task_that_has_its_block_now(
     queue.put("a")
     old = queue.claim()
     queue.cache.remove(queue.key("a"))
-    for number in range(10000):  # numbers rest before they are used again
+    for number in range(10000):  # numbers are not reused at once
         queue.put(f"b{number}")
         new = queue.claim()
         if new.block == old.block:
@@ -192,10 +191,11 @@ def test_tasks_stay_while_blocks_are_stored_and_evicted(
         queue.put(name)
     with KVCache(pool, namespace="blocks") as blocks:
         payload = np.zeros((8, 256 << 10), np.uint8)
-        for batch in range(60):  # twice what the pool holds, more than its table has lines
+        # twice the pool's capacity, and more blocks than its table has lines
+        for batch in range(60):
             names = [f"{batch} {i}" for i in range(8)]
             blocks.put(blocks.keys(hash_keys(names)), payload)
-            assert queue.cache.lookup(queue.key("b")) == 1  # nor do requests harm it
+            assert queue.cache.lookup(queue.key("b")) == 1  # lookups do not affect it, either
         assert blocks.stat().evict_count > 0
     assert [queue.named() for _ in "abc"] == ["a", "b", "c"]
 
@@ -209,7 +209,7 @@ def test_tasks_stay_over_servers(pool: Pool, paths: list[Path]) -> None:
     for _ in range(3):
         server.kill()
         server = Process("serve_index", paths)
-    assert queue.count() == (3, 0)  # the claim was the first server's
+    assert queue.count() == (3, 0)  # the first server had the claim
     with KVCache(pool, namespace="blocks") as blocks:
         payload = np.zeros((8, 256 << 10), np.uint8)
         for batch in range(60):
@@ -271,7 +271,7 @@ def test_tasks_that_are_done_make_room_for_others(pool: Pool, queues: tuple[Queu
     queue, _ = queues
     names = [str(n) for n in range(pool.geometry.stripe_count * 2 // 8)]
     for name in names:
-        queue.put(name, size=1 << 20)  # as many as there may be
+        queue.put(name, size=1 << 20)  # the largest number of tasks
     for name in names:
         queue.cache.remove(queue.key(name))
     with KVCache(pool, namespace="blocks") as blocks:

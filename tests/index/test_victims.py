@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from models.pages import PAGE, STRIPE, STRIPE_PAGES
 from support.emulation import fewer
 
-DATA = 3 * STRIPE  # where stripe 0 lies
+DATA = 3 * STRIPE  # the offset of stripe 0
 
 
 class Scene:
@@ -24,7 +24,7 @@ class Scene:
     def __init__(self, stripes: int) -> None:
         self.pages = self._made("bl_pages", DATA, stripes)
         self.stripes = stripes
-        self.place: list[tuple[int, int]] = []  # of each block: where it begins, how long it is
+        self.place: list[tuple[int, int]] = []  # of each block: its first page and its length
         self.fixed: set[int] = set()
         self.order: list[int] = []
         self.rank: dict[int, int] = {}
@@ -76,7 +76,7 @@ class Scene:
         self.victims = self._made("bl_victims", len(self.place))
 
     def choose(self, count: int) -> tuple[list[int], int]:
-        """Return the blocks that must go so that count pages are free, and where these begin."""
+        """Return the blocks to evict so that count pages are free, and the first of these pages."""
         blocks, place = ffi.new("uint32_t **"), ffi.new("uint64_t *")
         many = lib.bl_victims_choose(
             self.victims, self.pages, self.residents, count * PAGE, blocks, place
@@ -85,7 +85,7 @@ class Scene:
         return chosen, (place[0] - DATA) // PAGE if many else -1
 
     def covered(self, first: int, count: int) -> set[int]:
-        """Return the blocks that have a page of a window."""
+        """Return the blocks that overlap a window."""
         return {
             block
             for block, (start, length) in enumerate(self.place)
@@ -93,14 +93,14 @@ class Scene:
         }
 
     def check(self, chosen: list[int], place: int, count: int) -> None:
-        """These blocks go, each once, for a window of the pages, and no other one is in there."""
+        """Check that these are exactly the blocks in a window of the pages, each once."""
         assert 0 <= place <= self.stripes * STRIPE_PAGES - count
         assert len(set(chosen)) == len(chosen)
         assert set(chosen) == self.covered(place, count)
         assert not set(chosen) & self.fixed
 
     def needed(self, count: int) -> int:
-        """Return how many, the coldest first, must be imagined gone until there is room; or 0."""
+        """Return how many of the coldest blocks must be removed until there is room; or 0."""
         free = [True] * (self.stripes * STRIPE_PAGES)
         for first, length in self.place:
             free[first : first + length] = [False] * length
@@ -120,7 +120,7 @@ class Scene:
 
 
 def mixed(rng: random.Random) -> Scene:
-    """A full space of blocks of many sizes with a few gaps, some of which must stay."""
+    """A full space with a few gaps and blocks of many sizes, some of them pinned."""
     scene = Scene(rng.choice([1, 2, 3]))
     page, top = 0, rng.choice([3, 40, 700])
     while page < scene.stripes * STRIPE_PAGES:
@@ -143,7 +143,7 @@ def widest(scene: Scene) -> int:
 def test_the_youngest_victim_is_as_old_as_possible(seed: int) -> None:
     rng = random.Random(seed)
     scene = mixed(rng)
-    for _ in range(3):  # less than a streak, which has a grid
+    for _ in range(3):  # fewer than a streak, which uses a grid
         count = widest(scene) + rng.choice([1, 2, 30, 400])
         chosen, place = scene.choose(count)
         needed = scene.needed(count)
@@ -172,11 +172,11 @@ def test_a_streak_of_one_size_takes_places_on_its_grid(seed: int) -> None:
         assert place % count == 0 or scene.place[youngest][1] == count
 
 
-COLD = 5000  # more than the first walk sees (BL_WALK)
+COLD = 5000  # more than the first walk covers (BL_WALK)
 
 
 def striped(fixed: Iterator[bool]) -> Scene:
-    """Cold blocks of a page, each between two of the warmest, of which some must stay."""
+    """Cold blocks of a page, each between two of the warmest, some of which are pinned."""
     scene = Scene(2 * COLD // STRIPE_PAGES + 1)
     cold = [scene.add(2 * i, 1) for i in range(COLD)]
     warm = [scene.add(2 * i + 1, 1, fixed=next(fixed)) for i in range(COLD)]
@@ -204,7 +204,7 @@ def test_a_window_with_a_block_that_must_stay_is_not_taken() -> None:
 
 
 def test_where_no_guess_helps_the_longer_walk_does() -> None:
-    """All windows but those of a few places have a block that must stay."""
+    """All but a few windows have a pinned block."""
     scene = striped(i not in range(2000, 2010) for i in range(COLD))
     chosen, place = scene.choose(20)
     scene.check(chosen, place, 20)

@@ -22,7 +22,7 @@ def content(number: int) -> NDArray[np.uint8]:
 
 
 class Device:
-    """Blocks of an engine: whose key is a number, and whose bytes follow from it."""
+    """Blocks of an engine, whose keys are numbers that determine their bytes."""
 
     def __init__(self, count: int, registry: Registry | None = None, **options: Any) -> None:
         self.pool = BlockPool(

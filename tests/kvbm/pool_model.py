@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A block pool in the plainest words: lists, and searches of all blocks for each answer."""
+"""A naive block pool: lists, and a search of all blocks for each call."""
 
 from __future__ import annotations
 

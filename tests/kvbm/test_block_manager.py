@@ -58,7 +58,7 @@ class Scene:
         self.manager.flush()
 
     def sunk(self) -> None:
-        """Sink blocks 1 to 8 out of the device, which has 11 to 18 then."""
+        """Replace blocks 1 to 8 in the device, which then has 11 to 18."""
         self.sink(*range(1, 9))
         self.sink(*range(11, 19))
         self.below.copies.clear()
@@ -87,7 +87,7 @@ def test_blocks_are_offloaded_and_onboarded_with_their_bytes() -> None:
 def test_an_onboard_loads_only_what_the_device_does_not_have() -> None:
     scene = Scene(device=4)
     scene.sink(1, 2, 3)
-    scene.sink(11, 12)  # evicts 3, and keeps the beginning of the chain
+    scene.sink(11, 12)  # evicts 3, and keeps the start of the chain
     assert scene.pool.contains([1, 2, 3]) == [True, True, False]
     scene.below.copies.clear()
     found = scene.manager.onboard([1, 2, 3], "next")
@@ -330,7 +330,7 @@ def test_an_onboard_without_space_holds_nothing_until_its_retry(
     scene.sink(1, 2)
     pool, inner = scene.pool, scene.pool.reserve
     busy = pool.reserve("busy", 6).result(0)
-    before = pool.reserve("before", 6)  # leaves the two blocks of 1 and 2, of which 3 takes one
+    before = pool.reserve("before", 6)  # leaves two blocks for 1 and 2, one of which 3 takes
 
     def reserve(request: Any, count: int, **options: Any) -> Any:
         held.append((count, pool.inflight_blocks))

@@ -3,8 +3,8 @@
 """The block manager in any order of calls, failures and cancellations (Hypothesis).
 
 After every step: each block has the bytes of its key, in both tiers; each block has one owner; and
-nothing is held but by the handles of the test and of onboards under way. With ``wait`` no block is
-ever lost. An onboard that can be done is done before anything else.
+only handles of the test and of onboards in progress hold blocks. With ``wait`` no block is ever
+lost. An onboard that is possible is done before anything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTENT: dict[object, bytes] = {number: content(number).tobytes() for number in 
 
 
 def chain(leaf: int) -> list[int]:
-    """Numbers are the nodes of a binary tree; a chain begins at its root."""
+    """Numbers are the nodes of a binary tree; a chain starts at the root."""
     return [*chain(leaf // 2), leaf] if leaf else []
 
 
@@ -46,7 +46,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(size=st.integers(2, 7), offload=st.sampled_from(OFFLOAD_POLICIES))
     def begin(self, size: int, offload: str) -> None:
-        # time stands still, or heat would make a run depend on the machine
+        # time is frozen; otherwise heat would depend on the machine
         self.device = Device(size, watermark=0.5, clock=lambda: 0.0)
         self.pool = self.device.pool
         self.below = SharedMemory(self.device)
@@ -124,14 +124,14 @@ class ManagerMachine(RuleBasedStateMachine):
         assert future.cancel(), "no copy is under way between steps"
 
     def ask(self, numbers: list[int], request: str) -> None:
-        """Onboard blocks; with wait, those that are known now must come."""
+        """Onboard blocks; with wait, those that are known now must be returned."""
         least = next((at for at, one in enumerate(numbers) if one not in self.known), len(numbers))
         future = self.manager.onboard(numbers, request)
         self.onboards.append((numbers, request, future, least))
 
     @rule(place=PLACES)
     def recall(self, place: int) -> None:
-        """Forget what is held, and onboard one known block."""
+        """Drop all handles, and onboard one known block."""
         for request in ("a", "b", "c"):
             self.release(request)
         if self.known:
@@ -159,7 +159,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(request=REQUESTS)
     def release(self, request: str) -> None:
         self.manager.release(request)
-        self.reserved = [  # blocks that were granted are gone
+        self.reserved = [  # the granted blocks were released
             one for one in self.reserved if one[1] != request
         ]
         for numbers, whose, future, _ in self.onboards:
@@ -171,7 +171,7 @@ class ManagerMachine(RuleBasedStateMachine):
         ends.
         """
         if self.waits and self.has_failed:
-            return  # what is in no lower tier keeps its place
+            return  # blocks in no lower tier are not evicted
         self.trouble("heal")
         for request in ("a", "b", "c"):
             self.pool.release(request)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block pool: states, reservations, what garbage collection and threads do, and figures."""
+"""The block pool: states, reservations, effects of garbage collection and threads, and
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def test_a_duplicate_is_reset_and_the_first_block_is_returned() -> None:
 def test_the_end_of_a_chain_is_evicted_before_its_beginning_in_any_order() -> None:
     pool = make(4)
     chain = store(pool, [1, 2, 3, 4])
-    for block in chain:  # the parent first, against the rule
+    for block in chain:  # the parent first, which is against the rule
         block.release()
     kept = pool.reserve("next", 1).result(0)
     assert pool.contains([1, 2, 3, 4]) == [True, True, True, False]
@@ -186,7 +188,7 @@ def test_handles_that_are_collected_under_the_lock_are_released_by_its_holder() 
     pool = make(2)
     blocks = pool.reserve("a", 2).result(0)
     with pool._exclusive:
-        blocks.clear()  # as garbage collection does in the middle of a call
+        blocks.clear()  # as garbage collection may do in the middle of a call
         assert pool.inflight_blocks == 2
     assert pool.inflight_blocks == 0
 

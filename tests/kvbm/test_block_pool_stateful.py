@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block pool beside a model by brute force, in any order of calls (Hypothesis)."""
+"""The block pool compared with a brute-force model, in any order of calls (Hypothesis)."""
 
 from __future__ import annotations
 
@@ -243,7 +243,9 @@ class PoolMachine(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
-        """Nothing leaks: when all handles are gone, every block can be had, in the right order."""
+        """Nothing leaks: when all handles are released, every block can be reserved, in the right
+        order.
+        """
         if not hasattr(self, "pool"):
             return
         while self.futures:

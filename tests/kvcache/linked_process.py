@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """A process for ``test_linked_processes.py`` that puts or gets over the host's link.
 
-It prints a line when it begins, and continues until its input ends.
+It prints a line when it starts, and continues until its input ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Hands every kind of wrong argument to C, case by case: ``misuse_process FOLDER``.
+"""Passes every kind of wrong argument to C, case by case: ``misuse_process FOLDER``.
 
 The process prints the name of a case before the case, and the exception after it. So the output
 shows which case ended the process.

@@ -34,7 +34,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Go on until enough calls were interrupted; then a put and a get must be whole."""
+    """Continue until enough calls were interrupted; then a put and a get must succeed."""
     wanted = int(sys.argv[1])
     mine, found = payload(COUNT, LENGTH, seed=7), np.zeros((COUNT, LENGTH), np.uint8)
     with Pool.open([Path(path) for path in sys.argv[2:]]) as pool:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def removed(cache: KVCache, keys: list[bytes]) -> None:
-    """Remove blocks, however often a signal interrupts it."""
+    """Remove blocks, with retries after signals."""
     while True:
         try:
             cache.remove(keys)

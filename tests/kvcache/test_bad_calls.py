@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache reports wrong arguments before it calls the server, whatever the pool holds."""
+"""A cache rejects wrong arguments before it calls the server, whatever the pool contains."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ KINDS = {
 
 
 def test_no_argument_to_c_ends_the_interpreter(shm: Path) -> None:
-    """``misuse_process.py`` has the table; every case is refused unless it does no harm."""
+    """``misuse_process.py`` has the table; every case is rejected unless it is harmless."""
     script = Path(__file__).with_name("misuse_process.py")
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", script, shm],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache takes some kinds of memory and refuses the others."""
+"""A cache accepts some kinds of memory and rejects the others."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_read_only_run_of_memory_is_rejected_as_a_target() -> None:
 
 
 class Tensor:
-    """The part of a torch tensor that describes its memory."""
+    """The attributes of a torch tensor that describe its memory."""
 
     def __init__(self, device: str = "cpu", *, contiguous: bool = True) -> None:
         self.array = np.arange(12, dtype=np.uint16)

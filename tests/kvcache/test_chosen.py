@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Caches choose an engine on a machine that seems to have a DSA."""
+"""Caches choose an engine on a machine with an emulated DSA."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.transfer import stand_in
 SMALL, LARGE = (
     1000,
     300_000,
-)  # bytes of a block; tests take the paper's table, which crosses between
+)  # block sizes on both sides of the crossover in the paper's table, which tests use
 
 
 def stat_of(cache: KVCache) -> PlannedStat:

@@ -54,7 +54,7 @@ def test_a_client_reports_now_and_then_only(
         cache.put(digests(2), payload(2, 100))
     assert call_count(server) == 0
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
-    cache.client.report.take()  # begins again: earlier counts are dropped
+    cache.client.report.take()  # starts again: earlier counts are dropped
     cache.put(digests(2), payload(2, 100))
     assert call_count(server) == 1
     assert server.reported(0)[Figure.PRESENT_BLOCKS] == 2
@@ -76,7 +76,7 @@ def test_a_report_that_fails_is_lost_and_no_call_fails_for_it(
     at_once: None, cache: KVCache, server: MetaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "KINDS", (*("x",) * lib.BL_REPORT_KINDS, *KINDS))
-    assert cache.put(digests(2), payload(2, 100)).stored == 2  # of a kind that the server refuses
+    assert cache.put(digests(2), payload(2, 100)).stored == 2  # of a kind that the server rejects
     assert server.calls()["report"].errors == 1
     monkeypatch.setattr(report, "KINDS", KINDS)
     assert cache.get(digests(2), np.zeros((2, 100), np.uint8)).hits == 2

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets by the DSA engine on its software queue survive faults of the queue and process.
-
-The software queue ends with its process, like a device's work for a process; work that was not
-complete was not published.
+"""Puts and gets with the DSA engine on its software queue survive faults of the queue and the
+process. The software queue ends with its process, like a device's work for a process; blocks of
+incomplete work were not published.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def test_copies_in_flight_of_a_killed_process_are_never_visible(
     states = cache.get(digests(2), np.zeros((2, 4 << 20), np.uint8)).states
     assert BlockState.HIT not in set(states.tolist())
     victim.kill()
-    assert "stored" not in victim.communicate()[0]  # it had not come to its end
+    assert "stored" not in victim.communicate()[0]  # it had not ended
     blocks = payload(2, 4 << 20)
     deadline = time.monotonic() + TIMEOUT_S
     while True:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets by an engine have the results of C's, and nothing stays half done."""
+"""Puts and gets with an engine have the same results as those in C, and leave no partial work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Hooked:
 
 
 class Later:
-    """A transfer that starts a while after it was returned."""
+    """A transfer that starts some time after it was returned."""
 
     def __init__(self, move: Callable[[], Transfer]) -> None:
         self._move, self._ended = move, threading.Event()
@@ -187,7 +187,7 @@ def test_a_damaged_block_is_a_miss_and_no_other(
 def test_a_damaged_vector_is_a_miss(pool: Pool, caches: Callable[..., KVCache]) -> None:
     cache = caches(CpuEngine(pool))
     cache.put(digests(2), payload(2, 40_000))
-    flip(pool, place(cache, digests(2)[1]) + 40_000)  # it stands behind the payload
+    flip(pool, place(cache, digests(2)[1]) + 40_000)  # it follows the payload
     targets = np.zeros((2, 40_000), np.uint8)
     assert cache.get(digests(2), targets).hits == 1
 
@@ -259,7 +259,7 @@ def test_pins_are_dropped_when_an_engine_could_not_read(
 def test_a_session_that_was_lost_in_between_stores_nothing(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
-    """A put that ends in another session may not write its blocks any more."""
+    """A put whose session was replaced must not write its blocks any more."""
     cache = caches()
     keys = cache.keys(digests(1))
     batch = ffi.new(

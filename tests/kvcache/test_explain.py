@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``explain`` names the cause of planted misses, and reports which causes it cannot determine."""
+"""``explain`` names the cause of provoked misses, and reports which causes it cannot determine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_evicted_blocks_are_distinguished_from_removed_ones(pool: Pool) -> None:
 
 
 def test_an_evicted_block_is_named(pool: Pool) -> None:
-    """Blocks of a MiB fill the space long before the table, whose lines keep their last keys."""
+    """Blocks of 1 MiB fill the space long before the table, whose lines keep their last keys."""
     with MetaServer(pool) as server:
         put(pool, Namespace(FIELDS), count=24, size=1 << 20)
         assert server.meta_stat().evict_count > 0
@@ -118,7 +118,7 @@ def test_a_block_that_left_a_full_table_is_named_though_its_line_is_used_again(p
         assert (found.state, found.cause) == ("miss", "evicted")
         assert "the block table was full" in found.text and "--block-bytes" in found.text
         assert why(pool, Namespace(FIELDS), b"never was here..").cause == "never"
-        with KVCache(pool, namespace=namespace) as cache:  # it comes back, and is removed
+        with KVCache(pool, namespace=namespace) as cache:  # it is stored again, and removed
             assert cache.put([DIGEST], [bytes(SIZE)]).stored == 1
             assert why(pool, namespace).cause == "stored"
             assert cache.remove([DIGEST]) == 1
@@ -143,7 +143,7 @@ def test_damaged_bytes_are_a_miss_that_is_named(pool: Pool) -> None:
         with Client(pool) as client, KVCache(client, namespace=namespace) as cache:
             place = MetaClient(client).lookup(cache.keys([DIGEST])).hits[0].offset
         with Path(pool.devices[0].path).open("r+b") as device:
-            device.seek(place + (2 << 20))  # behind the superblock's stripe
+            device.seek(place + (2 << 20))  # after the superblock's stripe
             assert device.read(8) == bytes(8)
             device.seek(-8, 1)
             device.write(b"damaged!")
@@ -154,7 +154,9 @@ def test_damaged_bytes_are_a_miss_that_is_named(pool: Pool) -> None:
 def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line that the second server wrote is overwritten; the first one's half has the block."""
+    """The line written by the second server is overwritten; the first server's half has the
+    block.
+    """
     namespace = Namespace(FIELDS)
     with MetaServer(pool):
         put(pool, namespace)

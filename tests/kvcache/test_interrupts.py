@@ -31,10 +31,9 @@ LENGTH, COUNT = 16 * 20480, 3
 
 
 class Scene:
-    """Two caches of different sessions: ``mine`` and ``other``.
-
-    ``mine`` copies by an engine that ``gpu.gate`` can stop; ``other`` copies by the CPU. If there
-    is no GPU, the gate has no effect.
+    """Two caches of different sessions: ``mine`` and ``other``. ``mine`` copies with an engine that
+    ``gpu.gate`` can stop; ``other`` copies with the CPU. If there is no GPU, the gate has no
+    effect.
     """
 
     def __init__(self, pool: Pool, engine: CopyEngine, gpu: FailingGpu | None) -> None:
@@ -59,7 +58,7 @@ class Scene:
         No other session's bytes have changed, only ``left`` blocks stay taken, and the cache works.
         """
         self.gate.set()
-        self.mine.stat()  # waits for whatever uses its session
+        self.mine.stat()  # waits for every user of its session
         found = np.zeros((COUNT, LENGTH), np.uint8)
         for seed in range(2):  # the second one may need the first one's buffers
             keys, blocks = self.fresh(), payload(COUNT, LENGTH, seed=seed)
@@ -125,7 +124,7 @@ def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator
     [None, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)],
 )
 def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> None:
-    """The first interrupt comes at each point in turn, a second one ``again`` points later."""
+    """The first interrupt is raised at each point in turn, a second one ``again`` points later."""
     ended = False
     for point in itertools.count(1):
         keys, blocks = scene.fresh(), payload(COUNT, LENGTH, seed=7)
@@ -160,7 +159,7 @@ def test_a_caches_thread_may_be_interrupted_at_its_start_and_end(scene: Scene) -
             cache.put(keys, blocks)
         with contextlib.suppress(KeyboardInterrupt), Interrupts({point}, called=True) as second:
             cache.close()
-        with contextlib.suppress(RpcError):  # an interrupted close is a close
+        with contextlib.suppress(RpcError):  # the cache is closed even if close() was interrupted
             cache.put(keys, blocks)
         _ended(cache.close)
         scene.other.remove(keys)
@@ -174,7 +173,7 @@ def test_a_caches_thread_may_be_interrupted_at_its_start_and_end(scene: Scene) -
 
 
 def _ended(close: Callable[[], None]) -> None:
-    """Close in another thread, so that a close that hangs fails at once."""
+    """Close in another thread, so that a close that hangs fails the test at once."""
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
     thread.join(PATIENCE_S)
@@ -184,7 +183,7 @@ def _ended(close: Callable[[], None]) -> None:
 class Alarms:
     """Sends signals to the main thread from another thread, once the main thread ``waits``.
 
-    It sends at most ``most``, until the context ends. A signal within Beluga's code raises
+    It sends at most ``most`` signals until the context ends. A signal within Beluga's code raises
     ``KeyboardInterrupt``.
     """
 
@@ -253,7 +252,7 @@ def test_space_stays_allocated_while_the_end_of_a_copy_is_unknown(scene: Scene) 
 
 
 def test_a_hook_of_pytest_within_beluga_is_not_interrupted() -> None:
-    """A finalizer of Beluga that was interrupted makes Python call such a hook."""
+    """Python calls such a hook after an interrupted finalizer of Beluga."""
     beluga: dict[str, Any] = {}
     source = "def call(function):\n    return function()\n"
     exec(compile(source, PACKAGE + "/finalizer.py", "exec"), beluga)  # noqa: S102

@@ -42,10 +42,9 @@ TROUBLES = (KeyboardInterrupt, DriverError, TransferCancelledError, UnsettledErr
 
 @dataclasses.dataclass(frozen=True)
 class Trouble:
-    """The trouble of one step.
-
-    It has the points of interrupts in the main thread, the number of signals once the GPU has work,
-    the call of the driver that fails, and whether the driver is silent then.
+    """The faults of one step: the points of interrupts in the main thread, the number of signals
+    once the GPU has work, the driver call that fails, and whether the driver reports nothing
+    afterwards.
     """
 
     points: frozenset[int]
@@ -92,7 +91,7 @@ class Interrupted(RuleBasedStateMachine):
 
     @contextlib.contextmanager
     def troubled(self, trouble: Trouble) -> Iterator[list[BaseException]]:
-        """Cause trouble in this context, and yield the list of exceptions. The GPU stands still."""
+        """Cause the faults in this context, and yield the list of exceptions. The GPU is paused."""
         scene, gpu = self.scene, self.scene.gpu
         scene.gate.clear()
         self.opener = threading.Timer(STILL_S, scene.gate.set)
@@ -111,7 +110,7 @@ class Interrupted(RuleBasedStateMachine):
                 told.append(error)
 
     def calm(self) -> None:
-        """Wait until all threads that were left behind have ended."""
+        """Wait until all remaining threads have ended."""
         self.opener.join()
         self.scene.mine.stat()
         if self.scene.gpu is not None:
@@ -135,7 +134,7 @@ class Interrupted(RuleBasedStateMachine):
 
     @rule(trouble=TROUBLE)
     def get(self, trouble: Trouble) -> None:
-        if not self.stored:  # no precondition: what is stored depends on when interrupts come
+        if not self.stored:  # no precondition: the stored blocks depend on the time of interrupts
             return
         found = np.zeros((COUNT, LENGTH), np.uint8)
         with self.troubled(trouble) as told:

@@ -51,7 +51,7 @@ def test_keys_are_the_same_in_every_process() -> None:
 
 
 def test_keys_are_those_of_the_first_release() -> None:
-    """A pool outlives its programs: these numbers may change with the pool format only."""
+    """A pool outlives its programs, so these numbers may change only with the pool format."""
     assert NAMESPACE.digest.hex() == "6897be4df2b10029cd096c3931e983d1"
     assert f"{one(NAMESPACE, bytes(range(16))):032x}" == "8f44479b26552e6d1141f64d90376b32"
     assert f"{one(NAMESPACE, bytes(range(40))):032x}" == "fc1dd3c2d4160cecd89860526e4f2e97"

@@ -151,7 +151,9 @@ def _moved(direction: LinkDirection) -> None:
 
 
 def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: Link) -> None:
-    """There are at least eight parts, so there would be as many decisions if each acquired one."""
+    """There are at least eight parts, which would be eight admissions if each one acquired its
+    own.
+    """
     handle = IoHandle(link)
     settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
     engine = CpuEngine(pool, 2, settings=settings, handle=handle)
@@ -167,7 +169,7 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
         for memory in (source, target)
     ]
     asked = []
-    for _ in range(20):  # now and then both acquire at the same moment
+    for _ in range(20):  # sometimes both acquire at the same time
         before = handle.stat(Direction.WRITE).polls
         engine.gather_write(plans[0]).wait()
         asked.append(handle.stat(Direction.WRITE).polls - before)
@@ -181,7 +183,7 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
 def test_a_copy_that_waited_too_long_continues_without_tokens(
     pool: Pool, server: MetaServer, link: Link
 ) -> None:
-    """A process that stands still holds all of the link."""
+    """A stopped process holds all tokens of the link."""
     held = Queue(link.directions[Direction.READ], now_ns=time.monotonic_ns())
     limit = int(link.directions[Direction.READ].handle.bucket.limit)
     held.push(TransferClass.OFFLOAD, limit, 1)
@@ -234,7 +236,7 @@ def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: L
         carried = handle.carried(TransferClass.SCRUB)
         assert carried.bytes >= 2 * LENGTH
         assert carried.pieces >= 2 * LENGTH // PIECE
-        check_pool(pool, admission=admission)  # of lines alone
+        check_pool(pool, admission=admission)  # only of lines
         assert handle.carried(TransferClass.SCRUB) == carried
     handle.close()
 

@@ -79,7 +79,7 @@ def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Star
     for what in ("get", "put"):
         process(what)
     seen, right = [], 0
-    for _ in range(WAIT_S):  # a busy machine may starve either: its seconds do not count
+    for _ in range(WAIT_S):  # a busy machine may starve either process; such seconds do not count
         (onboard, offload), took_s = moved(link, 1)
         assert onboard + offload <= 1.1 * RATE * took_s + 16 * PIECE
         seen.append((onboard, offload))
@@ -103,7 +103,7 @@ def test_a_process_killed_during_a_copy_blocks_no_other(link: Link, process: Sta
         most = max(most, onboard / took_s)
         if most > 0.7 * RATE:
             break
-    assert most > 0.7 * RATE  # all of the link, or nearly
+    assert most > 0.7 * RATE  # nearly the whole link
     members = [member for member in direction.handle.members if member.owner != 0]
     assert [int(member.owner) & 0xFFFFFFFF for member in members] == [getter.pid]
     answer, _ = getter.communicate()

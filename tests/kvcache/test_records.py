@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Gets of blocks that another session has found: no call, and never wrong bytes."""
+"""Gets of blocks that another session has looked up: no call, and never wrong bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIT, MISS = BlockState.HIT, BlockState.MISS
 
 @pytest.fixture
 def finder(pool: Pool, server: MetaServer) -> Iterator[KVCache]:
-    """The session that stores blocks, finds them and pins them."""
+    """The session that stores blocks, looks them up and pins them."""
     with KVCache(pool, namespace="test") as finder:
         assert finder.put(digests(COUNT), payload(COUNT, SIZE)).stored == COUNT
         yield finder
@@ -56,7 +56,7 @@ def test_a_block_that_moved_is_found_and_one_that_left_is_a_miss(
     others = payload(COUNT + 2, SIZE)[COUNT:]
     for stored, hits in ((True, COUNT), (False, 3)):
         finder.remove(digests(1, start=3))
-        finder.put(digests(2, start=COUNT), others)  # these take the space, if it is free
+        finder.put(digests(2, start=COUNT), others)  # these blocks use the space if it is free
         if stored:
             finder.put(digests(1, start=3), payload(COUNT, SIZE)[3:4])
         result = reader.get(digests(COUNT), target, records=records)
@@ -92,7 +92,7 @@ def test_records_of_another_pool_cost_only_a_call(
 def test_a_reader_of_a_dead_server_finds_the_blocks_at_the_next_one(
     pool: Pool, reader: KVCache, server: MetaServer
 ) -> None:
-    """Without a call a session does not detect that another server has taken over."""
+    """Without a call, a session does not detect a takeover."""
     with KVCache(pool, namespace="test") as finder:
         finder.put(digests(COUNT), payload(COUNT, SIZE))
     server.stop()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A process that copies by an engine gets real signals in pairs, like Ctrl-C pressed twice."""
+"""A process that copies with an engine gets real signals in pairs, like Ctrl-C pressed twice."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from tests.kvcache.conftest import digests, payload
 
 SCRIPT = Path(__file__).with_name("signals_process.py")
 STRIPE, COUNT, LENGTH, WANTED = 2 << 20, 4, 1 << 20, 40
-THEIRS = 1 << 30  # the first of our keys: not the process's
+THEIRS = 1 << 30  # the first of our keys, which the process does not use
 
 
 def test_pairs_of_signals_harm_nobodys_blocks(shm: Path) -> None:
-    """An interrupted put returns its space after its last byte is written, so another session that
-    gets the space finds what it wrote."""
+    """An interrupted put releases its space only after its last byte is written, so another session
+    that gets the space reads what it wrote itself.
+    """
     paths, dice = [shm / "a", shm / "b"], random.Random(5)
     blocks = payload(COUNT, LENGTH, seed=99)
     with (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tensors whose pointer is none, or whose bytes are not their values, are refused wherever memory
-enters; and only one function reads a tensor's pointer.
+"""Tensors without a pointer, or whose bytes are not their values, are rejected by every function
+that accepts memory; and only one function reads a tensor's pointer.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def sparse(give: Callable[[Any], None]) -> None:
 
 
 def freed(give: Callable[[Any], None]) -> None:
-    """A shard that FSDP has given back."""
+    """A shard that FSDP has freed."""
     tensor = torch.rand(SHAPE)
     tensor.untyped_storage().resize_(0)
     give(tensor)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Adding a copy engine is one module and one registry entry: all else finds it by its name."""
+"""A new copy engine needs one module and one registry entry; everything else finds it by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 300_000  # bytes of a block
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry has the toy, and this machine nothing but it and the CPU."""
+    """The registry has the toy engine, and this machine has only it and the CPU."""
     none = dataclasses.replace(ENGINES["dsa"], why_none=lambda: "not on this machine")
     monkeypatch.setitem(ENGINES, "dsa", none)
     monkeypatch.setitem(ENGINES, "toy", ENTRY)
@@ -33,7 +33,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Cost]:
-    """Nothing is kept, and costs are those of this table: the toy is the faster one."""
+    """Nothing is cached, and this table has the costs: the toy engine is faster."""
     costs = {"cpu": Cost(0, 0, 1), "toy": Cost(100_000, 0, 0.01)}
 
     def measure(engine: Any, direction: Direction, offset: int) -> Cost:

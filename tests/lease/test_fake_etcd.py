@@ -211,7 +211,7 @@ def test_an_etcd_that_grants_nothing_is_an_error(etcd: Etcd, answer: object) -> 
 
 
 class Guarded(Etcd):
-    """An etcd with users: a token is good for a number of calls."""
+    """An etcd with users: a token is valid for a number of calls."""
 
     good_for = 2
 
@@ -266,7 +266,7 @@ def test_members_that_do_not_answer_are_passed_over(etcd: Etcd) -> None:
     one = EtcdLease(["http://127.0.0.1:9", etcd.url, "http://127.0.0.1:9"], "pool", ttl_s=30)
     assert one.acquire(0)
     assert one.renew()
-    assert one._services[0].base == etcd.url  # it is tried first from now on
+    assert one._services[0].base == etcd.url  # from now on it is tried first
 
 
 def test_member_without_a_leader_is_passed_over(etcd: Etcd) -> None:

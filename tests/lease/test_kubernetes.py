@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The lease in Kubernetes, against a server that keeps leases as the API server does."""
+"""The lease in Kubernetes, against a fake of the API server."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def test_the_record_is_what_other_clients_read(api: Api, account: Path) -> None:
     assert first["spec"]["acquireTime"] == first["spec"]["renewTime"]
     assert one.renew()
     again = api.leases["pool"]["spec"]
-    assert again["acquireTime"] == first["spec"]["acquireTime"]  # the lease was held all the time
+    # the lease was held without a break
+    assert again["acquireTime"] == first["spec"]["acquireTime"]
     assert again["renewTime"] > first["spec"]["renewTime"]
     assert again["leaseTransitions"] == 1
     one.release()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Listeners as they really run, and a client of each that means no harm.
+"""Real listeners, and a harmless client of each.
 
 One ``beluga gateway`` has the listeners of clients and of operators, one ``beluga serve`` the admin
 port, the local socket and the replay. Attackers use plain sockets.
@@ -28,13 +28,13 @@ from beluga.pool import Pool
 
 Start = Callable[..., Any]
 T = TypeVar("T")
-ANSWER_S = 30.0  # for what takes milliseconds on an idle machine; attacks last longer
+ANSWER_S = 30.0  # timeout of events that take milliseconds on an idle machine; attacks last longer
 FILES = 100  # descriptors of the attacked processes
 
 
 @dataclass
 class Engine:
-    """An engine in a thread of its own: it notes each request, and answers the paths of models."""
+    """An engine in its own thread: it records each request, and responds to the paths of models."""
 
     seen: list[tuple[str, str]] = field(default_factory=list)  # method and path
     url: str = ""
@@ -42,7 +42,7 @@ class Engine:
     chunks: int = 0  # of 64 KiB, of an endless answer
 
     def begin(self) -> None:
-        """Drop earlier requests, and answer as usual."""
+        """Drop earlier requests, and respond as usual."""
         self.seen.clear()
         self.headers, self.chunks = {}, 0
 
@@ -152,7 +152,7 @@ class Site:
 
 
 def _line(child: Any) -> dict[str, Any]:
-    """Return what a command announces next."""
+    """Return the next line that a command prints."""
     line = child.stdout.readline()
     assert line, "it has ended"
     found: dict[str, Any] = json.loads(line)

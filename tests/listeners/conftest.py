@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The attacked listeners. They are the same for all tests of a file: what one attack leaves behind
-must not matter to the next.
+"""The attacked listeners. All tests of a file share them: the effects of one attack must not matter
+to the next.
 """
 
 from __future__ import annotations

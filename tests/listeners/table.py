@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The table of docs/operate/listeners.md: for each defense and each listener what happens, and the
-test that sees it, or why the listener needs no such defense.
+"""The table of docs/operate/listeners.md: for each defense and each listener the behavior and its
+test, or the reason why the listener needs no such defense.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LISTENERS = ("clients", "operators", "admin port", "local socket", "events", "pr
 
 
 class Cell(NamedTuple):
-    """A statement of the table, and its test (``file::function``) of that; "" for a reason."""
+    """A statement of the table, and its test (``file::function``), or "" for a reason."""
 
     text: str
     test: str = ""

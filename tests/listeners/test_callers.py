@@ -233,13 +233,13 @@ def test_both_servers_support_tls(start: Start, shm: Path) -> None:
             silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")
             asked = urlopen(url, timeout=30, context=context)  # noqa: S310
             with silent.connect(), asked as answer:
-                assert answer.status == 200  # a stalled handshake keeps no client out
+                assert answer.status == 200  # a stalled handshake does not block clients
             with pytest.raises((urllib.error.URLError, OSError)):
                 urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310
 
 
 def test_stalled_handshakes_do_not_block_others(start: Start, shm: Path) -> None:
-    """They have no place yet, and end by themselves after 10 s only."""
+    """They are not counted yet, and end only after 10 s."""
     pair, context = certificate(shm)
     gateway = start(
         *("gateway", "--worker", "http://127.0.0.1:9", "--port", 0, "--json", "--tls", pair),

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bounds of the server's listeners of HTTP lie exactly where docs/operate/listeners.md has
-them.
-"""
+"""The server's HTTP listeners have exactly the bounds of docs/operate/listeners.md."""
 
 from __future__ import annotations
 
@@ -46,9 +44,9 @@ def test_the_requests_of_a_connection_have_a_bound_each(served: Site, name: str)
 @pytest.mark.parametrize(
     ("method", "length", "status"),
     [
-        ("POST", "65536", 400),  # it is read, and is no JSON
+        ("POST", "65536", 400),  # it is read, but is not JSON
         ("POST", "65537", 413),
-        ("POST", "9" * 5000, 413),  # more digits than Python converts
+        ("POST", "9" * 5000, 413),  # more digits than Python's limit for conversions
         ("GET", "0", 200),
         ("GET", "1", 413),
     ],

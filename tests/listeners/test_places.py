@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Who gives a place up, on a clock that the test moves; and the rules of names and paths."""
+"""Which connection loses its place, on a virtual clock; and the rules for names and paths."""
 
 from __future__ import annotations
 

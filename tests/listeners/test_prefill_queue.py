@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which paths of an engine a writer to a prefill queue reaches, and whether a queue's server, or an
-attacker in between, gets its password.
+"""Which paths of an engine a writer to a prefill queue reaches, and whether a queue's server, or a
+man in the middle, gets its password.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_no_error_shows_a_queues_password(url: str, caplog: pytest.LogCaptureFix
     with pytest.raises(QueueError) as error:
         asyncio.run(open_queue(url, "q"))
     causes = f"{error.value}{error.value.__cause__}{error.value.__context__}"
-    if not url.startswith("pool2"):  # which is no URL
+    if not url.startswith("pool2"):  # which is not a URL
         assert WORD not in causes + caplog.text
     assert "\n" not in str(error.value)
 
@@ -82,7 +82,7 @@ def test_an_invalid_nats_address_is_rejected_at_once(server: str) -> None:
 
 
 def test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue() -> None:
-    """Nor does an attacker in between, who removes TLS from the server's reply."""
+    """Nor does a man in the middle who removes TLS from the server's reply."""
     heard: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

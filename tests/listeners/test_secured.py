@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tokens and certificates as settings name them."""
+"""Tokens and certificates that settings name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Bodies, heads and floods cost each listener a bounded memory, and others an answer in time."""
+"""Bodies, headers and floods cost each listener bounded memory, and others still get responses in
+time.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def sending(listener: Listener, count: int, head: bytes, size: int) -> Iterator[
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60 / count + 2)  # those whose answer is not due yet continue
+            thread.join(60 / count + 2)  # those without a response so far continue
         yield answers
         for peer in peers:
             with suppress(OSError):
@@ -135,7 +137,7 @@ def test_a_flood_of_replays_delays_no_event(served: Site, routers: int) -> None:
         while live.poll(0):
             live.recv_multipart()
         for _ in range(3):
-            assert live.poll(5_000)  # one comes each second
+            assert live.poll(5_000)  # one arrives each second
             live.recv_multipart()
         asked = context.socket(zmq.DEALER)
         asked.connect(served.replay)
@@ -165,7 +167,7 @@ def test_a_router_that_sends_much_is_cut_off(served: Site) -> None:
 
 
 def test_routers_that_do_not_read_have_few_messages_here(tmp_path: Path) -> None:
-    """Each requests 10,000 messages, again and again."""
+    """Each one requests 10,000 messages, again and again."""
     import zmq
 
     asked = 0

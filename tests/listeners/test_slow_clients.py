@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients that are silent, slow or do not read keep no other client out of a listener, however many
-they are. Each attack runs while a harmless client sends requests.
+"""Clients that are silent, slow or do not read do not block other clients of a listener, however
+many they are. Each attack runs while a harmless client sends requests.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import pytest
 from attacked import Listener, Site
 
 COUNT = 150
-PLACES_MAX = 70  # of one listener: no more connections have a place at once
+PLACES_MAX = 70  # limit of a listener's connections
 JSON = "Content-Type: application/json"
 
 
 @contextmanager
 def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[socket.socket]]:
-    """Have connections that have sent this and wait. None of them ends by itself; those that the
-    listener ends are opened again.
+    """Keep connections open that have sent this and wait. Those that the listener closes are opened
+    again.
     """
     ending = threading.Event()
     peers: list[socket.socket] = []
-    opened: list[float] = []  # when; a listener may refuse and end each at once
+    opened: list[float] = []  # time of the last opening; a listener may close each one at once
 
     def open_again() -> None:
         while not ending.wait(0.002):
@@ -123,7 +123,7 @@ def test_clients_that_do_not_read_do_not_block_others(served: Site, listener: Li
 
 
 def test_half_sent_bodies_block_no_request(served: Site) -> None:
-    """At few descriptors; their clients have --body-wait of 120 s to continue."""
+    """With few descriptors; their clients have --body-wait of 120 s to continue."""
     clients = served.http["clients"]
     with many(clients, half_body(clients)):
         for _ in range(5):

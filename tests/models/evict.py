@@ -35,7 +35,7 @@ class Lru:
 
 
 class S3Fifo:
-    """``main`` and ``small`` also have the pinned blocks."""
+    """``main`` and ``small`` include the pinned blocks."""
 
     def __init__(self) -> None:
         self.main: list[int] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A list of pages as the model of csrc/space/pages.h; each answer examines all of them."""
+"""A list of pages as the model of csrc/space/pages.h; each call examines all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pages:
         return self.state[page] == "free" and page // STRIPE_PAGES not in self.lost
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return the free runs: where each begins and ends."""
+        """Return the start and end of each free run."""
         found, start = [], None
         for page in range(len(self.state) + 1):
             free = page < len(self.state) and self.free(page)

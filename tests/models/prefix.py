@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A naive index of KV events: every holder has a set of names, and a block's name is its whole
+"""A naive index of KV events: every worker has a set of names, and a block's name is its whole
 path.
 """
 
@@ -77,8 +77,8 @@ class NaiveIndex:
         return {names[name] for name, where in self.held.get(owner, ()) if where is tier}
 
     def find(self, hashes: list[int]) -> tuple[dict[Worker, Overlap], int]:
-        """Return the overlaps of holders that have something of the request, and the pool's
-        leading blocks.
+        """Return the overlaps of workers that have blocks of the request, and the pool's leading
+        blocks.
         """
 
         def run(blocks: set[Path], start: int) -> int:

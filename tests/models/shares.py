@@ -12,8 +12,8 @@ from models.evict import Lru
 
 
 class Shares:
-    """``parts`` has the blocks that each share may have, those of everybody else first; ``room`` is
-    that of the pool.
+    """``parts`` has the number of blocks of each share, first that of tenants without a share;
+    ``room`` is that of the pool.
     """
 
     def __init__(self, parts: Sequence[int], room: int) -> None:
@@ -24,7 +24,7 @@ class Shares:
         self.evicted = [0 for _ in parts]
 
     def take(self, number: int, share: int) -> int | None:
-        """Give a new block its room. Returns the block that was evicted for it, if one was."""
+        """Add a new block. Returns the block that was evicted for it, if any."""
         victim = None
         if sum(self.used) == self.room:
             victim = self.victim(share)

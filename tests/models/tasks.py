@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Queues of tasks as a dictionary that is sorted for every answer: a model of index/tasks.c."""
+"""Queues of tasks as a dictionary that is sorted for every call: a model of index/tasks.c."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Spin searches models of the protocol whole: every property holds, and every seeded bug is found.
-
-Each model names its properties in its head. Caches (which the simulator has) and payloads are left
-out.
+"""Spin searches models of the protocol completely: every property holds, and every seeded bug is
+found. Each model lists its properties at its top. Caches (which the simulator covers) and payloads
+are not modelled.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def spin() -> None:
 
 
 def search(model: str, directory: Path, *macros: str) -> int:
-    """Return how many errors a whole search finds, at most one; the report must show that it was
+    """Return the number of errors of a search, at most one. The report must show that it was
     complete.
     """
 

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The classical mutants of a C file, found by the tokens of each line inside a function.
 
-The verbs of the protocol have mutants of their own (``scripts/mutants``); these are of the logic
-around them.
+The verbs of the protocol have other mutants (``scripts/mutants``); these change the logic around
+them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """A pytest plugin: coverage records each line under the test that runs, with its fixtures.
 
-Coverage's own ``dynamic_context = test_function`` books only what runs below a test function. It
-misses what only fixtures start and end, and the threads that they start.
+Coverage's own ``dynamic_context = test_function`` records only lines that run below a test
+function. It misses fixtures and the threads that they start.
 """
 
 from __future__ import annotations

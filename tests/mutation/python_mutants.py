@@ -154,7 +154,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is None or (isinstance(node.value, ast.Constant) and not node.value.value):
-            return  # nothing, and what stands for nothing, is None enough
+            return  # None and empty values are equivalent here
         self._replace(node, "return", "return None")
         self.visit(node.value)
 
@@ -181,7 +181,7 @@ class _Finder(ast.NodeVisitor):
     # ---- Expressions.
 
     def _condition(self, node: ast.expr) -> None:
-        """Return the opposite, where no other operator makes it."""
+        """Return the negation of an expression without an operator mutant."""
         if not isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp):
             self._replace(node, "condition", f"(not ({self._text(node)}))")
 
@@ -220,7 +220,7 @@ class _Finder(ast.NodeVisitor):
             self._replace(node, "constant", repr(node.value * 2 + 1))
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        pass  # words for people
+        pass  # messages
 
 
 def mutants_of(path: Path, name: Path) -> Iterator[Mutant]:

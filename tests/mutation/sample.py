@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TESTS_MAX = 400
 
-# The folders or files of tests/ that a package is tried with. The first are tried first.
+# The folders or files of tests/ for a package, in the order of their runs.
 FOLDERS: dict[str, str] = {
     "cli": "cli replay",
     "connectors": "connectors",
@@ -51,7 +51,7 @@ FOLDERS: dict[str, str] = {
     "transfer": "transfer kvcache",
     "verify": "verify cli/test_verify_command.py sim/test_verify.py",
 }
-# The same for C, by how a file's path in csrc/ begins; the longest beginning counts.
+# The same for C, by a prefix of a file's path in csrc/; the longest prefix counts.
 C_FOLDERS: dict[str, str] = {
     "base": "index models",
     "check": "index/test_check.py index/test_check_live.py index/test_repair.py cli",
@@ -79,7 +79,7 @@ C_FOLDERS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a mutant: caught, survived, or no program at all."""
+    """The result of a mutant: caught, survived, or does not compile."""
 
     mutant: Mutant
     caught: bool
@@ -87,7 +87,7 @@ class Verdict:
 
 
 class Copy:
-    """A copy of the tree, with an environment of its own, in which files may be changed."""
+    """A copy of the tree with its own environment, in which files may be changed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -95,7 +95,7 @@ class Copy:
             ".git", ".venv*", "build", "__pycache__", ".hypothesis", ".mypy_cache", ".pytest_cache"
         )
         shutil.copytree(ROOT, root, ignore=skip, dirs_exist_ok=True)
-        # The project's environment finds the sources by an editable install: this comes before it.
+        # The project's environment has an editable install, which this overrides.
         path = os.pathsep.join([str(root), str(root / "tests")])
         self.environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         bench = root / "beluga_bench"
@@ -149,7 +149,7 @@ class Copy:
 
 
 def covered(data: Path, root: Path) -> dict[tuple[str, int], list[str]]:
-    """Read what coverage wrote: by file and line, the tests as pytest selects them."""
+    """Read coverage's data: the test ids by file and line."""
     from coverage.numbits import numbits_to_nums
 
     found: dict[tuple[str, int], list[str]] = {}
@@ -174,21 +174,21 @@ def python_files(package: str) -> list[Path]:
 
 
 def c_folders(path: Path) -> list[str]:
-    """Return the tests that a C file is tried with."""
+    """Return the tests of a C file."""
     name = str(path).rpartition("csrc/")[2]
     fit = [(len(word), folders) for word, folders in C_FOLDERS.items() if name.startswith(word)]
     return [f"tests/{name}" for name in max(fit)[1].split()] if fit else []
 
 
 def c_files() -> list[Path]:
-    """Return the C files with logic of the product."""
+    """Return the C files of the product that have logic."""
     skip = ("sim", "heap_sim", "coherence.h", "pool_format")
     files = [path for path in (ROOT / "csrc").rglob("*.[ch]") if not path.name.startswith(skip)]
     return [path.relative_to(ROOT) for path in sorted(files) if c_folders(path)]
 
 
 def try_python(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict:
-    """Try one mutant of Python against some tests."""
+    """Run tests on one mutant of Python."""
     path = copy.root / mutant.path
     source = path.read_text()
     path.write_text(mutant.apply(source))
@@ -201,7 +201,7 @@ def try_python(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict:
 
 
 def try_c(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict | None:
-    """Try one mutant of C; None if it does not compile."""
+    """Run tests on one mutant of C. Returns None if it does not compile."""
     path = copy.root / mutant.path
     source = path.read_text()
     path.write_text(mutant.apply(source))
@@ -219,7 +219,7 @@ def try_c(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict | None:
 
 
 def runs_at_import(mutant: Mutant) -> bool:
-    """Is it a default, a constant or the like, outside of every function's body?"""
+    """Whether it is outside of every function's body, such as a default or a constant."""
     tree = ast.parse((ROOT / mutant.path).read_text())
     return not any(
         node.body[0].lineno <= mutant.line <= (node.end_lineno or 0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Pages and charts: escaping, axes, and that the picture shows what the page shows."""
+"""Pages and charts: escaping, axes, and the picture's agreement with the page."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Reads a page strictly: elements are closed, ids are unique, and nothing is from outside."""
+"""Parses a page strictly: elements are closed, ids are unique, and nothing is loaded from
+elsewhere.
+"""
 
 from __future__ import annotations
 

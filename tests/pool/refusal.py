@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Checks a refusal: exactly this kind of error, in one line that helps."""
+"""Checks an error: exactly this type, with a helpful one-line message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beluga.errors import BelugaError
 
 @contextlib.contextmanager
 def refused(kind: type[BelugaError], *words: str) -> Iterator[None]:
-    """Check that the block raises ``kind``, with a one-line text that has these words."""
+    """Check that the block raises ``kind``, with a one-line message that contains these words."""
     with pytest.raises(kind) as caught:
         yield
     text = str(caught.value)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Opening a pool: any order of its devices, and nothing else."""
+"""Opening a pool: its devices in any order, and no others."""
 
 from __future__ import annotations
 

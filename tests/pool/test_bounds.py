@@ -101,7 +101,8 @@ def test_memory_that_runs_out_leaves_no_file(
     monkeypatch.setattr(creation, "_PIECE", 64 * KIB)
     with refused(NoRoomError, "memory ran out"):
         creation.create([tmp_path / "a"], NewPoolSettings(device_size=8 * MIB))
-    assert core.names().count("bl_device_populate") < 128  # the pieces that wait are not tried
+    # pieces that are still queued are not tried
+    assert core.names().count("bl_device_populate") < 128
     assert not (tmp_path / "a").exists()
 
 
@@ -169,7 +170,7 @@ def test_the_default_pool_is_stored_in_any_folder(
 ) -> None:
     state = tmp_path / "not" / "yet"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    for name in ("a", "b"):  # the second one stands in the first one's place
+    for name in ("a", "b"):  # the second one has the first one's path
         with storing_default([tmp_path / name]):
             pass
         assert stored_specs() == [DeviceSpec(tmp_path / name)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Creating a pool: a refusal leaves everything as it was."""
+"""Creating a pool: after an error nothing has changed."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_slice_with_enough_space_needs_no_more(
 
 
 def test_devdax_node_is_not_coherent_and_not_extended(tmp_path: Path) -> None:
-    # /dev/zero can be mapped like a device but stores nothing, so only a creation works.
+    # /dev/zero can be mapped like a device but stores nothing, so only the creation succeeds.
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
     mapping = creation.create(["/dev/zero@0+12MiB"], NewPoolSettings(), sysfs=sysfs)
     member = mapping.members[0]
@@ -276,5 +276,5 @@ def test_a_file_with_a_pool_in_a_slice_cannot_be_formatted_whole(shm: Path) -> N
         Pool.create([file], device_size=2 * SIZE)
     assert digest(file) == before
     Pool.open([inner]).close()
-    Pool.create([f"{file}@{2 * SIZE}+{SIZE}"]).close()  # behind it, there is room
+    Pool.create([f"{file}@{2 * SIZE}+{SIZE}"]).close()  # after it there is room
     Pool.create([file], device_size=SIZE, force=True).close()

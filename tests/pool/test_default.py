@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user who has mounted nothing."""
+    """A user without a mounted pool."""
     monkeypatch.delenv("BELUGA_POOL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(default, "emulated_paths", lambda: [str(tmp_path / "emulated")])

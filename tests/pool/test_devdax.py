@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Beluga refuses first what devdax refuses or silently rounds, with one clear line each.
-
-A made-up sysfs calls /dev/null a devdax node; it is never mapped here. Real nodes: tests/hosts.
+"""Beluga rejects what devdax would reject or silently round, with a clear one-line error. In a
+made-up sysfs /dev/null is a devdax node, which is never mapped here. Real nodes: tests/hosts.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def test_an_invalid_attribute_is_rejected(tmp_path: Path, attribute: str, text: 
 
 
 def test_unbound_node_is_explained(tmp_path: Path) -> None:
-    # A character device without a driver answers like an unbound devdax node: ENXIO.
+    # A character device without a driver fails like an unbound devdax node, with ENXIO.
     try:
         os.mknod(tmp_path / "node", 0o600 | 0o020000, os.makedev(4095, 77))
         os.close(os.open(tmp_path / "node", os.O_RDWR))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Device files and their kinds. Devdax nodes have test_devdax.py."""
+"""Device files and their kinds; see test_devdax.py for devdax nodes."""
 
 from __future__ import annotations
 

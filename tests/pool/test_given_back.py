@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A closed pool gives back everything that it took of the process: descriptors and mappings."""
+"""A closed pool releases all its descriptors and mappings."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_users_of_a_pool_end_before_it_in_reverse_order(
     users[2].fails = False
     del users[1], user
     pool.close()
-    assert ended == ["c", "a"]  # the one in between is gone
+    assert ended == ["c", "a"]  # the one in between was collected
     assert core.names()[-3:] == ["bl_pool_close", "bl_device_unmap", "bl_device_unmap"]
     with pytest.raises(ValueError, match="closed"):
         pool.before_close(users[0].end)

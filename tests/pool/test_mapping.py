@@ -65,7 +65,7 @@ def test_a_process_maps_a_pool_once_however_often_it_opens_it(shm: Path) -> None
     pools[0].close()
     with pytest.raises(ValueError, match="closed"):
         pools[0].using()
-    assert ffi.buffer(lib.bl_pool_address(pools[1].handle, 0), 8)[:]  # the others use it still
+    assert ffi.buffer(lib.bl_pool_address(pools[1].handle, 0), 8)[:]  # the others still use it
     with pools[1].using():
         for pool in pools[1:]:
             pool.close()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool's bytes: where they lie, that they stay, and that no others are touched."""
+"""A pool's bytes: their places, their durability, and that no others are changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 8 * MIB
 
 
 def place(offset: int, device_count: int, device_size: int, interleaved: bool) -> tuple[int, int]:
-    """Return where an offset lies: (device, offset in the device). This models
+    """Return the place of an offset: (device, offset in the device). This models
     format/interleave.h.
     """
     stripe, rest = divmod(offset, STRIPE)

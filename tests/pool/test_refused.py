@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Errors that must not be dropped, and room that must not be taken."""
+"""Errors that must not be ignored, and space that must not be used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where the processes of one host meet in the name of a pool."""
+"""Runtime directories, by which the processes of one host find each other."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_configured_directory_is_trusted_unless_world_writable(
 def test_a_place_that_another_user_prepared_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a directory in /tmp whose name can be guessed, the owner could replace what we make."""
+    """The owner of a directory in /tmp with a predictable name could replace our files."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of another user")
     root = tmp_path / "beluga-1000"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Temporary folders of pools: the next process removes what a killed one left, and nothing else."""
+"""Temporary folders of pools: the next process removes leftovers of killed ones, and nothing
+else.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How a person names a device."""
+"""How users name a device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A superblock is foreign input: every way to be wrong has its name."""
+"""A superblock is untrusted input: every kind of error has its own name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECKED = ffi.typeof("bl_superblock").fields
 
 
 def forged(field: str, value: int) -> bytes:
-    """Return GOOD with another value in a field, and the check made right again."""
+    """Return GOOD with another value in a field and a corrected check."""
     raw = ffi.new("bl_superblock *")
     ffi.memmove(raw, GOOD.raw, SUPERBLOCK_SIZE)
     struct = raw.geometry if field.startswith("geometry.") else raw

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A survey of superblocks: every way to be wrong is a finding, and names its device."""
+"""A survey of superblocks: every kind of error is a finding that names its device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(path: Path, raw: bytes, at: int = 0) -> None:
 
 
 def forge(path: Path, change: Callable[[Any], None]) -> None:
-    """Write other values into the superblock, and make its check right again."""
+    """Write other values into the superblock, and correct its check."""
     raw = ffi.new("bl_superblock *")
     with path.open("rb") as file:
         ffi.memmove(raw, file.read(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)

@@ -129,7 +129,7 @@ def test_numbers_are_sent_at_their_times(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
-        clock.now_s += seconds + 0.125  # the clock is late
+        clock.now_s += seconds + 0.125  # the request is behind schedule
 
     dispatcher._stopped = SimpleNamespace(  # type: ignore[assignment]
         wait=wait, is_set=lambda: False, set=lambda: None
@@ -325,7 +325,7 @@ def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Cache:
-    """Blocks by key. Some are being written during a number of calls, or come back changed."""
+    """Blocks by key. Some are being written during a number of calls, or are returned changed."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, np.ndarray] = {}
@@ -376,7 +376,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 
 class SharedClock(Clock):
-    """A clock on which a get takes a quarter of a millisecond and a put a whole one."""
+    """A clock on which a get takes a quarter of a millisecond and a put one millisecond."""
 
     cache: Cache
 

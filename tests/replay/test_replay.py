@@ -59,8 +59,8 @@ def wait_for_children(pid: int, module: str, count: int) -> list[tuple[int, str]
 
 
 def wait_until_gone(processes: list[tuple[int, str]]) -> None:
-    """Wait until the processes have ended. One that was starting when its parent ended may need a
-    moment.
+    """Wait until the processes have ended. One that was starting when its parent ended may take
+    longer.
     """
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid, _ in processes):
@@ -187,7 +187,7 @@ def killed_group(trace: Path) -> Path:
 
 @pytest.mark.long
 def test_files_of_a_killed_replay_are_removed_by_the_next(run: Run, trace: Path) -> None:
-    # Any other replay on this machine removes it, too, so there are several tries.
+    # Any other replay on this machine removes it, too, so there are several attempts.
     left = next((path for path in (killed_group(trace) for _ in range(5)) if path.exists()), None)
     assert left is not None
     assert run("replay", trace, "--json").returncode == 0

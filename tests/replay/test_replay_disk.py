@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Replays through a pool that is too small, with a disk below it: what was stored stays a hit."""
+"""Replays through a pool that is too small, with a disk below it: stored blocks stay hits."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def has_stored(devices: list[Path], epoch: int) -> bool:
 def kill_servers(replay: subprocess.Popen[str], count: int, pause_s: float) -> None:
     """Kill the replay's server, and each that is started after it, ``count`` times.
 
-    Each has stored blocks and served for ``pause_s`` more seconds: one that dies while it starts
-    ends the replay.
+    Each one has stored blocks and served for ``pause_s`` more seconds, because a server that dies
+    during its start ends the replay.
     """
     for epoch in range(1, count + 1):
         ((pid, command),) = wait_for_children(replay.pid, "beluga.replay.server", 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Replays with engines' own memory: offloads, onboards and evictions are those of a model."""
+"""Replays with engines' own memory: offloads, onboards and evictions match a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ WAIT_S = 60
 PROMPTS = [
     *[[1, 2, 3]] * HOT,
     [1, 2, 3, 4, 5],
-    list(range(100, 112)),  # as long as the memory: all else is evicted, and 1 to 3 come back
+    # as large as the memory: all others are evicted, and 1 to 3 are onboarded again
+    list(range(100, 112)),
     [1, 2, 3, 6],
     [200, 201, 202, 203],
     [1, 2, 3, 4, 5],
@@ -37,7 +38,7 @@ PROMPTS = [
 
 
 class Model:
-    """An engine's memory: blocks leave from the ends of chains, those of old requests first."""
+    """An engine's memory: chains are evicted from their ends, those of old requests first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -48,7 +49,7 @@ class Model:
         self.counts = Counter[str]()
 
     def bring(self, keys: Sequence[int]) -> int:
-        """Have all keys in memory, and return how many were not."""
+        """Bring all keys into memory. Returns the number of misses."""
         missing = [key for key in keys if key not in self.parents]
         while len(self.parents) + len(missing) > self.size:
             parents = {self.parents[key] for key in self.parents}
@@ -128,7 +129,7 @@ def scraped(url: str) -> dict[str, float]:
 
 
 def test_the_exporter_shows_what_the_engine_did(start: Start, tmp_path: Path) -> None:
-    """The last request of the trace comes hours later: until then the page stands."""
+    """The last request of the trace is hours later: until then the page can be read."""
     prompts = [*PROMPTS, [1]]
     trace = trace_of(tmp_path / "trace", prompts, last_ms=10**7)
     replay = start(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Traces: they are read, refused with the line, and given an ideal hit rate."""
+"""Traces: they are read, rejected with the line number, and have an ideal hit rate."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_workload_is_made_of_120_conversations_of_ten_turns() -> None:
     assert answers == set(range(1, 9))
     assert all(one.input_length == 16 * len(one.hash_ids) for one in requests)
     assert all(one.output_length % 16 == 0 for one in requests)
-    # Conversations begin within the 5 s that one takes, with half a second between turns on
+    # Conversations start within the 5 s that one takes, with half a second between turns on
     # average.
     assert requests[0].timestamp < 500
     assert 5000 < requests[-1].timestamp < 20000

@@ -23,7 +23,7 @@ import beluga
 sys.path.insert(0, str(ROOT / "scripts/dev"))
 import gen_api
 
-# Pages whose Python shows the inside of something, and is not a program: tests/ has it whole.
+# Pages whose Python shows internals and is not a complete program.
 PARTS = {"copy-engines.md"}
 
 
@@ -65,7 +65,9 @@ def test_an_example_of_forty_lines_shows_all_subjects() -> None:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return mypy's errors for the Python of all pages, as to a program that uses the package."""
+    """Return mypy's errors for the Python of all pages, as a program that uses the installed
+    package.
+    """
     folder = tmp_path_factory.mktemp("shown")
     for page in PAGES:
         for number, block in enumerate(blocks(page)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""In a checkout's own folder, whose C core is not built, the installed Beluga is what runs."""
+"""In a checkout's own folder, whose C core is not built, the installed Beluga runs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder of packages that has what ``pip install .`` puts there."""
+    """A folder of packages with the files of ``pip install .``."""
     passing = shutil.ignore_patterns("__pycache__", "_sim*")
     shutil.copytree(ROOT / "beluga", tmp_path / "site/beluga", ignore=passing)
     return tmp_path / "site"
 
 
 def python(checkout: Path, *arguments: str, path: tuple[Path, ...] = ()) -> tuple[int, str, str]:
-    """Run in the checkout, without the editable installation that the tests may run in."""
+    """Run in the checkout, without the editable installation of the tests."""
     places = [*map(str, path), *dict.fromkeys(PACKAGES)]
     done = subprocess.run(
         [sys.executable, "-S", *arguments],
@@ -74,7 +74,7 @@ def test_the_command_runs_in_the_checkout(
     checkout: Path, installed: Path, program: list[str]
 ) -> None:
     status, told, _ = python(checkout, *program, "doctor", "--json", path=(installed,))
-    assert status in (0, 1)  # what it finds is the machine's
+    assert status in (0, 1)  # its findings depend on the machine
     assert '"cpu-flush"' in told
 
 

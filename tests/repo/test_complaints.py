@@ -45,7 +45,7 @@ ROWS = rows(PAGE.read_text())
 
 
 def exists(span: str) -> bool:  # noqa: PLR0911  a line for each kind of thing that is named
-    """Is there what a row names in backticks?"""
+    """Whether everything that a row names in backticks exists."""
     words = span.split()
     if words[0] == "beluga":
         name = found_command(words)
@@ -59,7 +59,7 @@ def exists(span: str) -> bool:  # noqa: PLR0911  a line for each kind of thing t
         text = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
         return bool(text) and (not function or f"def {function}(" in text)
     if span.startswith("beluga_"):
-        name = span.rstrip("*").removesuffix("_total")  # Prometheus's client adds that
+        name = span.rstrip("*").removesuffix("_total")  # added by Prometheus's client
         return re.search(rf"\b{re.escape(name)}", METRICS) is not None
     if span.startswith("Beluga"):
         return f"alert: {span}\n" in ALERTS
@@ -77,7 +77,7 @@ def named(cells: list[str]) -> list[str]:
 
 
 def missing(cells: list[str]) -> list[str]:
-    """Return what a row names and is not there."""
+    """Return what a row names and does not exist."""
     spans = named(cells)
     wrong = [span for span in spans if not exists(span)]
     command = next((span for span in spans if span.startswith("beluga ")), "")

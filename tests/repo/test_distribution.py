@@ -29,7 +29,7 @@ BUILD = "import setuptools.build_meta as b; print(b.build_sdist('made'))"
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source distribution that is made from a copy without old lists of sources."""
+    """A source distribution from a copy without old lists of sources."""
     pytest.importorskip("setuptools")
     copy = tmp_path_factory.mktemp("sources") / "copy"
     for name in PARTS:
@@ -72,7 +72,7 @@ def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
 
 @pytest.mark.long
 def test_an_installation_has_what_the_packages_need(tmp_path: Path) -> None:
-    """Every file of the packages, and what CUDA kernels are compiled of; of C, nothing else."""
+    """Every file of the packages, and the sources of the CUDA kernels, but no other C."""
     pytest.importorskip("setuptools")
     build = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path]
     build += ["build_py", "-d", tmp_path / "installed"]
@@ -160,9 +160,8 @@ def test_no_text_names_another_project_to_install() -> None:
 
 
 def test_packages_of_the_commands_are_dependencies() -> None:
-    """And what ``import beluga`` needs is numpy and cffi: see test_the_library_needs_no_tools.
-
-    tomli is for Python 3.10 alone.
+    """``import beluga`` needs only numpy and cffi: see test_the_library_needs_no_tools. tomli is
+    only for Python 3.10.
     """
     required = importlib.metadata.requires("beluga-kv") or []
     always = {re.split(r"[<>=!~ ;\[]", one)[0] for one in required if "extra ==" not in one}

@@ -28,7 +28,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 
 README_LINES_MAX = 150
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc_app}
-# Programs of others; only the parts of their arguments that are ours are checked.
+# Programs of other projects; only our part of their arguments is checked.
 OTHERS = {"pip", "echo", "curl", "kill", "vllm", "lmcache", "python"}
 
 
@@ -50,7 +50,7 @@ KNOWN = {
 
 
 def found_command(words: list[str]) -> str | None:
-    """Return the longest beginning of ``words`` that is a command."""
+    """Return the longest prefix of ``words`` that is a command."""
     return next((name for n in (3, 2) if (name := " ".join(words[:n])) in KNOWN), None)
 
 
@@ -63,7 +63,7 @@ def options_in(words: list[str]) -> set[str]:
 
 
 def script_knows(words: list[str]) -> bool:
-    """Is there such a script, and do it and what it starts have these options?"""
+    """Whether the script exists, and it or a program that it starts has these options."""
     script = ROOT / words[0]
     if not script.is_file():
         return False
@@ -82,7 +82,9 @@ def json_after(words: list[str], option: str) -> dict[str, Any]:
 
 
 def offers(module: str, name: str) -> bool:
-    """Does a package have a class of this name? It is not imported: its engine may be missing."""
+    """Whether a package has a class of this name. It is not imported, because its engine may be
+    missing.
+    """
     spec = importlib.util.find_spec(module)
     return spec is not None and name in Path(spec.origin or "").read_text()
 
@@ -110,7 +112,7 @@ def check_plugin(words: list[str]) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_shown_commands_parse(path: Path) -> None:
-    """By the parser that would run them; scripts and engines by what of them is known here."""
+    """With the parser of the command; scripts and engines with the options known here."""
     for block in blocks(path):
         for shown in commands(block):
             words = shown.words
@@ -270,7 +272,7 @@ def test_the_glossary_has_each_word_once() -> None:
     assert sorted(words) == sorted(set(words))
 
 
-# What the README claims of routing: trace, load, memory, policies, and the seconds it names.
+# The README's figures for routing: trace, load, memory, policies, and seconds.
 IGNORES_CACHES = {"least-tokens", "two-choices", "round-robin", "random"}
 
 

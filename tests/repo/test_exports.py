@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The names that users may import are frozen: adding or removing a public name takes an edit
-here.
-"""
+"""The names that users may import are frozen: adding or removing one requires an edit here."""
 
 from __future__ import annotations
 
@@ -109,7 +107,7 @@ EXPORTS: dict[str, str] = {
 
 
 def test_dir_lists_the_interface() -> None:
-    """A user who types ``beluga.<Tab>`` sees what there is, and no module of ours."""
+    """A user who types ``beluga.<Tab>`` sees the public names, and no internal modules."""
     import beluga
 
     assert dir(beluga) == sorted([*EXPORTS["beluga"].split(), "__version__"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bytes in a pool have one source, are frozen, the same for C and Python, and drawn in
+"""The pool format has one source, is frozen, is the same in C and Python, and is listed in
 FORMAT.md.
 """
 
@@ -22,7 +22,7 @@ HEADER = _build.cdef(("format/pool_format.h",))
 STRUCTS = re.findall(r"typedef struct (\w+)", HEADER)
 ENUMS = re.findall(r"^enum (\w+)", HEADER, re.MULTILINE)
 
-# The structs that stand in a line of their own in the pool.
+# The structs that have their own line in the pool.
 LINES = (
     "bl_epoch_line",
     "bl_heartbeat_line",

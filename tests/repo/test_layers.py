@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Python's imports go down the layers only. The three lists below are all the data there is."""
+"""Python's imports go only down the layers, which the three lists below define."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ LAYERS = (
     ("cli",),
     ("__main__",),
 )
-# The same inside the packages that have packages of their own, bottom first. The package's front
-# door is on top.
+# The same for the subpackages of a package, bottom first. The package's front door is at the top.
 INSIDE = {
     "transfer": (
         ("plan",),
-        ("engine",),  # what every engine is
+        ("engine",),  # the interface of engines
         ("iosched", "calibrate"),
         ("engines.policy",),
         ("engines.cpu", "engines.dsa", "engines.cuda"),
@@ -51,7 +50,7 @@ INSIDE = {
     ),
     "router": (
         ("worker", "words"),
-        ("policy",),  # what every policy is
+        ("policy",),  # the interface of policies
         ("candidates",),
         ("prefix", "load"),
         ("policies",),

@@ -163,7 +163,7 @@ def test_threads_that_are_greenlets_are_refused(shm: Path, monkeypatch: pytest.M
         with pytest.raises(GreenThreadsError):
             Thread(target=print).start()
         patched.undo()
-        server.start()  # the refused start took nothing
+        server.start()  # the failed start allocated nothing
         server.stop()
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The folders of ``csrc/``: each includes and uses only what stands above it in the list.
+"""The folders of ``csrc/``: each includes and uses only folders above it in the list.
 
-The list is the table in ``csrc/README.md``, from the bottom of the architecture to its top. Judged
-are the includes and every use of a function or a datum, found in compiled objects
+The list is the table in ``csrc/README.md``, from the bottom of the architecture to its top. The
+test checks the includes and every use of a function or variable, found in compiled objects
 (``c_references.py``): between folders, and inside a folder between files, where a source and its
-header are one.
+header count as one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def node_of(name: str) -> str:
 
 
 def arrows_up(found: list[Reference], order: list[str]) -> list[str]:
-    """Return references to what stands below in the list."""
+    """Return references to entries below in the list."""
     level = {folder: number for number, folder in enumerate(order)}
     return [
         f"{one.user} -> {one.used}: {one.how}"
@@ -82,9 +82,7 @@ def circles_inside(found: list[Reference], order: list[str]) -> list[str]:
 
 
 def hidden_uses(builds: dict[str, References]) -> list[str]:
-    """Return uses of what another source keeps for itself (static), which only works in one
-    piece.
-    """
+    """Return uses of another source's static names, which only work in a unity build."""
     return sorted(
         f"{build.home[user]} uses {used}, which is static in {build.home[used]}"
         for build in builds.values()
@@ -96,7 +94,7 @@ def hidden_uses(builds: dict[str, References]) -> list[str]:
 
 
 def misplaced(csrc: Path, order: list[str]) -> list[str]:
-    """Return sources that no unity build has, or that another file includes; folders out of
+    """Return sources that no unity build includes or that another file includes, and folders out of
     order.
     """
     named = includes(csrc, WHOLE)
@@ -158,9 +156,7 @@ def test_every_function_has_a_user(both: dict[str, References]) -> None:
 
 
 def without_caller(headers: tuple[str, ...], both: dict[str, References]) -> list[str]:
-    """Return the functions of these headers that nothing but tests and the simulator calls: no C of
-    the core, and no Python of the packages.
-    """
+    """Return the functions of these headers that only tests and the simulator call."""
     core = both["core"]
     used = {used for user, used in core.pairs if user != used}
     python = {
@@ -267,7 +263,7 @@ def test_every_file_includes_what_it_uses(flag: str) -> None:
     assert wrong == []
 
 
-# The test of the test: small trees, each with what must be found.
+# The test of the test: small trees, each with the expected findings.
 
 BASE = "int low(int n);\n"
 LOW = '#include "base/low.h"\nint low(int n) { return n; }\n'

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/check`` with stand-ins for all it calls: what it runs, prints, and its exit status.
-
-Also that ``scripts/ci/test-aarch64`` runs, or leaves out with a reason, every test; and that a
-script with --help does nothing else.
+"""``scripts/check`` with stand-ins for its commands: what it runs and prints, and its exit status.
+Also that ``scripts/ci/test-aarch64`` runs every test, or omits it with a reason; and that a script
+with --help does nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CALLED = sorted(set(re.findall(r"scripts/([\w/-]+)", (ROOT / "scripts/check").re
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout in which nothing does anything."""
+    """A checkout in which all programs do nothing."""
     for room in ("ci", "dev"):
         (tmp_path / "scripts" / room).mkdir(parents=True)
     for name in CALLED:
@@ -123,7 +122,9 @@ def state(folder: Path) -> dict[Path, tuple[int, int]]:
 
 @pytest.mark.parametrize("option", ["--help", pytest.param("-h", marks=pytest.mark.long)])
 def test_a_script_with_help_prints_help_and_does_nothing_else(sources: Path, option: str) -> None:
-    """No script starts another program than the few that print its help, nor changes a file."""
+    """A script with --help starts no program except the few that print its help, and changes no
+    file.
+    """
     assert len(SCRIPTS) > 40
     programs = sources / "programs"
     programs.mkdir()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""README and docs/ show ``console`` and ``python`` blocks that run, and print what they show.
-
-Each page is a session in a folder of its own in /dev/shm; its devices lie there, too.
+"""The ``console`` and ``python`` blocks of README and docs/ run, and print the output that they
+show. Each page is a session in its own folder in /dev/shm, which has its devices, too.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from beluga.pool import scratch_folder
 
 RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
-FIRST = {"README.md"}  # what a newcomer reads first
+FIRST = {"README.md"}  # the pages that a newcomer reads first
 TIMEOUT_S = 60
-# Names that a page's Python may use, since another page shows how they are made.
+# Names that a page's Python may use without a definition, because another page shows it.
 GIVEN = {
     "copy-engines.md": """
 import numpy as np
@@ -57,7 +56,8 @@ class Session:
     def run(self, shown: Shown) -> str:
         """Return the output of a command, or the first line of one that stays in the background."""
         line = shown.line.replace("/dev/shm", str(self._folder))
-        line = re.sub(r"^scripts/demo\b", "beluga replay", line)  # which also makes the environment
+        # which also creates the environment
+        line = re.sub(r"^scripts/demo\b", "beluga replay", line)
         if line.endswith("&"):
             return self._begin(line.rstrip("& "))
         if job := re.match(r"kill %(\d+) && wait$", line):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/docs`` builds the site, and fails on what is wrong with the pages."""
+"""``scripts/docs`` builds the site, and fails if pages have errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout whose pages may be changed; all the rest is the real one's."""
+    """A checkout whose pages may be changed; all other files are those of the real one."""
     pytest.importorskip("mkdocs", reason="scripts/docs installs mkdocs")
     pytest.importorskip("material", reason="scripts/docs installs mkdocs-material")
     if not (ROOT / ".venv/bin/python").exists():
@@ -24,7 +24,8 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "scripts/dev").mkdir(parents=True)
     for name in ("docs", "dev/docs_pages.py", "dev/help.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
-    for name in ("dev/setup-env", "dev/setup-extra"):  # what it would install is here
+    # the packages that it would install are present
+    for name in ("dev/setup-env", "dev/setup-extra"):
         (tmp_path / "scripts" / name).write_text("#!/bin/sh\n")
         (tmp_path / "scripts" / name).chmod(0o755)
     names = ("mkdocs.yml", "README.md", "CHANGELOG.md", ".venv", "beluga", "bench", "csrc", "tests")

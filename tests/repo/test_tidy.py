@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rules of style that a program can check. There is no list of exceptions."""
+"""Style rules that a program can check, without exceptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 
-# The instructions of each architecture, and the two bodies of the verbs, the first made of them.
+# The instructions of each architecture, and the two implementations of the verbs, the first of
+# which uses them.
 INSTRUCTION_HEADERS = ("coherence/x86.h", "coherence/aarch64.h")
 VERBS = (
     *("coherence/coherence.h", "coherence/sim.h", "coherence/instructions.h"),
@@ -34,10 +35,10 @@ INSTRUCTIONS = re.compile(
     r"|dsb|dmb|stnp|civac|cvac"
     r"|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
 )
-# Not for the pool: memory that the processes of one host share, where its header may name atomics.
+# Memory that the processes of one host share, not the pool: atomics are allowed.
 HOST_ATOMICS = re.compile(r"__atomic_\w+")
 HOST_ATOMICS_FILE = "base/host_atomic.h"
-# Instructions by address, for the files that build verbs and streaming copies out of them.
+# Instructions on addresses, for the files that implement verbs and streaming copies.
 ADDRESS_CALLS = re.compile(
     r"\bbl_(nt16|nt32|nt64|movdir64b|clflush|clflushopt|clwb|flush_lines"
     r"|stnp16|stnp32|dc_civac|dc_cvac|streamed)\("
@@ -45,7 +46,7 @@ ADDRESS_CALLS = re.compile(
 ADDRESS_CALLERS = (
     *("coherence/coherence.h", "coherence/primitives.c", "coherence/x86", "coherence/aarch64"),
 )
-# Below the pool: what a process has once (its CPU's features, the guard's handler, crash points).
+# Below the pool: state that a process has once (CPU features, the guard's handler, crash points).
 HAVE_STATE = ("base/", "coherence/", "transfer/thread_pool.")
 
 
@@ -105,13 +106,15 @@ def test_there_is_something_to_check() -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports them by that name alone."""
+    """pytest requires these names."""
     names = Counter(path.name for path in tracked(".py") if path.name.startswith("test_"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
 class Outline(NamedTuple):
-    """What a Python file is judged by; its tree takes a hundred times the memory."""
+    """The facts that the rules need of a Python file; its syntax tree takes a hundred times the
+    memory.
+    """
 
     purpose: str | None
     classes: list[str]
@@ -119,7 +122,7 @@ class Outline(NamedTuple):
 
 
 def statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield these statements and the ones within them, without their expressions."""
+    """Yield these statements and nested ones, without their expressions."""
     for node in body:
         yield node
         for part in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -276,7 +279,7 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
 
 
 def stray(root: Path) -> list[str]:
-    """Return the files of bench/, docs/, scripts/ and tests/ that lie in no room."""
+    """Return the files of bench/, docs/, scripts/ and tests/ that are in no room."""
     flat = {
         "bench": ("*.py", r"__init__|_build_limit"),
         "docs": ("*.md", r""),

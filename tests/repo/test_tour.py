@@ -15,7 +15,7 @@ ROWS = re.findall(r"^\| \d+ \| .* \| (\[.*\)) \| (`.*`) \|$", PAGE, re.MULTILINE
 
 
 def has(text: str, name: str) -> bool:
-    """Is this function defined or declared in a source of Python or C?"""
+    """Whether this function is defined or declared in a source of Python or C."""
     return re.search(rf"\bdef {name}\(|^\w[\w *]*\b{name}\(", text, re.MULTILINE) is not None
 
 

@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # The names that cannot be given a type, each with its reason.
 ANY_ALLOWED: dict[str, str] = {}
 
-SPECIAL = ("__call__", "__enter__", "__iter__", "__len__")  # methods that are public for all that
+SPECIAL = ("__call__", "__enter__", "__iter__", "__len__")  # public methods nevertheless
 
-# A line of Python, and a part of mypy's message for it; None: it is right.
+# A line of Python, and a part of mypy's message for it, or None if it is correct.
 LINES = {
     'lib.bl_flush(ffi.new("uint64_t[]", 8), 64)': None,
     'lib.bl_flush(ffi.new("uint64_t[]", 8))': 'Too few arguments for "bl_flush"',
@@ -55,7 +55,7 @@ LINES = {
 
 
 def attributes(cls: type) -> set[str]:
-    """Return the attributes of an object of a class of ours."""
+    """Return the attributes of an object of one of our classes."""
     names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.split(".")[0] == "beluga":
@@ -76,7 +76,7 @@ def own_names(module: ModuleType) -> list[str]:
 
 
 def public(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
-    """Return an expression for each of the names, and what is in it."""
+    """Return an expression for each of the names, and its members."""
     for name in names:
         value, path = getattr(module, name), f"{module.__name__}.{name}"
         if inspect.ismodule(value):
@@ -90,13 +90,13 @@ def public(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
 
 
 def all_public() -> list[str]:
-    """Return expressions for all that users may import."""
+    """Return expressions for everything that users may import."""
     modules = [importlib.import_module(name) for name in EXPORTS if name != "beluga._ffi"]
     found = [path for module in modules for path in public(module, module.__all__)]
     return [*found, *public(errors, own_names(errors))]
 
 
-# Types that are numpy's own, what a coroutine yields and is sent, and a function of any parameters.
+# Any in numpy's own types, in a coroutine's yield and send types, and for arbitrary parameters.
 UNSAID = (
     r"ndarray\[(tuple\[Any, \.\.\.\]|Any), |numpy\.generic\[Any\]"
     r"|_SupportsArray\[numpy\.dtype\[Any\]\]|Coroutine\[Any, Any, |def \(\*Any, \*\*Any\)"
@@ -104,7 +104,7 @@ UNSAID = (
 
 
 def has_any(shown: str) -> bool:
-    """Does a type, as mypy shows it, have an Any?"""
+    """Whether a type as printed by mypy contains Any."""
     return re.search(r"\bAny\b", re.sub(UNSAID, "", shown)) is not None
 
 
@@ -142,7 +142,7 @@ def test_stubs_are_fresh() -> None:
     [("beluga/_core.pyi", "beluga._core"), ("bench/_limit.pyi", "beluga_bench._limit")],
 )
 def test_stubs_name_what_the_extensions_have(stub: str, extension: str) -> None:
-    """The headers that the stubs are made of are those that were compiled."""
+    """The stubs are generated from the headers that were compiled."""
     text = (ROOT / stub).read_text()
     body = text[text.index("\nclass Lib:") : text.index("\nffi: ")]
     named = set(re.findall(r"^    (?:def )?(\w+)[:(]", body, flags=re.MULTILINE))

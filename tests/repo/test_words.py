@@ -13,7 +13,7 @@ from support.shown import ROOT
 
 GLOSSARY = "docs/reference/glossary.md"
 SECTION = "## Words that are not used"
-# The history may name what was renamed.
+# The changelog may name what was renamed.
 FREE = {GLOSSARY, "CHANGELOG.md", "tests/repo/test_words.py"}
 IDENTIFIER = "[A-Za-z0-9_]"
 
@@ -53,7 +53,7 @@ def files() -> Iterator[tuple[str, str]]:
 
 
 def found(word: str, text: str) -> list[int]:
-    """Return the lines, from 1, on which ``word`` stands."""
+    """Return the lines, from 1, with ``word``."""
     return [text.count("\n", 0, hit.start()) + 1 for hit in pattern_of(word).finditer(text)]
 
 

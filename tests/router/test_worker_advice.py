@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner's advice: thresholds, goals, and workers that one role gives to the other."""
+"""The planner's advice: thresholds, targets, and workers that change their role."""
 
 from __future__ import annotations
 

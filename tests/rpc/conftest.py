@@ -43,7 +43,9 @@ def pool(paths: list[Path], coherence: str | list[str]) -> Iterator[Pool]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
-    """Let processes that start within it find no lock files here, as on another machine."""
+    """Hide this host's lock files from processes that start within the context, as on another
+    machine.
+    """
     directory = tmp_path / "elsewhere"
     directory.mkdir()
 

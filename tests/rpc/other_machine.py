@@ -22,7 +22,7 @@ from beluga.pool import Pool
 
 MASK = (1 << 64) - 1
 Elsewhere = Callable[[], AbstractContextManager[None]]
-# This is csrc/format/line.h, written again: a change there must be made twice, on purpose.
+# A second implementation of csrc/format/line.h: a change there must be made twice, on purpose.
 ODD = (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93,
     0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3,
@@ -46,16 +46,14 @@ def message_check(line: bytes) -> int:
 
 @dataclass
 class OtherMachine:
-    """A process of that machine without a session; ``boot_id`` is any that this machine does not
-    have.
-    """
+    """A process of that machine without a session; ``boot_id`` differs from this machine's."""
 
     pool: Pool
     host: int
     boot_id: tuple[int, int]
 
     def attach(self, nonce: int) -> int:
-        """Ask for a lane, and return the status of the reply."""
+        """Request a lane, and return the status of the reply."""
         at = lib.BL_LOBBY_OFFSET + self.host * lib.BL_LOBBY_STRIDE
         line = ffi.cast("bl_lobby_request *", self._address(at))
         request = ffi.new("bl_lobby_request *")
@@ -87,9 +85,7 @@ class OtherMachine:
 
 
 def rewrite(pool: Pool, kind: str, offset: int, key: int, **fields: object) -> None:
-    """Write other values into some fields of a line that ends in its check, and make the check
-    right.
-    """
+    """Change some fields of a line that ends in its check, and correct the check."""
     line = ffi.new(f"{kind} *")
     ffi.memmove(line, read(pool, offset), lib.BL_LINE_SIZE)
     for name, value in fields.items():
@@ -105,7 +101,7 @@ def session_offset(pool: Pool, lane: int, epoch: int) -> int:
 
 
 def serve_as(pool: Pool, epoch: int, boot_id: tuple[int, int]) -> None:
-    """Make the server of this epoch another machine's."""
+    """Change the server of this epoch to one of another machine."""
     half = epoch % lib.BL_HALF_COUNT
     for copy in (0, lib.BL_LINE_SIZE):
         offset = half * lib.BL_SERVER_STRIDE + copy
@@ -114,7 +110,7 @@ def serve_as(pool: Pool, epoch: int, boot_id: tuple[int, int]) -> None:
 
 @contextmanager
 def beating(pool: Pool, lane: int, nonce: int) -> Iterator[None]:
-    """Let the heartbeat of a session move meanwhile."""
+    """Advance the heartbeat of a session in the meantime."""
     offset = pool.geometry.lane_offset + lane * pool.geometry.lane_stride
     over = threading.Event()
 

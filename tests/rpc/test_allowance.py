@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The call quota's token bucket (csrc/rpc/quota.h) on its own clock: what it holds, adds and
-lends.
+"""The call quota's token bucket (csrc/rpc/quota.h) on a virtual clock: its limit, its rate and its
+credit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-RATE = 4  # calls a second
+RATE = 4  # calls per second
 SECOND = 1_000_000_000
 
 SOURCE = """
@@ -46,7 +46,7 @@ class Bucket:
         return self
 
     def taken(self, method: int = LOOKUP) -> int:
-        """Return how many calls in a row are let through."""
+        """Return how many consecutive calls are admitted."""
         count = 0
         while self._library.take(self._bucket, RATE, method):
             count += 1
@@ -73,8 +73,8 @@ def bucket(made: tuple[FFI, Any]) -> Bucket:
 def test_the_bucket_refills_at_the_rate_in_whole_calls(bucket: Bucket) -> None:
     assert bucket.taken() == 0
     assert bucket.at(SECOND // RATE - 1).taken() == 0
-    assert bucket.at(SECOND // RATE).taken() == 1  # what was there before counts, too
-    assert bucket.at(SECOND // RATE).taken() == 0  # the same time brings nothing twice
+    assert bucket.at(SECOND // RATE).taken() == 1  # earlier tokens count, too
+    assert bucket.at(SECOND // RATE).taken() == 0  # no tokens are added twice for the same time
     assert bucket.at(SECOND).taken() == RATE - 1
 
 
@@ -88,7 +88,7 @@ def test_a_bucket_holds_the_tokens_of_one_second(bucket: Bucket) -> None:
 def test_calls_that_give_back_run_on_credit_of_one_bucket(bucket: Bucket, method: int) -> None:
     assert bucket.at(SECOND).taken() == RATE
     assert bucket.taken(method) == RATE
-    assert bucket.at(2 * SECOND).taken() == 0  # the credit is paid back first
+    assert bucket.at(2 * SECOND).taken() == 0  # first the credit is repaid
     assert bucket.at(2 * SECOND).taken(method) == RATE
     assert bucket.at(4 * SECOND).taken() == RATE
 

@@ -41,7 +41,7 @@ def test_calls_of_many_tasks_get_each_its_own_result(pool: Pool) -> None:
 
 
 def test_the_event_loop_runs_while_a_call_waits(pool: Pool) -> None:
-    """The handler waits for what the loop does during the call."""
+    """The handler waits for an action of the event loop during the call."""
     go = threading.Event()
 
     def wait() -> bool:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients and servers around their calls into C: interrupts, forks, and the end of what they
-use.
-"""
+"""Clients and servers around their calls into C: interrupts, forks, and closed resources."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def server(pool: Pool) -> Iterator[Server]:
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """Return what ``work`` returns in a forked child, or raises there; it has ten seconds."""
+    """Return the result or the exception of ``work`` in a forked child, within ten seconds."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -102,7 +100,7 @@ def test_at_exit_a_session_that_a_thread_uses_is_left_alone(
     monkeypatch.setattr("beluga.rpc.client.EXIT_WAIT_S", 0.01)
     with Client(pool) as client:
         with client.lock:
-            client._end()  # what the interpreter calls
+            client._end()  # as the interpreter does
         assert client.call(METHOD_USER, b"on") == b"on"
 
 
@@ -120,7 +118,7 @@ def test_a_ping_needs_a_server(pool: Pool) -> None:
     with Server(pool):
         client = Client(pool)
         client.ping()
-    with pytest.raises(RpcError):  # none is there, or none in time
+    with pytest.raises(RpcError):  # no server, or none in time
         client.ping(timeout_s=0.05)
     client.close()
 
@@ -151,7 +149,7 @@ def test_a_child_does_not_wait_for_a_call_of_its_parent(
 ) -> None:
     monkeypatch.setattr("beluga.rpc.client.EXIT_WAIT_S", 60.0)
     with Client(pool) as client:
-        with client.lock:  # as a thread has it, of which the child has no copy
+        with client.lock:  # held by a thread that the child does not have
             closed, ended = in_child(client.close), in_child(client._end)
         assert (closed, ended) == ("None", "None")
         assert client.call(METHOD_USER, b"on") == b"on"
@@ -187,11 +185,11 @@ def test_a_server_declares_no_session_gone_by_default(pool: Pool, core: WatchedC
 def test_a_server_whose_word_is_refused_leaves_nothing(pool: Pool, core: WatchedCore) -> None:
     core.fails["bl_server_declare_gone"] = -lib.BL_ERROR_SERVER_ALIVE
     before = open_files()
-    with pytest.raises(ServerAliveError) as refused:  # which holds what was made of the server
+    with pytest.raises(ServerAliveError) as refused:  # which keeps the server's objects alive
         Server(pool, declared_gone=True)
     assert core.names().count("bl_server_destroy") == 1
     assert open_files() == before
-    pool.close()  # which ends its servers
+    pool.close()  # which stops its servers
     assert core.names().count("bl_server_destroy") == 1
     del refused
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One call carries its bytes there and back, and reports errors."""
+"""A call transfers its bytes in both directions, and reports errors."""
 
 from __future__ import annotations
 

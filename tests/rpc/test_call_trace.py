@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The trace of calls: what it has of each, that it survives its server, and that its file is not
-trusted.
-"""
+"""The trace of calls: its fields, the death of its server, and the checks of its file."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
     assert {(call.host, call.pid, call.lane, call.nonce) for call in calls} == {
         (0, os.getpid(), lane, nonce)
     }
-    # a request of 24 bytes and a key of 16 each; an answer of 8 bytes and a record of 32 each
+    # request: 24 bytes and 16 for each key; reply: 8 bytes and 32 for each record
     assert calls[2].bytes == 24 + 3 * 16 + 8 + 3 * 32
     assert all(call.seconds is not None and 0 < call.seconds < 10 for call in calls)
     assert all(began - 1 < call.time_s < time.time() + 1 for call in calls)
@@ -209,8 +207,8 @@ def test_a_truncated_file_is_not_a_trace(pool: Pool, size: int) -> None:
 
 
 def test_a_torn_entry_is_left_out(pool: Pool) -> None:
-    """One whose two sequences differ was overwritten while it was read; so was one that is neither
-    the last nor ended.
+    """An entry whose two sequences differ was overwritten while it was read; so was one that has no
+    end and is not the last.
     """
     with MetaServer(pool), Client(pool) as client:
         for _ in range(4):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An operator's declaration that others are gone holds for processes that were there and show no
-heartbeat.
-"""
+"""An operator's declaration that others are gone applies to sessions without a heartbeat."""
 
 from __future__ import annotations
 

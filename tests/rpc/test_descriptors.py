@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes that run out of file descriptors serve on, and learn later what they missed."""
+"""Processes that run out of file descriptors continue to serve, and later catch up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from support.processes import Process
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-# A process that executes commands of its standard input: "starve N" leaves it N descriptors,
-# "feed" gives it all; a server answers with its sessions, inherited ones, watched ones and how much
-# processor time it has used, in milliseconds.
+# A process that executes commands of its standard input: "starve N" leaves N descriptors, "feed"
+# restores the limit; a server prints its sessions, the inherited and the watched ones, and its CPU
+# time in milliseconds.
 STARVES = """
 import os, resource, sys, time
 from beluga.errors import BelugaError
@@ -150,7 +150,7 @@ def test_the_server_does_not_spin_on_clients_that_it_cannot_accept(
     with Client(pool) as client:
         for _ in range(200):
             client.ping()
-        assert server.counts()[3] - used < 5000  # it answers, though it had stood still before
+        assert server.counts()[3] - used < 5000  # it responds, although it had been blocked before
 
 
 def test_a_death_is_detected_while_others_wait_to_be_accepted(
@@ -163,8 +163,8 @@ def test_a_death_is_detected_while_others_wait_to_be_accepted(
         with Client(pool):
             known.kill()
             assert eventually(lambda: server.counts()[0] == 1)
-            # Two descriptors are free now. If the other's lock file takes one first, the last is
-            # its connection's, and its pidfd still lacks one.
+            # Two descriptors are free now. If the other process's lock file takes one, its
+            # connection takes the last, and none is left for its pidfd.
             server.ask("feed")
             assert eventually(lambda: server.counts()[2] == 1)
 
@@ -173,7 +173,7 @@ def test_a_death_is_detected_while_others_wait_to_be_accepted(
 def test_a_server_without_descriptors_raises_and_leaves_the_pool_unchanged(
     pool: Pool, server: Starving, left: int
 ) -> None:
-    server.ask("starve 0")  # answered by its counters: there is nothing to count yet
+    server.ask("starve 0")  # the reply has its counters, which are still 0
     server.ask("feed")
     server.ask(f"starve {left}")
     assert "Too many open files" in server.ask("start")
@@ -189,7 +189,7 @@ def test_a_successor_detects_deaths_that_it_could_not_check_at_once(
         first.kill()
         for client in clients:
             client.kill()
-    server.ask("starve 6")  # two are left for three sessions
+    server.ask("starve 6")  # two descriptors are left for three sessions
     assert server.ask("start") == "started"
     assert eventually(lambda: server.counts()[1] == 0)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fairness is counted in the server's work and not in time: one quantum of every other session.
-
-A handler holds the server while rings are filled, so that what is waiting is known exactly when it
-continues. The simulator's oracle (``csrc/sim/scenarios/turns.c``) sees every interleaving.
+"""Fairness is measured in the server's work and not in time: one quantum of every other session. A
+handler blocks the server while rings are filled, so that the waiting requests are known exactly
+when it continues. The simulator's oracle (``csrc/sim/scenarios/turns.c``) covers every
+interleaving.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pool(shm: Path, coherence: str) -> Iterator[Pool]:
 
 
 class Crowd:
-    """A server that can be held, and what it had done when it came to the victim."""
+    """A server that can be blocked, and its work before it served the victim."""
 
     def __init__(self, pool: Pool, stack: ExitStack) -> None:
         self.pool = pool
@@ -87,7 +87,7 @@ def crowd(pool: Pool) -> Iterator[Crowd]:
 @pytest.mark.parametrize("place", range(AGGRESSORS + 1))
 def test_a_victim_waits_for_one_quantum_of_each_other(crowd: Crowd, place: int, long: bool) -> None:
     holder, *others = crowd.clients
-    victim = others.pop(place)  # before, between and behind the others in the server's order
+    victim = others.pop(place)  # before, between and after the others in the server's order
     lanes = [Lane(client) for client in others]
     data = long_call()
     with crowd.held(holder) as before:

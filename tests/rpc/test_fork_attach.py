@@ -20,7 +20,7 @@ from beluga import Client, Pool
 from beluga.rpc import METHOD_USER, Server
 
 # This process forks once its session has a liveness lock that the server has not recorded yet. The
-# child prints what it holds of it, and ends on command; then the parent calls.
+# child prints its descriptors of the lock, and ends on command; then the parent makes a call.
 ATTACHES = """
 import os, sys, threading
 from beluga import Client, Pool
@@ -44,8 +44,8 @@ if child == 0:
         pass
     print("child", held, flush=True)
     os.read(told, 1)
-    sys.exit(0)  # by way of all that ends with an interpreter
-sys.stdin.readline()  # the server goes on
+    sys.exit(0)  # with a normal exit of the interpreter
+sys.stdin.readline()  # the server continues
 thread.join()
 print("attached", made[0].stat().reattach_count, flush=True)
 _, status = os.waitpid(child, 0)
@@ -86,7 +86,7 @@ def held_still(pool: Pool) -> Iterator[threading.Event]:
 
 @contextmanager
 def attaching(paths: list[Path]) -> Iterator[tuple[subprocess.Popen[str], BinaryIO]]:
-    """Yield a process that attaches, and what ends its child when it is closed."""
+    """Yield a process that attaches, and an object whose close() ends its child."""
     told, tell = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", ATTACHES, str(told), *map(str, paths)],
@@ -116,9 +116,7 @@ def say(process: subprocess.Popen[str]) -> None:
 
 
 def liveness_locks(pool: Pool) -> list[str]:
-    """Return the liveness locks of sessions; the server of the test and its client have one
-    each.
-    """
+    """Return the liveness locks of sessions; the test's server and its client have one each."""
     return [path.name for path in pool.runtime_dir.glob("alive-*")]
 
 
@@ -133,8 +131,8 @@ def eventually_locks(pool: Pool, count: int) -> bool:
 def attached(
     pool: Pool, paths: list[Path]
 ) -> Iterator[tuple[subprocess.Popen[str], BinaryIO, int]]:
-    """Yield a process that has forked a child and then attached, what ends the child when it is
-    closed, and how many liveness locks there were before.
+    """Yield a process that has forked a child and then attached, an object whose close() ends the
+    child, and the number of liveness locks before.
     """
     with held_still(pool) as go:
         before = len(liveness_locks(pool))
@@ -164,5 +162,5 @@ def test_a_session_ends_with_its_process_although_a_child_survives(
         process.kill()
         process.wait()
         assert eventually_locks(pool, before)
-        ending.write(b"x")  # a pipe without a reader is broken
+        ending.write(b"x")  # writing to a pipe without a reader fails
         ending.flush()

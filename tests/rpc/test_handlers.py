@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Handlers: functions of a program that clients call by name, with types, on threads beside the
-poll loop.
+"""Handlers: functions of a program that clients call by name, with types, on threads other than the
+poll loop's.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_an_array_is_returned_unchanged(client: Client, array: NDArray[np.generi
     found = client.call("echo", array, returns=np.ndarray)
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(found, array)
-    found += found.dtype.type(1)  # it is the caller's own
+    found += found.dtype.type(1)  # it belongs to the caller
 
 
 def test_a_nan_stays_one(client: Client) -> None:
@@ -325,7 +325,7 @@ def test_the_reply_to_a_detached_caller_is_dropped(pool: Pool) -> None:
     held = Held()
     with Server(pool) as server, Client(pool) as client:
         server.register(Handlers(held.hold, length))
-        calls = LANES + lib.BL_FUNCTION_THREADS_MAX + 2  # more than a server has jobs
+        calls = LANES + lib.BL_FUNCTION_THREADS_MAX + 2  # more than a server's jobs
         for _ in range(calls):
             with pytest.raises(CallTimeoutError, match="calling the handler hold"):
                 client.call("hold", "late", timeout_s=0.01)
@@ -346,7 +346,7 @@ def test_a_handler_that_runs_does_not_hold_up_the_end_of_its_server(pool: Pool) 
         first.stop()
         second = Server(pool)
         second.register(Handlers(held.hold))
-        second.start()  # the client calls again
+        second.start()  # the client makes another call
         assert held.entered.acquire(timeout=60)
         held.go.set()
         thread.join()
@@ -403,7 +403,7 @@ def test_many_sessions_get_each_its_own_results(pool: Pool) -> None:
 
 
 def test_requests_behind_one_that_a_thread_answers_wait_for_it(client: Client) -> None:
-    """Of a lane: replies are in order, whichever thread makes them."""
+    """Replies of a lane are in order, whichever thread makes them."""
     size, count = 32, 100
     heads = [parts._HEAD.pack(parts.MORE, number, 0, 0) for number in range(count)]
     replies = ffi.new("uint8_t[]", size * count)
@@ -562,7 +562,7 @@ def test_a_request_by_number_is_a_buffer_or_text(pool: Pool) -> None:
 
 
 def test_every_message_that_is_cut_or_changed_is_refused_or_read() -> None:
-    """What another process sends is foreign input: it never raises anything else."""
+    """Data of another process is untrusted input: it raises no other errors."""
     from beluga.rpc.encoding import pack, unpack
 
     whole = pack({"handler": "h", "arguments": [np.arange(3), b"xyz", {"a": [1]}], "named": {}})

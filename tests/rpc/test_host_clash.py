@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two machines are configured with one host number: the second is refused, whichever it is."""
+"""Two machines are configured with one host number: the second one is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_client_is_refused_while_another_machine_has_its_number(pool: Pool) ->
         before = request_line(pool)
         with pytest.raises(HostClashError, match="--host N"):
             Client(pool, timeout_s=0.2)
-        assert request_line(pool) == before  # only the other machine may write this
+        assert request_line(pool) == before  # only the other machine may write this line
         assert server.stat().attach_count == 1
         with Client(pool, host=1) as client:
             client.ping()

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server with nothing to do uses little processor time, and answers soon when it is called.
-
-These are figures of a machine that others use too: the best of several tries counts, and a call is
-compared with a line that the same process answers through a pipe. The simulator shows that no
-wake-up is lost (the scenario ``asleep``).
+"""An idle server uses little CPU time, and replies soon when it is called. The machine may be busy,
+so the best of several runs counts, and a call is compared with a line that the same process echoes
+through a pipe. The simulator shows that no wake-up is lost (the scenario ``asleep``).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ TRIES = 8
 
 
 def cpu_share(server: Process, seconds: float) -> float:
-    """Return the processor time that a server process used meanwhile, as a share of one core."""
+    """Return the CPU time that a server process used in the meantime, as a fraction of one core."""
     before, start = int(server.ask("cpu")), time.monotonic_ns()
     time.sleep(seconds)
     after, end = int(server.ask("cpu")), time.monotonic_ns()
@@ -77,7 +75,8 @@ def test_clients_may_wake_the_server_with_any_umask(pool: Pool) -> None:
             client.ping()
             (word,) = pool.runtime_dir.glob("asleep-*")
             (bell,) = pool.runtime_dir.glob("bell-*")
-            assert stat.filemode(word.stat().st_mode) == "-rw-r-----"  # only the server writes it
+            # only the server writes this line
+            assert stat.filemode(word.stat().st_mode) == "-rw-r-----"
             assert stat.filemode(bell.stat().st_mode) == "prw-rw----"
     finally:
         os.umask(before)
@@ -91,6 +90,6 @@ def test_a_server_without_word_and_bell_answers_at_its_next_poll(pool: Pool) -> 
                 path.unlink()
         time.sleep(0.3)
         client.ping()
-        with Client(pool) as another:  # finds no word
+        with Client(pool) as another:  # there is no word file
             time.sleep(0.3)
             another.ping()

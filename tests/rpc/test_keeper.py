@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server that stands by, with the lease beside it; the leases and servers here are controlled by
-the test.
-"""
+"""A server that stands by with a lease; the test controls the leases and servers."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from beluga.rpc.standby import LeaseKeeper, stand_by
 
 
 class FakeLease:
-    """A lease that is held, renewed or lost as a test sets it."""
+    """A lease that is held, renewed or lost as the test specifies."""
 
     def __init__(self, *, acquires: list[bool | Exception] | None = None) -> None:
         self.acquires = acquires or [True]
@@ -45,7 +43,7 @@ class FakeLease:
         self.released += 1
 
     def taken_and_given(self) -> list[str]:
-        """Return the calls without renewals, whose number is the scheduler's."""
+        """Return the calls without renewals, whose number depends on scheduling."""
         return [call for call in self.calls if call != "renew"]
 
 
@@ -118,7 +116,7 @@ def test_without_the_lease_it_waits_on() -> None:
     server, lease = FakeServer(), FakeLease(acquires=[False, False, True])
     assert waits(server, lease)
     assert server.started == 1
-    assert lease.taken_and_given() == ["acquire"] * 3  # a slow start renews it in between
+    assert lease.taken_and_given() == ["acquire"] * 3  # a slow start renews the lease meanwhile
 
 
 def test_while_it_is_not_time_the_lease_is_left_to_others() -> None:
@@ -134,7 +132,8 @@ def test_a_lease_is_retried_if_its_server_does_not_reply(caplog: pytest.LogCaptu
         assert waits(server, lease)
     assert lease.taken_and_given() == ["acquire", "release"] * 3 + ["acquire"]
     assert [record.getMessage() for record in caplog.records] == [
-        "the takeover failed, will retry: etcd does not answer",  # once, however often it occurs
+        # logged once, however often it occurs
+        "the takeover failed, will retry: etcd does not answer",
         "the takeover failed, will retry: no",
     ]
 
@@ -208,7 +207,7 @@ def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
     assert isinstance(server.failure, LeaseError)
     assert "lost" in str(server.failure)
     asked = lease.calls.count("renew")
-    assert asked == 2  # a keeper that has lost it does not try again
+    assert asked == 2  # a keeper that has lost the lease does not try again
 
 
 def test_the_lease_is_renewed_during_a_takeover() -> None:

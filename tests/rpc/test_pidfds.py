@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions of processes that ended are proven gone by pidfd, whichever process holds their lock
-file.
-"""
+"""A pidfd proves that a session's process has ended, even if another one holds its lock file."""
 
 from __future__ import annotations
 
@@ -99,7 +97,7 @@ def test_a_killed_process_is_gone_though_its_child_holds_the_lock(
             client.wait(timeout=60 * PATIENCE)
             assert eventually(lambda: server.stat().live_count == 0)
             assert server.stat().watched_count == 0
-            os.kill(child, 0)  # it lives, and the lock with it
+            os.kill(child, 0)  # the process lives, and the lock is held
         finally:
             os.kill(child, signal.SIGKILL)
             client.communicate()
@@ -117,7 +115,8 @@ def test_a_process_of_another_pid_namespace_is_watched(pool: Pool, paths: list[P
     before = new_pid_namespace()
     with Server(pool) as server:
         client = start(KEEPS_THE_LOCK, paths, *before)
-        assert int(line(client)) < 20  # a number of its own namespace: here it is another process's
+        # a pid in its own namespace; here it is that of another process
+        assert int(line(client)) < 20
         assert server.stat().watched_count == 1
         client.kill()
         client.communicate(timeout=60 * PATIENCE)
@@ -184,7 +183,7 @@ def test_the_lane_of_a_dead_requester_is_released_after_a_stop(
     with Process("serve", paths) as server:
         server.signal(signal.SIGSTOP)
         client = start(KEEPS_THE_LOCK, paths)
-        time.sleep(1.0)  # it sends a request; should it be slower, less is tested
+        time.sleep(1.0)  # it sends a request; if it is slower, the test covers less
         client.kill()
         client.communicate()
         server.signal(signal.SIGCONT)

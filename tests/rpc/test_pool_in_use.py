@@ -37,7 +37,7 @@ def test_a_pool_in_use_is_neither_destroyed_nor_formatted(paths: list[Path]) -> 
 
 
 def test_a_device_of_a_pool_in_use_is_not_taken_alone(paths: list[Path]) -> None:
-    """The locks lie beside the pool's first device, which is not named here."""
+    """The locks lie next to the pool's first device, which is not named here."""
     Pool.create(paths, device_size=SIZE, sparse=True).close()
     with Process("serve", paths):
         with pytest.raises(DeviceBusyError, match="stop the server"):

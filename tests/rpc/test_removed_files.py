@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server ends itself once the file of one of its devices was removed, in whatever process it is,
-and ``beluga doctor`` names the processes that keep the memory.
+"""A server in any process stops once the file of one of its devices was removed, and ``beluga
+doctor`` names the processes that keep the memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def paths(shm: Path) -> list[Path]:
 
 
 def replaced(path: Path) -> None:
-    """Make another pool where the file was."""
+    """Create another pool in place of the file."""
     path.unlink()
     Pool.create([path], device_size=16 << 20).close()
 
@@ -64,7 +64,7 @@ def test_an_embedded_server_ends_once_a_file_is_removed(
                 one.lookup([KEY])
             except NoServerError:
                 return True
-            return False  # the failure is known before the loop has ended
+            return False  # the failure is set before the loop has ended
 
         assert eventually(nobody_serves)
 

@@ -30,15 +30,15 @@ def coherence() -> str:
 
 @pytest.fixture
 def paths(shm: Path) -> list[Path]:
-    """Devices where another user may reach them: pytest closes its own folder to others whenever a
-    second pytest starts.
+    """Devices that another user may open: pytest removes others' access to its own folder whenever
+    a second pytest starts.
     """
     return [shm / "a", shm / "b"]
 
 
 @pytest.fixture
 def another(monkeypatch: pytest.MonkeyPatch, shm: Path) -> Path:
-    """Set a runtime directory for processes that start from now on, and for this one."""
+    """Set a runtime directory for this process and for later children."""
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(shm / "another"))
     return shm / "another"
 
@@ -136,7 +136,7 @@ def test_a_directory_that_was_emptied_takes_an_operators_word(
 
 
 def answered(paths: list[Path]) -> str:
-    """Call the server as another user of the group that shares, and return the result."""
+    """Call the server as another user of the sharing group. Returns the result."""
 
     def call() -> None:
         with Pool.open(paths) as pool, Client(pool) as client:
@@ -146,7 +146,7 @@ def answered(paths: list[Path]) -> str:
 
 
 def opened_to_the_group(paths: list[Path]) -> None:
-    """Open the pool's files to the group."""
+    """Give the group access to the pool's files."""
     for path in paths:
         os.chown(path, -1, GROUP)
         path.chmod(0o660)
@@ -180,7 +180,7 @@ def test_another_user_with_a_directory_of_his_own_is_refused(
 def test_a_runtime_directory_of_another_user_in_a_shared_folder_is_rejected(
     pool: Pool, another: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where any user may put a directory, only the user's own one is used."""
+    """In a folder where any user may create directories, only the user's own one is used."""
     another.mkdir(mode=0o777)
     another.chmod(0o777)
     first = pool._mapping.members[0].device

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool with a device of hardware coherence, one host's own memory, refuses every other host.
-
-Another host is one with another boot id; one with another number is reported.
+"""A pool with a device of hardware coherence, one host's own memory, refuses every other host. A
+host with another boot id is another host; one with another number is reported.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def test_a_pool_that_is_not_coherent_has_many_hosts(pool: Pool) -> None:
 
 
 class AnotherMachine:
-    """Runs commands where the kernel shows another boot id, and the pool's lock files are not."""
+    """Runs commands with another boot id and without the pool's lock files."""
 
     def __init__(self, pool: Pool, tmp_path: Path) -> None:
         boot_id = tmp_path / "boot_id"
@@ -70,7 +69,7 @@ class AnotherMachine:
             return False
 
     def beluga(self, *words: str) -> tuple[int, str]:
-        """Run the command: return its exit status, and its last line."""
+        """Run the command. Returns its exit status and its last line."""
         done = self._run(sys.executable, "-m", "beluga.cli.main", *words, *self._pool)
         return done.returncode, (done.stderr.splitlines() or [""])[-1]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """A pool has one server at a time; it is replaced after a stop or a death, and its clients
-follow.
+reconnect.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_a_servers_forked_child_holds_none_of_its_files(pool: Pool) -> None:
     read, write = os.pipe()
     before = held()
     server = serving(pool, b"1")
-    # The server opens the directory itself for a moment, when it sweeps it.
+    # The server itself opens the directory for a moment when it cleans it.
     files = {file for file in held() - before if file[1] != str(pool.runtime_dir)}
     assert {link.partition(":")[0] for _, link in files} >= {"socket", "anon_inode"}
     assert any(link.startswith(str(pool.runtime_dir)) for _, link in files)
@@ -197,7 +197,9 @@ def wait_for(pool: Pool) -> Client:
 
 
 def test_each_method_has_a_number_of_its_own() -> None:
-    """Methods are declared in several headers: one of a number would shadow another."""
+    """Methods are declared in several headers: of two with the same number one would replace the
+    other.
+    """
     names = [name for name in dir(lib) if re.fullmatch(r"BL_METHOD_[A-Z_]+", name)]
     numbers = {name: int(getattr(lib, name)) for name in names}
     assert len(names) > 20

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server begins and ends once, from any thread, and never under a call that uses it."""
+"""A server starts and stops once, from any thread, and never during a call that uses it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_a_second_start_is_refused_and_touches_nothing(pool: Pool, kind: type[Se
         assert client.stat().reattach_count == 0
     with pytest.raises(RpcError, match="make a new one"):
         server.start()
-    with kind(pool):  # the successor finds the last word, and need not prove anything
+    # the successor finds the farewell of its predecessor, and needs no other proof
+    with kind(pool):
         Client(pool).ping()
     pool.close()
 
@@ -64,7 +65,7 @@ def test_a_start_that_fails_after_the_takeover_releases_the_pool(
         patch.setattr(beluga.rpc.server, "Thread", NoThread)
         with pytest.raises(RuntimeError, match="new thread"):
             server.start()
-    del server  # nothing writes to the pool any more
+    del server  # nothing writes to the pool any longer
     with Server(pool), Client(pool) as client:
         client.ping()
     pool.close()

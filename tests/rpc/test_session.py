@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions: lanes given and taken back, many at once, forks and deaths."""
+"""Sessions: lanes are assigned and released; many sessions, forks and deaths."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_client_that_holds_the_interpreter_keeps_its_session(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
     with Process("call", paths) as process:
-        assert process.ask("hold 6") == "held"  # longer than a heartbeat may stand still
+        assert process.ask("hold 6") == "held"  # longer than the heartbeat timeout
         assert process.ask("call 10") == "10"
         assert server.stat().attach_count == 1
         assert server.stat().end_count == 0
@@ -155,7 +155,7 @@ def test_a_client_that_holds_the_interpreter_keeps_its_session(
 def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: list[Path]) -> None:
     with Process("call", paths) as process:
         process.signal(signal.SIGSTOP)
-        time.sleep(6)  # longer than a heartbeat may stand still
+        time.sleep(6)  # longer than the heartbeat timeout
         assert server.stat().end_count == 0
         process.signal(signal.SIGCONT)
         assert process.ask("call 10") == "10"
@@ -177,7 +177,7 @@ def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
         server.handle(METHOD_USER, wait)
         process.say("call 1")
         assert asked.wait(60)
-        time.sleep(0.1)  # it sleeps and polls in turn now
+        time.sleep(0.1)  # it alternates between sleeping and polling now
         process.signal(signal.SIGSTOP)
         assert process.stopped()
         gate.set()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Why a server took the pool over is in its figures, in the trace and in the metrics."""
+"""The reason of a takeover is in the server's statistics, in the trace and in the metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURN_S = 60.0
 
 
 def reason(server: Server) -> str:
-    """Return the reason, which is the same wherever it is shown."""
+    """Return the reason, after a check that all places show the same one."""
     followed = server.stat().followed
     trace = read_trace(server.pool.runtime_dir)
     assert trace.followed == followed
@@ -66,7 +66,7 @@ def test_a_standby_replaces_a_live_server_that_is_stalled(pool: Pool, paths: lis
 
 
 def serve_as_other_host(pool: Pool) -> None:
-    """Make the server of epoch 1, which has stopped, one of another host that was switched off."""
+    """Change the stopped server of epoch 1 to one of another host that was switched off."""
     half = 1 * lib.BL_SERVER_STRIDE
     for copy in (0, lib.BL_LINE_SIZE):
         rewrite(

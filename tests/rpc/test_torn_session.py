@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server dies between the stores of a session's line: its successor gives the lane, and the
-space, to no client that could not have them.
+"""A server dies between the stores of a session's line: its successor assigns the lane and the
+space only to clients that may have them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def changed(line: bytes, **fields: int) -> bytes:
 
 
 def mixed(before: bytes, after: bytes, stores: set[int]) -> bytes:
-    """Mix two lines: these 8-byte stores of the new line are out, the others are not."""
+    """Mix two lines: only these 8-byte stores of the new line are in memory."""
     return b"".join(
         (after if store in stores else before)[8 * store : 8 * store + 8] for store in range(8)
     )
@@ -80,7 +80,7 @@ def test_a_client_without_a_reply_has_no_lane(pool: Pool) -> None:
         given = read(pool, session_offset(pool, 0, epoch=1))
         client.close()
         free = read(pool, session_offset(pool, 0, epoch=1))
-        assert free[:8] == bytes(8)  # no session's name
+        assert free[:8] == bytes(8)  # not the name of a session
         first.stop()
     write(pool, session_offset(pool, 0, epoch=1), mixed(free, given, {1, 2, 3, 4, 7}))
     with MetaServer(pool) as second, Client(pool) as client:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two machines with one host number: another boot id is an earlier boot's only where no heartbeat
-moves.
-
-Another machine has other lock files: here, another runtime directory.
+"""Two machines with one host number: another boot id means an earlier boot only if no heartbeat
+advances. Another machine has other lock files: here, another runtime directory.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def test_a_second_server_is_refused_while_the_first_beats(pool: Pool, elsewhere:
 def test_a_server_of_an_earlier_boot_is_followed(pool: Pool, elsewhere: Elsewhere) -> None:
     first = Server(pool)
     first.start()
-    first.stop()  # its heartbeat stands still
+    first.stop()  # its heartbeat does not advance
     half = 1 * lib.BL_SERVER_STRIDE
     for copy in (0, lib.BL_LINE_SIZE):
         rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
@@ -103,7 +101,7 @@ def test_a_grant_of_another_machine_is_held_while_its_client_beats(
         rewrite(pool, "bl_session_line", session_offset(pool, lane, epoch=1), lane, boot_id=OTHER)
         first.stop()
     with MetaServer(pool) as second:
-        time.sleep(1.0)  # twice as long as a heartbeat has to stand still
+        time.sleep(1.0)  # twice the heartbeat timeout
         assert second.stat().inherited_count == 1
         assert second.meta_stat().held_bytes >= 1 << 20
         with Client(pool, host=5) as other:
@@ -133,7 +131,7 @@ def test_a_client_is_refused_while_an_inherited_session_of_its_number_beats(pool
         with beating(pool, 0, NONCE), pytest.raises(HostClashError, match="--host N"):
             Client(pool, host=3)
         assert second.stat().inherited_count == 1
-        with pytest.raises(HostClashError):  # so short a silence proves nothing
+        with pytest.raises(HostClashError):  # such a short pause proves nothing
             Client(pool, host=3)
         time.sleep(0.6)
         with Client(pool, host=3) as client:
@@ -149,7 +147,7 @@ def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> Non
     with (
         Server(pool) as second,
         Client(pool, host=3) as client,
-    ):  # no server saw that heartbeat move
+    ):  # no server observed an advance of that heartbeat
         client.ping()
         assert second.stat().inherited_count == 0
 
@@ -159,7 +157,8 @@ def test_a_host_record_of_an_older_server_excludes_no_machine(pool: Pool) -> Non
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
     with Server(pool):
         pass
-    with Server(pool), Client(pool, host=3) as client:  # the lobby's line is still the first's
+    # the lobby's line still belongs to the first machine
+    with Server(pool), Client(pool, host=3) as client:
         client.ping()
 
 

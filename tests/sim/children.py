@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs the simulator in child processes, several at a time. A run that crashes or hangs the
-simulator itself is a result, too.
+"""Runs the simulator in child processes, several at a time. A crash or hang of the simulator is a
+result, too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-RUN_CPU_S = 60.0  # of one run in which no process takes a turn any more
+RUN_CPU_S = 60.0  # CPU seconds of a run in which no process makes progress
 
 Job = TypeVar("Job")
 
 
 @dataclass(frozen=True)
 class Death:
-    """A child ended without an answer."""
+    """A child ended without a result."""
 
     signal: int
 
@@ -30,14 +30,13 @@ class Death:
 
 
 def still_alive() -> None:
-    """Note that a run begins: its child is killed when it has used ``RUN_CPU_S`` seconds of
-    processor.
-    """
+    """Record the start of a run: its child is killed after ``RUN_CPU_S`` seconds of CPU time."""
     signal.setitimer(signal.ITIMER_VIRTUAL, RUN_CPU_S)
 
 
 def _child(answer: Connection, body: Callable[[Any], Any], job: object) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a heap that a mutant broke complains at length
+    # a mutant that corrupts the heap causes long messages
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         answer.send(body(job))
     except RuntimeError as error:
@@ -48,8 +47,8 @@ def answers(
     jobs: Iterable[Job], body: Callable[[Job], Any], *, processes: int
 ) -> Iterator[tuple[Job, Any]]:
     """Yield (job, ``body(job)`` or a ``Death``) for every job, in the order in which they end.
-    ``jobs`` is requested the next one only when a process is free. A ``RuntimeError`` of ``body``
-    comes through.
+    The next item of ``jobs`` is read only when a process is free. A ``RuntimeError`` of ``body`` is
+    raised here.
     """
     context = multiprocessing.get_context("fork")
     waiting = iter(jobs)

@@ -2,14 +2,14 @@
 # Copyright The Beluga Authors
 """Makes each plain condition of the protocol's C a site of the simulator, in a copy of the source.
 
-A condition is what stands in ``if``, ``while`` and before ``?``, and each operand of ``&&`` and
-``||``: ``if (a && f(b))`` becomes ``if (BL_CONDITION("true|a", a) && BL_CONDITION("true|f(b)",
-f(b)))``. The name has the value that drops the condition. The operand of an ``&&`` is dropped when
-it is always true, that of an ``||`` when it is always false, and so is a condition that guards a
-``return``, ``break``, ``continue`` or ``goto``; what decides between two things (``if`` with an
-``else``, ``?``) is tried with ``either`` value; any other is dropped when it is always true. All of
-an ``if (a && b)`` is tried as false, too. One extension is compiled of the copy, with every
-condition in it, and a run names the one to force.
+Conditions are those of ``if``, ``while`` and ``?``, and each operand of ``&&`` and ``||``: ``if (a
+&& f(b))`` becomes ``if (BL_CONDITION("true|a", a) && BL_CONDITION("true|f(b)", f(b)))``. The name
+has the value that drops the condition. The operand of an ``&&`` is dropped when it is always true,
+that of an ``||`` when it is always false, and so is a condition that guards a ``return``,
+``break``, ``continue`` or ``goto``; what decides between two things (``if`` with an ``else``,
+``?``) is tried with ``either`` value; any other is dropped when it is always true. All of an ``if
+(a && b)`` is tried as false, too. One extension is compiled of the copy, with every condition in
+it, and a run names the one to force.
 
 Comments, lines of the preprocessor, checks (``bl_verify``, which are sites already) and plain
 conditions of ``for`` stay as they are; so does everything outside of functions.
@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "conditions"
 
-# The files by which the hosts of a pool communicate, and those that they rely on: lines,
+# The files through which the hosts of a pool communicate, and those that these depend on: lines,
 # lanes, the lobby, servers, elections; the block index, pins, grants, removals, names, recovery,
-# tasks; puts and gets; what a device left in caches.
+# tasks; puts and gets; cache maintenance for devices.
 PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
     *("rpc/lane.c", "rpc/session.c", "rpc/housekeeping.c", "rpc/server.c", "rpc/quantum.h"),
@@ -92,7 +92,7 @@ class Rewriter:
     def __init__(self, source: str) -> None:
         self.tokens = tokens_of(source)
         self.before: dict[int, str] = {}  # text that is written before a token,
-        self.after: dict[int, int] = {}  # and the number of parentheses behind it
+        self.after: dict[int, int] = {}  # and the number of parentheses after it
         self.partner: dict[int, int] = {}
         open_: list[int] = []
         for i, token in enumerate(self.tokens):
@@ -156,7 +156,7 @@ class Rewriter:
                 self.condition(at + 2, close, self.drop(close + 1) if text == "if" else "true")
                 signs = {self.tokens[i].text for i in self.top(at + 2, close)}
                 if text == "if" and "&&" in signs and "||" not in signs:
-                    self.wrap(at + 2, close, "false")  # what it guards never happens
+                    self.wrap(at + 2, close, "false")  # its body never runs
                 at = piece = close + 1
                 continue
             if text in ("enum", "struct") and self.tokens[at + 1].text == "{":
@@ -176,7 +176,7 @@ class Rewriter:
         self.piece(piece, end)
 
     def piece(self, start: int, end: int) -> None:
-        """Rewrite an expression that is no condition itself: its operands, and the contents of
+        """Rewrite an expression that is not a condition: its operands, and the contents of
         brackets.
         """
         if any(self.tokens[i].text in ("&&", "||") for i in self.top(start, end)):
@@ -191,7 +191,7 @@ class Rewriter:
                 self.body(i + 1, self.partner[i])
 
     def condition(self, start: int, end: int, drop: str) -> None:
-        """Rewrite a condition that is dropped by this value, if it is no more than one."""
+        """Rewrite a condition that this value drops, if it is a single one."""
         top = list(self.top(start, end))
         signs = [self.tokens[i].text for i in top]
         for sign, value in (("||", "false"), ("&&", "true")):
@@ -214,7 +214,7 @@ class Rewriter:
         self.wrap(start, end, drop)
 
     def wrap(self, start: int, end: int, drop: str) -> None:
-        """Write a BL_CONDITION() around these tokens, outside of those that are there."""
+        """Write a BL_CONDITION() around these tokens, outside of existing ones."""
         name = self.text(start, end)
         self.before[start] = f'BL_CONDITION("{drop}|{name}", ' + self.before.get(start, "")
         self.after[end - 1] = self.after.get(end - 1, 0) + 1
@@ -250,7 +250,7 @@ def build() -> ModuleType:
         made.compile(tmpdir=str(part))
         try:
             part.rename(folder)
-        except OSError:  # another process has made it meanwhile
+        except OSError:  # another process has built it meanwhile
             shutil.rmtree(part)
     (library,) = folder.glob("**/_sim_conditions*.so")
     spec = importlib.util.spec_from_file_location("beluga._sim_conditions", library)

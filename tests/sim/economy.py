@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Flushes and fences that had nothing to do, by site: ``python tests/sim/economy.py [SEEDS]``.
+"""Flushes and fences without effect, by site: ``python tests/sim/economy.py [SEEDS]``.
 
-A fence is idle if its process did nothing since the last one that it would order or complete; an
-invalidation, if its host had no copy of the line or the one that memory has. None of this is wrong:
-a poller cannot know that nothing has changed. What is idle nearly always may be one too
-many.
+A fence is idle if its process did nothing since the last fence that it would order or complete; an
+invalidation is idle if its host had no copy of the line, or an up-to-date one. This is no error: a
+poller cannot predict that nothing has changed. But a site that is nearly always idle may be
+superfluous.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERBS = ("invalidate", "fence_store", "fence_full")
 
 @dataclass(frozen=True)
 class Thrift:
-    """A site, how often it was reached, and how often there was nothing to do."""
+    """A site, how often it was reached, and how often it was idle."""
 
     site: Site
     done: int

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Conditions that the simulator need not miss when they are dropped, each with its reason.
-
-A condition is named by file, function, its text and its place among equal ones of the function; the
-last word is the value that it always has. Most of those that have a reason decide how long
-something takes, or repeat what another check tests, too. Where a test of Python fails, it is
-named: it was run with the condition forced.
+"""Conditions whose removal the simulator need not detect, each with its reason. A condition is
+named by file, function, its text and its index among equal ones of the function; the last word is
+the value that it is forced to. Most of those with a reason only affect durations, or repeat another
+check. If a Python test fails with the condition forced, it is named.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ _UNREAD = "nobody reads the bytes of a reply whose status is an error"
 _WIDE = "invalidates the same lines more often, or lines behind the table, which costs time"
 _WINDOW = "only how many lines are looked at together differs: one that has not come ends the look"
 
-# Each condition has its reason.
+# The reason of each condition.
 REASONED: Conditions = {
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("i > 0 && next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
@@ -843,7 +841,7 @@ REASONED: Conditions = {
     },
 }
 
-# Each condition has the test of Python that fails.
+# The failing Python test of each condition.
 TESTED: Conditions = {
     ("index/recover.c", "bl_recover_block"): {
         ("!claimed", 0, "false"): (

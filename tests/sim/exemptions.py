@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sites that the simulator need not catch when they are skipped, each with its reason.
-
-A site is named by file, function, verb and its place among equal verbs of that function. Nothing
-stands here because no test for it was found: a mutant that survives is a missing test or a needless
-fence, and resolved as one of them.
+"""Sites whose removal the simulator need not detect, each with its reason. A site is named by file,
+function, verb and its index among equal verbs of that function. The lack of a test is no reason: a
+mutant that survives is a missing test or a needless fence, and is resolved as one of them.
 """
 
 from __future__ import annotations
@@ -248,8 +246,8 @@ _OTHER_HALF: dict[Name, str] = {
 
 
 def _no_worse(exempt: dict[Name, str]) -> dict[Name, str]:
-    """Return the other changes of a fence, an invalidation or a hint that may be left out: if it
-    comes late, or for a part of its range, or for another range, more of it is left than then.
+    """Return the other changes of a fence, an invalidation or a hint that may be omitted: if it is
+    late, or covers a part of its range, or another range, it does more than nothing.
     """
     weak = ("fence_store", "fence_full", "invalidate", "prefetch_line", "prefetch_range")
     return {name: why for name, why in exempt.items() if name[2] in weak}

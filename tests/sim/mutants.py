@@ -47,7 +47,7 @@ COVERAGE_SEEDS = 10
 NO_PROTOCOL = ("sim/", "verify/", "check/")  # folders of csrc/
 COVERAGE_FIRST = 1_000_000  # seeds that the hunts do not use
 KNOWN = Path(__file__).with_name("known_catches.json")
-PLACE = struct.Struct("qq")  # field and seed of a run
+PLACE = struct.Struct("qq")  # scenario, kind and seed of a run
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The same name after lines moved."""
+        """A name that does not depend on line numbers."""
         site = self.site
         return f"{site.file} {site.function} {site.verb} {site.index} {self.change}"
 
 
 @dataclass(frozen=True)
 class Field:
-    """A scenario on a kind of memory; for each site number and change, in how many runs the change
-    would have made a difference, per step of the simulator.
+    """A scenario on a kind of memory; for each site number and change, the number of runs per
+    simulator step in which the change would have made a difference.
     """
 
     scenario: str
@@ -78,14 +78,14 @@ class Field:
     hits: tuple[float, ...]
 
     def matters(self, mutant: Mutant) -> float:
-        """Return the same number for one mutant."""
+        """Return this number for one mutant."""
         return self.hits[mutant.site.number * len(CHANGES) + CHANGES[mutant.change]]
 
 
 @dataclass(frozen=True)
 class Catch:
-    """The run that detected a mutant; ``scenario`` is empty if none did in all ``runs``. With
-    ``cut``, there was no time to continue.
+    """The run that detected a mutant; ``scenario`` is empty if none of ``runs`` did. With ``cut``,
+    the time ran out.
     """
 
     runs: int
@@ -103,7 +103,7 @@ def name_of(site: Site) -> Name:
 
 def protocol_sites() -> list[Site]:
     """Return the sites of protocol files: all but the simulator's scenarios, ``beluga verify``,
-    which tries the memory and is tried in test_verify.py, and ``pool check``, which only reads.
+    which tests the memory and is tested in test_verify.py, and ``pool check``, which only reads.
     """
     return [site for site in sites() if not site.file.startswith(NO_PROTOCOL)]
 
@@ -115,7 +115,7 @@ def known_catches() -> dict[str, tuple[str, str, int]]:
 
 
 def mutants(fields: list[Field]) -> list[Mutant]:
-    """Return all mutants: what is left out, and each other change where it makes a difference."""
+    """Return all mutants: each omission, and each other change where it makes a difference."""
     return [
         mutant
         for mutant in changes()
@@ -137,19 +137,19 @@ def changes() -> Iterator[Mutant]:
 
 
 def undecided(found: list[Mutant]) -> list[Mutant]:
-    """Return the conditions that no scenario ever decides as they would be if they were dropped."""
+    """Return the conditions that never have, in any scenario, the value that drops them."""
     there = {mutant.name for mutant in found}
     return [m for m in changes() if m.site.drop and m.name not in there and not exempt(m)]
 
 
 def exempt(mutant: Mutant) -> bool:
-    """May every scenario miss it? What was caught once has to be caught."""
+    """Whether no scenario need detect it. A mutant that was caught once must be caught again."""
     named = name_of(mutant.site) in EXEMPTIONS.get(mutant.change, {})
     return named and mutant.name not in known_catches()
 
 
 def survey_one(where: tuple[str, str]) -> Field:
-    """Find out what a scenario reaches, by runs without a mutant, which have to come out right."""
+    """Survey the sites that a scenario reaches, by runs without a mutant, which must pass."""
     scenario, kind = where
     runs = []
     for seed in range(COVERAGE_FIRST, COVERAGE_FIRST + COVERAGE_SEEDS):
@@ -176,8 +176,8 @@ def survey(processes: int, only: str = "") -> list[Field]:
 
 @dataclass(frozen=True)
 class Hunt:
-    """One mutant, where to search for it, how far, and until when (``time.monotonic``; 0: no
-    limit). ``place`` is shared with the parent: the run that is being tried.
+    """One mutant, the scenarios to try, the number of steps, and the deadline (``time.monotonic``;
+    0: no limit). ``place`` is shared with the parent: the current run.
     """
 
     mutant: Mutant
@@ -190,8 +190,8 @@ class Hunt:
 
 
 def weight(field: Field, mutant: Mutant) -> int:
-    """Return how much of a hunt belongs to a field: more where others of the function were
-    caught.
+    """Return the weight of a scenario in a hunt: it is greater if it caught other mutants of the
+    function.
     """
     own = known_catches().get(mutant.name, ("", "", 0))
     like = f"{mutant.site.file} {mutant.site.function} "
@@ -214,7 +214,7 @@ def hunts(found: list[Mutant], fields: list[Field], options: argparse.Namespace)
 
 
 def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
-    """Try the mutant in one run: return the catch, or nothing, and the simulator's steps in it."""
+    """Try the mutant in one run. Returns the catch or None, and the simulator's steps."""
     mutant, scenario, kind = task.mutant, task.fields[field].scenario, task.fields[field].kind
     PLACE.pack_into(task.place, 0, field, seed)
     still_alive()
@@ -228,8 +228,8 @@ def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
 
 def hunt(task: Hunt) -> Catch:
     """Try the stored run, then seed after seed, until one fails that passes without the mutant. The
-    scenarios share the steps by their weights, so the short ones have more seeds. Counted in steps,
-    what a hunt finds does not depend on the machine.
+    scenarios share the steps by their weights, so the short ones have more seeds. The limit is in
+    steps, so that the result does not depend on the machine.
     """
     known = known_catches().get(task.mutant.name)
     if known and task.fields and (task.fields[0].scenario, task.fields[0].kind) == known[:2]:
@@ -264,7 +264,7 @@ def caught(task: Hunt, answer: Catch | Death) -> Catch:
 
 
 def remember(catches: dict[str, Catch], there: set[str]) -> None:
-    """Write the runs that caught; mutants that no longer exist are dropped."""
+    """Write the catching runs; mutants that no longer exist are dropped."""
     known_catches.cache_clear()  # another run may have stored something meanwhile
     known = {name: run for name, run in known_catches().items() if name in there}
     known |= {name: (c.scenario, c.kind, c.seed) for name, c in catches.items() if c.scenario}
@@ -297,7 +297,7 @@ def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
 def report(
     options: argparse.Namespace, catches: dict[str, Catch], tried: int, exempted: int, never: int
 ) -> int:
-    """Print the sums, and return what the command returns."""
+    """Print the totals, and return the exit status."""
     count = sum(bool(catch.scenario) for catch in catches.values())
     cut = sum(catch.cut for catch in catches.values())
     if not options.json:
@@ -344,7 +344,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command: 0 if all mutants were caught, or there was no time for more."""
+    """Run the command. Returns 0 if all mutants were caught, or the time ran out."""
     options = arguments_of(arguments)
     with simulator.using(conditions.build()):
         return run(options)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs that once went wrong: one small file each in ``regressions/``, played again by every test
-run. After a change of the protocol a seed leads to other turns; the file still shows what the seed
-once found.
+"""Runs that once failed: one small file each in ``regressions/``, replayed by every test run. After
+a change of the protocol a seed leads to another schedule; the file still shows what the seed once
+found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "regressions"
 
 @dataclass(frozen=True)
 class Case:
-    """One run, and what was wrong with it when it was found."""
+    """One run, and its error when it was found."""
 
     scenario: str
     seed: int
@@ -39,7 +39,7 @@ def parse(text: str) -> Case:
 
 
 def keep(case: Case) -> Path:
-    """Write a case down, and return its file."""
+    """Write a case to a file, which is returned."""
     path = FOLDER / f"{case.scenario}-{case.seed}-{case.kind}.json"
     path.write_text(json.dumps(asdict(case), indent=4) + "\n")
     return path

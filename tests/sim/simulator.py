@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs scenarios of the simulator, with every site at work or with one changed."""
+"""Runs scenarios of the simulator, with all sites unchanged or with one changed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ CHANGES = {
     "false": lib.BL_SIM_FALSE,
 }
 
-# These show what a protocol must not do and are meant to go wrong. They are named by how their
-# names begin.
+# Prefixes of scenarios that are meant to fail: they show what a protocol must not do.
 WRONG_ON_PURPOSE = (
     "stray_store",
     "raw_access",
@@ -92,7 +91,7 @@ class Run:
 
 @contextmanager
 def using(other: ModuleType) -> Iterator[None]:
-    """Run this build of the simulator for a while."""
+    """Use this build of the simulator in the context."""
     global build  # noqa: PLW0603
     before, build = build, other
     sites.cache_clear()
@@ -105,8 +104,8 @@ def using(other: ModuleType) -> Iterator[None]:
 
 @cache
 def sites() -> tuple[Site, ...]:
-    """Return all sites of this build, in the order of their lines; those of one line from its end,
-    whatever order a compiler gives them.
+    """Return all sites of this build, in the order of their lines; those of one line from right to
+    left, independent of the compiler's order.
     """
     ffi, lib = build.ffi, build.lib
     views = []
@@ -138,7 +137,7 @@ def site(function: str, verb: str, index: int = 0) -> int:
 
 @cache
 def scenarios() -> tuple[str, ...]:
-    """Return the names of all scenarios that have to come out right."""
+    """Return the names of all scenarios that must pass."""
     names = []
     while name := build.lib.bl_sim_scenario_name(len(names)):
         names.append(build.ffi.string(name).decode())
@@ -199,6 +198,6 @@ def failures(runs: list[Run]) -> list[tuple[int, int]]:
 
 
 def caught(scenario: str, skip: int, *, seeds: int, coherent: bool = False) -> Run | None:
-    """Return the first run that detects the missing site, or None."""
+    """Return the first run that detects the omitted site, or None."""
     runs = (play(scenario, seed, skip=skip, coherent=coherent) for seed in range(seeds))
     return next((run for run in runs if run.result != 0), None)

@@ -17,11 +17,11 @@ from children import Death, answers, still_alive
 from regressions import Case, keep, parse
 from simulator import KINDS, play, scenarios, told
 
-BATCH = 4  # seeds of one scenario and kind that one child plays: a pass takes a quarter of a minute
-OFTEN = {"late": 4, "rivals": 2, "system": 2}  # times as many: rare things happen there
+BATCH = 4  # seeds of one scenario and kind for one child: a pass takes 15 s
+# times as many seeds, because their failures are rare
+OFTEN = {"late": 4, "rivals": 2, "system": 2}
 
-# The counters of bl_sim_stat, and the names by which they are printed; one that a build lacks
-# counts nothing.
+# The counters of bl_sim_stat, and their printed names; one that a build lacks is 0.
 COUNTERS = {
     "accesses": "steps",
     "calls": "results",
@@ -55,7 +55,7 @@ def batches(first: int, until_s: float) -> Iterator[Batch]:
 
 
 def play_batch(batch: Batch) -> tuple[Counter[str], list[Case]]:
-    """Return the counters over the batch, and the runs that went wrong."""
+    """Return the sums of the counters of the batch, and the failed runs."""
     counters: Counter[str] = Counter()
     wrong = []
     for seed in range(batch.first, batch.first + batch.count):
@@ -70,7 +70,7 @@ def play_batch(batch: Batch) -> tuple[Counter[str], list[Case]]:
 
 
 def soak(tasks: Iterator[Batch], processes: int) -> tuple[Counter[str], list[Case]]:
-    """Play all batches; if a batch's child died, play each of its seeds alone."""
+    """Run all batches; if a batch's child died, run each of its seeds alone."""
     counters: Counter[str] = Counter()
     wrong: list[Case] = []
     again: list[Batch] = []
@@ -91,7 +91,7 @@ def soak(tasks: Iterator[Batch], processes: int) -> tuple[Counter[str], list[Cas
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line: 0 if nothing went wrong."""
+    """Run the command line. Returns 0 if no run failed."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None, help="the first one (from the clock)")
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         tasks = iter([Batch(case.scenario, case.kind, case.seed, 1)])
         first = case.seed
     else:
-        # seeds are 64 bits wide; a soak of any length uses few of the second's thousand millions
+        # seeds have 64 bits; a soak uses far fewer than the thousand million of each second
         first = time.time_ns() if options.seed is None else options.seed * 1_000_000_007
         tasks = batches(first, time.monotonic() + options.seconds)
     counters, wrong = soak(tasks, options.processes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The coherence oracle finds a flush or fence too few, with its place, whether it did harm or
-not.
+"""The coherence oracle detects a missing flush or fence, with its site, whether or not bytes were
+wrong.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import pytest
 from simulator import COHERENCE, WRONG_BYTES, play, site
 
-# One run or two show it, because the rule is judged and not the bytes. Scenario, function, verb,
-# number.
+# One or two runs detect it, because the oracle checks the rule and not the bytes. Scenario,
+# function, verb, index.
 MUTANTS = (
     ("message_passing", "bl_litmus_write", "fence_store", 1, "unfenced"),
     ("message_passing", "bl_litmus_read", "invalidate", 0, "stale"),

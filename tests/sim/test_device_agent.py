@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets by DMA are right by the rules of transfer/device_range.h, and wrong without one of
-them.
+"""Puts and gets by DMA are correct with the rules of transfer/device_range.h, and wrong without any
+one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RULES = [
     for function in ("bl_device_written", "bl_device_reads")
     for verb, index in (("fence_full", 0), ("invalidate", 0), ("fence_full", 1))
 ]
-# These scenarios show it, besides device_dsa, where a device both writes and reads.
+# Besides device_dsa, in which a device both writes and reads, these scenarios show it.
 WITNESS = {"bl_device_written": "device_put", "bl_device_reads": "device_get"}
 
 

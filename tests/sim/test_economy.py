@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The economy report sees needless work, and does not call needed work idle."""
+"""The economy report finds needless flushes and fences, and does not list needed ones."""
 
 from __future__ import annotations
 

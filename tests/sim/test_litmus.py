@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rules of coherence/coherence.h hold in the simulator; each breaks when a verb is left out."""
+"""The rules of coherence/coherence.h hold in the simulator; each one is violated if a verb is
+omitted.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ RIGHT = ("message_passing", "torn_line", "store_buffering")
 # Function, verb, and number of the verb in that function.
 MUTANTS = {
     "message_passing": (
-        ("bl_litmus_write", "fence_store", 0),  # "free" is out before the old bytes go
+        # "free" is in memory before the old bytes are dropped
+        ("bl_litmus_write", "fence_store", 0),
         ("bl_litmus_write", "stream", 0),  # the payload
-        ("bl_litmus_write", "fence_store", 1),  # the payload is out before it is published
+        ("bl_litmus_write", "fence_store", 1),  # the payload is in memory before it is published
         (
             "bl_litmus_read",
             "fence_full",

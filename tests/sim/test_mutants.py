@@ -23,7 +23,7 @@ from mutants import NO_PROTOCOL, known_catches, main, name_of, protocol_sites
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
-# The verbs that a verb made of verbs consists of.
+# The verbs that a composed verb consists of.
 COMPOUND = {
     "publish_line": ("stream_line", "fence_store"),
     "refetch": ("fence_full", "invalidate", "fence_full"),
@@ -45,7 +45,7 @@ def in_csrc(path: Path) -> str:
 
 
 def protocol_files() -> list[Path]:
-    """Return all C files but scenarios, tools, the verbs themselves, and what kills processes."""
+    """Return all C files except scenarios, tools, the verbs themselves, and crash points."""
     return [
         path for path in sorted(CSRC.rglob("*.[ch]")) if not in_csrc(path).startswith(NOT_TRIED)
     ]
@@ -75,7 +75,9 @@ def test_every_exemption_names_a_site_and_a_reason() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_mutant_was_caught_once_or_has_an_exemption() -> None:
-    """CI tries only what is remembered. ``scripts/mutants --new --update`` hunts for the rest."""
+    """CI tries only the stored catches. ``scripts/mutants --new --update`` searches for the
+    rest.
+    """
     with simulator.using(conditions.build()):
         found = mutants.mutants(mutants.survey(min(2, os.cpu_count() or 1)))
         new = [str(m) for m in found if m.name not in known_catches() and not mutants.exempt(m)]
@@ -89,7 +91,7 @@ def test_the_tests_named_for_conditions_exist() -> None:
         assert f"def {function}(" in (CSRC.parent / path).read_text(), test
 
 
-# The state that distinguishes machines: an empty environment is this one as it is.
+# The environments that distinguish machines; an empty one is this machine's own.
 MACHINES = {
     "as it is": {},
     "few instructions": {"BELUGA_ISA": "sse2", "BELUGA_FLUSH": "clflush"},
@@ -250,7 +252,8 @@ def test_a_survivor_fails_the_run(
 def test_skipped_work_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mutants, "known_catches", dict)  # what was caught before is always tried
+    # mutants that were caught before are always tried
+    monkeypatch.setattr(mutants, "known_catches", dict)
     one = ["--scenario", "lane", "--site", "bl_lane_send count > 0 0 true", "--seconds", "1e-9"]
     assert main(one) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["no time for 1", "caught 0 of 0"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The ownership oracle, raw access, and the acts on hosts find what they should."""
+"""The ownership oracle, raw access, and operations on hosts detect the planted errors."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def test_dirty_line_over_newer_bytes_is_found() -> None:
 
 
 def test_a_lane_that_is_assigned_twice_is_detected() -> None:
-    """A successor that takes over without the information that a lane still has a writer is
-    detected.
-    """
+    """A takeover that misses a lane's live writer is detected."""
     number = site("bl_housekeeping_write", "stream_line")
     runs = (play("recovery", seed, skip=number) for seed in range(SEEDS))
     assert any(run.result == OWNERSHIP for run in runs)

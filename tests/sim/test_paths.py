@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Each path of the protocol runs right in the simulator, and fails with a verb too few."""
+"""Each path of the protocol passes in the simulator, and fails if a verb is omitted."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ MUTANTS = {
         ("bl_round_refetch", "invalidate", 1),  # a request is read from memory
         ("bl_lane_gather", "verify", 0),  # a torn request is read again
         ("bl_bulk_send", "fence_store", 0),  # the bytes are in memory before their request
-        ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the read of their request
+        # the bytes are invalidated after the read of their request
+        ("bl_bulk_take", "fence_full", 0),
         ("bl_bulk_take", "invalidate", 0),  # and not taken from the cache
-        ("bl_lane_reply", "fence_store", 0),  # the bytes are out before their reply
+        ("bl_lane_reply", "fence_store", 0),  # the bytes are in memory before their reply
         ("bl_reply_decode", "fence_full", 0),
         ("bl_reply_decode", "invalidate", 0),
     ),
-    "turns": (("bl_lane_gather", "verify", 1),),  # what is more than a quantum waits
+    "turns": (("bl_lane_gather", "verify", 1),),  # requests beyond a quantum wait
     "lobby": (
         ("bl_lobby_look", "invalidate", 0),
         ("bl_lobby_reply_read", "invalidate", 0),
-        ("bl_lobby_exchange", "verify", 0),  # whose reply is this?
+        ("bl_lobby_exchange", "verify", 0),  # check that the reply belongs to this session
         ("bl_lobby_publish", "stream_line", 0),
     ),
     "meta": (
-        ("bl_blocks_copy", "fence_full", 0),  # the payload is dropped after the lookup
+        ("bl_blocks_copy", "fence_full", 0),  # the payload is invalidated after the lookup
         ("bl_blocks_copy", "invalidate", 0),  # and not taken from the cache
         ("bl_blocks_same", "verify", 0),  # the second read
     ),
@@ -54,9 +55,9 @@ MUTANTS = {
         ("bl_chunk_drop", "invalidate", 0),  # nor the chunks whose checksums are requested
         ("bl_chunk_pick", "fetch", 0),
         ("bl_part_step", "fetch", 0),
-        ("bl_part_scatter", "fence_full", 1),  # dropped before they are fetched
+        ("bl_part_scatter", "fence_full", 1),  # invalidated before they are fetched
         ("bl_part_pick", "fence_full", 1),
-        ("bl_plan_write", "fence_store", 0),  # the bytes are out before their line
+        ("bl_plan_write", "fence_store", 0),  # the bytes are in memory before their line
     ),
     "kv_names": (
         ("bl_name_write", "stream_line", 0),

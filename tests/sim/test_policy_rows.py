@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every row of the policy table is enough for the simulator's devices, and not more than enough.
-
-A step that a row leaves out is left out of a run: bytes must stay right in the world that the row
-is for. A step that a row has is left out too: in some world that the row is for, it must show.
-Uncacheable memory with DDIO off is the simulator's coherent world, where no line of the pool is
-ever in a cache; on uncacheable memory with DDIO on or unknown the GPU's writes are in a cache as
-they are on write-back memory, and the rows are the same.
+"""Every row of the policy table is sufficient and necessary for the simulator's devices. Without
+the steps that a row omits, bytes must stay correct in the worlds of the row. Without a step that
+the row has, they must become wrong in one of these worlds. Uncacheable memory with DDIO off is the
+simulator's coherent world, where no line of the pool is ever in a cache; on uncacheable memory with
+DDIO on or unknown the GPU's writes are in a cache as they are on write-back memory, and the rows
+are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WRITTEN = ("bl_device_written", "invalidate")
 READS = ("bl_device_reads", "invalidate")
 
 # For each device on write-back memory, the worlds of its writes and of its reads: DSA's cache
-# control is off, and obeyed where the machine was inspected.
+# control is off, or has its documented effect on inspected machines.
 CACHED = [
     (Initiator.GPU, Ddio.ON, "device_put", "device_get"),
     (Initiator.GPU, Ddio.OFF, "device_put", "device_get"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Failures that scripts/soak once found stay found, and its command line reports what it saw."""
+"""Failures that scripts/soak once found stay fixed, and its command line reports its results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_child_that_dies_is_an_answer() -> None:
 
 
 def test_a_run_depends_on_nothing_but_its_seed() -> None:
-    """The first runs of a process got memory that began elsewhere in a line than later ones'."""
+    """The first runs of a process got memory with another alignment in a line than later ones."""
     code = """
 from simulator import play
 runs = [("kv_names", 595), ("kv_names", 1248), ("device_kv", 0), ("kv_full", 1)]

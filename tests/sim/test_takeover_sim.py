@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Servers elect, depose and follow each other in the simulator, with writers taken for dead."""
+"""Servers elect, depose and replace each other in the simulator, with writers that are falsely
+considered dead.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MUTANTS = {
         ("bl_candidate_write", "fence_full", 0),  # written before the others are read
         ("bl_candidates_read", "invalidate", 0),
         ("bl_candidates_read", "fence_full", 0),
-        ("bl_ballot", "verify", 0),  # a greater ballot was begun
+        ("bl_ballot", "verify", 0),  # a greater ballot was started
         ("bl_ballot", "verify", 1),  # an owner was accepted before
     ),
     "watch": (
@@ -26,10 +28,11 @@ MUTANTS = {
     ),
     "rivals": (
         ("bl_takeover_publish", "fence_full", 0),  # the successor's fence
-        ("bl_register_read", "fence_full", 0),  # the predecessor's, of marks, clears and sessions
+        # the predecessor's fence for marks, cleared entries and sessions
+        ("bl_register_read", "fence_full", 0),
         ("bl_takeover_inherit", "invalidate", 0),
         ("bl_takeover_inherit", "fence_full", 0),
-        ("bl_lobby_look", "verify", 1),  # was the request for this server?
+        ("bl_lobby_look", "verify", 1),  # check that the request is for this server
         ("bl_server_still", "verify", 0),  # the server that ignores a newer epoch
     ),
     "takeover": (

@@ -15,7 +15,7 @@ RUNS = fewer(SEEDS)
 BARE = ("passing", "buffering", "eviction", "prefetch")
 TEARING = ("tearing_8", "tearing_16", "tearing_32", "tearing_64")
 
-# The verbs that coherence depends on: function, verb, and number of the verb in that function.
+# The verbs that coherence depends on: function, verb, and index of the verb in that function.
 NEEDED = (
     ("bl_trial_put", "stream_line", 0),
     ("bl_trial_look", "fence_full", 0),
@@ -35,7 +35,8 @@ NEEDED = (
 def test_coherence_holds_on_every_kind_of_memory(coherent: bool) -> None:
     runs = [play("verify_software", seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
-    assert total(runs, "results") >= RUNS * 8 * 2 * 2 * 2 * 4  # tests, sides, devices; both told
+    # tests, sides, devices; reported by both sides
+    assert total(runs, "results") >= RUNS * 8 * 2 * 2 * 2 * 4
     assert total(runs, "torn_lines") > 0
 
 

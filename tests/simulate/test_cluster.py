@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small simulated cluster: what requests find, workers that come and go, and the links."""
+"""A small simulated cluster: hits of requests, workers that join and leave, and the links."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_policies_get_the_settings_that_they_have() -> None:
 
 
 def overlaps(made: Cluster) -> list[Overlap]:
-    """Return what each worker holds of the first request."""
+    """Return the blocks of the first request that each worker holds."""
     candidates = Candidates(made.router.workers)
     made._matches(Query(61, BLOCK)).fill(candidates)
     return [candidate.overlap for candidate in candidates]
@@ -150,7 +150,7 @@ def test_the_planner_runs_every_thirty_seconds_while_there_is_work() -> None:
     )
     ran.run()
     assert looks == [(30, 1), (60, 2), (90, 2)]
-    assert ran.end_s == 120  # the last run finds nothing to do
+    assert ran.end_s == 120  # the last run has nothing to do
 
 
 def test_a_refused_request_is_no_work_to_wait_for() -> None:

@@ -12,7 +12,7 @@ from beluga.simulate import PRESETS, Options, Row, Trace, load_trace, simulate
 
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
 
-# The mean TTFT in seconds at twice the trace's speed, and the share of found blocks if it is given.
+# The mean TTFT in seconds at twice the trace's speed, and the hit rate if it is given.
 TABLE = {
     ("least-tokens", "split"): (8.66, 0.07),
     ("linear", "split"): (2.94, 0.16),

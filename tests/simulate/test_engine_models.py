@@ -82,7 +82,7 @@ def test_a_prompt_waits_only_for_the_current_decode_step() -> None:
     step = (QWEN.h + QWEN.decode_ms(1, 1100)) / 1e3
     prefill = (QWEN.h + QWEN.prefill_ms(2000) + QWEN.f + QWEN.g * 1100) / 1e3
     assert prefill * 0.99 <= second.first_token - 5 <= step + prefill
-    # The prompt's step delays the decoding request, which loses none of its own steps.
+    # The prompt's step delays the decoding request, but does not skip its steps.
     assert first.done - alone.done == pytest.approx(prefill - step, abs=1e-3)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The formats of traces: they are guessed from the content, read, and refused in one line."""
+"""The formats of traces: they are detected by their content, read, and rejected with one line."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_links_report_the_cost_of_sharing() -> None:
     ended: list[float] = []
     for _ in range(2):
         links.start(1.0, MB, (0,), ended.append)
-    links.end(1.001)  # nothing is done yet
+    links.end(1.001)  # no copy has made progress yet
     assert (ended, links.count) == ([], 0)
     links.end(links.finish)
     assert ended == pytest.approx([1.002] * 2)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs in several processes: the same rows in the same order, and no process is left behind."""
+"""Runs in several processes: the same rows in the same order, and no process remains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKED: dict[str, Any] = {"policies": ["least-cost", "linear", "random"], "seeds"
 
 
 def children() -> set[str]:
-    """Return the processes that this one has."""
+    """Return the child processes of this one."""
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
@@ -62,7 +62,7 @@ def test_no_more_processes_start_than_there_are_runs(monkeypatch: pytest.MonkeyP
 
 
 def test_the_error_of_a_run_is_raised_and_no_process_is_left() -> None:
-    """A tier that no memory has room for fails in the child."""
+    """A tier that exceeds the memory fails in the child."""
     before = children()
     huge = dataclasses.replace(TRACE, id_count=1 << 45)
     with pytest.raises((SimulateError, OverflowError)) as alone:

@@ -259,7 +259,7 @@ def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[R
     assert summarize(loads, 1.0).speed == 1.0
     assert sustained_load(loads, "pool", "random", 5.0) == pytest.approx(2.25)
     source = html(Options(workers=2), loads)
-    # The trace has two requests in a second; its own speed is 2 requests per second.
+    # The trace has two requests in one second; its own speed is 2 requests per second.
     assert cards(source)["Load within the objective"] == ("4.5/s", "p90 within 5 s")
     assert "at 2x: 2 workers" in Page(source).texts["h1"][0]
     assert "Requests served" in Page(source).texts["figcaption"]
@@ -272,7 +272,7 @@ def test_a_course_adds_up_to_the_row() -> None:
     course = found[0].course
     assert course is not None and found[1].course == course
     step = course.end_s[0]
-    # Little's law: the mean number that waits is the rate of arrivals times the mean wait.
+    # Little's law: the mean number of waiting requests is the arrival rate times the mean wait.
     assert sum(course.waiting) * step == pytest.approx(40 * (found[0].ttft_mean_s or 0))
     assert course.hit_rate[0] == 0 or course.hit_rate[0] is None or course.hit_rate[0] < 1
     assert None in course.ttft_mean_s  # after the last arrival

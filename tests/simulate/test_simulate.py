@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whole runs: nothing is lost, seeds decide, memories have equal sizes, and workers come and go."""
+"""Whole runs: no request is lost, results depend on seeds, memories have equal sizes, and workers
+join and leave.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ GIB = 1 << 30
 
 
 def conversations(count: int = 60, turns: int = 4, gap_s: float = 4.0) -> Trace:
-    """Make growing chats: each turn's prompt begins with the one before, and all begin with the
+    """Create growing chats: each turn's prompt starts with the previous one, and all start with the
     same block.
     """
     random = Random(5)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The chunked engine, which computes runs of steps at once, against one that computes each step."""
+"""The chunked engine, which computes several steps at once, compared with one that computes each
+step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from beluga.simulate import Options, TraceEntry, make_trace
 from beluga.simulate.cluster import Cluster
 
 BLOCK = 16  # tokens
-# The costs are in milliseconds, so that no part of a step's cost is lost beside another.
+# The costs are in milliseconds, so that no part of a step's cost is lost to rounding.
 MODEL = dataclasses.replace(
     costs.MODELS[costs.DEFAULT_MODEL],
     a=3.0, b=0.5, c=0.01, e=2.0, f=0.7, g=0.05, h=1.5, kv_bytes_per_token=1,

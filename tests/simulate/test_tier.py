@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tiers (csrc/index/tier.h) against a naive model, and what eviction leaves."""
+"""Tiers (csrc/index/tier.h) compared with a naive model, and the blocks that remain after
+evictions.
+"""
 
 from __future__ import annotations
 

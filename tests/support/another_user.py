@@ -11,9 +11,9 @@ NOBODY = 65534
 
 
 def as_nobody(work: Callable[[], object], groups: Sequence[int] = ()) -> str:
-    """Do ``work`` in a forked child, as a user without rights and of these groups if this is root,
-    and return "done" or the name of the error that it raised. That user may not be able to read
-    this interpreter's files, so nothing else is started.
+    """Run ``work`` in a forked child, as an unprivileged user in these groups if this is root.
+    Returns "done" or the name of its error. That user may not be able to read this interpreter's
+    files, so no new program is started.
     """
     read, write = os.pipe()
     if (child := os.fork()) == 0:

@@ -22,13 +22,13 @@ BLOCK_WORDS = 24_000  # 192 kB: several checksums
 
 
 def keys(numbers: Iterable[int]) -> NDArray[np.uint64]:
-    """A key for each number, with bits all over as digests have."""
+    """A key for each number, with well-mixed bits like those of digests."""
     pairs = [(n * 0x9E3779B97F4A7C15 & MASK, ~n * 0xD6E8FEB86659FD93 & MASK) for n in numbers]
     return np.array(pairs, dtype=np.uint64).reshape(-1, 2)
 
 
 def content(number: int) -> NDArray[np.uint64]:
-    """The bytes of a block: no word occurs twice, so that every mix is detected."""
+    """The bytes of a block: no word occurs twice, so that every mix-up is detected."""
     return np.arange(BLOCK_WORDS, dtype=np.uint64) * np.uint64(3) + np.uint64(number << 32)
 
 
@@ -39,7 +39,9 @@ def states(grants: Iterable[Grant]) -> list[str]:
 def put(
     meta: MetaClient, numbers: Iterable[int], length: int = 1 << 20, chunk_size: int = 0
 ) -> list[Grant]:
-    """Reserve and commit, a few at a time: the grants. Every number must be new, and get room."""
+    """Reserve and commit blocks, a few at a time. Returns the grants. Every number must be new, and
+    there must be room.
+    """
     left, done = list(numbers), []
     while left:
         part, left = left[:8], left[8:]
@@ -51,7 +53,7 @@ def put(
 
 
 def held(meta: MetaClient, numbers: Iterable[int]) -> set[int]:
-    """Those of the numbers that are committed."""
+    """Return the committed numbers."""
     return {number for number in numbers if meta.lookup(keys([number])).hits}
 
 

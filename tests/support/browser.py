@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A headless Chromium for tests and screenshots, spoken to over its DevTools protocol.
-
-The protocol goes over two pipes (``--remote-debugging-pipe``: descriptors 3 and 4, JSON with a zero
-byte behind each message), so nothing else is needed.
+"""A headless Chromium for tests and screenshots, controlled over its DevTools protocol through two
+pipes (``--remote-debugging-pipe``: descriptors 3 and 4, JSON with a zero byte after each message).
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One page of a new, empty profile. ``problems`` has what its console complained about."""
+    """One page of a new, empty profile. ``problems`` has the errors of its console."""
 
     def __init__(self, program: str) -> None:
         self._profile = tempfile.TemporaryDirectory(
@@ -114,8 +112,8 @@ class Browser:
         return self._call("Runtime.evaluate", expression=script, returnByValue=True)
 
     def wait(self, script: str, timeout_s: float = 60.0) -> Any:
-        """Wait until an expression of the page is true; return its value. A page that has not come
-        may fail to evaluate it.
+        """Wait until an expression of the page is true; return its value. A page that has not
+        loaded yet may fail to evaluate it.
         """
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:

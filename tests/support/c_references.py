@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Finds which file of the C core uses which: by its includes, and by the symbols of compiled
-objects.
-
+"""Finds which file of the C core uses which, from its includes and the symbols of compiled objects.
 The object is the whole core in one piece, as it is built, but without optimization and with every
-function and every datum in a section of its own. So each relocation names who refers (its section)
+function and every variable in its own section. So each relocation names who refers (its section)
 and what is referred to: a call, an address that is taken, a table of handlers, a constant. The
 debugging information names the file in which each of them is defined, also for what stands in
 headers. References are between files; the text of the sources alone does not show it.
@@ -26,7 +24,7 @@ MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 FLAGS = (
     *("-std=gnu11", "-O0", "-g", "-w", "-c", "-fvisibility=hidden", "-DBL_FORMAT_HASH=0ull"),
     *("-ffunction-sections", "-fdata-sections"),
-    *("-fkeep-static-functions", "-fkeep-inline-functions"),  # unused ones, too
+    *("-fkeep-static-functions", "-fkeep-inline-functions"),  # including unused ones
 )
 # The code that cffi adds to the core: the entry from Python.
 CALLBACK = "static int bl_python_handler(void *c, bl_call *k) { return c != (void *)k; }\n"
@@ -59,7 +57,7 @@ class References:
 
 
 def compiled(csrc: Path, folder: Path, *flags: str, more: str = "") -> References:
-    """Compile ``beluga.c`` with these flags: return its references. The object is left in
+    """Compile ``beluga.c`` with these flags. Returns its references; the object stays in the
     folder.
     """
     source, target = folder / "whole.c", folder / "whole.o"
@@ -95,7 +93,7 @@ class _Symbols:
             places.sort()
 
     def at(self, section: str, offset: int) -> str | None:
-        """Return the name at this place."""
+        """Return the name at this address."""
         places = self._places.get(section, [])
         number = bisect.bisect_right(places, (offset, "\x7f"))
         return places[number - 1][1] if number else None
@@ -132,9 +130,9 @@ def _relocation(words: list[str], section: str, symbols: _Symbols, found: Refere
 
 @dataclass(frozen=True)
 class Seam:
-    """Describes how the simulator, on top, replaces what is below: what ``header`` declares, and
-    what the other build has in a file of a lower folder, belongs to that header or that file for
-    its users, although ``folder`` has its body.
+    """Describes how the simulator, the top folder, replaces lower code: for their users, the
+    functions that ``header`` declares, and those that the other build has in a file of a lower
+    folder, belong to that header or file, although ``folder`` has their bodies.
     """
 
     folder: str
@@ -143,7 +141,7 @@ class Seam:
 
 @dataclass(frozen=True)
 class Reference:
-    """One file uses another; ``how``: by an include, or by which names."""
+    """One file uses another; ``how``: an include, or the used names."""
 
     user: str
     used: str

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A stand-in for a GPU that can be paused and inspected, and blocks to be moved by it."""
+"""A stand-in for a GPU that can be paused and inspected, and blocks to copy with it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ PATIENCE_S = 60
 
 
 class Gpu(HostDriver):
-    """Remembers every copy; while ``gate`` is closed its streams stand still. Each is another GPU,
-    or with an ``identity`` that one."""
+    """Records every copy; while ``gate`` is closed its streams make no progress. Each instance is
+    another GPU, unless ``identity`` is given.
+    """
 
     def __init__(
         self, before_register: Callable[[int], None] | None = None, *, identity: str | None = None
@@ -45,8 +46,7 @@ class Gpu(HostDriver):
 
 class FailingGpu(Gpu):
     """The call whose number is in ``fail_at`` (1: the next one) fails before it has done anything.
-    While ``silent``, no query reports whether an event has ended. ``bounced``: nothing is
-    registered.
+    While ``silent``, queries of events fail. ``bounced``: nothing is registered.
     """
 
     def __init__(self, *, bounced: bool = False) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``denied.py ERRNO NAME[,NAME...] COMMAND...``: run a command in which the kernel answers system
+"""``denied.py ERRNO NAME[,NAME...] COMMAND...``: run a command in which the kernel fails system
 calls with an errno, as an older kernel (ENOSYS) or a container's profile (EPERM) does.
 
 A seccomp filter of x86-64, which children inherit. ``populate`` is madvise() with an advice of
@@ -54,7 +54,7 @@ def program(number: int, names: list[str]) -> bytes:
 
 
 def deny(number: int, names: list[str]) -> None:
-    """Install the filter in this process, for good."""
+    """Install the filter in this process; it cannot be removed."""
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))

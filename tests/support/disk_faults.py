@@ -23,7 +23,7 @@ from beluga.tiers.disk.engine import CoreEngine, Requests
 from beluga.tiers.disk.health import DirectionHealth
 
 SIZE = 16 * MIB  # of a FaultyDisk
-SECTOR = 512  # what a disk writes at once
+SECTOR = 512  # bytes that a disk writes atomically
 
 
 def memory_of(address: int, size: int) -> np.ndarray:
@@ -40,8 +40,8 @@ class FaultyEngine:
         self.sync_error = 0
         self.short = False  # half of each request is moved
         self.flip = 0  # how many of the next reads have a bit wrong
-        self.drop = False  # writes are acknowledged but not done
-        self.misplace = 0  # writes go so many bytes further
+        self.drop = False  # writes are acknowledged but not executed
+        self.misplace = 0  # writes are misplaced by so many bytes
         self.only: Callable[[int], bool] = lambda offset: True  # the offsets that faults touch
         self.reads = self.writes = 0
         self.hung: set[str] = set()  # the operations that hang before they do anything
@@ -111,19 +111,20 @@ class FaultyEngine:
 
 
 class PowerCut(Exception):  # noqa: N818  it is no error of the program
-    """The power is gone."""
+    """The power has failed."""
 
 
 class VolatileEngine(FaultyEngine):
     """A disk with a cache: until a sync, any sector that was written may be lost in a power cut,
-    which comes at the write or sync of that number.
+    which happens at the write or sync of that number.
     """
 
     def __init__(self, fd: int, depth: int, cut_at: int, seed: int) -> None:
         super().__init__(fd, depth)
         self.left, self.chance = cut_at, random.Random(seed)
         self.buffered = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-        self.before: dict[int, bytes] = {}  # what each sector had that was written since a sync
+        # previous content of each sector written since the last sync
+        self.before: dict[int, bytes] = {}
 
     def write(self, requests: Requests) -> None:
         if self.left <= 0:
@@ -148,7 +149,7 @@ class VolatileEngine(FaultyEngine):
             raise PowerCut
 
     def _lose(self, share: float) -> None:
-        """Undo about that share of what was written since a sync."""
+        """Undo about that fraction of the writes since the last sync."""
         for offset, had in self.before.items():
             if self.chance.random() < share:
                 os.pwrite(self.buffered, had, offset)
@@ -160,7 +161,7 @@ class VolatileEngine(FaultyEngine):
 
 
 class LosingEngine(VolatileEngine):
-    """A disk whose sync loses what it fails on."""
+    """A disk whose failed sync loses the written data."""
 
     def __init__(self, fd: int, depth: int) -> None:
         super().__init__(fd, depth, cut_at=sys.maxsize, seed=0)
@@ -202,7 +203,7 @@ class FaultyDisk:
         return self.tier.save(records, payload_of(numbers, self.length)).tolist()
 
     def load(self, numbers: range) -> list[bool]:
-        """Return which blocks are there. None may have wrong bytes."""
+        """Return which blocks are hits. None may have wrong bytes."""
         blocks = self.tier.load(keys_of(numbers))
         assert all(b is None or is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
         return [block is not None for block in blocks]

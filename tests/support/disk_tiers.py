@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks for tests of the disk tier: their bytes follow from their keys."""
+"""Blocks for tests of the disk tier, whose bytes are derived from their keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def payload_of(numbers: Iterable[int], length: int) -> NDArray[np.uint8]:
 
 
 def is_block(block: StoredBlock | None, number: int) -> bool:
-    """Whether this is the block of that number, with all its bytes."""
+    """Whether this is the block of that number, with correct bytes."""
     if block is None:
         return False
     length = int(block.record["length"])

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """A process that saves blocks to a disk tier until it is killed: ``PATH SIZE IO FIRST MIXED``.
 
-It prints the numbers of each call's blocks when the call has returned. MIXED (0 or 1) saves blocks
-of several lengths, and no more than fit. Of some calls it removes two blocks again: ``~N`` stands
-before the removal of block N, and ``-N`` when the tier has dropped it.
+After each call it prints the numbers of the call's blocks. MIXED (0 or 1) saves blocks of several
+lengths, and no more than fit. After some calls it removes two blocks: it prints ``~N`` before the
+removal of block N, and ``-N`` when the tier has dropped it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How much a test does, and how long it waits: under an emulator of another CPU
+"""The amount of a test's work, and its timeouts: under an emulator of another CPU
 (``scripts/ci/test-aarch64``), in a quick run, and in a full one (``TEST_EFFORT=full``).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeVar
 
-if TYPE_CHECKING:  # processes of tests import this module, too: it imports nothing for them
+if TYPE_CHECKING:  # processes of tests import this module, too, so it has no imports of its own
     from collections.abc import Iterable
 
     import pytest
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # processes of tests import this module, too: it imports noth
 _Case = TypeVar("_Case")
 
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
-"""How much longer a wait may take than on a CPU."""
+"""Factor of timeouts relative to a real CPU."""
 
 EMULATED = PATIENCE > 1
 
@@ -36,23 +36,21 @@ def fewer(count: int) -> int:
 
 
 def share(cases: Iterable[_Case], number: int) -> list[_Case]:
-    """Return what a test that has this number, of several with the same cases, tries of them: all
-    in a full run. In a quick one each case has its turn in one test out of four.
+    """Return the cases for one of several tests with the same cases, by its number: all in a full
+    run, every fourth in a quick one.
     """
     return list(cases)[number % _PARTS :: _PARTS]
 
 
 def long(*case: object) -> ParameterSet:
-    """A case of a test whose others show most of it: only full runs try this one."""
+    """A case that only full runs include, because the others cover most of it."""
     import pytest
 
     return pytest.param(*case, marks=pytest.mark.long)
 
 
 def lighten() -> None:
-    """Let Hypothesis try as many examples where a test names no number; no time limit under an
-    emulator.
-    """
+    """Set Hypothesis's default number of examples; without a deadline under an emulator."""
     if _PARTS > 1:
         from hypothesis import settings
 

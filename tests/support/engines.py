@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engines that ``test_conformance.py`` tries, and the memory that each of them reaches.
-
-Every engine has a line in :data:`ENGINES`; its name comes first in its tests' names.
+"""The engines that ``test_conformance.py`` tests, and the memory that each of them can address.
+Every engine has a line in :data:`ENGINES`, and its tests' names start with its name.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ ODD = CopySettings(part=64, window=100, step=65, ahead=3, past=0, head=9, direct
 
 
 class EngineMemory(Protocol):
-    """Memory that an engine can address, exactly as long as the bytes it was made of."""
+    """Memory that an engine can address, exactly as long as its initial bytes."""
 
     @property
     def address(self) -> int: ...
 
     def content(self) -> Bytes:
-        """Return the bytes that are there now."""
+        """Return the present content."""
         ...
 
 
@@ -69,9 +68,8 @@ class HostMemory:
 
 @dataclasses.dataclass(frozen=True)
 class EngineCase:
-    """How one engine is made, and what it copies from and to.
-
-    ``missing`` is why this machine cannot run it, or empty.
+    """How one engine is created, and the memory that it copies from and to. ``missing`` is the
+    reason why this machine cannot run it, or empty.
     """
 
     name: str
@@ -81,12 +79,12 @@ class EngineCase:
 
 
 def pool_bytes(pool: Pool, offset: int, size: int) -> Any:
-    """Return a writable view of bytes that lie in one stripe."""
+    """Return a writable view of bytes within one stripe."""
     return ffi.buffer(lib.bl_pool_address(pool.handle, offset), size)
 
 
 class Ended:
-    """A transfer that ended when it was made."""
+    """A transfer that has already ended."""
 
     def __init__(self, error: ChecksumError | None = None) -> None:
         self._error = error
@@ -101,7 +99,7 @@ class Ended:
 
 
 class ReferenceEngine:
-    """Copies piece by piece with plain code of its own: the others are compared with it."""
+    """Copies piece by piece with simple code: the reference for the other engines."""
 
     name = "reference"
 
@@ -182,8 +180,9 @@ class _InRanges(CacheMaintenance):
 
 def _host_cuda(*, refused: int = 0) -> Callable[[Pool], CopyEngine]:
     """The CUDA engine with the host-compiled kernels and the smallest windows. If one of
-    ``refused`` windows is not registered, copies of it are bounced, and the others are made in
-    ranges."""
+    ``refused`` windows cannot be registered, its copies are bounced, and the others are made in
+    ranges.
+    """
 
     def make(pool: Pool) -> CopyEngine:
         asked = itertools.count(1)
@@ -209,13 +208,13 @@ def _host_cuda(*, refused: int = 0) -> Callable[[Pool], CopyEngine]:
 
 
 class GpuMemory:
-    """A GPU's memory, by cupy."""
+    """Memory of a GPU, allocated with cupy."""
 
     def __init__(self, content: Bytes) -> None:
         import cupy
 
         self._array = cupy.asarray(content)
-        cupy.cuda.runtime.deviceSynchronize()  # engines' streams wait for no other
+        cupy.cuda.runtime.deviceSynchronize()  # the streams of engines do not wait for others
         self.address = int(self._array.data.ptr)
 
     def content(self) -> Bytes:
@@ -258,7 +257,7 @@ def _link(name: str, pool: Pool) -> Link:
 
 
 def _scheduled(engine: CopyEngine, pool: Pool) -> CopyEngine:
-    """Over a link of its own."""
+    """Over its own link."""
     if not hasattr(engine, "piece_size"):
         engine.piece_size = 4096  # type: ignore[attr-defined]
     return ScheduledEngine(engine, IoHandle(_link(engine.name, pool)))
@@ -270,7 +269,7 @@ def _linked(pool: Pool, threads: int) -> CopyEngine:
 
 
 def stormy_dsa(pool: Pool) -> CopyEngine:
-    """The software queue with everything going wrong now and then."""
+    """The software queue with all kinds of faults at random."""
     kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
     faults = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
     return DsaEngine(pool, stormy_portal(faults))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A stand-in for cupy and libcuda: what this project calls of them, on the host-compiled kernels.
+"""A stand-in for the functions of cupy and libcuda that this project calls, on the host-compiled
+kernels.
 
 Signatures, results and errors are those of cupy 14.2 (``cupy_backends/cuda/api/runtime.pyx``) and
 of CUDA's driver, so that the code which calls them runs without a GPU. Numbers must be integers,
@@ -166,7 +167,7 @@ class FakeRuntime:
         return self._host.elapsed_s(start, end) * 1e3
 
     def deviceSynchronize(self) -> None:
-        """All of these tests' own work is done by then."""
+        """The tests' own work has ended by then."""
 
 
 class FakeStream:
@@ -194,7 +195,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """All of it, as modules; ``libcuda`` has the two functions that are called directly."""
+    """All of the fake, as modules; ``libcuda`` has the two functions that are called directly."""
 
     def __init__(self) -> None:
         self.host = HostDriver()
@@ -208,7 +209,7 @@ class FakeCuda:
         self.runtime = FakeRuntime(self)
 
     def install(self, patch: pytest.MonkeyPatch) -> Any:
-        """As what ``import cupy`` finds; the module."""
+        """Install the fake for ``import cupy``. Returns the module."""
         load: Callable[..., Any] = ctypes.CDLL
 
         def loaded(name: str | None, *given: Any, **named: Any) -> Any:
@@ -262,7 +263,8 @@ class FakeCuda:
 
         def run(grid: tuple[int], block: tuple[int], args: tuple[Any], *, stream: Any) -> None:
             (job,) = args
-            assert isinstance(job, np.ndarray) and job.size == 1  # else it is not passed by value
+            # otherwise it is not passed by value
+            assert isinstance(job, np.ndarray) and job.size == 1
             self.host.launch(name, Grid(*grid, *block), job, operator.index(stream.ptr))
 
         return run

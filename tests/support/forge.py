@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writes the lines of a pool as a hostile process does: where they stand, and their checks.
-
-Everything here is stated a second time, on purpose: the C core's own code is not used.
+"""Writes the lines of a pool, with valid checks, as a hostile process does. Formats and offsets are
+implemented a second time here, on purpose, without the code of the C core.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ def request_line(method: int, payload: bytes, sequence: int, key: int, **fields:
 
 
 def bulk_payload(data: bytes) -> bytes:
-    """Return the payload of a request whose bytes stand in the bulk area."""
+    """Return the payload of a request whose bytes are in the bulk area."""
     return len(data).to_bytes(4, "little") + lib.bl_crc32c(0, data, len(data)).to_bytes(4, "little")
 
 
 def write(pool: Pool, offset: int, data: bytes) -> None:
-    """Write whole lines, streamed and fenced; the last is filled up with zeros."""
+    """Write whole lines, streamed and fenced; the last one is padded with zeros."""
     data += bytes(-len(data) % LINE)
     raise_for_status(lib.bl_pool_write(pool.handle, offset, data, len(data)))
 
@@ -125,5 +124,5 @@ class Lane:
         write(self.pool, DOORBELL, secrets.token_bytes(8) * 8)
 
     def answered(self, sequence: int) -> bool:
-        """Does the server's reply to this request stand in its slot?"""
+        """Whether the slot has the server's reply to this request."""
         return int.from_bytes(read(self.pool, self.reply(sequence))[:4], "little") == sequence

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes that begin as copies of one that has imported the libraries.
-
-Importing what the command line needs takes half a second of CPU time, and the tests start hundreds
-of commands. In a full run (``TEST_EFFORT=full``) nothing of ``beluga`` is imported before the copy
-is made: a command imports that itself, as a user's does. It finds modules where an installed
-command does, or, in the folder of the checkout, there first. Variables that an interpreter reads
-once, when it starts (PYTHON*, LC_*, LANG), are those of the tests' own process.
+"""Processes that start as copies of one that has imported the libraries. Importing the modules of
+the command line takes half a second of CPU time, and the tests start hundreds of commands. In a
+full run (``TEST_EFFORT=full``) no module of ``beluga`` is imported before the copy is made: a
+command imports them itself, as for a user. It finds modules where an installed command does, or, in
+the folder of the checkout, there first. Variables that an interpreter reads once, when it starts
+(PYTHON*, LC_*, LANG), are those of the tests' own process.
 """
 
 from __future__ import annotations
@@ -54,11 +53,13 @@ _READ_BY_IMPORTS = ("BELUGA_CRASH", "BELUGA_FLUSH", "BELUGA_ISA")
 _REQUEST = 1 << 20  # bytes
 _TESTS = Path(__file__).resolve().parents[1]
 _ROOT = _TESTS.parent
-_KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has gone
+_KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has ended
 
 
 class Fork(subprocess.Popen[str]):
-    """Python that executes ``code``, with pipes as its streams; ``stderr=None`` is the caller's."""
+    """Python that executes ``code``, with pipes as its streams; ``stderr=None`` inherits the
+    caller's.
+    """
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class Server:
 
 @functools.cache
 def server() -> Server:
-    """Return the one of this process, which ends with it."""
+    """Return the template of this process; it ends with the process."""
     made = Server()
     atexit.register(made.close)
     return made
@@ -218,7 +219,9 @@ def _import_ours() -> None:
 
 
 def _forget_ours() -> None:
-    """Let a copy import again what an import of ``beluga`` has read of another environment."""
+    """Drop modules of ``beluga`` whose import depends on the environment, so that the copy imports
+    them again.
+    """
     for name in list(sys.modules):
         if name.partition(".")[0] in ("beluga", "support") and name != "beluga._core":
             del sys.modules[name]
@@ -230,11 +233,12 @@ def _main() -> dict[str, Any] | None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with contextlib.suppress(ImportError):
-        importlib.import_module("pydantic").TypeAdapter(int)  # it imports most of itself only here
+        importlib.import_module("pydantic").TypeAdapter(int)  # this imports most of its modules
     if not FULL:
         _import_ours()
     gc.collect()
-    gc.freeze()  # the last collection of a copy would go through all of this and copy its pages
+    # the last garbage collection of a copy would traverse these objects and copy their pages
+    gc.freeze()
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork() in a process with threads
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     warnings.resetwarnings()

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Interrupts at chosen points of Beluga's Python, by the rules of CPython.
-
-CPython runs a signal's handler in the main thread: when a Python function begins, or when a call of
-C has returned (what it returned is lost if the handler raises). The profiler's events are those
-points, so the profiler pretends at a chosen one that Ctrl-C has come, and the interpreter does the
-rest.
+"""Interrupts at chosen points of Beluga's Python, by the rules of CPython. CPython runs a signal
+handler in the main thread when a Python function starts, or when a call of C has returned (its
+result is lost if the handler raises). The profiler gets events at these points, so it simulates
+Ctrl-C at a chosen one, and the interpreter does the rest.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ _POINTS = ("call", "c_return")
 
 
 class _CtrlC:
-    """``-_CTRL_C``: SIGINT has come. A call would not do: the interpreter checks for signals at its
-    end, so the interrupt would be raised in the profiler, which ends the profiling. It does not
+    """``-_CTRL_C`` simulates a SIGINT. A call cannot be used: the interpreter checks for signals at
+    its end, so the interrupt would be raised in the profiler, which ends the profiling. It does not
     check after an operator.
     """
 
@@ -40,8 +38,8 @@ _CTRL_C = _CtrlC()
 class Interrupts:
     """A context of the main thread in which the points of Beluga's code are counted, and
     ``KeyboardInterrupt`` is raised at those whose numbers are in ``at``, from 1 on. ``count`` is
-    how many there were; ``raised`` is set once one was. With ``called``, points of the Python code
-    that Beluga calls (the standard library's) are counted, too.
+    their number; ``raised`` is set once an interrupt was raised. With ``called``, points of the
+    Python code that Beluga calls (the standard library's) are counted, too.
     """
 
     def __init__(self, at: Collection[int] = (), *, called: bool = False) -> None:
@@ -51,8 +49,8 @@ class Interrupts:
         self.raised = threading.Event()
         self._profiler = self._point
         """One object for the whole context. An interrupt in the profiler ends the profiling, and
-        CPython then drops its reference. If that comes in a garbage collection at the start of a
-        profiler's call, CPython 3.11 makes that call all the same, by an object that was freed.
+        CPython then drops its reference. If that happens in a garbage collection at the start of a
+        profiler's call, CPython 3.11 still makes that call, on a freed object.
         """
 
     def __enter__(self) -> Interrupts:
@@ -73,11 +71,10 @@ class Interrupts:
 
 
 def within_beluga(frame: FrameType | None) -> bool:
-    """Is this frame one of Beluga, or one that Beluga's code has called?
-
-    The profiler's own frames are not: an interrupt there would keep a call of C from being made,
-    which no interrupt does without a profiler. Nor are those of pytest, which Python calls when a
-    finalizer was interrupted: a second interrupt there would be an error of the test.
+    """Whether the frame belongs to Beluga, or to a function that Beluga's code has called. The
+    profiler's own frames do not: an interrupt there would prevent a call of C, which no interrupt
+    does without a profiler. Nor do those of pytest, which Python calls after an interrupted
+    finalizer: a second interrupt there would be an error of the test.
     """
     if frame is not None and frame.f_code.co_filename == __file__:
         return False

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Everything that can be closed, in one phase of its life: ``lifecycle_process FOLDER PHASE``.
-
-Each kind has a process of its own, forked off one that has only imported Beluga. Prints a line of
-JSON for each: its name, and what was wrong with it.
+"""Uses every closable object in one phase of its life: ``lifecycle_process FOLDER PHASE``. Each
+kind has its own process, forked from one that has only imported Beluga. Prints a line of JSON for
+each: its name and its error.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from beluga.errors import BelugaError
 REFUSALS = (BelugaError, ValueError)
 ENDING = {*ENDS, "request_stop", "fail", "release_all"}
 BLOCKING = {"serve_forever"}
-LIMIT_S = 10  # for one kind; then its threads are shown, and it has failed
+LIMIT_S = 10  # timeout of one kind, after which its threads are printed
 BESIDE_S = 0.02
 PAUSE_S = 0.0002
 
 
 class Case:
-    """One thing in one scene, and what went wrong."""
+    """One object in one scene, and its errors."""
 
     def __init__(self, name: str, kind: Kind, folder: Path) -> None:
         self.name, self.kind = name, kind
@@ -47,7 +46,7 @@ class Case:
         self.wrong: list[str] = []
 
     def tried(self, name: str) -> BaseException | None:
-        """Return what a method raises. Anything that is no refusal is wrong."""
+        """Return the exception of a method. Any exception other than a rejection is an error."""
         try:
             self.scene.call(self.owner, name)
         except REFUSALS as error:
@@ -57,7 +56,7 @@ class Case:
         return None
 
     def used(self, refused_as: str | None = None) -> None:
-        """Check that it works, or is refused with the right error."""
+        """Check that it works, or is rejected with the right error."""
         use, refused = self.kind.use, self.kind.refused
         if use is None:
             return
@@ -73,13 +72,13 @@ class Case:
                 self.wrong.append(f"use, {refused_as}: it was not refused")
 
     def end(self) -> None:
-        """Close it by whatever name."""
+        """Close or stop it."""
         for name in ENDS:
             if name in self.names:
                 self.tried(name)
 
     def beside(self, over: threading.Event, *, blocking: bool) -> list[threading.Thread]:
-        """Let threads call each method but those that end it, until it is over."""
+        """Call each method that does not end it from threads, until the context ends."""
         left_out = ENDING if blocking else ENDING | BLOCKING
 
         def call(name: str) -> None:
@@ -110,7 +109,7 @@ def after_close(case: Case) -> None:
 
 
 def after_the_pool(case: Case) -> None:
-    """Call it when the pool was closed first."""
+    """Call it after the pool was closed."""
     case.used()
     case.scene.pool.close()
     case.used(ORPHANED)
@@ -135,18 +134,18 @@ def _beside(case: Case, end: Callable[[], object]) -> None:
 
 
 def beside_close(case: Case) -> None:
-    """Let threads call everything while it is closed."""
+    """Call every method from threads while it is closed."""
     _beside(case, case.end)
 
 
 def beside_the_pool(case: Case) -> None:
-    """Let threads call everything while the pool is closed."""
+    """Call every method from threads while the pool is closed."""
     _beside(case, case.scene.pool.close)
 
 
 def forked(case: Case) -> None:
-    """Fork a child of this process, whose threads are in every method; it may not touch what is
-    ours.
+    """Fork a child while threads of this process are in every method; it must not affect the
+    parent's objects.
     """
     case.used()
     over = threading.Event()
@@ -169,7 +168,7 @@ def _child(case: Case) -> int:
     child = os.fork()
     if child:
         return child
-    signal.alarm(LIMIT_S // 2)  # shows all threads, and ends it
+    signal.alarm(LIMIT_S // 2)  # prints all threads, and ends the process
     case.wrong.clear()
     case.used(FORKED)
     for name in case.names:
@@ -179,7 +178,7 @@ def _child(case: Case) -> int:
     if FORKED in case.kind.refused:
         case.used(FORKED)
     print(*case.wrong, sep="\n", file=sys.stderr)
-    sys.exit(bool(case.wrong))  # by way of everything that ends with an interpreter
+    sys.exit(bool(case.wrong))  # with a normal exit of the interpreter
 
 
 PHASES = {
@@ -194,7 +193,7 @@ def _ended(status: int) -> str:
 
 
 def _run(name: str, kind: Kind, folder: Path, phase: str) -> Iterator[str]:
-    """Run a case in a child, apart from whatever it forks: return what was wrong."""
+    """Run a case in a child. Returns its errors."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -218,7 +217,7 @@ def _run(name: str, kind: Kind, folder: Path, phase: str) -> Iterator[str]:
 def main(folder: str, phase: str, *only: str) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
-    gc.freeze()  # the last collection of a child would copy the pages of all modules
+    gc.freeze()  # the last garbage collection of a child would copy the pages of all modules
     for name, kind in MAKERS.items():
         if only and name not in only:
             continue

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Everything of Beluga that can be closed, made on a small pool, and what its methods are given.
-
-``MAKERS`` has how one of each class is made, and a use that works while it is open. A class with a
-``close`` or a ``stop`` that stands neither there nor in ``ELSEWHERE`` fails the test.
+"""All closable objects of Beluga, on a small pool, and arguments for their methods. ``MAKERS`` has
+a factory for each class, and a use that works while the object is open. A class with a ``close`` or
+a ``stop`` that is neither there nor in ``ELSEWHERE`` fails the test.
 """
 
 from __future__ import annotations
@@ -76,17 +75,17 @@ ELSEWHERE = {
     "beluga.transfer.engine": "a protocol",
     "beluga.transfer.engines.cuda": "test_cuda_faults.py: needs compiled kernels",
 }
-"""Modules whose classes are closed by other tests, and why."""
+"""Modules whose classes other tests close, with the reason."""
 
 
 class Scene:
-    """A pool in ``folder``, and the objects that are made on it on request."""
+    """A pool in ``folder``, and objects on it, which are created on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         paths = [folder / "device"]
         self.pool = Pool.create(paths, device_size=16 << 20, sparse=True, max_blocks=64, force=True)
-        self.told: dict[str, Any] = {}  # arguments, made before there are threads
+        self.told: dict[str, Any] = {}  # arguments, created before there are threads
         self.memory = np.ones(SHAPE, np.uint8)
         self.layout = arrangements.vllm([View.of(self.memory)])
 
@@ -257,13 +256,14 @@ def _stored() -> RouterEvent:
 
 
 CLOSED, ORPHANED, FORKED = "closed", "orphaned", "forked"
-"""What may have become of a thing: it was closed, its pool was, or this process is a fork."""
+"""The state of an object: it was closed, its pool was closed, or this process is a fork."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """``make`` makes one in a scene; ``use`` works while it is open, and is refused where it is
-    one of ``refused``; None: it has nothing that could be gone."""
+    """``make`` creates one in a scene; ``use`` works while it is open, and is rejected in the
+    states ``refused``; None: no state affects it.
+    """
 
     make: Callable[[Scene], Any]
     use: Callable[[Scene, Any], object] | None = None
@@ -329,7 +329,7 @@ def closable() -> dict[str, set[str]]:
 
 
 def methods(owner: object, skip: tuple[str, ...] = ()) -> list[str]:
-    """Return public methods and properties, and entering; neither static nor of the class."""
+    """Return public methods and properties, and ``__enter__``, but no static or class methods."""
     names = []
     for name in dir(type(owner)):
         found = inspect.getattr_static(type(owner), name)

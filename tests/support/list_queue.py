@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A prefill queue in a list, for tests of its users; claims do not run out."""
+"""A prefill queue in a list, for tests of its users; claims do not expire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ListQueue:
         self.acked: list[str] = []
         self.fails: Exception | None = None
         self.gives_back = True  # a returned claim is delivered at once, not after its delay
-        self.given_back: Callable[[], None] = lambda: None  # called when a claim comes back
+        self.given_back: Callable[[], None] = lambda: None  # called when a claim is returned
 
     async def enqueue_task(self, task: PrefillTask) -> ListTicket:
         ticket = ListTicket(self)

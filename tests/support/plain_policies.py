@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policies in plain Python, one worker after another. What C and whole columns compute has to
-be the same to the last bit.
+"""The policies in plain Python, one worker after another. The results of C and numpy must be the
+same to the last bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes for tests: real ones, spoken to line by line, so that they can be killed or stopped.
-
-What they do is in roles.py. A process that is not stopped is killed with the test.
+"""Real processes for tests, controlled by lines, so that they can be killed or stopped. Their
+programs are in roles.py. A process that still runs at the end of the test is killed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Process:
         self._process.stdin.write(line + "\n")
 
     def hear(self, timeout_s: float | None = None) -> str:
-        """Return the next line that it prints; "" if it has ended, or is silent for so long."""
+        """Return the next line that it prints; "" if it has ended, or after the timeout."""
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             return ""
@@ -57,13 +56,13 @@ class Process:
         self._process.send_signal(number)
 
     def died(self) -> int:
-        """Wait until it is killed by itself: return the signal, negative."""
+        """Wait until it has killed itself at a crash point. Returns the negative signal number."""
         status = self._process.wait(timeout=60 * PATIENCE)
         self._close()
         return status
 
     def stopped(self) -> bool:
-        """Wait until it has stopped by itself: return whether it has, or died."""
+        """Wait until it has stopped itself at a crash point. Returns False if it died instead."""
         while self._process.poll() is None:
             with contextlib.suppress(FileNotFoundError):
                 if Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0] == "T":
@@ -72,12 +71,12 @@ class Process:
         return False
 
     def kill(self) -> None:
-        """Kill it; it is gone when this returns."""
+        """Kill it, and wait until it has ended."""
         self._process.kill()
         self._close()
 
     def end(self) -> int:
-        """Let it end by itself: return its exit status."""
+        """Close its input, and wait for its end. Returns its exit status."""
         assert self._process.stdin
         self._process.stdin.close()
         status = self._process.wait(timeout=60 * PATIENCE)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Prometheus's own judgment of metrics' names, by promtool. Debian's package prometheus has it; it
-is installed if the tests run as root. Else the test is skipped.
+"""Checks the names of metrics with Prometheus's promtool. Debian's package prometheus has it, and
+is installed if the tests run as root. Otherwise the test is skipped.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def complaints(text: bytes) -> list[str]:
         pytest.skip("there is no promtool, and it cannot be installed here")
     asked = [promtool, "check", "metrics"]
     run = subprocess.run(asked, input=text, capture_output=True, check=False)
-    assert run.returncode in (0, 3), run.stderr.decode()  # 3: the page is read, and has faults
+    assert run.returncode in (0, 3), run.stderr.decode()  # 3: the page was read, and has errors
     return run.stderr.decode().splitlines()

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Runs the processes of processes.py: ``main()`` with ``ROLE DEVICE...`` as arguments.
 
-A role prints "ready", then answers each line that it reads with one line, until there are no more.
+A role prints "ready", then replies to each input line with one line until its input ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer(text: object) -> None:
 
 
 def serve(pool: Pool) -> None:
-    """A server that sends back what it gets; prints its processor time (ns)."""
+    """An echo server; prints its CPU time (ns)."""
     with Server(pool) as server:
         server.handle(METHOD_USER, lambda request: request)
         for line in lines():
@@ -54,9 +54,8 @@ def serve_index(pool: Pool) -> None:
 
 
 def stand_by_index(pool: Pool) -> None:
-    """A server with the block index that waits for its turn, then prints its epoch.
-
-    Its first line is how many seconds a server may be silent before it is followed.
+    """A standby server with the block index, which prints its epoch after the takeover. Its first
+    input line is the number of seconds without a heartbeat before it takes over.
     """
     server = MetaServer(pool)
     told = lines()
@@ -68,9 +67,8 @@ def stand_by_index(pool: Pool) -> None:
 
 
 def call(pool: Pool) -> None:
-    """A client that makes a given number of calls, each checked: how many were answered right.
-
-    "hold S" keeps the interpreter busy for S seconds without ever giving its lock away.
+    """A client that makes a given number of calls, checks each, and prints the number of correct
+    ones. "hold S" holds the GIL for S seconds.
     """
     with Client(pool) as client:
         for line in lines():
@@ -95,7 +93,7 @@ def hold_interpreter(seconds: float) -> None:
 
 
 def fork_and_call(client: Client) -> str:
-    """Return the result of a forked child's copy of the session."""
+    """Return the result of a call by a forked child's copy of the session."""
     import os
 
     read, write = os.pipe()
@@ -116,7 +114,7 @@ def fork_and_call(client: Client) -> str:
 
 
 def hold_blocks(pool: Pool) -> None:
-    """A client of the index: JSON ``[verb, numbers]`` per line, answered with JSON."""
+    """A client of the index: reads JSON ``[verb, numbers]`` per line, and replies with JSON."""
     with Client(pool) as client:
         meta = MetaClient(client)
         grants: dict[int, Grant] = {}
@@ -136,7 +134,7 @@ def hold_blocks(pool: Pool) -> None:
 
 
 def fetch(pool: Pool) -> None:
-    """Gets chains, JSON numbers per line: JSON ``[hits, wrong, mismatches]``."""
+    """Gets chains, given as JSON numbers per line. Prints JSON ``[hits, wrong, mismatches]``."""
     target = np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
     with KVCache(pool, namespace="fetch", timeout_s=60) as cache:
         for line in lines():
@@ -147,7 +145,9 @@ def fetch(pool: Pool) -> None:
 
 
 def close_a_cache(pool: Pool) -> None:
-    """A cache whose blocks an engine puts: ``put`` one, then ``close``, and live on."""
+    """A cache whose blocks an engine puts. Commands: ``put`` one block, ``close`` the cache; the
+    process continues.
+    """
     told = lines()
     with KVCache(pool, namespace="close", engine=DsaEngine(pool, "software")) as cache:
         next(told)
@@ -160,7 +160,7 @@ def close_a_cache(pool: Pool) -> None:
 def churn(pool: Pool) -> None:
     """Puts and gets chains of blocks until its input ends, and checks every byte that it gets.
 
-    ``go SEED CHAINS`` starts; the answer to the next line is JSON: blocks ``stored`` (their
+    ``go SEED CHAINS`` starts; the reply to the next line is JSON: blocks ``stored`` (their
     numbers), how many were ``got``, and how many were ``wrong``.
     """
     mailbox: queue.Queue[str] = queue.Queue()

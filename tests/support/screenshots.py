@@ -3,10 +3,10 @@
 """Makes the pictures of docs/operate/look.md: ``screenshots.py FOLDER``
 (``scripts/dev/screenshots``).
 
-A replay continues meanwhile: some minutes of generated conversations, in a pool that holds part of
-them. The picture of ``beluga top`` is the text of its frame, drawn by rich as SVG and shown in the
-same browser. The page of ``beluga bench report`` is of a smoke run, and the picture has to show
-that. ``screenshots.py FOLDER replay`` or ``bench`` takes only those.
+A replay runs meanwhile: some minutes of generated conversations, in a pool that holds part of them.
+The picture of ``beluga top`` is the text of its frame, drawn by rich as SVG and shown in the same
+browser. The page of ``beluga bench report`` is of a smoke run, and the picture has to show that.
+``screenshots.py FOLDER replay`` or ``bench`` takes only those.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def take_replay(program: str, folder: Path) -> None:
 
 
 def take_page(browser: Browser, url: str, folder: Path) -> None:
-    """Take the page when its curves have something to show."""
+    """Take the page once its curves have data."""
     browser.look(1200, 900)
     browser.go(url)
     time.sleep(SECONDS)
@@ -97,7 +97,7 @@ def take_top(browser: Browser, url: str, folder: Path) -> None:
 
 
 def take_bench(program: str, folder: Path) -> None:
-    """Take the page of a smoke run of some benchmarks. Its top has to state what it is."""
+    """Take the page of a smoke run of some benchmarks. The top of the page must state that."""
     with tempfile.TemporaryDirectory() as made, Browser(program) as browser:
         page = Path(made) / "page.html"
         words = ("bench", "report", *BENCH, "--smoke", "--out", str(page))

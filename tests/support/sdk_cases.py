@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What clients do with OpenAI's SDK, case by case, and what they observe.
-
-A case runs straight to an engine and through the gateway, and must observe the same: results, the
-types and order of a stream's chunks, exceptions with their fields, statuses and headers.
+"""Cases of clients with OpenAI's SDK. A case runs directly with an engine and through the gateway,
+and must get the same: results, the types and order of a stream's chunks, exceptions with their
+fields, statuses and headers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Any
 
 import openai
 
-# What belongs to a connection or to the moment. The bodies of answers are compared themselves.
+# Headers that depend on the connection or the time. The bodies of responses are compared
+# themselves.
 _UNCOMPARED = ("date", "server", "connection", "keep-alive", "transfer-encoding", "content-length")
 _PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
 _WEATHER = {
@@ -41,7 +41,7 @@ _CHAT, _COMPLETIONS = "/chat/completions", "/completions"
 
 @dataclasses.dataclass
 class Caller:
-    """A client of one address."""
+    """A client of one server."""
 
     url: str  # without /v1
     model: str
@@ -233,7 +233,7 @@ async def raw_no_model(caller: Caller) -> Any:
 
 @case
 async def raw_half_a_pair(caller: Caller) -> Any:
-    """Send what JavaScript's JSON.stringify makes of a string that is cut in an emoji."""
+    """Send the JSON that JavaScript's JSON.stringify makes of a string that is cut in an emoji."""
     text = '{"model": "%s", "prompt": "cut \\ud83d", "max_tokens": 3, "temperature": 0}'
     return await caller.post(_COMPLETIONS, (text % caller.model).encode())
 
@@ -385,8 +385,8 @@ def _plain(value: Any) -> Any:
 
 
 async def observe(run: Case, caller: Caller, answers: list[Any]) -> dict[str, Any]:
-    """Run a case. Returns what the client has observed. ``answers`` gets status and headers of each
-    answer meanwhile.
+    """Run a case. Returns the client's results; ``answers`` gets the status and headers of each
+    response.
     """
     answers.clear()
     seen: dict[str, Any] = {"chunks": []}

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Reads what the documents show: their code blocks, the commands in them, and the output beside
-those.
-
-A ``console`` block is a session that tests run; ``shell-session`` marks commands that need an
-engine, a device or much time, which tests only parse. A page's ``console`` and ``python`` blocks
-run in order, in one folder.
+"""Parses the documents: their code blocks, the commands in them, and the shown output. Tests run
+the session of a ``console`` block; ``shell-session`` marks commands that need an engine, a device
+or much time, which tests only parse. A page's ``console`` and ``python`` blocks run in order, in
+one folder.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class Shown:
 
     @property
     def words(self) -> list[str]:
-        """Return the command's words, without what the shell does with them."""
+        """Return the command's words, without shell syntax."""
         words = shlex.split(self.line, comments=True)
         stops = [place for place, word in enumerate(words) if word in ("&", ">", "|", "&&")]
         return words[: stops[0]] if stops else words
@@ -80,16 +78,14 @@ def commands(block: Block) -> Iterator[Shown]:
         if command:
             yield Shown(command, tuple(output))
         command, output = line[2:], []
-        while command.count("'") % 2:  # JSON in quotes continues in the next line
+        while command.count("'") % 2:  # JSON in quotes continues on the next line
             command += " " + next(lines).strip()
     if command:
         yield Shown(command, tuple(output))
 
 
 def outline(output: str) -> list[str]:
-    """Return the part of an output that does not change from run to run: words, headers and names
-    of rows.
-    """
+    """Return the part of an output that is equal in each run: words, headers, names of rows."""
     lines = []
     for line in output.splitlines():
         if _RULE.fullmatch(line):

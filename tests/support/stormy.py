@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Software queues of a DSA in which things go wrong: ``csrc/dsa/faults.h``, which ``_sim`` has."""
+"""Software queues of a DSA with injected faults: ``csrc/dsa/faults.h``, in the build ``_sim``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beluga.transfer.engines.dsa.queue import Portal, limits_of
 
 
 def stormy_queue(limits: Any, faults: Mapping[str, int]) -> Any:
-    """Return a ``bl_dsa_queue *`` of the product, for limits of the product."""
+    """Return a ``bl_dsa_queue *`` of ``_core``, for limits of ``_core``."""
     own = sim_ffi.cast("bl_dsa_limits *", int(ffi.cast("uintptr_t", limits)))
     out = sim_ffi.new("bl_dsa_queue **")
     storm = sim_ffi.new("bl_dsa_faults *", dict(faults))
@@ -24,8 +24,6 @@ def stormy_queue(limits: Any, faults: Mapping[str, int]) -> Any:
 
 
 def stormy_portal(faults: Mapping[str, int]) -> Portal:
-    """Return what :func:`~beluga.transfer.engines.dsa.queue.open_software` gives, with these
-    faults.
-    """
+    """Like :func:`~beluga.transfer.engines.dsa.queue.open_software`, with these faults."""
     limits = limits_of(size_max=2 << 20, batch_max=32, depth=32)
     return Portal(stormy_queue(limits, faults), limits, is_device=False, text="software queue")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server whose poll loop can be made to hang; a program that tests start.
+"""A server whose poll loop can be blocked; a program that tests start.
 
 ``python stuck_server.py DEVICE...`` serves the pool as ``beluga serve`` does, prints the URL of its
 health, and has a method that does not return while the file named by the request exists.

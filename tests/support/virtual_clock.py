@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clocks that a test winds by hand, and an event loop on which waiting takes no time."""
+"""Clocks that a test advances, and an event loop on which waiting takes no time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ ResultT = TypeVar("ResultT")
 
 
 class Clock:
-    """Stands for the module ``time``: passes only when a thread sleeps or a test advances it."""
+    """A stand-in for the module ``time``: time passes only when a thread sleeps or a test advances
+    it.
+    """
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -28,7 +30,7 @@ class Clock:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets the loop's clock pass instead of waiting."""
+    """Advances the loop's clock instead of waiting."""
 
     now_s = 0.0
 
@@ -50,7 +52,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(scenario: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """Run a scenario without threads, processes and peers on a loop with a clock of its own."""
+    """Run a scenario without threads, processes and peers on a loop with its own clock."""
     loop = _Loop()
     try:
         return loop.run_until_complete(scenario())

@@ -11,9 +11,8 @@ from beluga._ffi import lib
 
 
 class WatchedCore:
-    """The C core; writes down what is called, and calls ``before`` and ``after`` by name.
-
-    What is in ``fails`` returns that, and nothing is called.
+    """The C core, with a record of its calls and hooks ``before`` and ``after`` by name. A function
+    in ``fails`` is not called and returns the given value.
     """
 
     def __init__(self) -> None:

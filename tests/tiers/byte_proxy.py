@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A proxy for TCP on loopback that spoils what the server answers."""
+"""A TCP proxy on loopback that corrupts the server's responses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 
 Spoil = Callable[[bytes, int], "bytes | None"]
-"""Given some bytes of an answer and how many came before, return others. Less of them, or None,
-cuts the connection."""
+"""Takes some bytes of a response and the number of previous ones, and returns the bytes to forward.
+Fewer of them, or None, cuts the connection.
+"""
 
 
 def intact(data: bytes, before: int) -> bytes:
@@ -20,7 +21,7 @@ def intact(data: bytes, before: int) -> bytes:
 
 
 def cut_after(limit: int) -> Spoil:
-    """Let so many bytes of each connection through, then cut it."""
+    """Forward so many bytes of each connection, then cut it."""
 
     def spoil(data: bytes, before: int) -> bytes | None:
         return data[: limit - before] if before < limit else None
@@ -42,9 +43,8 @@ def flip_every(period: int, seed: int) -> Spoil:
 
 
 class ByteProxy:
-    """Accepts connections and passes them on to a port. ``spoil`` may be replaced at any time.
-
-    While ``flowing`` is not set, answers are delayed.
+    """Accepts connections and forwards them to a port. ``spoil`` may be replaced at any time. While
+    ``flowing`` is not set, responses are delayed.
     """
 
     def __init__(self, port: int) -> None:

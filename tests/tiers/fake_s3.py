@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""As much of S3's protocol as the remote tier uses, on loopback."""
+"""The part of S3's protocol that the remote tier uses, on loopback."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _DATE = "Mon, 02 Nov 2026 00:00:00 GMT"
 
 
 class FakeS3:
-    """A server of one bucket. ``status`` other than 0 answers every request, and ``put_status``
-    those that store an object.
+    """A server of one bucket. ``status`` other than 0 is the response to every request, and
+    ``put_status`` to those that store an object.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class FakeS3:
                     self._answer(404 if data is None else 200, data or b"", body=False)
 
             def do_POST(self) -> None:
-                """Delete several objects, or one: obstore has no other request for it."""
+                """Delete one or more objects: obstore has no other request for one."""
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 if not self._refused("DELETE"):
                     names = re.findall("<Key>(.*?)</Key>", body)

@@ -4,7 +4,7 @@
 
 Its processes listen on every address of the machine, whatever their options are. So this program
 runs in a network namespace that has only its own loopback interface, and starts all of them there.
-It prints what it has seen, as JSON.
+It prints its results as JSON.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def state(tier: RemoteTier) -> float:
 
 
 def observe(stop: Callable[[signal.Signals], None]) -> dict[str, object]:
-    """Return what two tiers have seen. ``stop`` sends the master a signal."""
+    """Return the results of two tiers. ``stop`` sends the master a signal."""
     seen: dict[str, object] = {"saved by another": saved_by_another()}
     records, payload = blocks([100_000] * 10, seed=1)
     others, other_payload = blocks([0, 1, 5_000_000], seed=2)

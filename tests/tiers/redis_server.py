@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def need_redis_server() -> None:
-    """Skip the test if there is none and none can be installed."""
+    """Skip the test if redis-server is missing and cannot be installed."""
     pytest.importorskip("redis", reason="redis is not installed")
     installer = ROOT / "scripts" / "dev/setup-packages"
     if (
@@ -43,7 +43,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start it, empty. Returns when it answers."""
+        """Start it, empty. Returns when it responds."""
         self._process = subprocess.Popen(
             [
                 shutil.which("redis-server") or "",
@@ -56,7 +56,7 @@ class RedisServer:
         assert eventually(self._answers, 60)
 
     def stop(self) -> None:
-        """Stop it with SIGSTOP: connections stay, and nothing answers."""
+        """Stop it with SIGSTOP: connections stay open without responses."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 

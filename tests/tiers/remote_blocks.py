@@ -27,7 +27,9 @@ def blocks(lengths: Sequence[int], seed: int = 0) -> tuple[NDArray[np.void], NDA
 def same(
     found: Sequence[StoredBlock | None], records: NDArray[np.void], payload: NDArray[np.uint8]
 ) -> list[bool]:
-    """Return which of the blocks were found; one that is not what was saved fails the test."""
+    """Return which of the blocks were hits; one with other bytes than the saved ones fails the
+    test.
+    """
     for each, record, row in zip(found, records, payload, strict=True):
         if each is not None:
             assert each.record == record

@@ -40,8 +40,8 @@ def content(name: object, version: int) -> NDArray[np.uint8]:
 
 
 class FaultyStore(DictStore):
-    """Objects that outlive the tier. ``refused`` operations raise, ``lost`` ones give no answer,
-    ``hung`` ones wait for ``gate``.
+    """Objects that outlive the tier. ``refused`` operations raise, ``lost`` ones time out, ``hung``
+    ones wait for ``gate``.
     """
 
     batch = 64
@@ -68,7 +68,7 @@ class FaultyStore(DictStore):
         self.gate = threading.Event()
 
     def close(self) -> None:
-        """Stay as it is for the next tier."""
+        """Keep the objects for the next tier."""
 
 
 class Scene:
@@ -87,7 +87,7 @@ class Scene:
         self.path, self._directory = directory / "pool", directory
         self.store = make_store() if store else None
         self.disk = disk
-        self.away = False  # the store is; the next server has none
+        self.away = False  # the store is open; the next server has none
         self.given_up: tuple[str, ...] = ()
         self.engines: list[FaultyEngine] = []
         self._fillers = 0
@@ -157,7 +157,7 @@ class Scene:
         return self.store
 
     def stored(self, name: object) -> FaultyStore:
-        """Put a block, and return the store when that has it."""
+        """Put a block, and return the store once it has the block."""
         self.put_surely(name, 0)
         self.offered()
         assert eventually(lambda: self.in_store(name))
@@ -184,7 +184,7 @@ class Scene:
         assert eventually(lambda: self.server.lower_stat().dirty_count == 0)
 
     def evict(self) -> None:
-        """Put blocks until what was there before has left the pool."""
+        """Put blocks until all earlier blocks were evicted from the pool."""
         for _ in range(FILL):
             self._fillers += 1
             self.put_surely(("filler", self._fillers), 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Serves a pool over stores that delete nothing until it is killed: ``POOL FOLDER ...``. A folder
-in the form ``-FOLDER`` was one, and is dropped.
+"""Serves a pool over stores that cannot delete, until it is killed: ``POOL FOLDER ...``.
+``-FOLDER`` names a former store, which is dropped.
 """
 
 from __future__ import annotations

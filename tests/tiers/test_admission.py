@@ -51,7 +51,7 @@ def test_the_sketch_ages() -> None:
     for first in range(10_000, 10_000 + (1 << 16), 1 << 12):
         policy.admit(keys(first, 1 << 12))
     admitted = policy.admit(keys(1_000_000, 1000))
-    assert np.count_nonzero(admitted) < 900  # the counts do not grow for ever
+    assert np.count_nonzero(admitted) < 900  # the counts are bounded
     assert Sketch(1 << 12, least=3).admit(keys(0, 4)).tolist() == [False] * 4
 
 
@@ -78,7 +78,7 @@ def test_hits_in_the_pool_open_adaptive_before_anything_was_evicted() -> None:
 
 
 def test_a_prompt_that_all_share_does_not_keep_adaptive_open() -> None:
-    """After the warm-up, the pool's hits show nothing about those of a lower tier."""
+    """After the warm-up, hits in the pool are no information on those of a lower tier."""
     hits = 0
     policy = Adaptive(1 << 20, warm_up=10_000, pool_hits=lambda: hits)
     late = 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier while the disk works: what is saved comes back, in a bounded file."""
+"""The disk tier while the disk works: saved blocks are hits, in a file of bounded size."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_other_policies_keep_read_blocks_and_survive_restarts(
 
 
 def test_nothing_is_evicted_while_free_stripes_serve(tier: DiskTier) -> None:
-    """A small tier has few cells of a class, and another class's block may lie in all of them."""
+    """A small tier has few cells of a class, and blocks of another class may be in all of them."""
     save(tier, range(1), 16384)
     for number in range(10, 30):
         assert save(tier, range(number, number + 1), 300_000).all()

@@ -225,7 +225,7 @@ def test_an_entry_of_another_slot_or_store_does_not_count(disk: FaultyDisk, tmp_
 def test_of_two_entries_for_one_key_or_space_the_newer_counts(
     disk: FaultyDisk, dispute: str
 ) -> None:
-    """The disk kept an entry that was cleared: its key, or its space, was given again meanwhile."""
+    """The disk kept an entry that was cleared, while its key or its space was reused."""
     assert all(disk.save(range(2)))
     at = 4096 + 64 * (dispute == "space")
     with (disk.path / "blocks").open("rb") as file:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The file of a disk tier when it is opened: what is formatted or refused, and other sizes."""
+"""Opening the file of a disk tier: when it is formatted or rejected, and other sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(tier: DiskTier | SpreadTier) -> None:
 
 
 def found(tier: DiskTier | SpreadTier) -> list[int]:
-    """Return the blocks that are there. None may have wrong bytes."""
+    """Return the stored blocks. None may have wrong bytes."""
     blocks = tier.load(keys_of(NUMBERS))
     there = [n for n, block in zip(NUMBERS, blocks, strict=True) if block is not None]
     assert all(is_block(blocks[n], n) for n in there)
@@ -235,7 +235,7 @@ def test_a_tier_that_shrinks_keeps_the_blocks_that_fit(tmp_path: Path) -> None:
     assert tier.save(records_of(few, LENGTH), payload_of(few, LENGTH)).all()
     assert set(few) <= set(found(tier))
     tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE)  # what lay behind has not come back
+    tier = DiskTier(tmp_path / "disk", SIZE)  # blocks beyond the former end are not found again
     assert set(few) <= set(found(tier))
     fill(tier)
     assert found(tier) == list(NUMBERS)
@@ -270,7 +270,7 @@ def test_a_size_that_has_no_room_is_refused_and_changes_nothing(
     monkeypatch.setattr(disk_file.os, "statvfs", lambda path: full)
     with pytest.raises(TierError, match="0 bytes free beside"):
         DiskTier(tmp_path / "disk", 2 * SIZE)
-    tier = DiskTier(tmp_path / "disk", SIZE)  # the file is as long as it must be
+    tier = DiskTier(tmp_path / "disk", SIZE)  # the file has the required size
     assert found(tier) == list(NUMBERS)
     tier.close()
 
@@ -306,8 +306,8 @@ ENTRY = struct.Struct("<16sQQIIIHHI8xI")  # csrc/disk/entry.h
 
 
 def as_extents(file: Path) -> int:
-    """Rewrite the index as a server wrote it before November 2026: each entry with the extent of
-    blocks of one size that has it, and its place among these. Returns how many entries there are.
+    """Rewrite the index in the format before November 2026: each entry with its extent of blocks of
+    one size, and its index in the extent. Returns the number of entries.
     """
     whole = bytearray(file.read_bytes())
     (ident,) = struct.unpack_from("<Q", whole, 16)

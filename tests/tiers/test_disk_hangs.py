@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The disk tier while an operation of the disk does not end, and while its caller is interrupted:
-the caller leaves, and what the operation may still write is not used for anything else.
+the caller returns, and space that the operation may still write is not reused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from beluga.tiers.disk import DiskTier, SpreadTier, calls
 
 LENGTH = FaultyDisk.length
 LIMIT_S = 0.3
-SOON_S = 20.0 * PATIENCE  # a call of a disk that hangs is over by then
+SOON_S = 20.0 * PATIENCE  # limit of a call on a disk that hangs
 
 
 def go_on(disk: FaultyDisk) -> None:
-    """Let the operations that hang continue, and wait until they have ended."""
+    """Continue the hanging operations, and wait until they have ended."""
     disk.engine.hung = set()
     disk.engine.gate.set()
     assert eventually(lambda: disk.tier._threads.hung == 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A process that is killed while it writes to a disk tier: what it had saved is there afterwards,
-what the tier had dropped is not, and no block has wrong bytes.
+"""A process that is killed while it writes to a disk tier: afterwards saved blocks are hits,
+removed ones are not, and no block has wrong bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from beluga.errors import TierError
 from beluga.tiers.disk import DiskTier
 
 SIZE = 16 * MIB
-KEPT = 100  # of the blocks saved last, which cannot be evicted yet
+KEPT = 100  # the most recent blocks, which cannot be evicted yet
 
 
 def killed(
     path: Path, io: str, first: int, mixed: bool, chance: random.Random
 ) -> tuple[list[int], list[int]]:
-    """Run a writer and kill it at some moment: what it had saved and not removed, the last ones
-    last; and what it had removed.
+    """Run a writer and kill it at a random time. Returns the blocks that it had saved and not
+    removed, in order, and those that it had removed.
     """
     arguments = [str(path), str(SIZE), io, str(first), str(int(mixed))]
     command = [sys.executable, disk_writer.__file__, *arguments]
@@ -40,7 +40,7 @@ def killed(
             words += line.split()
             if line == "\n":
                 break
-        time.sleep(chance.random() * 0.004)  # any moment of a save
+        time.sleep(chance.random() * 0.004)  # any time during a save
         writer.kill()
         words += writer.stdout.read().split()
     leaving = {int(word[1:]) for word in words if word[0] == "~"}

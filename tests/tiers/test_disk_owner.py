@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whose blocks a disk has: it outlives pools, and is never taken from a server that has it."""
+"""The owner of a disk: a disk outlives pools, and is never taken from a server that uses it."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_recreated_pool_has_the_blocks_of_its_disk(
     save(path, disk)
     first.send_signal(how)
     first.wait(60)
-    path.unlink()  # as a reboot does it
+    path.unlink()  # as a reboot does
     made(path)
     options = ["--standby"] if standby else []
     second = start("serve", "--pool", path, *below(disk), *options)

@@ -43,13 +43,13 @@ def content(number: int) -> NDArray[np.uint8]:
 
 
 def put(cache: KVCache, number: int) -> None:
-    """Put a block; with --offload wait it may be refused until others were offered."""
+    """Put a block; with --offload wait it may be rejected until others were offered."""
     block = content(number)[np.newaxis]
     assert eventually(lambda: cache.put([NAMES[number]], block).stored == 1)
 
 
 def has(cache: KVCache, number: int) -> bool:
-    """Get a block, and return whether it was a hit; what comes has to be right."""
+    """Get a block, and return whether it was a hit; its bytes must be correct."""
     target = np.zeros((1, LENGTH), np.uint8)
     hit = cache.get([NAMES[number]], target).hits == 1
     assert not hit or np.array_equal(target[0], content(number))
@@ -57,8 +57,8 @@ def has(cache: KVCache, number: int) -> bool:
 
 
 def breaker(disk: Path) -> float:
-    """Return the state of the disk's circuit breaker, as Prometheus sees it. A disk that was just
-    closed in this process has none.
+    """Return the state of the disk's circuit breaker, as exported to Prometheus. A disk that was
+    just closed in this process has none.
     """
     state = _breakers().get((("tier", f"disk:{disk}"),), 2)
     assert isinstance(state, float | int)
@@ -120,7 +120,7 @@ def test_a_tier_that_is_not_open_has_nothing_and_takes_nothing_until_it_is(
     assert breaker(Path("/a")) == breaker(Path("/b")) == 2
     assert not tier.save(records, np.zeros((2, 8), np.uint8)).any()
     assert tier.load(keys) == [None, None]
-    assert tier.contains(keys).all()  # it may have them
+    assert tier.contains(keys).all()  # the disk may have them
     assert tier.keys() is None
     assert tier.remove(keys[:1]) == 0
     assert tier.forget(keys[:1]).tolist() == [False]  # the caller has to try again
@@ -159,7 +159,7 @@ def test_blocks_of_a_disk_are_hits_once_it_can_be_opened(
         assert not has(cache, gone[0])
         assert not has(cache, 399)
         cache.remove([NAMES[gone[1]]])
-        for number in range(300, 390):  # each drives out another one
+        for number in range(300, 390):  # each evicts another one
             put(cache, number)
         assert has(cache, 389)
         assert not has(cache, gone[0])
@@ -204,7 +204,7 @@ def test_a_standby_serves_for_a_server_that_stands_still_and_has_the_disk_and_en
     first = start("serve", *where, *below, *events)
     assert first.stderr and first.stderr.readline().startswith("serving, epoch 1")
     assert eventually(lambda: state_of_disk(run, where) == ["closed"])
-    assert eventually(lambda: is_bound(live))  # it serves before it has these two
+    assert eventually(lambda: is_bound(live))  # the server serves before it has these two
     run("put", "key", "-", *where, stdin="some bytes")
     second = start("serve", *where, *below, *events, "--standby", "--silent", "0.5")
     assert second.stderr and second.stderr.readline().startswith("standing by")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""KV of models whose layers differ, by the fields of their published config.json files; what is not
-computed is refused by the name of its field.
+"""KV of models whose layers differ, by the fields of their published config.json files; unsupported
+models are rejected with the name of the field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def shape(folder: Path, **fields: Any) -> KvShape:
 
 
 MIXED = ["sliding_attention", "full_attention"] * 16
-# fields, layers that grow, layers with a window, the window, layers with a state
+# fields, layers of full attention, layers with a window, the window, layers with a state
 LAYERS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "gpt-oss": ({"layer_types": MIXED, "sliding_window": 128}, 16, 16, 128, 0),
     "gemma3": ({"model_type": "gemma3_text", "sliding_window": 1024}, 5, 27, 1024, 0),
@@ -124,7 +124,7 @@ def test_unsupported_fields_are_rejected_by_name(
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "FP8"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "U8"),
         ({"kv_cache_quant_algo": "FP8"}, "FP8"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "BF16"),  # the weights alone
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "BF16"),  # only the weights
         ({"quant_method": "awq", "bits": 4}, "BF16"),
         ({"kv_cache_scheme": None}, "BF16"),
     ],

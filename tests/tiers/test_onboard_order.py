@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whose blocks come first: no request waits for all of another one."""
+"""The order of onboarding: no request waits for all blocks of another one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cold(scene: Scene, name: str, count: int = COLD) -> int:
 
 
 def put_below(scene: Scene, names: list[str]) -> None:
-    """Put blocks that only lower tiers have then."""
+    """Put blocks and evict them, so that only lower tiers have them."""
     for name in names:
         scene.put_surely(name, 0)
     scene.offered()
@@ -88,7 +88,7 @@ def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(make: Callable[..
     store.first.clear()
     ended = threading.Event()
 
-    def let_pass() -> None:  # a store that answers one get after the other
+    def let_pass() -> None:  # a store that serves one get at a time
         while not ended.is_set():
             store.passes.release()
             ended.wait(0.002)
@@ -111,7 +111,7 @@ def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(make: Callable[...,
     store = scene.store
     assert isinstance(store, CountingStore)
     put_below(scene, [f"mine {number}" for number in range(20)])
-    store.slow = True  # and no get passes
+    store.slow = True  # and no get overtakes
     for name in "abc":
         cold(scene, name)
     store.first.wait()
@@ -122,7 +122,9 @@ def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(make: Callable[...,
 
 
 def test_many_chains_take_turns(make: Callable[..., Scene]) -> None:
-    """No chain has more keys requested than its share while another one waits for its first."""
+    """No chain has more keys in flight than its share while another chain waits for its first
+    key.
+    """
     scene = make(disk=False)
     store = scene.store
     assert isinstance(store, CountingStore)

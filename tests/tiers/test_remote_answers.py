@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the remote tier reads from Redis itself: strings, whole or not, from a server that lies."""
+"""Responses of Redis that the remote tier parses: strings, complete or not, from a faulty
+server.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def fail(breaker: Breaker, times: int) -> list[bool]:
 
 
 def pause_of(breaker: Breaker, clock: Clock) -> float:
-    """Return how long no trial begins, in tenths of a second; the trial is then under way."""
+    """Return the time until a trial starts, in tenths of a second."""
     begun = clock.now_s
     while not breaker.begin_trial():
         clock.sleep(0.1)
@@ -128,8 +128,8 @@ def test_pauses_vary_between_clients(clock: Clock) -> None:
     st.lists(
         st.tuples(
             st.floats(0, 3),  # time between two calls
-            st.integers(0, 3),  # of 4 operations, how many the store serves
-            st.booleans(),  # and whether it answers a trial
+            st.integers(0, 3),  # successful operations of 4
+            st.booleans(),  # and whether a trial succeeds
         ),
         max_size=300,
     ),

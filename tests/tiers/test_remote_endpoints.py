@@ -25,7 +25,7 @@ AZ = f"account_name=devstoreaccount1&account_key={KEY.replace('+', '%2B')}"
 
 
 class _Store(BaseHTTPRequestHandler):
-    """Any store: every object is there."""
+    """Any store; every object exists."""
 
     paths: list[str]
 
@@ -158,7 +158,7 @@ def test_option_of_the_client_that_is_wrong_is_an_error_and_no_panic() -> None:
 
 
 class PanicException(BaseException):
-    """As pyo3 names a panic of Rust."""
+    """The class that pyo3 uses for a panic in Rust."""
 
 
 def test_panic_of_a_client_becomes_an_error_that_is_not_tried_again(

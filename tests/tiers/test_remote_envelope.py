@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bytes of an object: whatever is not exactly what was saved is refused."""
+"""The bytes of an object: anything other than the saved bytes is rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECT = bytes(pack(RECORDS[0], PAYLOAD[0]))
 
 
 def forged(payload: bytes = b"", **fields: object) -> bytes:
-    """Return an object whose header has other fields, and checksums that fit."""
+    """Return an object whose header has other fields and matching checksums."""
     header = np.frombuffer(OBJECT[:64], HEADER).copy()
     for name, value in fields.items():
         (header["record"] if name in ("key", "length") else header)[name] = value
@@ -31,7 +31,7 @@ def forged(payload: bytes = b"", **fields: object) -> bytes:
 
 
 def test_an_object_has_this_form() -> None:
-    """Tiers of other releases read it: it changes only with its version and its name."""
+    """Tiers of other releases read it, so the format changes only with its version and name."""
     assert HEADER.itemsize == 64
     assert (OBJECT[:8], OBJECT[8:12], len(OBJECT)) == (b"BELUGAKV", b"\1\0\0\0", 264)
     assert OBJECT[16:48] == RECORDS[0].tobytes()
@@ -83,7 +83,7 @@ def test_an_object_with_matching_checksums_is_validated_too(contents: bytes, rea
 
 
 def test_a_payload_under_another_key_is_not_taken() -> None:
-    """A store that mixes two payloads up is found, although both are whole."""
+    """A store that swaps two payloads is detected, although both are intact."""
     mixed = bytearray(forged(b"abc", length=3, key=KEY + np.uint64(1)))
     mixed[16:32] = KEY.tobytes()
     mixed[60:64] = crc32c(bytes(mixed[:60])).to_bytes(4, "little")

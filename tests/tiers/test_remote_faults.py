@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The remote tier beside networks that fail, and stores that stop, die and come back."""
+"""The remote tier with failing networks, and stores that stop, die and restart."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scene:
         return bool(self.tier.save(self.records, self.payload).all())
 
     def recovers(self) -> bool:
-        """Return whether all blocks are found in the end, after at most one save."""
+        """Return whether all blocks are hits eventually, after at most one save."""
         return eventually(self.saves_all, 60) and eventually(lambda: all(self.found()), 60)
 
 
@@ -116,7 +116,7 @@ def test_a_silent_store_opens_the_breaker_which_closes_after_recovery(scene: Sce
 
 
 def test_a_store_that_drips_costs_a_deadline(scene: Scene) -> None:
-    """No byte of an answer is late by a timeout, but the answer as a whole is."""
+    """No byte of a response takes as long as the timeout, but the whole response does."""
 
     def drip(data: bytes, before: int) -> bytes:
         time.sleep(0.3)

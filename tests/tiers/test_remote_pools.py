@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two pools over one remote store: what one rack computed, another one finds."""
+"""Two pools over one remote store: blocks computed in one rack are hits in another one."""
 
 from __future__ import annotations
 

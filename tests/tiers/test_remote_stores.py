@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The remote tier over each store: what one process saved, another one loads."""
+"""The remote tier over each store: one process loads blocks saved by another one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_no_blocks_are_no_work(tier: RemoteTier) -> None:
 
 
 def test_an_object_of_that_name_that_is_no_block_is_replaced(tier: RemoteTier) -> None:
-    """Also through the client: an object that is empty, short, foreign or another block's."""
+    """Also through the client: an object that is empty, short, foreign or that of another block."""
     records, payload = blocks([5000] * 6)
     assert tier.save(records, payload).all()
     store = tier._store

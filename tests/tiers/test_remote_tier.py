@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The remote tier over stores that hang, fail, refuse and lie, without a network."""
+"""The remote tier over stores that hang, fail, refuse and return wrong data, without a network."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def count(metric: str, tier: RemoteTier, **labels: str) -> float:
 
 
 class Gate:
-    """Holds operations back until it is opened."""
+    """Blocks operations until it is opened."""
 
     def __init__(self, *operations: str) -> None:
         self._operations = operations
@@ -98,7 +98,7 @@ def test_threads_that_hang_are_bounded(open_tier: Open) -> None:
         return count("abandoned_threads", tier) == HASTY_THREADS + HASTY.abandoned
 
     assert eventually(all_hang, 60)
-    until = time.monotonic() + 5 * HASTY.operation_s  # in which another would hang
+    until = time.monotonic() + 5 * HASTY.operation_s  # in which another operation would hang
     while time.monotonic() < until:
         assert tier.load(keys) == [None] * 4
         time.sleep(HASTY.open_s)
@@ -112,7 +112,7 @@ def test_a_store_is_not_closed_under_a_thread_that_hangs() -> None:
     store = DictStore(gate)
     tier = RemoteTier(store, name="test://hangs", settings=HASTY)
     key = blocks([1])[0]["key"]
-    # A load that no thread has begun within its limit hangs nowhere.
+    # A load that no thread has started within its limit does not hang.
     assert eventually(lambda: tier.load(key) == [None] and store.running > 0)
     tier.close()
     assert not store.ended
@@ -195,7 +195,7 @@ def test_no_retry_begins_that_could_not_end_in_time(open_tier: Open) -> None:
 
 
 def test_a_refusal_is_an_answer(open_tier: Open) -> None:
-    """A store that is full is not tried again, and still serves what it has."""
+    """A full store is not retried, and still serves its objects."""
     full = threading.Event()
 
     def refuse(operation: str) -> None:
@@ -231,7 +231,7 @@ def test_present_blocks_are_not_stored_again(open_tier: Open) -> None:
 
 
 def test_the_caller_may_reuse_its_payload_when_save_returns(open_tier: Open) -> None:
-    """Also if the store has not taken it yet: what it takes later is what was given."""
+    """Even if the store has not read the payload yet: it later reads the original bytes."""
     gate = Gate("put")
     store = DictStore(gate)
     tier = open_tier(store, HASTY)

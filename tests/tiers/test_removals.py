@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What was removed does not come back before it is put again: whatever tier fails, and however the
-server ends.
+"""Removed blocks are not found until they are put again, whatever tier fails and however the server
+ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def hang(scene: Scene) -> None:
 
 
 def break_open(scene: Scene) -> None:
-    """Let the circuit breaker open, and stay open."""
+    """Open the circuit breaker for the rest of the test."""
     scene.faulty.lost = {"get", "put", "delete", "exists"}
     remote = scene.tiers[-1]
     for _ in range(5):
@@ -129,7 +129,7 @@ def test_a_store_that_still_has_a_removed_block_does_not_answer_for_a_disk_that_
     scene.remove("block")
     scene.put_surely("block", 1)
     scene.evict()
-    assert scene.has("block", 1)  # from the disk
+    assert scene.has("block", 1)  # removed from the disk
     scene.evict()
     scene.engine.read_error = errno.EIO
     assert not scene.has("block", 1)
@@ -172,7 +172,8 @@ def test_a_removed_block_is_not_loaded_from_a_disk_that_failed_briefly(
         engine.hung = {fault.split()[1]}
     scene.remove("block")
     assert scene.get("block") is None
-    if end == "anew":  # the pool with the records is gone, so the disk must have had its time
+    # the pool with the records was destroyed, so the disk must have executed the removal before
+    if end == "anew":
         engine.write_error = engine.sync_error = 0
         engine.hung = set()
         engine.gate.set()
@@ -231,7 +232,7 @@ def test_removals_beyond_the_bound_are_rejected_and_none_is_lost(make: Make) -> 
         with pytest.raises(RemovalsFullError):
             hasty.remove([digest("last")])
     assert scene.pending() == most
-    assert scene.has("last", 0)  # what was not removed is there
+    assert scene.has("last", 0)  # blocks that were not removed are hits
     assert scene.get("block") is None
     scene.restart()
     assert scene.pending() == most
@@ -278,7 +279,7 @@ def test_a_removal_reaches_a_tier_that_the_server_lacks(make: Make, lacking: str
     scene.remove("twice")
     assert scene.server.lower_stat().removal_parked == 2
     assert scene.server.lower_stat().tier_count == 2
-    scene.restart()  # also the next server may lack it
+    scene.restart()  # the next server may lack it, too
     assert scene.server.lower_stat().removal_parked == 2
     scene.put_surely("twice", 1)
     scene.disk, scene.away = True, False
@@ -364,7 +365,7 @@ def test_a_load_from_before_a_removal_brings_nothing_after_it(make: Make) -> Non
     assert taken.wait(20)
     scene.remove("block")
     scene.settle()
-    assert scene.get("block") is None  # and no caller asks again before the load has ended
+    assert scene.get("block") is None  # and no caller requests it again before the load has ended
     going_on.set()
     assert eventually(lambda: scene.server.lower_stat().wanted_count == 0)
     assert scene.get("block") is None
@@ -401,7 +402,7 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> None:
-    """A confirmed ``forget`` holds, wherever the power fails."""
+    """A confirmed ``forget`` survives a power cut at any point."""
     from support.disk_faults import PowerCut
 
     def make(fd: int, depth: int) -> VolatileEngine:

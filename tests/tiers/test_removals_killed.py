@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What was removed stays removed when the server is killed, while its store deletes nothing."""
+"""Removed blocks stay removed when the server is killed, even if its store cannot delete."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COUNT = 8
 
 @contextlib.contextmanager
 def serving(path: Path, *folders: Path | str, parked: int = 0) -> Iterator[KVCache]:
-    """A cache of a server that is killed at the end. It begins with so many removals of stores that
-    it lacks.
+    """A cache with a server that is killed at the end, and that starts with so many removals in
+    absent stores.
     """
     command = [sys.executable, removal_server.__file__, str(path), *map(str, folders)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -70,7 +70,7 @@ def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     with serving(path, away) as cache:
         cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
         assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
-    with serving(path, here):  # its only record of the store is that there was one
+    with serving(path, here):  # its only record is that there was a store
         pass
     for gone in range(4):
         with serving(path, here, parked=gone) as cache:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The service of the tiers against a model: puts, removals, gets and restarts in any order, while a
-disk and a store fail in any of their operations. Not each server has both of them.
-
-A block has a new version after each removal. A get returns the last version that was put since, or
-nothing: never one from before a removal.
+disk and a store fail in any of their operations. Some servers lack one of them. A block has a new
+version after each removal. A get returns the last version put since then, or nothing: never one
+from before a removal.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STEPS = 40
 
 
 class Model:
-    """The scene and what must be true of it."""
+    """The scene and its invariants."""
 
     def __init__(self, scene: Scene, dice: random.Random) -> None:
         self.scene, self.dice = scene, dice
@@ -85,7 +84,7 @@ class Model:
         self.scene.evict()
 
     def restart(self) -> None:
-        """Follow with a server that may lack one of the tiers."""
+        """Replace the server by one that may lack one of the tiers."""
         self.scene.engine.gate.set()
         self.scene.engine.hung.clear()
         self.scene.disk, self.scene.away = self.dice.choice(
@@ -105,7 +104,7 @@ def test_nothing_removed_is_ever_read_again(shm: Path, seed: int) -> None:
         model.heal()
         scene.disk, scene.away = True, False
         scene.restart()
-        scene.settle()  # every tier has executed its requests
+        scene.settle()  # every tier has executed its removals
         for name in range(NAMES):
             assert model.was_put[name] or not scene.has(name, model.version[name])
     finally:

@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def pause_of(retries: Retries, clock: Clock) -> float:
-    """Return after how many seconds a try begins; it is then under way."""
+    """Return the seconds until an attempt starts."""
     begun = clock.now_s
     while not retries.begin():
         clock.sleep(0.01)

@@ -20,8 +20,8 @@ from beluga.index import MetaClient
 from beluga.tiers import BLOCK, KvShape, TierSize, advise, read_model
 from beluga.tiers.disk import DiskTier
 
-# The parts of the published config.json files that matter, and the bytes that their makers or
-# vLLM's log state for a token.
+# The relevant fields of the published config.json files, and the bytes per token that their authors
+# or vLLM's log state.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "Qwen3-32B": (
         {
@@ -147,7 +147,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_a_pool_that_is_made_as_advised_holds_as_many_blocks_as_advised(
     tokens: int, shm: Path
 ) -> None:
-    """All of them are still there, and not many more would fit."""
+    """All of them are still stored, and few more would fit."""
     shape, size = KvShape(3, "F16", kv_heads=4, head_dim=256), 64 << 20
     advice = advise(shape, [TierSize("memory", size)], block_tokens=tokens)
     (tier,) = advice.tiers

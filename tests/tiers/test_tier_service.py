@@ -38,7 +38,7 @@ from beluga.tiers.disk import DiskTier
 from beluga.tiers.named import add_names, named_length, take_name
 
 LENGTH = 100_000  # several checksums, not a whole number of pages
-MANY = 400  # more than the pool has room for
+MANY = 400  # more blocks than the pool has room for
 NAMES = [hashlib.sha256(b"block %d" % i).digest() for i in range(MANY)]
 
 
@@ -49,7 +49,7 @@ def contents(numbers: range) -> NDArray[np.uint8]:
 
 
 class AskedTier(MemoryTier):
-    """Notes the keys of loads. It removes nothing while ``stubborn``, and raises ``unable``."""
+    """Records the keys of loads. It removes nothing while ``stubborn``, and raises ``unable``."""
 
     def __init__(self, name: str, *, remote: bool) -> None:
         super().__init__(name, remote=remote)
@@ -93,7 +93,7 @@ class Served:
         for first in range(numbers.start, numbers.stop, step):
             some = range(first, min(first + step, numbers.stop))
             left = list(some)
-            while left:  # with wait, blocks are refused until others were offered
+            while left:  # with wait, blocks are rejected until others were offered
                 data = np.stack([contents(range(i, i + 1))[0] for i in left])
                 result = self.cache.put([NAMES[i] for i in left], data)
                 refused = np.flatnonzero(result.states == BlockState.REFUSED)
@@ -103,7 +103,7 @@ class Served:
         return eventually(lambda: self.server.lower_stat().dirty_count == 0)
 
     def wrong(self, numbers: range) -> list[int]:
-        """Return the blocks that a get does not return as they were put."""
+        """Return the blocks for which a get is not a hit with the right bytes."""
         found = []
         for number in numbers:
             target = np.zeros((1, LENGTH), np.uint8)
@@ -209,7 +209,7 @@ def test_a_restarted_server_offers_the_remaining_blocks_to_its_tiers(shm: Path) 
         served.put_all(range(MANY))
         assert served.offered()
     for name in list(tier.blocks)[-10:]:
-        del tier.blocks[name]  # blocks that the pool still has
+        del tier.blocks[name]  # blocks that are still in the pool
     with serving(shm, [tier], wait=True) as served:
         assert served.wrong(range(MANY)) == []
         assert served.offered()
@@ -225,7 +225,7 @@ def test_a_remote_store_is_queried_for_unknown_keys(shm: Path) -> None:
     (shm / "other").mkdir()
     with serving(shm / "other", [MemoryTier("empty"), far]) as other:
         assert other.wrong(range(20)) == []
-        assert other.wrong(range(20, 22)) == [20, 21]  # no tier has them: a miss, soon
+        assert other.wrong(range(20, 22)) == [20, 21]  # no tier has them, so they soon miss
 
 
 def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
@@ -271,7 +271,7 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
     (shm / "other").mkdir()
     with serving(shm / "other", [tier]) as served:
         asked, pins = MetaClient(served.cache.client), []
-        for number in range(1, MANY):  # until all of the pool is in use
+        for number in range(1, MANY):  # until the pool is full
             if not served.cache.put(NAMES[number : number + 1], contents(range(1))).stored:
                 break
             pins.append(asked.pin(served.cache.keys(NAMES[number : number + 1])))
@@ -284,7 +284,7 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
 
 
 def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> None:
-    """Also where one thread brings both, because the store is the first tier."""
+    """Also if one thread loads both, because the store is the first tier."""
     store, disk = AskedTier("store", remote=True), MemoryTier("disk")
     with serving(shm, [disk]) as served:
         served.put_all(range(1))
@@ -321,7 +321,7 @@ def test_a_removal_that_a_tier_answered_with_an_error_is_tried_again(shm: Path) 
 
 
 def test_a_tier_without_removal_does_not_overwrite_removed_blocks(shm: Path) -> None:
-    """It may take what it has for what it is to save."""
+    """It may mistake a block that it has for the one to save."""
     tier = OldTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(1))
@@ -336,7 +336,7 @@ def test_a_tier_without_removal_does_not_overwrite_removed_blocks(shm: Path) -> 
 
 
 def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Path) -> None:
-    """It had failed before, and the save has replaced what it was to remove."""
+    """The removal had failed before, and the save has replaced the block to remove."""
     disk, store = MemoryTier("disk"), AskedTier("store", remote=True)
     with serving(shm, [disk, store], wait=True) as served:
         served.put_all(range(1))
@@ -349,7 +349,7 @@ def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Pat
         waited = store.waiting
         served.cache.put(NAMES[:1], contents(range(1, 2)))
         assert eventually(lambda: store.waiting > waited)  # the save
-        assert eventually(lambda: stat().removal_failed == 0)  # the removal is behind it
+        assert eventually(lambda: stat().removal_failed == 0)  # the removal comes after it
         store.stubborn = False
         forgets = store.forgets
         store.open.set()
@@ -386,7 +386,7 @@ def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
         assert served.wrong(range(first, first + 1)) == [first]
         assert served.cache.lookup([NAMES[first]]) == 0
         second = int(below[1])
-        tier.remove(keys[second : second + 1])  # behind the server's back
+        tier.remove(keys[second : second + 1])  # without the server
         assert served.wrong(range(second, second + 1)) == [second]
         assert served.cache.lookup([NAMES[second]]) == 0
 
@@ -508,7 +508,7 @@ def test_a_disk_with_less_room_than_the_pool_is_not_written_for_ever(
     saved = REGISTRY.counter("beluga_tier_saved_blocks_total", "")
 
     def settled() -> float:
-        """Return how many blocks were saved once that number has stood still for a while."""
+        """Return the number of saved blocks once it has not changed for a while."""
         before = -1.0
         while before < (now := saved.value(tier=disk.name)):
             before = now
@@ -529,7 +529,7 @@ def test_a_disk_with_less_room_than_the_pool_is_not_written_for_ever(
 def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     with serving(shm, [near, far], wait=True) as served:
-        count = near.block_count_max + 100_000  # more than there are names
+        count = near.block_count_max + 100_000  # more than the number of names
         notes = np.zeros(count, LOWER_NOTE)
         notes["key"] = np.random.default_rng(0).integers(0, 1 << 64, (count, 2), np.uint64)
         notes["stored"] = 4  # in the second tier
@@ -540,7 +540,7 @@ def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
         assert served.server.lower_stat().name_count < count
         assert served.wrong(range(MANY)) == []
         near.blocks.clear()
-        assert served.wrong(range(MANY)) == []  # from the store
+        assert served.wrong(range(MANY)) == []  # loaded from the store
         served.cache.remove(NAMES)
         assert eventually(lambda: not far.blocks)
 
@@ -652,7 +652,7 @@ def test_a_service_ends_when_it_is_stopped_or_its_pool_is_closed(shm: Path) -> N
         with Pool.create([shm / end], device_size=24 << 20, sparse=True) as pool:
             server = MetaServer(pool)
             service = TierService(server, pool, [MemoryTier()])
-            service.stop()  # it was not started
+            service.stop()  # the service was not started
         with Pool.open([shm / end]) as pool:
             server = MetaServer(pool)
             service = TierService(server, pool, [MemoryTier(), MemoryTier(remote=True)])
@@ -700,7 +700,7 @@ def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
             disk = DiskTier(shm / "disk", 64 << 20)
             stack.callback(disk.close)
             tiers = [disk]
-        if kind == "slow":  # the first tier takes nothing
+        if kind == "slow":  # the first tier saves nothing
             first = MemoryTier("first")
             first.full = True
             tiers = [first, MemoryTier("second")]
@@ -710,7 +710,7 @@ def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
             keys = served.cache.keys([NAMES[i] for i in some])
             assert eventually(lambda: bool(tiers[-1].contains(keys).all()))
             assert names_in(served.pool) == expected
-        (shm / "pool").unlink()  # another pool over the same tiers
+        (shm / "pool").unlink()  # another pool above the same tiers
         with serving(shm, tiers) as served:
             assert names_in(served.pool) == []
             target = np.zeros((count, LENGTH), np.uint8)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Makes a machine that seems to have a DSA, for tests of the choice of engines."""
+"""Simulates a machine with a DSA, for tests of the choice of engines."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def working(pool: Pool) -> DsaEngine:
 
 
 def refusing(pool: Pool) -> DsaEngine:
-    """Open a queue that takes no descriptor."""
+    """Open a queue that accepts no descriptor."""
     reading, writing = os.pipe()
     os.close(reading)
     return _written_to(pool, writing)
 
 
 def silent(pool: Pool) -> DsaEngine:
-    """Open a queue that takes some descriptors and never completes them."""
+    """Open a queue that accepts some descriptors and never completes them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine = _written_to(pool, os.dup(ours.fileno()))
     ours.close()
@@ -50,7 +50,7 @@ def _written_to(pool: Pool, file: int) -> DsaEngine:
 
 
 def install(patch: pytest.MonkeyPatch, opened: Callable[[Pool], DsaEngine] = working) -> None:
-    """Let this machine have that queue from now on."""
+    """Make the queue available on this machine from now on."""
     entry = dataclasses.replace(
         ENGINES["dsa"], why_none=lambda: None, open=lambda pool, threads: opened(pool)
     )

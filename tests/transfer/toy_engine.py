@@ -10,7 +10,9 @@ from beluga.transfer import CpuEngine, EngineEntry, Plan, Transfer
 
 
 class ToyEngine:
-    """Copies with the CPU, and counts: what is under test is how it is found, not how it copies."""
+    """Copies with the CPU, and counts its calls: the tests check how it is found, not how it
+    copies.
+    """
 
     name = "toy"
 

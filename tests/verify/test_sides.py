@@ -31,7 +31,7 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 class FakeSides:
-    """The C core, except that the test controls a side: ``runs`` by role, else it ends well at
+    """The C core, except that the test controls a side: ``runs`` by role; otherwise it succeeds at
     once.
     """
 
@@ -52,7 +52,7 @@ class FakeSides:
         return self.created or int(lib.bl_acceptance_create(pool, config, out))
 
     def bl_acceptance_run(self, side: Any) -> int:
-        assert threading.current_thread().daemon  # whatever becomes of it, the process may end
+        assert threading.current_thread().daemon  # it must not keep the process from ending
         role = self.log.count("run")
         self.log.append("run")
         code = self.runs[role]() if role in self.runs else 0
@@ -100,7 +100,7 @@ def test_two_callers_are_one_side_each(pool: Pool) -> None:
     thread.join()
     assert (leader.role, reports[0].role) == ("a", "b")
     assert leader.findings == reports[0].findings
-    assert leader.seconds >= 0.3  # its word counts, not the other's 3 s
+    assert leader.seconds >= 0.3  # its timeout applies, not the other one's 3 s
 
 
 def test_timeouts_of_sides_are_in_nanoseconds(pool: Pool, sides: FakeSides) -> None:
@@ -158,7 +158,7 @@ def test_a_side_that_fails_stops_the_other_and_is_reported(
 def test_sides_that_end_well_do_not_stop_each_other(pool: Pool, sides: FakeSides) -> None:
     verify_pool(pool)
     assert sides.log[-4:] == ["stop", "stop", "destroy", "destroy"]
-    assert sides.log.count("stop") == 2  # once each, when both have ended
+    assert sides.log.count("stop") == 2  # one report of each, when both have ended
 
 
 def test_no_side_runs_if_not_all_could_be_started(
@@ -186,11 +186,11 @@ def test_no_side_runs_if_not_all_could_be_started(
 def test_an_interrupt_stops_the_sides_and_frees_them_when_they_have_ended(
     pool: Pool, sides: FakeSides, role: str | None
 ) -> None:
-    """A real one: CPython up to 3.12 takes a thread whose join it interrupts for ended."""
+    """A real one: CPython up to 3.12 marks a thread as ended if its join is interrupted."""
 
     def run() -> int:
         assert sides.stopped.wait(30)
-        time.sleep(0.2)  # it polls now and then
+        time.sleep(0.2)  # it polls at intervals
         return -errno.ECANCELED
 
     def interrupted() -> int:

@@ -41,9 +41,7 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 
 PREFIX = "beluga."  # prefix of our settings in LMCache's extra_config
-HINT = (
-    f"lmcache.{NAME}"  # of a request's kv_transfer_params LMCache passes on what it calls its own
-)
+HINT = f"lmcache.{NAME}"  # LMCache passes on only the fields of kv_transfer_params with this prefix
 
 
 class BelugaBackend(StoragePluginInterface):

@@ -31,7 +31,7 @@ from beluga.transfer import TransferClass, TransferStats
 
 logger = logging.getLogger(__name__)
 
-# SGLang's settings, not ours
+# settings of SGLang
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 
 # SGLang's hit policies of pools whose last pages are enough, and of those that no hit needs
@@ -218,7 +218,7 @@ class BelugaHiCache(HiCacheStorage):
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Return how many leading pages the pool has now. Pages without bytes, which stand for
-        those of other pools, are there if the other pools are.
+        those of other pools, are hits if those of the other pools are.
         """
         if self._logical:
             return len(keys) if self._side else 0

@@ -164,7 +164,7 @@ def refuse_wrong(host_pool: Any, host_indices: Any, count: int) -> None:
 class Pages:
     """Pages in the pool. Every failure is a miss. Several threads may use it.
 
-    Writing has its own session, so that no read waits behind it. Reads have the class "prefetch":
+    Writing has its own session, so that no read waits for it. Reads have the class "prefetch":
     SGLang fetches pages to its host memory while their request waits in its queue. ``version``
     returns the current version of SGLang's weights, or None if it is unknown; then every page is a
     miss.
@@ -214,8 +214,8 @@ class Pages:
         self._era = Era(namespace)  # last: without an era there are no lookups
 
     def add(self, form: str, fields: Fields) -> None:
-        """Add a form of pages of another pool. ``fields`` determine their bytes, beside what the
-        namespace of the KV has.
+        """Add a form of pages of another pool. ``fields`` determine their bytes, in addition to the
+        namespace of the KV.
         """
         self._others[form] = fields
 

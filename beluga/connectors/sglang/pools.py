@@ -32,8 +32,8 @@ _ERRORS = (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionEr
 
 
 class SidePool:
-    """One of SGLang's host pools, registered as ``name``. Its pages are moved in place if SGLang
-    returns where they lie, and else by SGLang's own copies. Raises ConnectorError for a pool
+    """One of SGLang's host pools, registered as ``name``. Its pages are copied in place if SGLang
+    returns their addresses, and otherwise by SGLang's own copies. Raises ConnectorError for a pool
     without pages in CPU memory.
     """
 
@@ -58,7 +58,7 @@ class SidePool:
             )
 
     def fields(self, config: Any) -> Fields:
-        """Return what determines a page's bytes, beside the model."""
+        """Return the fields that determine a page's bytes, in addition to the model."""
         found: Fields = {
             "pool_name": self.name,
             "pool": type(self._pool).__name__,

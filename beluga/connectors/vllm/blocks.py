@@ -33,7 +33,7 @@ Offer: TypeAlias = "tuple[int, int, int]"
 @dataclasses.dataclass(frozen=True, slots=True)
 class PinnedPrefix:
     """What a lookup pins: digests in order, and how many blocks of the prefix they serve. With
-    ``whole`` they serve all of these or none. ``otherwise`` is the next best if they serve none.
+    ``whole`` they serve all of these or none. ``otherwise`` is the fallback if they serve none.
     """
 
     digests: list[bytes]

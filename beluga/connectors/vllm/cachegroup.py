@@ -56,7 +56,7 @@ class LayerGroup:
                 )
 
     def layout(self, tensors: Mapping[str, Any]) -> GroupLayout:
-        """Return where blocks lie in the tensors that the engine registers."""
+        """Return the layout of blocks in the tensors that the engine registers."""
         made = GroupLayout(
             tensors,
             block_count=self._kv_cache.num_blocks,
@@ -103,8 +103,8 @@ class LayerGroup:
 
 
 class CacheGroup(LayerGroup):
-    """The one group of a model whose layers are alike and attend to the whole prefix, checked at
-    the start. Raises :class:`~beluga.errors.ConnectorError`.
+    """The only group of a model whose layers have the same shape and attend to the whole prefix,
+    checked at the start. Raises :class:`~beluga.errors.ConnectorError`.
     """
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
@@ -150,7 +150,7 @@ class CacheGroups:
         _check_hybrid(vllm_config, self.groups)
 
     def layouts(self, tensors: Mapping[str, Any]) -> list[GroupLayout]:
-        """Return where each group's blocks lie in the tensors that the engine registers."""
+        """Return the layout of each group's blocks in the tensors that the engine registers."""
         if not self.hybrid:
             return [self.groups[0].layout(tensors)]
         return [

@@ -78,7 +78,7 @@ class ConnectorCounters:
                 _process[name] += amount
 
     def take(self) -> dict[str, float]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         with _lock:
             taken, self._since = self._since, defaultdict(float)
         return dict(taken)

@@ -72,7 +72,7 @@ class Holding:
 class Groups:
     """Plans with vLLM's rules. ``table_of(request id)`` returns a request's blocks in each of the
     engine's groups; ``pool()`` is vLLM's pool of blocks. ``extra_keys_of(request, first, last,
-    size)`` returns what the hashes of blocks of so many tokens cover beside tokens.
+    size)`` returns what the hashes of blocks of so many tokens cover in addition to tokens.
     """
 
     whole = True
@@ -208,7 +208,7 @@ class Groups:
         return ranges
 
     def drop(self, request: Any) -> None:
-        """Free what is kept and not ordered to be saved."""
+        """Free the kept blocks that are not scheduled to be saved."""
         holding = self._holdings.pop(request.request_id, None)
         if holding is not None:
             self._free([held.block for many in holding.blocks.values() for held in many])
@@ -260,8 +260,8 @@ class Groups:
         names: list[tuple[int, int]],
         present: NDArray[np.bool_],
     ) -> PinnedPrefix | None:
-        """Return what resumes the longest prefix of which these blocks are present, beside those
-        that the engine has.
+        """Return what resumes the longest prefix of which these blocks are present, in addition to
+        those that the engine has.
         """
         there = [name for name, one in zip(names, present, strict=True) if one]
         for group, size in enumerate(self._sizes):
@@ -275,7 +275,9 @@ class Groups:
         return PinnedPrefix(self.digests(request, local, last), last - local, whole=True)
 
     def _needed(self, request: Any, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield what a request that resumes behind block ``last`` reads of blocks [first, last)."""
+        """Yield the blocks of [first, last) that a request reads if it resumes after block
+        ``last``.
+        """
         tokens = last * self.block_size
         masks = self._rules.load_mask(request.block_hashes, tokens)
         for group, mask in enumerate(masks):

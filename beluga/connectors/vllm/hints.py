@@ -58,7 +58,7 @@ class Requests:
 
     def own_from(self, request: Any, found: int) -> int:
         """Return the first block that is a request's own, or its session's, if ``found`` leading
-        blocks were there when it began.
+        blocks were hits when it started.
         """
         session, hashes = _session(request), request.block_hashes
         if not session:

@@ -78,7 +78,7 @@ def namespace(  # noqa: PLR0913  keyword-only
     declared: str = "",
 ) -> Namespace:
     """Return the namespace of a rank, without the weights. ``config`` is a ``VllmConfig``;
-    ``version`` is vLLM's; ``identity`` is the operator's word for what has no stable form.
+    ``version`` is vLLM's; ``identity`` is the operator's text for fields without a stable form.
 
     ``layers`` gives the kind of cache of every layer in the cache groups; ``packing`` describes
     what the attention backends do inside a page; ``part`` names the rank's part of a block

@@ -143,7 +143,7 @@ class _Page:
             if index != axis
         ]
         self.shape = [size for size, _ in rest]
-        # The page's axes from the slowest to the fastest in memory, which a shape does not tell.
+        # The page's axes from the slowest to the fastest in memory, which a shape does not show.
         self.order = sorted(range(len(rest)), key=lambda index: -rest[index][1])
         run, outer = item, list[tuple[int, int]]()
         for size, stride in sorted(rest, key=lambda axis: axis[1]):

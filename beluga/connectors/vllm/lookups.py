@@ -198,7 +198,7 @@ class Lookups:
         """
         adapter = self._using.get(request.request_id, NONE)
         key, private = adapter.key, private_from(request, size)
-        if request.lora_request is not None and not key:  # not begun: its bytes are unknown
+        if request.lora_request is not None and not key:  # not started: its bytes are unknown
             private = 0
         shared = len(hashes) if private is None else bisect.bisect_left(numbers, private)
         return [
@@ -222,7 +222,7 @@ class Lookups:
             parts.append(group.to_bytes(32, "big"))
         if not any(parts):
             return list(hashes)
-        # each part is empty or has 32 bytes, so the marks tell which are there
+        # each part is empty or has 32 bytes, so the marks show which are present
         marks = bytes(bool(part) for part in parts)
         key = hashlib.blake2b(marks + b"".join(parts), digest_size=32).digest()
         return [hashlib.blake2b(one, key=key, digest_size=32).digest() for one in hashes]
@@ -330,7 +330,7 @@ class Lookups:
         self._connection.attempt("counting", note)
 
     def locate(self, ranges: Sequence[BlockRange], pins: Pins | None, parts: int = 0) -> None:
-        """Note where the blocks lie that are loaded, so that no rank looks them up again. They are
+        """Record the places of the blocks to load, so that no rank looks them up again. They are
         the leading ones of the pins, with so many parts each, or those of this engine.
         """
         if pins is None:

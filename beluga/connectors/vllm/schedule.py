@@ -62,7 +62,7 @@ class Tracked:
     beside: bool = False  # they load concurrently with forwards
     onboarding: LookupWait | None = None  # while blocks may arrive from lower tiers
     failed: bool = False  # a load from the pool failed
-    starting: bool = False  # it was asked for, and gets blocks next
+    starting: bool = False  # it was looked up, and gets blocks next
     held: bool = False  # it has blocks, and no step has computed with them
     cached: int = 0  # leading blocks that the engine's own cache had at the start
     scheduled: int = 0  # tokens (not blocks) of the steps since the start
@@ -104,10 +104,10 @@ class Schedule:
     """Tracks the engine's requests. Only the scheduler's thread calls it.
 
     ``block_ids_of(request id)`` returns the blocks that a request has, of the engine's
-    ``block_count``. ``announcements`` is told
-    of blocks that will be saved; ``names`` says what the engine calls them, with their extra keys.
-    ``blocks`` serves a hybrid model, whose blocks of ``block_size`` tokens have parts in several
-    groups of layers. ``hints`` reads the hints of requests.
+    ``block_count``. ``announcements`` receives the blocks that will be saved; ``names`` returns the
+    engine's names for them, with their extra keys. ``blocks`` serves a hybrid model, whose blocks
+    of ``block_size`` tokens have parts in several groups of layers. ``hints`` reads the hints of
+    requests.
     """
 
     def __init__(  # noqa: PLR0913  keyword-only but the first three
@@ -159,8 +159,8 @@ class Schedule:
         return self._blocks.saving
 
     def queued(self, request: Any) -> None:
-        """Fetch what lower tiers have of a request that may wait for its turn, if it asks for that
-        or continues a session.
+        """Prefetch a waiting request's blocks from lower tiers, if its hints request that or it
+        continues a session.
         """
         hint = self._track(request).hint
         if not (self._loads_at_all and self._onboard_s > 0):
@@ -172,13 +172,13 @@ class Schedule:
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load beside the
-        forwards. None means that more are on their way to the pool: the engine asks again.
+        forwards. None means that more are on their way to the pool: the engine calls again.
         """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
         if tracked.held:
             # vLLM takes unused blocks back only after a load that failed, ours or another
-            # connector's. It then reserves the request's blocks, and would wait for ever for a
+            # connector's. It then reserves the request's blocks, and would wait forever for a
             # second load beside the forwards if it has not twice as many.
             tracked.failed, tracked.held = True, False
         tracked.starting, tracked.cached = True, local
@@ -219,7 +219,7 @@ class Schedule:
         tracked.local, tracked.hits = -1, 0
 
     def _hint_found(self, hints: Requests, tracked: Tracked, found: int) -> None:
-        """Hint the leading blocks that were there when a request began."""
+        """Hint the leading blocks that were hits when a request started."""
         request, hint = tracked.request, tracked.hint
         tracked.hinted = True
         own = hints.own_from(request, found)
@@ -293,7 +293,7 @@ class Schedule:
 
     def _loaded_whole(self, tracked: Tracked | None, loaded: Loaded) -> int:
         """Return how many blocks a request got, which are all or none. With none it computes them,
-        and is asked for no more hits.
+        and is not looked up again.
         """
         if tracked is None:
             return 0
@@ -304,7 +304,7 @@ class Schedule:
         return 0
 
     def offered(self, request: Any, offers: Sequence[Offer]) -> None:
-        """Note states that a request which ends now leaves behind."""
+        """Record the states of a request that ends now."""
         tracked = self._requests.get(request.request_id)
         if self._saves_at_all and tracked is not None:
             self._hold(tracked, 0, offers)
@@ -458,7 +458,7 @@ class Schedule:
         if tracked.sound is None:
             return
         if tracked.request.num_computed_tokens <= tracked.sound * self._block_size:
-            tracked.sound = None  # vLLM has gone back to valid blocks: the rest is computed again
+            tracked.sound = None  # vLLM has returned to valid blocks: the rest is computed again
         else:
             self._doubts.mark(self._blocks.ids(ids, tracked.sound, None))
 

@@ -31,7 +31,7 @@ class VllmSettings(PoolSettings):
     load: str = "auto"
     save: bool = True
     save_queue: int = 4096
-    kv_role: str = "kv_both"  # vLLM's own setting beside these, which the connector fills in
+    kv_role: str = "kv_both"  # vLLM's own setting, which the connector fills in
     prefill_b_ms: float = 0.0
     prefill_c_ms: float = 0.0
 

@@ -55,8 +55,8 @@ class BelugaStats(KVConnectorStats):
 
 
 class BelugaMetrics(KVConnectorPromMetrics):
-    """A Prometheus counter for each name and engine. ``beluga_vllm_space_info`` tells routers by
-    which space the pool's events call the engine's blocks.
+    """A Prometheus counter for each name and engine. ``beluga_vllm_space_info`` gives routers the
+    space of the engine's blocks in the pool's events.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class BlockRange:
     group: int = 0  # whose layout the blocks have
     ticket: int = 0  # of a save whose blocks the scheduler's side has pinned, or 0
     beside: bool = False  # of a load: no forward waits for it
-    records: bytes = b""  # of a load: where the blocks lie, all parts of each; or nothing
+    records: bytes = b""  # of a load: the places of all parts of the blocks; or nothing
     split: int = 0  # of a load: the heads of each part, if other ranks than these stored them
     hint: RequestHint | None = None  # of a save: for the blocks that it stores
 
@@ -48,7 +48,7 @@ class BlockRange:
         )
 
     def located(self, part: int) -> NDArray[np.void] | None:
-        """Return where one part of each block lies, if that is known."""
+        """Return the place of one part of each block, if it is known."""
         if not self.records:
             return None
         rows: NDArray[np.void] = np.frombuffer(self.records, dtype=BLOCK_RECORD)

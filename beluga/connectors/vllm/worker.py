@@ -114,8 +114,8 @@ class RankWorker:
         self.saves.order(orders.saves)
 
     def identify(self, weights: str) -> None:
-        """Keep blocks under the identity of the weights. No order has blocks before the scheduler's
-        side knows it.
+        """Keep blocks under the identity of the weights. No step has blocks before the scheduler's
+        side has this identity.
         """
         if weights and weights != self._weights:
             self._weights = weights

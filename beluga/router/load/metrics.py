@@ -72,7 +72,8 @@ _ENGINES = (
         "vLLM",
         running="vllm:num_requests_running",
         waiting="vllm:num_requests_waiting",
-        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the second name is V0's
+        # the second name is that of V0
+        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         blocks=("vllm:cache_config_info{num_gpu_blocks}",),
         block_size=("vllm:cache_config_info{block_size}",),
         looked_up="vllm:prefix_cache_queries_total",

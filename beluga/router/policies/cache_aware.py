@@ -3,8 +3,8 @@
 """SGLang's cache_aware policy: the longest match while loads are balanced, otherwise the least
 load.
 
-``cache-aware`` uses an index of KV events. ``cache-aware-tree`` needs no index: it remembers what
-it sent to which worker, so its matches are estimates.
+``cache-aware`` uses an index of KV events. ``cache-aware-tree`` needs no index: it records which
+blocks it sent to which worker, so its matches are estimates.
 """
 
 from __future__ import annotations

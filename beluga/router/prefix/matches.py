@@ -26,7 +26,7 @@ class Overlaps(Protocol):
 @dataclasses.dataclass(slots=True)
 class Matches:
     """Leading blocks that workers hold, and those in the pool, which all workers can use. An index
-    that knows how far the pool continues after a worker's own blocks stores that in ``held``.
+    with the number of the pool's blocks that continue a worker's own ones stores it in ``held``.
     """
 
     held: Mapping[Worker, Overlap] = dataclasses.field(default_factory=dict)

@@ -55,7 +55,7 @@ class ObstoreStore:
         )
         if url.scheme in _HERE:
             # Errors of a local store do not come from a network: a retry does not help, and a full
-            # folder still has what was saved before.
+            # folder still has its objects.
             self._refusals = (Exception,)
         try:
             self._store = _open(url, settings)

@@ -130,8 +130,8 @@ class IoHandle:
             shared.close()
 
     def _after_fork(self) -> None:
-        """Drop the members in a forked child: they are the parent's, and so is the thread that
-        holds the lock.
+        """Drop the members in a forked child: they belong to the parent, and so does the thread
+        that holds the lock.
         """
         self._lock = threading.RLock()
         if self._state == _TAKEN:

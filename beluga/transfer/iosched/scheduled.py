@@ -82,7 +82,7 @@ class ScheduledEngine:
         when_forked(self)
 
     def _after_fork(self) -> None:
-        """Drop the transfers in a forked child: they are the parent's."""
+        """Drop the transfers in a forked child: they belong to the parent."""
         for transfer in self._open:
             transfer.abandon()
         self._open = deque()
@@ -233,7 +233,7 @@ class ScheduledTransfer:
         self._fail(TransferError("the engine was closed before the transfer had ended"))
 
     def abandon(self) -> None:
-        """Drop the pieces in a forked child: they are the parent's."""
+        """Drop the pieces in a forked child: they belong to the parent."""
         if not self.ended:
             self._error = TransferError(
                 "the transfer belongs to the parent process; start another one"

@@ -216,7 +216,7 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     per_block = -(-length // chunk)
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     offsets = np.ascontiguousarray(offsets)
-    stripes = (length - 1) // STRIPE_SIZE + 2  # the most in which a block can lie
+    stripes = (length - 1) // STRIPE_SIZE + 2  # the largest number of stripes of a block
     pieces = np.empty(blocks * (fragments + per_block + stripes), PIECE)
     chunks = np.empty(blocks * per_block, CHUNK)
     count = lib.bl_plan_blocks(

@@ -35,7 +35,7 @@ class LMCache:
     arm: Arm
 
     def forget(self) -> None:
-        """Drop all that the server has in memory. What its lower tiers have stays."""
+        """Drop all data in the server's memory. The data of its lower tiers stays."""
         request = urllib.request.Request(
             f"http://{HOST}:{self.http_port}/cache/clear",
             data=json.dumps({"tier": "l1"}).encode(),

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Mooncake Store over TCP, with vLLM's in-tree connector.
 
-Its processes listen on every address of the machine, whatever their options say. So all of them,
+Its processes listen on every address of the machine, whatever their options are. So all of them,
 with the engines, run in a network namespace that has only its own loopback interface.
 """
 

@@ -286,9 +286,9 @@ static uint32_t bl_below_at(const bl_below_service *service, uint8_t bits)
     return tier;
 }
 
-static int bl_below_tell(const bl_below_service *service, bl_lower_note note)
+static int bl_below_report(const bl_below_service *service, bl_lower_note note)
 {
-    int64_t told = bl_lower_tell(service->client.session, service->token, &note, 1,
+    int64_t told = bl_lower_report(service->client.session, service->token, &note, 1,
                                  BL_PATH_TIMEOUT_NS);
     return told < 0 ? (int)told : 0;
 }
@@ -311,7 +311,7 @@ static int bl_below_begin(bl_below_service *service, bl_pool *pool)
         bl_lower_note note = bl_below_note(key);
         note.stored = (uint8_t)(1u << service->number[BL_BELOW_DISK]);
         if (service->number[BL_BELOW_DISK] != 0 && tiers->there[BL_BELOW_DISK][key] != 0)
-            status = bl_below_tell(service, note);
+            status = bl_below_report(service, note);
     }
     if (status == 0 && service->token == tiers->token)
         bl_lower_reported(meta);
@@ -338,13 +338,13 @@ static int bl_below_save(bl_below_service *service, const bl_lower_record *recor
     uint8_t replaced = note.stored & record->stale;
     note.generation = record->generation;
     note.block = record->block;
-    int status = bl_below_tell(service, note);
+    int status = bl_below_report(service, note);
     if (status < 0 || replaced == 0)
         return status;
     note.block = BL_LOWER_NO_BLOCK;
     note.stored = replaced;
     note.removal = BL_REMOVAL_REPLACED;
-    status = bl_below_tell(service, note);
+    status = bl_below_report(service, note);
     const uint64_t keys[2] = {key, key};
     uint8_t left = 0;
     if (status == 0)
@@ -392,7 +392,7 @@ static int bl_below_bring(bl_below_service *service, const bl_lower_record *reco
         if (status < 0 && status != -BL_ERROR_NO_GRANT)
             return status;
     }
-    return bl_below_tell(service, note);
+    return bl_below_report(service, note);
 }
 
 /* Do one piece of the taken work. */
@@ -407,7 +407,7 @@ static int bl_below_do(bl_below_service *service)
     if (work.kind == BL_LOWER_REMOVE || work.kind == BL_LOWER_RETRY)
         return bl_below_execute(service, &work.record);
     if (work.kind == BL_BELOW_REPORT)
-        return bl_below_tell(service, work.note);
+        return bl_below_report(service, work.note);
     return bl_below_bring(service, &work.record);
 }
 

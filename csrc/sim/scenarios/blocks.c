@@ -24,7 +24,7 @@ uint32_t bl_blocks_length(uint64_t key)
     return (1 + key % BL_BLOCKS_LINES_MAX) * BL_LINE_SIZE;
 }
 
-/* Return the size to reserve: a wide block has unused space behind its payload. */
+/* Return the size to reserve: a wide block has unused space after its payload. */
 static uint32_t bl_blocks_room(const bl_blocks *blocks, uint64_t key)
 {
     return blocks->wide ? (1 + key % 2) * BL_STRIPE_SIZE : bl_blocks_length(key);

@@ -25,8 +25,8 @@ enum {
 
 typedef struct bl_engine {
     bl_litmus litmus;
-    uint32_t writes;            /* 1: the writer's payload goes by DMA */
-    uint32_t reads;             /* 1: the readers' payload goes by DMA */
+    uint32_t writes;            /* 1: the writer's payload is copied by DMA */
+    uint32_t reads;             /* 1: the readers' payload is copied by DMA */
     uint32_t dsa;               /* 1: a job's target is drawn once, not for each line */
     uint32_t to_memory;         /* 1: the target is always memory, and nothing is flushed */
     uint32_t hasty;             /* 1: a process that finds the writer dead does not wait for
@@ -163,7 +163,7 @@ int bl_engine_dsa(bl_sim_world *world)
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .dsa = 1});
 }
 
-/* Cache control is off, and the device obeys it. */
+/* Cache control is off, and this device bypasses the cache accordingly. */
 int bl_engine_dsa_memory(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .to_memory = 1});

@@ -175,7 +175,7 @@ static int bl_acts_stop_and_go(bl_pool *pool, void *argument)
     bl_nap(memory, BL_ACTS_NAP_NS);
     int before = bl_acts_heartbeats(memory, acts);
     bl_sim_pause_host(world, 0);
-    bl_nap(memory, BL_ACTS_NAP_NS); /* what it streamed arrives */
+    bl_nap(memory, BL_ACTS_NAP_NS); /* its streamed lines reach memory */
     int paused = bl_acts_heartbeats(memory, acts);
     bl_sim_resume_host(world, 0);
     int after = bl_acts_heartbeats(memory, acts);

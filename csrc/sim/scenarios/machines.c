@@ -312,7 +312,7 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
     if (bl_sim_below(world, 2)) {
         bl_declared_kill(path, pool, path->server_process);
         path->server = NULL;
-        bl_path_start_server(path, 1); /* its successor needs the first server to be gone, too */
+        bl_path_start_server(path, 1); /* its successor also requires the end of the first server */
     }
     while (!path->server)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);

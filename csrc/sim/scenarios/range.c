@@ -92,7 +92,7 @@ static int bl_range_read(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Check that the bytes between the range and the flag, and behind the flag, are unchanged. */
+/* Check that the bytes between the range and the flag, and after the flag, are unchanged. */
 static int bl_range_clean(const bl_sim_world *world)
 {
     uint64_t start = world->pool.geometry.data_offset, flag = bl_range_flag_offset(&world->pool);

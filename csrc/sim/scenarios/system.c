@@ -35,7 +35,7 @@ enum {
 #define BL_SYSTEM_JUMP_NS 8000000000ull
 
 typedef struct bl_system {
-    bl_blocks blocks;           /* its path is the system's */
+    bl_blocks blocks;           /* its path is that of the system */
     bl_kv kv;
     bl_server *server[BL_SYSTEM_SERVER_COUNT];
     uint32_t process[BL_SYSTEM_SERVER_COUNT];

@@ -45,7 +45,7 @@ enum {
 
 typedef struct bl_election {
     bl_sim_world *world;
-    uint64_t owner[BL_ELECTION_COUNT + 1]; /* the owner that candidates learned, or 0 */
+    uint64_t owner[BL_ELECTION_COUNT + 1]; /* the owner that candidates have read, or 0 */
 } bl_election;
 
 static int bl_candidate_ask(bl_election *election, bl_server *server, uint64_t epoch)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pytest plugin for vLLM's own tests: our connector follows every call of their mock connector.
+"""A pytest plugin for vLLM's own tests: our connector gets every call of their mock connector.
 
 Those tests run vLLM's real scheduler with a mock that reports loads and their failures. With this
 plugin, ours gets the same calls, as the second one in ``MultiConnector`` would, and may not save
@@ -25,7 +25,7 @@ plugin.register()
 
 _made: list[BelugaConnector] = []
 _tables: dict[str, list[int]] = {}  # of requests whose output is still to come
-_wrong: set[int] = set()  # blocks that rest on a reported one, and were not computed since
+_wrong: set[int] = set()  # blocks that depend on a reported one and were not recomputed since
 _saved: list[int] = []
 
 
@@ -92,7 +92,7 @@ def create_mock_connector() -> Mock:
 
 
 def create_vllm_config(**given: Any) -> Any:
-    """Make a configuration of a model that is here, with our connector."""
+    """Make a configuration of a local model, with our connector."""
     return _config(
         **{
             "model": os.environ["BELUGA_TEST_MODEL"],
@@ -133,7 +133,7 @@ def _next_step_saves_nothing_wrong() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what ours has done, and end it."""
+    """Print the counters of our connector, and close it."""
     terminalreporter.write_line(f"beside: {len(_made)} schedulers, {len(_saved)} blocks saved")
     for connector in _made:
         connector.shutdown()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pytest plugin for vLLM's own tests of its scheduler: our connector follows every call of the
-connector that those tests register, over preemptions and failed allocations.
-
-What ours orders to be saved in a step must have been computed or loaded by the steps before it: a
-block of a preempted request is another's in the same step.
+"""A pytest plugin for vLLM's own tests of its scheduler: our connector gets every call of the
+connector that those tests register, with preemptions and failed allocations. Blocks that it saves
+in a step must have been computed or loaded by earlier steps: a block of a preempted request may
+belong to another request in the same step.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Beside(utils.MockKVConnector):  # type: ignore[misc]
         return super().build_connector_meta(output)
 
     def _compute(self, name: str, count: int) -> None:
-        """Note what the blocks of a request have after its step."""
+        """Record the content of a request's blocks after its step."""
         request = self.ours._schedule._requests[name].request
         size, start = self.ours._block_size, request.num_computed_tokens
         table = self.ours._block_ids_of(name)
@@ -92,7 +91,7 @@ _scheduler = core.create_scheduler
 
 
 def create_scheduler(*given: Any, **named: Any) -> Any:
-    """Make a scheduler of a model that is here."""
+    """Make a scheduler of a local model."""
     return _scheduler(
         *given, **({} if given else {"model": os.environ["BELUGA_TEST_MODEL"]}) | named
     )
@@ -103,7 +102,7 @@ utils.KVConnectorFactory._registry["MockKVConnector"] = lambda: Beside
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what ours has done, and end it."""
+    """Print the counters of our connector, and close it."""
     counts = len(_made), len(_preempted), len(_saved)
     terminalreporter.write_line(
         "beside: {} schedulers, {} preemptions, {} blocks saved".format(*counts)

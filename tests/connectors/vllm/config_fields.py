@@ -3,8 +3,8 @@
 """Walks the real configuration of vLLM and compares it with the table of fields that do not count.
 
 Run it in .venv-vllm: config_fields.py MODEL. It prints the results as one line of JSON: table
-entries that do not exist, the fields whose change the identity does not see although they count, or
-sees although they do not, and the parts in which two engines that are alike differ.
+entries that do not exist, relevant fields that the identity ignores, ignored fields that it
+includes, and the parts in which two equivalent engines differ.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def parts(config: Any) -> Iterator[Any]:
 
 
 def mutated(config: Any) -> tuple[list[str], list[str]]:
-    """Change every field of every object, one at a time. Returns which changes are not seen, and
-    which are seen although the table has the field.
+    """Change every field of every object, one at a time. Returns the changes that the identity
+    misses, and those that it includes although the table has the field.
     """
     usual = config_fields(config, LEFT_OUT)
     missed, seen = [], []

@@ -58,7 +58,7 @@ class Site:
         self._count = 0
 
     def serve(self, *options: str) -> None:
-        """Start the server with these options, and wait until it answers."""
+        """Start the server with these options, and wait until it responds."""
         code = "from beluga.cli.main import main; main()"
         self._server = Child(
             [sys.executable, "-c", code, "serve", *self.pool_options(), *options],

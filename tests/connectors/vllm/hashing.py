@@ -2,9 +2,8 @@
 # Copyright The Beluga Authors
 """The connector in an engine under test, with a log of the hash of every block that it moves.
 
-Lines of BELUGA_TEST_HASHES are ``save DIGEST HASH`` for what the pool took, and ``load DIGEST
-HASH`` for what is in the engine's memory after a load. The hashes are computed from the engine's
-own tensors.
+Lines of BELUGA_TEST_HASHES are ``save DIGEST HASH`` for saved blocks, and ``load DIGEST HASH`` for
+the engine's memory after a load. The hashes are computed from the engine's own tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Makes models with random weights, hybrids of each mixture of groups and others: no download.
+"""Makes models with random weights, without downloads: hybrids of each combination of groups, and
+others.
 
 Run it in .venv-vllm: hybrid_models.py FOLDER NAME...
 """
@@ -98,7 +99,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
     },
-    # no hybrid: latent attention, which is the same on all ranks
+    # not a hybrid: latent attention, which is the same on all ranks
     "deepseek_v2": {
         "model_type": "deepseek_v2",
         "architectures": ["DeepseekV2ForCausalLM"],
@@ -137,7 +138,7 @@ def make(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     model.to(torch.bfloat16).save_pretrained(folder)
-    saved = json.loads(file.read_text())  # transformers leaves out what vLLM searches for
+    saved = json.loads(file.read_text())  # transformers omits a field that vLLM requires
     file.write_text(json.dumps(saved | {"architectures": fields["architectures"]}))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """A connector that keeps a hybrid model's blocks in a dict, for engines under test: one before ours
-and one behind it, under vLLM's MultiConnector.
+and one after it, in vLLM's MultiConnector.
 
 ``BELUGA_TEST_SIBLINGS`` is a file with a word for each of the two, as JSON, which may change while
 the engine runs: "off" finds nothing, "sync" and "async" load, and "fail" loads garbage and reports

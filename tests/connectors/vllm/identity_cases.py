@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines that differ in one thing, and the part of the identity that has this thing.
+"""Engines that differ in one property, and the part of the identity that contains it.
 
 ``identity_role.py`` starts them in a real vLLM. All use one tiny model, changed by each case.
 """

@@ -73,7 +73,7 @@ def _change(folder: Path, change: str) -> None:
         file.write_text(json.dumps(config))
     elif change in ("middle", "moved"):
         file = folder / "model.safetensors"
-        # a part of the last layer's keys: from the middle of the file on
+        # a part of the last layer's keys, starting in the middle of the file
         header = int.from_bytes(file.read_bytes()[:8], "little")
         places = json.loads(file.read_bytes()[8 : 8 + header])
         start, end = places["model.layers.1.self_attn.k_proj.weight"]["data_offsets"]
@@ -119,7 +119,7 @@ def make_adapter(folder: Path, seed: int) -> Path:
 
 
 class Watched:
-    """What the connector of the engine that runs now is given, and the names that it makes."""
+    """The inputs of the running engine's connector, and the names that it makes."""
 
     def __init__(self) -> None:
         self.layout: Any = None
@@ -130,7 +130,9 @@ class Watched:
         self.hashes: list[bytes] = []  # vLLM's
 
     def watch(self) -> None:
-        """Stand between vLLM, the connector and the function that makes its namespace."""
+        """Intercept the calls between vLLM, the connector and the function that makes its
+        namespace.
+        """
         from beluga.connectors.vllm import connector, identity
 
         kind, namespace = connector.BelugaConnector, identity.namespace
@@ -257,7 +259,9 @@ class Engine:
         self._llm.collective_rpc(method, kwargs=arguments)
 
     def identified(self, watched: Watched, adapter: Path | None, salt: str) -> None:
-        """Compute the prompt until the identity of the weights is there, and the adapter's."""
+        """Compute the prompt until the identities of the weights and of the adapter are
+        available.
+        """
         deadline = time.monotonic() + WAIT_S
         while True:
             self.run(adapter, salt=f"{salt} {time.monotonic()}")
@@ -268,7 +272,7 @@ class Engine:
             time.sleep(0.1)
 
     def settle(self) -> None:
-        """Wait until what was computed is saved or was there."""
+        """Wait until all computed blocks are saved or were present."""
         from beluga.connectors.vllm import figures
 
         deadline, before = time.monotonic() + WAIT_S, -1.0
@@ -281,7 +285,7 @@ class Engine:
             time.sleep(0.2)
 
     def forget(self) -> None:
-        """Empty vLLM's own cache, when what was computed is saved."""
+        """Empty vLLM's own cache once all computed blocks are saved."""
         deadline = time.monotonic() + WAIT_S
         while not self._llm.reset_prefix_cache():
             assert time.monotonic() < deadline

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Compares our overrides with the vLLM that this Python imports, and prints what does not fit.
+"""Compares our overrides with the installed vLLM, and prints incompatibilities.
 
 For each public method that our connector overrides, our signature must allow every call that the
 base's signature allows. Abstract methods must all exist.

@@ -5,7 +5,7 @@
 ``python recording.py KIND OPTIONS FILE`` runs the scenarios of an engine of that kind. FILE gets
 one JSON value per line. The first names the version of vLLM. Each further one is a call: its hook,
 its arguments, what it returned, and the state of the requests as far as it changed since the last
-line. What is empty is left out, and a call that has nothing else is its hook's name alone.
+line. Empty values are omitted, and a call that has nothing else is its hook's name alone.
 ``replaying.py`` calls the connector in the same order again.
 """
 
@@ -193,7 +193,7 @@ class RecordedFaults(FaultyConnector):
     """Another connector, with a record of what it writes into which blocks."""
 
     def _loaded(self, load: Any) -> set[int]:
-        """Move nothing: the engine's memory is another one when this is replayed."""
+        """Copy nothing: a replay uses another memory."""
         _, fault, blocks, names = load
         parts = [
             [block, name[:16], place not in fault.bad]
@@ -246,7 +246,7 @@ class Scenarios:
                 self._engine.step()
 
     def settle(self) -> None:
-        """Run steps until nothing is left to compute or to save."""
+        """Run steps until everything is computed and saved."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         while scheduler.has_requests():
             self.step()
@@ -261,8 +261,8 @@ class Scenarios:
         shared = self.prompt(101)
         self.generate(shared + self.prompt(150), count=12)  # in chunks; answers fill blocks
         self.forget()
-        self.generate(shared + self.prompt(70), count=1)  # a remote prefill behind a partial hit
-        self.generate(shared + self.prompt(33), shared + self.prompt(60))  # behind a local hit
+        self.generate(shared + self.prompt(70), count=1)  # a remote prefill after a partial hit
+        self.generate(shared + self.prompt(33), shared + self.prompt(60))  # after a local hit
         self.forget()
         for _ in range(2):  # the second time they are hits
             prompts = [self.prompt(157) for _ in range(4)]
@@ -284,7 +284,7 @@ class Scenarios:
             self._run_faults()
 
     def _run_faults(self) -> None:
-        """Have the other connector fail in every manner."""
+        """Make the other connector fail in every way."""
         ways: list[dict[str, Any]] = [
             {"load": "sync"},
             *({"load": "async", "report": report} for report in ("early", "end", "request")),

@@ -26,7 +26,7 @@ WRONG = 0xBAD
 
 
 def calls(path: Path) -> list[Any]:
-    """Return the lines of a recording. What is left out of one is an empty list."""
+    """Return the lines of a recording. Omitted fields are empty lists."""
     lines = map(json.loads, path.read_text().splitlines())
     return [defaultdict(list, {"hook": one} if isinstance(one, str) else one) for one in lines]
 
@@ -73,7 +73,7 @@ class Replay:
         self.hooks: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Make all calls. Raises AssertionError where the connector answers otherwise."""
+        """Make all calls. Raises AssertionError if the connector returns other values."""
         for line in self._lines:
             for name, changes in dict(line["requests"]).items():
                 self._change(name, changes)
@@ -125,7 +125,7 @@ class Replay:
 
     def _bind(self, line: Any) -> None:
         self.worker.bind_connector_metadata(self._step[0])
-        self._idle()  # what a save reads is what the engine has at this moment
+        self._idle()  # a save reads the engine's present memory
 
     def _load(self, line: Any) -> None:
         self.worker.start_load_kv(None)
@@ -215,7 +215,7 @@ class Replay:
             ]
 
     def _compute(self, request: Any, table: list[int], first: int, last: int) -> None:
-        """Compute tokens [first, last) on what is there of those before."""
+        """Compute tokens [first, last) from the KV of earlier ones."""
         right = all(
             (self._token(table, at) == self._wanted(request, at)).all() for at in range(first)
         )
@@ -248,7 +248,9 @@ class Replay:
         assert eventually(lambda: not sum(saves._waiting.values()), LONG_S)
 
     def _watch(self, lookups: Any) -> dict[bytes, bytes]:
-        """Return the digests that a scheduler makes, with vLLM's hashes, from now on."""
+        """Make a scheduler record its digests with vLLM's hashes from now on, and return the
+        record.
+        """
         named, found = lookups.named, dict[bytes, bytes]()
 
         def watched(hashes: Any, *given: Any, **named_: Any) -> Any:

@@ -3,7 +3,7 @@
 """Calls OpenAI's SDK. Run it in .venv-vllm.
 
 Each line of its input is a JSON list of calls, which run at once. A call is a base URL, a method
-such as ``chat.completions.create``, and its arguments. The answer is a line of JSON: for each call
+such as ``chat.completions.create``, and its arguments. The reply is a line of JSON: for each call
 null, or the text of an error.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests of every kind that clients send with OpenAI's SDK, each with a prompt of its own."""
+"""Requests of every kind that clients send with OpenAI's SDK, each with its own prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = tuple[str, dict[str, Any]]  # a method of the SDK and its arguments
 
 
 def words(seed: int, count: int = 120) -> str:
-    """Return so many random words; another seed gives others from the first on."""
+    """Return so many random words; with another seed all words differ."""
     letters = random.Random(seed)
     return " ".join(
         "".join(letters.choices("etaoinshrdlu", k=letters.randint(2, 9))) for _ in range(count)

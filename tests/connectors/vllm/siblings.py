@@ -29,7 +29,7 @@ from beluga.connectors.vllm.connector import BelugaConnector
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.index import BlockState
 
-GARBAGE = 0x40  # of each byte: as floats about 3
+GARBAGE = 0x40  # value of each byte; as floats about 3
 
 
 @dataclasses.dataclass
@@ -108,7 +108,7 @@ class Metadata(KVConnectorMetadata):
 
 
 class Silent(KVConnectorBase_V1):
-    """A connector that does nothing."""
+    """A connector without effects."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         return 0, False
@@ -136,7 +136,7 @@ class Silent(KVConnectorBase_V1):
 
 
 class RightConnector(Silent):
-    """Keeps what an engine that loads nothing has computed."""
+    """Keeps the blocks that an engine without loads has computed."""
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         size = self._kv_cache_config.hash_block_size

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""LoRA adapters: what the workers have loaded decides, not a name and not what lies there now."""
+"""LoRA adapters: their identity depends on the bytes that workers have loaded, not on names or the
+present files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def used(engine: Adapters, lora: Any) -> Adapter:
 
 
 def loads(engine: Adapters, lora: Any) -> None:
-    """Have the workers load an adapter."""
+    """Make the workers load an adapter."""
     engine.loads(lora)
     engine.loaded(lora)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests whose blocks lie in a tier below the pool: vLLM waits for them, for a while."""
+"""Requests whose blocks are in a tier below the pool: vLLM waits for them for a limited time."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def test_blocks_that_are_computed_sooner_are_not_fetched(shm: Path) -> None:
     costs = {"prefill_b_ms": 1e-6}
     with served(shm / "pool", tier), looking(shm / "pool", **costs) as (settings, lookups):
         asked = schedule(settings, lookups)
-        assert asked_until_answered(asked, made) == 5 * BLOCK_TOKENS  # the first is measured
+        # only the first one is measured
+        assert asked_until_answered(asked, made) == 5 * BLOCK_TOKENS
         worth = Worth(settings, BLOCK_TOKENS)
         assert worth.pays(0, 5)
         worth.took(5, 0.1)

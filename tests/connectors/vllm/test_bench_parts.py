@@ -22,9 +22,7 @@ BLOCK = 128
 
 
 def blocks(prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """Return each whole block of each prompt with all before it, because that identifies a
-    block.
-    """
+    """Return each whole block of each prompt with its prefix, which together identify a block."""
     return [tuple(tokens[:end]) for tokens in prompts for end in range(BLOCK, len(tokens), BLOCK)]
 
 
@@ -78,7 +76,7 @@ def test_arrivals_have_the_rate_and_are_not_even() -> None:
 
 
 class Machine:
-    """An engine that answers the oldest request first, one token per step."""
+    """An engine that serves the oldest request first, one token per step."""
 
     def __init__(self) -> None:
         self.added: list[tuple[str, list[int], list[int]]] = []

@@ -130,7 +130,7 @@ def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(
     counted = [side.counters.take() for side in ranks]
     assert sum(one["save_blocks"] for one in counted) == len(ids)
     assert sum(one["save_bytes"] for one in counted) == len(ids) * ranks[0].layout.block_size
-    assert all(one["save_blocks"] >= len(ids) // 4 for one in counted)  # they share the work
+    assert all(one["save_blocks"] >= len(ids) // 4 for one in counted)  # the ranks divide the work
     assert all(not one.get("save_present_blocks") for one in counted)
     stored = [side.worker.report().stored for side in ranks]
     assert not stored[0].keys() & stored[1].keys()

@@ -82,7 +82,9 @@ class Engine:
         return found
 
     def step(self, made: Any, *, fill: int | None = None, preempted: Any = None) -> None:
-        """Run a forward for all that is left of a request. It writes ``fill`` into the blocks."""
+        """Run a forward pass for all remaining tokens of a request. It writes ``fill`` into the
+        blocks.
+        """
         tokens = made.num_tokens - made.num_computed_tokens
         output = SimpleNamespace(
             num_scheduled_tokens={made.request_id: tokens}, preempted_req_ids=preempted
@@ -255,7 +257,7 @@ def test_the_first_prompt_after_a_start_finds_what_the_pool_has(
 def test_without_a_pool_an_engine_starts_and_computes(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)  # no caller waits for so long
+    monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)  # no caller waits that long
     engine = make(wait=False, timeout_ms=50, retry_s=LONG_S)
     made = request("a", TOKENS)
     assert engine.run(made, 0, fill=1) == 0
@@ -329,7 +331,7 @@ def test_an_engine_maps_the_pool_once(
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
     lines = Path("/proc/self/maps").read_text().splitlines()
-    for device in pool.devices:  # this process has the server, too
+    for device in pool.devices:  # the server runs in this process, too
         assert sum(line.endswith(f" {device.path}") for line in lines) == 1
 
 
@@ -352,7 +354,7 @@ def test_announcements_distinguish_salted_blocks_from_others(
     decoder = WireDecoder(7, block_size=BLOCK_TOKENS, hash_blocks=hash_blocks_by(plain))
     index = Indexer(workers=2, blocks=100)
     events = [{**event, "type": "BlockStored", "medium": "GPU"} for event in told]
-    for event in events:  # in a message each
+    for event in events:  # one message each
         assert index.apply_all(decoder.batch(msgspec.msgpack.encode([1.0, [event]])).events) == 0
     assert index.matches(salted.query(TOKENS)).of(Worker(7)).device == 5
     assert not index.matches(plain.query(TOKENS)).held
@@ -434,7 +436,7 @@ def test_a_scheduler_reports_the_space_of_its_blocks(
     engine = make()
     space = engine.scheduler.get_kv_connector_stats().data["space"]
     assert space == f"{engine.scheduler._lookups.space:016x}"
-    assert engine.scheduler.get_kv_connector_stats() is None  # alone it is logged once
+    assert engine.scheduler.get_kv_connector_stats() is None  # a single one is logged once
     engine.run(request("a", TOKENS), 0, fill=1)
     assert engine.scheduler.get_kv_connector_stats().data["space"] == space
     assert "space" not in engine.worker.get_kv_connector_stats().data

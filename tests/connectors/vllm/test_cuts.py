@@ -98,7 +98,7 @@ class Rank:
         assert all(connection.wait(LONG_S) for connection in self.worker._connections)
 
     def own(self, whole: np.ndarray) -> np.ndarray:
-        """Return this rank's heads of memory that has all."""
+        """Return this rank's heads from memory with all heads."""
         return whole[:, :, self.part.first : self.part.first + self.part.count]
 
 
@@ -201,7 +201,7 @@ def whole() -> np.ndarray:
 
 
 def check(engine: Engine, whole: np.ndarray, count: int) -> None:
-    """Check that each rank has its heads of these blocks, and that nothing else was written."""
+    """Check that each rank has its heads of these blocks, and that no other bytes were written."""
     for rank in engine.ranks:
         assert (rank.memory[:, 8 : 8 + count] == rank.own(whole)[:, :count]).all()
         assert (rank.memory[:, :8] == 9).all()
@@ -233,7 +233,7 @@ def test_a_prompt_may_be_stored_by_two_engines_in_turn(
     before = server.stat().call_count
     assert own.loads() == (5 * BLOCK_TOKENS, set())
     check(own, whole, 5)
-    # two lookups and a question between them, two releases, and nothing by the ranks
+    # two lookups and a tier query between them, two releases, and no calls by the ranks
     assert server.stat().call_count - before == 5
 
 
@@ -258,7 +258,9 @@ def test_stages_of_a_pipeline_find_their_own_blocks_only(
 def test_a_part_that_left_is_a_miss_for_all_ranks(
     make: Callable[..., Engine], whole: np.ndarray, load: str
 ) -> None:
-    """The rank whose heads are there fails no block; the engine computes what the other lacks."""
+    """The rank whose heads are stored fails no block; the engine computes those that the other one
+    lacks.
+    """
     other, own = make(4), make(2, load=load)
     other.saves(whole)
     cache = other.ranks[3].worker.load_connection._attachment.cache(  # type: ignore[union-attr]
@@ -322,7 +324,7 @@ def test_a_private_part_is_not_cut() -> None:
 
 
 def test_blocks_of_a_kernel_are_cut_as_one_block() -> None:
-    """Each block has two of the kernel's, with half of its tokens each."""
+    """Each block consists of two kernel blocks, with half of its tokens each."""
     memory = np.zeros((2 * BLOCKS, 2, BLOCK_TOKENS, CONTENT), np.uint16)
     size = 2 * memory[0].nbytes
     tensors = {"layer": Tensor(memory)}

@@ -29,7 +29,7 @@ Demo = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Demo]:
-    """A function that starts it. What it leaves is found by its folder for temporary files."""
+    """A function that starts it. Its leftovers are found by its folder for temporary files."""
     started: list[subprocess.Popen[str]] = []
     # the name must be short, because it is part of sockets' names
     temporary = Path(tempfile.mkdtemp(prefix="beluga-test-"))

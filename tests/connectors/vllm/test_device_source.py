@@ -34,8 +34,9 @@ DIGESTS = b"".join(bytes([i + 1]) * 32 for i in range(len(IDS)))
 
 
 class SecondGpu(HostDriver):
-    """A driver that is not the first GPU's: a thread that has not made it current would work on
-    the first GPU."""
+    """The driver of another GPU than the first: a thread that has not made it current would use the
+    first GPU.
+    """
 
     def __init__(self, before_register: Callable[[int], None]) -> None:
         self._threads = threading.local()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Real engines with hybrid models that are disturbed: few blocks and preemptions, aborts, resets,
-other connectors before and behind ours, a full pool, a disk below it. None of it ends an engine,
+other connectors before and after ours, a full pool, a disk below it. None of it ends an engine,
 changes an answer or leaves a block pinned.
 """
 
@@ -27,8 +27,9 @@ from tests.connectors.vllm.test_hybrid_engines import SAVED_S, answer, made, sav
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-# By model: the blocks of an engine that has too few for six prompts at once. DeepSeek-V2 is in
-# test_ranks.py: with latent attention on CPUs vLLM has no prefix cache of its own to compare with.
+# By model: the number of blocks of an engine, which is too small for six prompts at once.
+# DeepSeek-V2 is in test_ranks.py: with latent attention on CPUs vLLM has no prefix cache of its own
+# to compare with.
 BLOCKS = {
     "gemma3": 30,
     "gpt_oss": 22,
@@ -43,7 +44,7 @@ STATES = ("lfm2", "granitemoehybrid", "qwen3_next")
 STEPS = {"granitemoehybrid": 384 + 8}
 BEHIND = range(16, 384 - 32)
 POOL_BYTES = 8 << 20  # of each of two devices
-# How near log-probabilities are that were computed in chunks of several shapes. vLLM's short
+# Tolerance of log-probabilities that were computed in chunks of several shapes. vLLM's short
 # convolution on CPUs differs as much by what else is in a batch, without any connector, and
 # recurrent layers are computed in bfloat16 only.
 NEAR = dict.fromkeys(STATES, 0.3)
@@ -94,7 +95,7 @@ class Scene:
         self.engines = (self.calm, self.tight)
 
     def load(self, **modes: str) -> None:
-        """Say what the siblings do."""
+        """Set the behavior of the siblings."""
         self.siblings.write_text(json.dumps(modes))
 
     def right(self, tokens: list[int]) -> dict[int, Any]:
@@ -155,7 +156,7 @@ def distance(reply: dict[str, Any], right: dict[int, Any]) -> float:
 
 
 def prompts(scene: Scene, seed: int, count: int) -> list[list[int]]:
-    """Return prompts of several lengths, some of which begin alike."""
+    """Return prompts of several lengths, some of which share a prefix."""
     chance = random.Random(seed)
     shared = made(scene.name, seed=seed)
     found = [made(scene.name, seed=seed + 1 + number) for number in range(count // 2)]
@@ -287,7 +288,7 @@ def forget_pool(scene: Scene) -> None:
 
 
 def sink(scene: Scene, seed: int) -> None:
-    """Have other prompts saved until the pool has evicted all that it has."""
+    """Save other prompts until the pool has evicted all earlier blocks."""
     before = scene.site.stat()
     for number in range(40):
         scene.calm.generate(made(scene.name, seed=1000 * seed + number))

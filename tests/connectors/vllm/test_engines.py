@@ -29,7 +29,9 @@ SAVED_S = 60.0
 
 
 class Engines:
-    """Three engines: one only computes, one saves and loads, and one loads beside its forwards."""
+    """Three engines: one only computes, one saves and loads, and one loads in parallel to its
+    forward passes.
+    """
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -45,7 +47,7 @@ class Engines:
         return answer
 
     def saved(self, tokens: list[int], engine: Engine | None = None) -> dict[str, Any]:
-        """Have a prompt computed and its blocks saved."""
+        """Compute a prompt and save its blocks."""
         engine = engine or self.a
         before = done(engine)
         reply = engine.generate(tokens)
@@ -182,7 +184,7 @@ def test_a_server_that_is_killed_costs_misses_only(engines: Engines) -> None:
 
 
 def dies(engine: Engine, prompts: list[list[int]]) -> None:
-    """Have it compute one prompt after the other until it is dead."""
+    """Compute one prompt after the other until the engine is dead."""
     counted = {}
     with contextlib.suppress(ChildError):
         for tokens in prompts:
@@ -207,7 +209,7 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
         assert engines.b.generate(tokens)["cached_tokens"] == TOKENS - 1
         dies(saver, [prompt(TOKENS, seed=900 + turn) for turn in range(6)])
         assert loader.generate(tokens)["cached_tokens"] == 0, "another tenant's blocks were found"
-        dies(loader, [tokens] * 6)  # it finds what it has saved itself
+        dies(loader, [tokens] * 6)  # it finds the blocks that it has saved itself
         wait_until(lambda: site.pinned() == 0, 30, "the dead engine's pins to go")
     finally:
         saver.kill()

@@ -75,7 +75,7 @@ def connect(engines: Engines, seed: int) -> None:
 
 
 def evict(engines: Engines, seed: int) -> None:
-    """Store other prompts until the pool has evicted as many blocks as it has had."""
+    """Store other prompts until the pool has evicted as many blocks as it had."""
     stat = engines.site.stat
     had = stat().block_count
     before = stat().evict_count
@@ -108,7 +108,7 @@ def test_a_prompt_that_only_a_disk_has_is_loaded(engines: Engines, tmp_path: Pat
         comes_back(engines.a, tokens, computed)
         evict(engines, 4200)
         comes_back(engines.b, tokens, computed)
-    with served(engines.site, *disk):  # a new server finds what the disk has
+    with served(engines.site, *disk):  # a new server finds the blocks on the disk
         connect(engines, 4300)
         evict(engines, 4400)
         comes_back(engines.a, tokens, computed)
@@ -128,7 +128,7 @@ def test_a_prompt_that_only_redis_has_is_loaded(engines: Engines) -> None:
             for engine in (engines.a, engines.b):
                 comes_back(engine, tokens, computed)
                 evict(engines, 5200 if engine is engines.a else 5300)
-            store.kill()  # then it is a miss, and the answer is the same
+            store.kill()  # then it is a miss, with the same answer
             forget(engines.a)
             lost = engines.a.generate(tokens)
             assert lost["cached_tokens"] == 0

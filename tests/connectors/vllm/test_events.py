@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""KV events of a real engine: what it saves is announced once, in vLLM's own schema."""
+"""KV events of a real engine: each saved block is announced once, in vLLM's own schema."""
 
 from __future__ import annotations
 

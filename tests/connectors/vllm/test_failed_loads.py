@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A failed load is a miss, whether or not another connector made ours."""
+"""A failed load is a miss, even if MultiConnector has created our connector."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may h
 
 HERE = Path(__file__).parent
 PROMPT_COUNT = 20  # of each kind; each goes to one of the engines first
-TOLD_S = 10.0  # within which an operator is informed
+TOLD_S = 10.0  # limit until the operator is informed
 START_S = 120.0
 TOLD_LATEST_S = 60.0
 
@@ -102,7 +102,7 @@ class Gateway:
         return get(f"{self.url}/metrics")
 
     def metric(self, start: str) -> float:
-        """Return the sum of the metrics whose lines begin so."""
+        """Return the sum of the metrics whose lines start with this."""
         lines = self.metrics().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
@@ -117,7 +117,7 @@ class Site:
 
     @contextlib.contextmanager
     def gateway(self, *options: str | Path, followed: bool = True) -> Iterator[Gateway]:
-        """Start ``beluga gateway`` as the documents show it, with these options besides."""
+        """Start ``beluga gateway`` as documented, with these additional options."""
         port, admin = free_port(), free_port()
         words = ["gateway", "--policy", "linear", "--port", port, "--admin", f"{HOST}:{admin}"]
         for engine in self.engines:
@@ -164,7 +164,7 @@ def site(model: Path, vllm_python: str, memory_root: Path) -> Iterator[Site]:
                     enable_auto_tool_choice=True,
                     tool_call_parser="hermes",
                     trust_request_chat_template=True,
-                    enable_scale_out=True,  # for what it would make of a request
+                    enable_scale_out=True,  # to tokenize a request
                 )
             )
             site.engines.append(engine)
@@ -175,7 +175,7 @@ def site(model: Path, vllm_python: str, memory_root: Path) -> Iterator[Site]:
 
 
 class Sdk:
-    """OpenAI's SDK, in a process of the environment that has it."""
+    """OpenAI's SDK, in a process of the environment that contains it."""
 
     def __init__(self, python: str, model: Path) -> None:
         self._model = str(model)
@@ -229,7 +229,7 @@ def served(engine: Server) -> int:
 
 
 def wait_until_followed(gateway: Gateway) -> None:
-    """Wait until the engines' events have come: there are some, and no more come."""
+    """Wait until the engines' events have arrived: there are some, and no more arrive."""
     seen = [0.0, time.monotonic()]
 
     def still() -> bool:
@@ -317,7 +317,7 @@ MORE_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def rendered(engine: Server, path: str, body: Any) -> list[int]:
-    """Return the tokens that the engine makes of a request."""
+    """Return the engine's tokens of a request."""
     answer = post(f"{engine.url}{path}/render", {"model": engine.model, **body})
     made = answer[0] if isinstance(answer, list) else answer
     tokens: list[int] = made["token_ids"]

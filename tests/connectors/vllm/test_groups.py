@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Hybrid models: what every group needs is looked up, loaded and saved, and nothing else."""
+"""Hybrid models: exactly the blocks that each group needs are looked up, loaded and saved."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Engine:
         self.lookups = Lookups(self.connection, self.counters)
         self.lookups.ranks = RANKS
         self.announcements = Announcements(rank_count=lambda: len(RANKS), block_size=0)
-        self.junction = 0  # where a request's prompt leaves that of another one
+        self.junction = 0  # first difference between a request's prompt and that of another one
         self.tables: dict[str, tuple[list[int], ...]] = {}
         groups = module.Groups(
             None,
@@ -82,7 +82,7 @@ class Engine:
         count = made.num_tokens // UNIT + 1
         full, window = list(range(1, 1 + count)), list(range(20, 20 + count))
         states = list(range(40, 40 + count // 2 + 1))
-        if tokens:  # vLLM gives no blocks where nothing is loaded
+        if tokens:  # vLLM allocates no blocks if nothing is loaded
             resumed = (computed + tokens) // UNIT
             window[: resumed - 2] = [NULL] * (resumed - 2)
             states[: resumed // 2 - 1] = [NULL] * (resumed // 2 - 1)
@@ -132,7 +132,7 @@ def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCac
 
 
 def store(caches: list[KVCache], ranges: list[BlockRange]) -> None:
-    """Put what was ordered, with a size for each group."""
+    """Put the scheduled blocks, with a size for each group."""
     for cache in caches:
         for one in ranges:
             content = np.ones((len(one.block_ids), 64 * (one.group + 1)), dtype=np.uint8)
@@ -387,7 +387,7 @@ def test_a_place_without_a_block_fails_the_load(engine: Engine, caches: list[KVC
 
 @pytest.fixture
 def fine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine that resumes inside blocks."""
+    """An engine that resumes within blocks."""
     for name, module in fakes.modules("vllm", modules()).items():
         monkeypatch.setitem(sys.modules, name, module)
         if hasattr(module, "MooncakeStoreCoordinator"):

@@ -3,7 +3,7 @@
 """Real engines with hybrid models on one pool: a hit from the pool equals one in the engine's own
 cache, bit for bit, and costs as few bytes as vLLM's rules allow.
 
-Equal tokens are not enough. A state that is loaded too late changes the log-probabilities, and with
+Equal tokens are not enough. A state that is loaded too late changes the log-probabilities, but with
 small models rarely the tokens.
 """
 
@@ -35,7 +35,7 @@ PAGE = 128 * 2 * 2 * 64 * 2  # of a layer: tokens, K and V, heads, their size, b
 HITS = {
     "gemma3": (1024, 8 + 2 * 2, (8 + 2 * 2) * 2 * PAGE),  # two blocks in each window
     "gpt_oss": (1024, 8 + 1, (8 + 1) * 2 * PAGE),
-    "lfm2": (1024, 8 + 3, 8 * PAGE + 3 * 1024),  # the states, without what pads them
+    "lfm2": (1024, 8 + 3, 8 * PAGE + 3 * 1024),  # the states, without padding
     "granitemoehybrid": (768, 2 + 3, 2 * 3 * PAGE + 3 * 134_912),
     "qwen3_next": (640, 1 + 3, 5 * PAGE + 3 * 268_288),
 }
@@ -99,7 +99,7 @@ def test_a_hit_from_the_pool_equals_one_of_the_engine_s_own_cache(
     assert (far["cached_tokens"], far["figures"]["load_blocks"]) == (cached, blocks)
     assert far["figures"]["load_bytes"] == size
     assert answer(far) == answer(local)
-    assert answer(b.generate(tokens)) == answer(local)  # what was loaded serves the next one
+    assert answer(b.generate(tokens)) == answer(local)  # the loaded blocks serve the next request
     near = a.generate(tokens)
     assert near["figures"]["load_blocks"] == blocks
     assert answer(near) == answer(local)
@@ -240,7 +240,7 @@ def _hits(engine: Engine, adapter: str | None) -> bool:
 
 
 def made(name: str, seed: int) -> list[int]:
-    """Return a prompt of a model's own, in the small vocabulary."""
+    """Return a prompt for one model, in the small vocabulary."""
     return [10 + token % 490 for token in prompt(TOKENS, seed=zlib.crc32(name.encode()) + seed)]
 
 

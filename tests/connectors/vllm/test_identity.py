@@ -313,7 +313,7 @@ def test_groups_that_lie_over_each_other_have_a_layout_each() -> None:
     memory = np.zeros((8, 32), np.uint16)  # a page of 64 bytes
     tensors = {
         "layer.0": Tensor(memory.reshape(8, 4, 8)),
-        "layer.1": Tensor(memory[:, None, None, :12]),  # a state of 24 bytes, and what pads it
+        "layer.1": Tensor(memory[:, None, None, :12]),  # a state of 24 bytes, and its padding
     }
     groups = CacheGroups(config(), hybrid(spec(), MambaSpec()))
     full, state = groups.layouts(tensors)

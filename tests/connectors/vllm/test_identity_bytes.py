@@ -33,7 +33,7 @@ Engines: TypeAlias = "dict[str, dict[str, Any]]"
 def engines(
     vllm_python: str, memory_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
-    """What each engine computed, and under which names."""
+    """The blocks that each engine computed, and their names."""
     folder = tmp_path_factory.mktemp("identity")
     device = memory_root / f"beluga-{folder.parent.name}-{folder.name}"
     try:
@@ -53,8 +53,8 @@ def engines(
 
 
 def wrong(engines: Engines, drop: str = WHOLE) -> set[tuple[str, str]]:
-    """Return the engines that would give each other a block with other bytes, if the identity
-    lacked what the case ``drop`` leaves out.
+    """Return the engines that would share a block with different bytes if the identity lacked what
+    the case ``drop`` omits.
     """
     return {
         (one, other)
@@ -80,7 +80,7 @@ def test_no_name_has_two_contents(engines: Engines) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_engine_uses_the_bytes_that_it_computes_itself(engines: Engines, name: str) -> None:
-    """Whatever the pool has of the engines before it."""
+    """With any blocks of earlier engines in the pool."""
     assert engines[name]["used"] == engines[name]["bytes"]
 
 

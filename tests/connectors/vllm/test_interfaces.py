@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-LONG_S = 250  # for what takes ten seconds on an idle machine
+LONG_S = 250  # timeout of events that take ten seconds on an idle machine
 NEXT = "BELUGA_VLLM_NEXT"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
@@ -37,7 +37,7 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def last_line(python: str, script: str) -> str:
-    """Return the last line that a script beside this one prints, run by vLLM's Python."""
+    """Run a script of this folder with vLLM's Python. Returns its last line."""
     made = subprocess.run(
         [python, Path(__file__).with_name(script)],
         check=False,

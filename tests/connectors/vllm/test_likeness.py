@@ -30,7 +30,7 @@ COMPUTED, LOCAL = reply(-3.5174, cached=0), reply(-3.5481)
     ("hit", "is_like"),
     [
         (reply(-3.5481), True),
-        # the answer is like a computed one, but everything counts as loaded
+        # the answer equals a computed one, but all blocks count as loaded
         (reply(-3.5174), False),
         (reply(-3.5174, cached=0), True),  # a miss was computed like the first time
         (reply(-3.5481, cached=0), False),

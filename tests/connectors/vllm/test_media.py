@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Media: blocks that rest on a client's name are found by the same engine process only."""
+"""Media: blocks whose hash contains a client's name for an image are hits only in the same engine
+process.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ class Processor:
 
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mark contents in these two."""
+    """Install the marking of contents in these two classes."""
     for kind, name in ((Inputs, "get_mm_hashes"), (Processor, "_get_mm_identifier")):
         monkeypatch.setattr(kind, name, getattr(kind, name))
     found = {media._INPUTS: Inputs, media._PROCESSOR: Processor}
@@ -73,7 +75,7 @@ def test_no_client_writes_the_mark(marked: None, name: str) -> None:
     for lora in (None, "x"):
         (found,) = identifiers(["a"], [name], lora)
         assert MARK not in found
-        made = Processor()._get_mm_identifier(name, lora)  # as a client's tokens come in
+        made = Processor()._get_mm_identifier(name, lora)  # with the types of a client's tokens
         assert MARK not in made
 
 
@@ -118,7 +120,7 @@ def test_blocks_from_the_first_name_on_are_the_process_s_own(
     assert first[:shared] == second[:shared]
     assert not set(first[shared:]) & set(second[shared:])
     assert first == one.digests(request("s", TOKENS, images=images), 0, 6)
-    for start in range(6):  # each part as the whole
+    for start in range(6):  # each part like the whole
         assert one.digests(made, start, 6) == first[start:]
 
 

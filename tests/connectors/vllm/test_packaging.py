@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An installation beside vLLM: it changes no package that vLLM pins, and vLLM finds it by name."""
+"""An installation next to vLLM: it changes no package that vLLM pins, and vLLM finds it by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-LONG_S = 250  # for what takes ten seconds on an idle machine
+LONG_S = 250  # timeout of events that take ten seconds on an idle machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 

@@ -118,7 +118,7 @@ def test_async_loads_measure_the_speed_for_later_ones(
     assert engine.schedule.matched_tokens(first, 0) == (5 * BLOCK_TOKENS, True)
     engine.schedule.allocated(first, list(range(10)), 5 * BLOCK_TOKENS)
     report = StepReport({"r0": Loaded(1, 5, 0.0001)})
-    report.add(StepReport({"r0": Loaded(1, 5, 0.001)}))  # the slowest rank counts
+    report.add(StepReport({"r0": Loaded(1, 5, 0.001)}))  # the slowest rank determines the time
     engine.schedule.reported(report, set())
     assert pinned(caches) == 0
     assert engine.schedule.matched_tokens(second, 0) == (5 * BLOCK_TOKENS, False)
@@ -134,7 +134,7 @@ def test_a_request_that_ends_during_an_async_load_releases_its_pins(
     if end == "abort":
         assert not engine.schedule.finished(made, engine.blocks["r0"])
         assert pinned(caches) == 0
-        engine.loaded("r0")  # the ranks report it all the same
+        engine.loaded("r0")  # the ranks still report it
         assert not engine.schedule.pending
         return
     made.num_computed_tokens = 0
@@ -150,7 +150,7 @@ def test_orders_have_the_offset_of_each_ranks_part_of_a_block(
 ) -> None:
     (made,) = prompts(caches, 5)
     tokens, _ = engine.schedule.matched_tokens(made, BLOCK_TOKENS)
-    engine.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)  # vLLM requests fewer
+    engine.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)  # vLLM requests fewer tokens
     assert tokens == 4 * BLOCK_TOKENS
     (load,) = engine.schedule.orders({}, []).loads
     for part, cache in enumerate(caches):

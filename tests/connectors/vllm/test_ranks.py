@@ -23,8 +23,8 @@ BLOCKS = TOKENS // 128
 HIT = TOKENS - 1
 CLOSE = 1e-3  # ranks add in another order
 # vLLM's rotary kernel for CPUs reads and writes wrong places of a part of a wider tensor, which the
-# rotated part of a latent query is. It then computes other answers by the number of ranks, and for
-# a hit and a miss of one engine (by 0.3). The same operation in PyTorch is exact.
+# rotated part of a latent query is. Its answers then depend on the number of ranks, and differ
+# between a hit and a miss of one engine (by 0.3). The same operation in PyTorch is exact.
 EXACT_ROTATION = {"custom_ops": ["all", "-rotary_embedding"]}
 
 
@@ -43,8 +43,8 @@ def of_two_ranks(site: Site, name: str, **options: Any) -> Engine:
 def stored(
     site: Site, engine: Engine, tokens: list[int], blocks: int, salt: str | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Have a prompt computed, and wait until the pool has so many more blocks. Returns the bytes
-    that the pool has more, and the engine's answer from its own cache.
+    """Compute a prompt, and wait until the pool has so many more blocks. Returns the additional
+    bytes in the pool, and the engine's answer from its own cache.
     """
     before = site.stat()
     assert engine.generate(tokens, salt=salt)["cached_tokens"] == 0
@@ -67,8 +67,8 @@ def small(seed: int) -> list[int]:
 
 
 def found(engine: Engine, tokens: list[int], like: dict[str, Any]) -> None:
-    """Check that an engine finds a prompt that another one has computed, and gets its answer. What
-    it loads serves the next request, to the last bit.
+    """Check that an engine finds a prompt that another one has computed, and gets its answer. The
+    loaded blocks also serve the next request, bit for bit.
     """
     far = engine.generate(tokens)
     assert far["cached_tokens"] == HIT
@@ -147,7 +147,7 @@ def test_latent_attention_is_stored_once_for_all_ranks(
             forget(storer)
             again = storer.generate(tokens)
             assert (again["tokens"], again["logprobs"]) == (local["tokens"], local["logprobs"])
-        check_hashes(site)  # each rank has the very bytes that one of the others stored
+        check_hashes(site)  # each rank has exactly the bytes that one of the others stored
     finally:
         for engine in engines:
             engine.kill()

@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def options(kind: str, folder: Path, model: Path, pool: str) -> dict[str, Any]:
     """Return options of an engine whose memory and steps are too small for its requests."""
     both = {"kv_role": "kv_both", "kv_connector_module_path": "recording"}
-    # The kinds share a pool. An engine must not find what that of another kind has saved.
+    # The kinds share a pool. An engine must not find the blocks of another kind.
     settings = {"pool": pool, "salt": kind, "timeout_ms": 5000, "retry_s": 0.2} | KINDS[kind]
     ours = both | {
         "kv_connector": "RecordingConnector",
@@ -131,7 +131,7 @@ def test_loads_that_auto_runs_beside_steps_are_those_of_async(
 def test_a_real_engine_calls_what_was_recorded(
     site: Site, tmp_path: Path, tiny_model: Path, kind: str
 ) -> None:
-    """The same hooks, in the same pairs one after the other; how often depends on the moment."""
+    """The hooks and the pairs of consecutive ones are the same; their number depends on timing."""
     made = tmp_path / f"{kind}.jsonl"
     given = options(kind, tmp_path, tiny_model, ":".join(map(str, site.paths)))
     environment = environment_of(tmp_path) | {
@@ -152,6 +152,6 @@ def test_a_real_engine_calls_what_was_recorded(
 
 
 def pairs(path: Path) -> set[tuple[str, str]]:
-    """Return which hook was called after which."""
+    """Return the pairs of consecutive hooks."""
     hooks = [one["hook"] for one in calls(path)[1:]]
     return set(itertools.pairwise(hooks))

@@ -29,7 +29,7 @@ from beluga.connectors.vllm.steps import HintedBlocks, Orders
 from beluga.errors import BadTypeError, BadValueError
 from beluga.kvcache import HintResult
 
-BLOCK_BYTES = 4096  # what a block takes of the pool: a page
+BLOCK_BYTES = 4096  # space of a block in the pool: one page
 ROOT = Path(__file__).resolve().parents[3]
 
 Make = Callable[..., Engine]
@@ -125,7 +125,7 @@ def test_a_request_without_a_hint_gives_none(server: MetaServer, make: Make, giv
 def test_hit_blocks_are_favored_and_never_evicted_earlier(
     server: MetaServer, make: Make, given: Given
 ) -> None:
-    """A batch job shares its system prompt with everybody."""
+    """A batch job shares its system prompt with other requests."""
     make().run(request("everybody", TOKENS), 1, fill=7)
     engine, longer = make(), further(TOKENS, 2)
     assert engine.run(asking("batch", {"priority": "low"}, longer), 1, fill=8) == 20
@@ -154,7 +154,7 @@ def test_blocks_of_the_engines_own_cache_get_the_hint_too(
 def test_a_session_s_later_request_hints_its_earlier_blocks(
     server: MetaServer, make: Make, given: Given
 ) -> None:
-    """The last request of a session releases all that the session has stored, and of no more."""
+    """The last request of a session releases exactly the blocks of the session."""
     make().run(request("everybody", TOKENS), 1, fill=7)
     engine, first = make(), further(TOKENS, 2)
     engine.run(asking("1", {"pin": True}, first, session_id="s"), 1, fill=8)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The scheduler's side: what is looked up, loaded and saved, and what never is."""
+"""The scheduler's side: which blocks are looked up, loaded and saved, and which never are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG_S = 60.0
 
 
 class Engine:
-    """A schedule with two ranks, and the engine's knowledge of its requests' blocks."""
+    """A schedule with two ranks, and the engine's record of its requests' blocks."""
 
     def __init__(self, pool_name: str, **changes: Any) -> None:
         settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, **changes)
@@ -217,7 +217,7 @@ def test_generated_tokens_are_saved_when_they_are_known(engine: Engine) -> None:
     engine.start(made)
     assert engine.saves(made, BLOCK_TOKENS) == [("r", [10])]
     for token in range(BLOCK_TOKENS):
-        # the hash of draft tokens is not known before, either
+        # the hash of draft tokens is also unknown before
         assert engine.saves(made, 1) == []
         extend(made, [token])
     assert engine.saves(made, 1) == [("r", [11])]
@@ -384,7 +384,7 @@ def test_cached_blocks_of_a_request_with_nans_are_not_saved(engine: Engine) -> N
 def test_the_last_blocks_are_saved_when_a_request_ends(
     engine: Engine, caches: list[KVCache]
 ) -> None:
-    """It is one that computes its only token behind a hit, as a remote prefill does."""
+    """It computes its only token after a hit, as a remote prefill does."""
     made = request("r", TOKENS)
     store(caches, made, 3, 3)
     engine.start(made)
@@ -516,7 +516,7 @@ def test_a_loaded_request_is_looked_up_again_when_it_restarts(
     engine.schedule.orders({"r": 1}, [])
     assert engine.schedule.matched_tokens(made, BLOCK_TOKENS) == (4 * BLOCK_TOKENS, False)
     assert pinned(caches) == 4 * len(RANKS)
-    engine.schedule.allocated(made, engine.blocks["r"], 0)  # the engine takes nothing after all
+    engine.schedule.allocated(made, engine.blocks["r"], 0)  # the engine does not use the hit
     assert pinned(caches) == 0
 
 
@@ -524,7 +524,7 @@ def test_a_loaded_request_is_looked_up_again_when_it_restarts(
 def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
     server: MetaServer, pool_name: str, caches: list[KVCache], load: str
 ) -> None:
-    """vLLM would wait for ever for blocks that it has reserved for the same request."""
+    """vLLM would wait forever for blocks that it has reserved for the same request."""
     other = Engine(pool_name, load=load)
     assert other.connection.wait(60)
     made = request("r", TOKENS)
@@ -613,7 +613,7 @@ def test_a_request_waits_a_while_until_its_adapter_is_hashed(
     late = request("late", TOKENS, lora=adapter(tmp_path / "other", "y", b"2"))
     engine.schedule._onboard_s = 0
     assert engine.schedule.matched_tokens(late, 0) == (0, False)
-    engine.step(late, 21)  # it does not wait for ever, and is not saved
+    engine.step(late, 21)  # it does not wait forever, and is not saved
     assert not engine.schedule.finished(late, [])
     go.set()
 

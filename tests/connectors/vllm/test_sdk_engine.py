@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients of OpenAI's SDK observe through the gateway what they observe at a real engine."""
+"""Clients of OpenAI's SDK get the same results from the gateway as from a real engine."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<assistant>"
 )
-# How many tokens the engine puts into a chunk depends on the moment.
+# How many tokens the engine puts into a chunk depends on timing.
 _BY_CHUNK = {"stream_left_early", "stream_of_bytes", "stream_helper"}
-# An engine of a text model has no such path; both answer 404, the gateway because of the model.
+# An engine of a text model has no such path; both respond with 404, the gateway because of the
+# model.
 _NO_PATH = {"embeddings_unknown_model", "transcription_unknown_model"}
 # The engine makes these again for each answer.
 _OWN = re.compile(r"^(id|.*_id|created|.*_at|system_fingerprint|permission)$")
 
 
 def settled(value: Any) -> Any:
-    """Return what was observed without names and times of its own."""
+    """Return the results without generated names and times."""
     if isinstance(value, dict):
         return {
             name: type(one).__name__ if _OWN.match(str(name)) else settled(one)
@@ -56,7 +57,7 @@ def settled(value: Any) -> Any:
 
 
 def folded(seen: dict[str, Any]) -> dict[str, Any]:
-    """Return what was observed with a stream's chunks folded: of each choice the kinds of its
+    """Return the results with the chunks of a stream merged: for each choice the kinds of its
     chunks in order, and its text.
     """
     kinds: dict[Any, list[Any]] = {}
@@ -82,7 +83,7 @@ def folded(seen: dict[str, Any]) -> dict[str, Any]:
 
 
 async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
-    """Run all cases on both ways. Returns what differs."""
+    """Run all cases with the engine and with the gateway. Returns the differences."""
     settings = Settings(
         policy="least-tokens",
         engines=read_engines([engine_url]),

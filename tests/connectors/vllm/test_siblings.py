@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Ours beside a connector that fails to load, in real engines: whatever fails, and in whatever
-order, the pool has only right KV, and each request ends as if nothing had failed.
+"""Our connector together with one whose loads fail, in real engines: whatever fails, in any order,
+the pool has only correct KV, and each request ends as if nothing had failed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class World:
     answers: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
 
     def right(self, tokens: list[int], count: int = 8) -> list[int]:
-        """Have a prompt computed alone, and its blocks kept. Returns the answer."""
+        """Compute a prompt alone, and keep its blocks. Returns the answer."""
         key = tuple(tokens)
         if key not in self.answers:
             self.plain.ask("reset")
@@ -202,7 +202,7 @@ def test_requests_that_share_a_prefix_with_one_whose_load_failed_save_nothing_wr
 
 
 def test_a_remote_prefill_behind_a_hit_is_saved(world: World, pair: Pair) -> None:
-    """Its request ends with the step that loads."""
+    """Its request ends in the step that loads."""
     seed = pair.engine.pid * 1000 + 200
     tokens = prompt(TOKENS, seed=seed)
     world.right(tokens)

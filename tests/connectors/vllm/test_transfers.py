@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The worker's side: what is saved and loaded, and that the engine never waits for it."""
+"""The worker's side: which blocks are saved and loaded; the engine never waits for it."""
 
 from __future__ import annotations
 
@@ -457,7 +457,8 @@ def test_a_load_without_a_block_of_one_group_fails_whole(hybrid: Hybrid) -> None
     for loads in ([part(0, [1, 2]), part(1, [3, 4])], [part(0, [1, 9]), part(1, [3])]):
         hybrid.worker.load(Orders(loads=loads))
         assert hybrid.arrived("r") == {"r"}
-    assert hybrid.worker.loads.failed() == set()  # an id does not show whose block it is
+    # an id does not show to which request a block belongs
+    assert hybrid.worker.loads.failed() == set()
     hybrid.worker.load(Orders(loads=[part(0, [])]))
     assert hybrid.arrived("r") == {"r"}
 

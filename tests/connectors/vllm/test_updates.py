@@ -99,7 +99,7 @@ def test_after_an_update_nothing_old_is_hit_and_nothing_new_is_shared(
     assert one.hits() == ALL
     other.start(made := request("loads", TOKENS), 8)
     other.step(made)
-    assert (other.memory[:, 8:13] == 1).all()  # the first weights' blocks are what they were
+    assert (other.memory[:, 8:13] == 1).all()  # the blocks of the first weights are unchanged
 
 
 def test_methods_that_leave_the_weights_alone_change_nothing(
@@ -139,7 +139,7 @@ def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
     one.call("reload_weights")
     made = request("running", TOKENS)
     one.start(made, 0)
-    made.num_computed_tokens = 2 * BLOCK_TOKENS  # by the old weights
+    made.num_computed_tokens = 2 * BLOCK_TOKENS  # with the old weights
     one.manager.reset_prefix_cache()
     one.step(made, fill=1)
     one.finish(made)
@@ -150,7 +150,7 @@ def test_a_reset_of_another_engine_does_not_count(server: MetaServer, make: Make
     one, other = make(), make()
     one.fill_own_cache()
     one.call("reload_weights")
-    other.manager.reset_prefix_cache()  # another engine's
+    other.manager.reset_prefix_cache()  # of another engine
     one.saves()
     assert one.hits() == 0
 
@@ -159,7 +159,7 @@ def test_requests_that_run_during_an_update_are_not_saved(server: MetaServer, ma
     one = make()
     made = request("running", TOKENS)
     one.start(made, 0)
-    made.num_computed_tokens = 2 * BLOCK_TOKENS  # by the old weights
+    made.num_computed_tokens = 2 * BLOCK_TOKENS  # with the old weights
     one.call("reload_weights")
     one.step(made, fill=1)
     one.finish(made)
@@ -179,7 +179,7 @@ def test_a_lookup_from_before_an_update_is_not_loaded(server: MetaServer, make: 
 def test_blocks_computed_during_an_update_are_not_shared(
     server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call of the workers may return before they are done."""
+    """A call of the workers may return before they have finished."""
     one, during = make(), []
     one.saves()
 

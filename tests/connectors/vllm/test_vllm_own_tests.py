@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's own tests of loads that fail, and of preemption, from its source distribution, with ours
-beside their mocks.
+"""vLLM's own tests of loads that fail, and of preemption, from its source distribution, with our
+connector in addition to their mocks.
 
 The distribution is fetched from the package index and not kept.
 """

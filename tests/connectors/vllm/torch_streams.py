@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Stream:
-    """Operations in order, which run when a caller waits for them."""
+    """A queue of operations, which run when a caller waits for them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._lock = machine, threading.RLock()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Updates the weights of a real vLLM, and shows what the pool gives it before and after.
+"""Updates the weights of a real vLLM, and prints the tokens that the pool provides before and
+after.
 
 Run it in .venv-vllm: updates_role.py POOL MODEL OTHER. OTHER is a model of the same shape with
 other weights. It prints the cached tokens of the same prompt, as one line of JSON.
@@ -63,7 +64,7 @@ def main() -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
 
     def tokens(*, reset: bool = True) -> tuple[list[int], int]:
-        """Compute the prompt, and return the answer and what the pool gave."""
+        """Compute the prompt. Returns the answer and the tokens that the pool provided."""
         if reset:
             for _ in range(1000):
                 if llm.reset_prefix_cache():
@@ -76,7 +77,7 @@ def main() -> None:
         return list(result.outputs[0].token_ids), hits
 
     def settle() -> None:
-        """Wait until what was computed is saved."""
+        """Wait until all computed blocks are saved."""
         deadline, before = time.monotonic() + 60, -1.0
         while time.monotonic() < deadline:
             llm.llm_engine.step()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The blocks of workers' requests in C are those of a plain model."""
+"""The blocks of workers' requests in C match those of a naive model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def held(counts: Counter[int], blocks: list[int]) -> int:
 
 
 def held_alone(counts: Counter[int], blocks: list[int]) -> float:
-    """Return the sum over the leading blocks that others hold, from the last on."""
+    """Return the sum over the leading blocks that others hold, starting with the last."""
     total = 0.0
     for holders in range(1, 5):  # as C adds them up
         alike = [block for block in blocks[: held(counts, blocks)] if counts[block] == holders]
@@ -34,7 +34,7 @@ def asking(blocks: list[int]) -> Query:
 def test_workers_blocks_are_those_of_a_model(seed: int) -> None:
     chance = random.Random(seed)
     prompts: list[list[int]] = [[]]
-    for number in range(40):  # each continues from a prefix of another one
+    for number in range(40):  # each one continues a prefix of another one
         start = chance.choice(prompts)
         start = start[: chance.randint(0, len(start))]
         prompts.append([*start, *(number << 32 | at for at in range(chance.randint(0, 30)))])
@@ -61,7 +61,7 @@ def test_workers_blocks_are_those_of_a_model(seed: int) -> None:
 
 
 def test_blocks_whose_places_collide_are_all_found_and_removed() -> None:
-    """Each request holds one block, which is found until it ends."""
+    """Each request holds one block, which is a hit until the request ends."""
     worker = Worker(0)
     tracker = LoadTracker([worker])
     for block in range(5000):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The cost constants, compared with the reference's values."""
+"""The cost constants, compared with the values of the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QWEN = costs.MODELS["qwen3-32b-h200"]
 
 
 def test_prefill_is_linear_with_a_quadratic_tail() -> None:
-    """The cost is 7.19 ms, 76.63 ms for 1000 tokens, and attention among these and to earlier
+    """The cost is 7.19 ms, 76.63 ms per 1000 tokens, and attention among these and to earlier
     tokens.
     """
     assert QWEN.prefill_ms(1000) == pytest.approx(84.5805)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router's account of its requests, against a naive model and rule by rule."""
+"""The router's tracking of its requests, compared with a naive model and rule by rule."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_output_blocks_grow_and_fade() -> None:
     tracker.free("plain")
     tracker.add("fading", A, query(1, 2, 3, 4), NOTHING, expected_output=64)
     tracker.add("other", A, query(1, 2), NOTHING)
-    tracker.output("fading", 32)  # blocks 3, 4 and the output's block weigh a half each
+    tracker.output("fading", 32)  # blocks 3, 4 and the block of the output count one half each
     assert tracker.load(A).active_decode_blocks == round(2 + 3 * 0.5)
     tracker.output("fading", 640)
     assert tracker.load(A).active_decode_blocks == 2
@@ -140,7 +140,7 @@ def test_prefills_get_on_at_the_oldest_ones_pace() -> None:
     tracker.add("second", A, query(isl=50), NOTHING, now=11, prefill_s=1.0)
     tracker.refresh(11)
     assert tracker.load(A).active_prefill_tokens == 150 - 50
-    tracker.refresh(12.5)  # it is late, and the second prefill has also progressed
+    tracker.refresh(12.5)  # the first prefill is late, and the second one has also made progress
     assert tracker.load(A).active_prefill_tokens == 150 - 125
     tracker.refresh(90)
     assert tracker.load(A).active_prefill_tokens == 0
@@ -186,7 +186,7 @@ def test_the_usual_request_is_a_mean_of_those_that_were_sent() -> None:
     tracker.free("first", 5.0)
     tracker.free(
         "second", 50.0
-    )  # it ended before its first token and has no information on answers
+    )  # it ended before its first token, so it does not count for the length of answers
     assert (tracker.usual.ended, tracker.usual.decode_s) == (1, 4.0)
 
 
@@ -204,8 +204,9 @@ def test_the_change_of_what_a_worker_holds_is_learned_from_requests_that_end() -
 
 
 def simulated_alone(holders: int, chance: random.Random) -> float:
-    """Return the mean share of its time in which a request holds a block alone, from 20,000 runs:
-    ``holders`` others hold it first, and as many come in the mean time that one runs.
+    """Return the mean fraction of its time in which a request is the only holder of a block, from
+    20,000 runs: ``holders`` others hold it first, and as many arrive per mean run time of a
+    request.
     """
     total = 0.0
     for _ in range(20_000):
@@ -214,7 +215,7 @@ def simulated_alone(holders: int, chance: random.Random) -> float:
         now = 0.0
         while holders and (now := now + chance.expovariate(holders)) < mine:
             ends.append((now, now + chance.expovariate(1.0)))
-        last = 0.0  # until when the block is held by others, from the first on
+        last = 0.0  # the times until which others hold the block
         for start, end in ends:
             total += max(start - last, 0.0)
             last = max(last, end)
@@ -239,7 +240,7 @@ def test_blocks_that_a_request_would_hold_alone() -> None:
     for request in range(20):
         tracker.add(request, A, query(1, 2, 3), NOTHING)
     [state] = tracker.states([A], (1, 2, 4))
-    assert state.held_alone == pytest.approx(alone(1))  # of blocks with many holders, none
+    assert state.held_alone == pytest.approx(alone(1))  # no block with many holders
 
 
 def naive(active: dict[int, tuple[Worker, Sequence[int], int, bool]], worker: Worker) -> Load:

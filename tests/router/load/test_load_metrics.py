@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines' own load metrics become Dynamo's figures. The answers have the form of the versions
-that they name.
+"""Engines' own load metrics are converted to Dynamo's figures. The responses have the format of the
+named versions.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ TRT_RANKS = json.dumps([iteration(n, rank) for n in (7, 8) for rank in (0, 1)])
             "vllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5 1700000000000\n",
             LoadReport("vLLM", WorkerMetrics(2, 0, 0, 0, 0, 0.5, 0.0)),
         ),
-        # vLLM before it has sized its cache, and a counter that was reset
+        # vLLM before it has determined its cache size, and a counter that was reset
         (
             "vllm:num_requests_running 0\n"
             'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'

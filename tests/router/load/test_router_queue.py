@@ -95,7 +95,7 @@ def test_a_stale_overlap_is_recomputed() -> None:
     assert queue.pop(10.0, overlap_of=overlap_of) == "second"
     assert asked == []
     queue = filled("wspt")
-    assert queue.pop(13.5, overlap_of=overlap_of) == "third"  # second has lost its turn
+    assert queue.pop(13.5, overlap_of=overlap_of) == "third"  # `second` has lost its position
     assert asked == ["second", "third"]
     assert queue.pop(14.0, overlap_of=overlap_of) == "first"
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The default policy: what each resource of a worker costs, in numbers computed by hand."""
+"""The default policy: the cost of each resource of a worker, with values computed by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def worker(
 def cost(
     state: Candidate, asked: Query | None = None, *, others: Sequence[Candidate] = ()
 ) -> float:
-    """Return what a worker costs that is chosen, because all others have much to compute."""
+    """Return the cost of a worker that is chosen because all others have much to compute."""
     return LeastCost(estimator=ESTIMATOR).choose(asked or query(), [state, *others]).cost
 
 
@@ -55,7 +55,7 @@ def busy(place: int, new: int = 20, **load: float) -> Candidate:
 
 
 def missing(free: float, spread: float) -> float:
-    """Return the mean of max(x - free, 0), by adding it up over the density of x."""
+    """Return the mean of max(x - free, 0), integrated over the density of x."""
     scale, step = spread / math.sqrt(2), spread / 1000
     needed = [free + step * (place + 0.5) for place in range(15_000)]
     density = [math.exp(-abs(x) / scale) / (2 * scale) for x in needed]
@@ -64,8 +64,9 @@ def missing(free: float, spread: float) -> float:
 
 
 def delay(free: float, new: float, followers: float, change: float = 0.0) -> float:
-    """Return the seconds by which holding ``new`` of ``free`` blocks for 8 s delays others, who
-    find ``change`` blocks more or less (standard deviation), and need 20 in the mean.
+    """Return the seconds by which holding ``new`` of ``free`` blocks for 8 s delays later requests,
+    which need 20 blocks on average while the free space varies by ``change`` blocks (standard
+    deviation).
     """
     spread = math.hypot(20, change)
     return followers * 8.0 / 100 * (missing(free - new, spread) - missing(free, spread))
@@ -76,17 +77,20 @@ def test_an_idle_worker_costs_the_prefill() -> None:
 
 
 def test_a_request_for_any_worker_is_not_delayed() -> None:
-    """A request that needs as much everywhere costs followers nothing, however full a worker is."""
+    """A request that needs the same space on every worker does not delay later ones, however full a
+    worker is.
+    """
     full = worker(0, active_decode_blocks=80)
     assert cost(full, others=[busy(1)]) == pytest.approx(0.202)
 
 
 def test_a_request_bound_to_workers_is_delayed() -> None:
     state = worker(0, new=10, active_decode_blocks=70)
-    # A request needs 10 blocks here and 20 there, 15 in the mean: a third is bound to its worker.
+    # A request needs 10 blocks here and 20 there, 15 on average: a third is bound to its worker.
     expected = 0.202 + delay(30, 10, 1) / 3
     assert cost(state, others=[busy(1)]) == pytest.approx(expected, rel=1e-4)
-    # There it takes 10 more than it has to, which requests for any worker lack, too.
+    # There it takes 10 blocks more than necessary, which are also missing for requests that fit any
+    # worker.
     expected = 0.202 + delay(30, 20, 1) / 3 + delay(20, 10, 1) * 2 / 3
     dearer = worker(0, active_decode_blocks=70)
     assert cost(dearer, others=[busy(1, new=10)]) == pytest.approx(expected, rel=1e-4)
@@ -100,7 +104,9 @@ def test_as_many_follow_as_run() -> None:
 
 
 def test_space_that_is_free_now_may_be_used_by_later_requests() -> None:
-    """The more it changed while recent requests ran, the dearer is what is taken of much space."""
+    """The more the free space varied while recent requests ran, the higher is the cost of blocks
+    even if much is free.
+    """
     for change in (0.0, 30.0):
         usual = Usual(20.0, 0.0, 1_000_000, 8.0, change**2)
         state = worker(0, new=10, kv_active_blocks=70)
@@ -110,7 +116,7 @@ def test_space_that_is_free_now_may_be_used_by_later_requests() -> None:
 
 
 def test_the_change_of_space_is_derived_before_any_request_has_ended() -> None:
-    """The fewer requests hold the same blocks, the more may change."""
+    """The fewer requests hold the same blocks, the more the free space may vary."""
     fresh = Usual(20.0, 0.0, 0, 0.0)
     answer_s = ESTIMATOR.answer_s()
     for runs in (2, 8):
@@ -124,7 +130,7 @@ def test_the_change_of_space_is_derived_before_any_request_has_ended() -> None:
 def test_long_residence_of_blocks_adds_to_the_cost() -> None:
     """Blocks that other requests hold need no more space now, but are held longer."""
     joined = worker(0, new=10, alone=2.5, active_decode_blocks=70)
-    # 12.5 blocks here and 20 there: 16.25 in the mean.
+    # 12.5 blocks here and 20 there: 16.25 on average.
     expected = 0.202 + delay(30, 12.5, 1) * (1 - 12.5 / 16.25)
     assert cost(joined, others=[busy(1)]) == pytest.approx(expected, rel=1e-4)
     # They need no space: 10 blocks are free. For 12, one of 4 requests has to end, which takes 2 s
@@ -155,7 +161,7 @@ def test_a_request_that_does_not_fit_waits_until_blocks_are_free() -> None:
     full = worker(0, active_decode_blocks=88, active_requests=4)
     fits = worker(0, active_decode_blocks=80, active_requests=4)
     assert cost(full) - cost(fits) == pytest.approx(2.0, rel=1e-3)
-    # 8 requests of 22 blocks were sent, of which 4 run: 96 blocks must come free first.
+    # 8 requests of 22 blocks were sent, of which 4 run: 96 blocks must become free first.
     longer = worker(0, active_decode_blocks=176, active_requests=8)
     assert cost(longer) == pytest.approx(0.96 * 8.0 + 0.202, rel=1e-4)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Costs of all workers at once are those of one worker after another, to the last bit."""
+"""Costs computed for all workers at once equal those computed one by one, to the last bit."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_candidates_in_a_table_are_the_same_candidates(
 
 
 class PlainPrefills:
-    """What ActivePrefills does, from the requests alone."""
+    """ActivePrefills, computed from the requests only."""
 
     def __init__(self) -> None:
         self.waiting: dict[Hashable, tuple[int, float | None]] = {}

@@ -173,7 +173,8 @@ def test_the_default_estimate_is_based_on_published_costs() -> None:
     state.overlap.shared = 2
     step = 5.099  # seconds: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
     queue = 7 + 5.089 / 2  # half a step of the 2 requests that decode
-    one_step = 0.005 + 0.084  # what a step adds to its 16 s of prefill: 5 ms, 2 requests, 64 tokens
+    # a step's addition to its 16 s of prefill: 5 ms, 2 requests, 64 tokens
+    one_step = 0.005 + 0.084
     assert estimator(QUERY, state, 0) == pytest.approx((queue, 16.0 + one_step, 2.0, step))
     # All 4 blocks are found; the last token is always computed.
     assert estimator(QUERY, state, 1) == pytest.approx((queue, 1.0 + one_step, 3.0, step))
@@ -189,5 +190,5 @@ def test_an_estimate_counts_steps_and_each_memory_at_its_speed() -> None:
     assert found.prefill_s == pytest.approx(16 + 2 * 0.002)  # 16 tokens in 2 steps
     assert found.transfer_s == pytest.approx(16 * 100 / 500 + 16 * 100 / 1000)
     assert found.added_s == pytest.approx(found.prefill_s + found.transfer_s)
-    state.load.prefill_s = 4.0  # the copies are ready before the prefills that are ahead
+    state.load.prefill_s = 4.0  # the copies end before the earlier prefills do
     assert estimator(QUERY, state, 0).added_s == pytest.approx(found.prefill_s + 0.8)

@@ -123,7 +123,9 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 
 def test_hashes_are_those_of_xxhash() -> None:
-    """Each size has a way of its own: up to 16, 128, 240 and more bytes, and blocks of 1,024."""
+    """Each range of sizes has its own algorithm: up to 16, 128, 240 and more bytes, and blocks of
+    1,024.
+    """
     chance = random.Random(1)
     for size in [*range(1100), 2047, 2048, 2049, 4096, 65537]:
         data = chance.randbytes(size)

@@ -23,7 +23,7 @@ from beluga.router import (
 )
 from beluga.router.prefix.events import tier_of, to_dynamo
 
-# A broken tree may be walked forever in C. Only a thread can end that; a signal cannot.
+# C may walk a broken tree forever. Only a thread can end that; a signal cannot.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 A, B = Worker(1), Worker(2)
@@ -204,7 +204,7 @@ def test_r10_numbers_order_a_workers_events(index: Indexer) -> None:
     for number in (5, 6, 9, 7, 12):
         index.apply(numbered(number))
     index.apply(numbered(1, B))
-    assert scores(index, 7) == {}  # it came too late
+    assert scores(index, 7) == {}  # the event came too late
     assert (index.counts.stale, index.counts.gaps, index.counts.missed) == (1, 2, 4)
     assert index.missing() == {A: (7, 11)}
     assert index.missing() == {}
@@ -244,7 +244,7 @@ def test_a_gap_before_a_dump_is_closed(index: Indexer) -> None:
 def test_a_dump_without_a_number_accepts_every_later_event(index: Indexer) -> None:
     index.apply(RouterEvent(A, Stored([11], [1]), 7))
     assert index.restore(A, [stored(A, [21], [1])], last_id=None) == 0
-    index.apply(RouterEvent(A, Removed([21]), 2))  # the engine began to count again
+    index.apply(RouterEvent(A, Removed([21]), 2))  # the engine's numbers started again
     assert scores(index, 1) == {}
 
 

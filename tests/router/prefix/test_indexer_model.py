@@ -20,7 +20,7 @@ from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, T
 from beluga.router.prefix.indexer import Indexer
 from beluga.router.worker import Worker
 
-# A broken tree may be walked forever in C. Only a thread can end that; a signal cannot.
+# C may walk a broken tree forever. Only a thread can end that; a signal cannot.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 Pick = Callable[[int], int]  # returns a number below the given one
@@ -30,7 +30,9 @@ NAMES = 12
 
 
 def any_event(pick: Pick, *, ranks: int, tiers: int) -> RouterEvent:
-    """Make an event with small numbers, so that names clash, parents are unknown and paths fork."""
+    """Make an event with small numbers, so that names collide, parents are unknown and paths
+    branch.
+    """
     worker = Worker(pick(ranks), pick(2))
     tier = Tier(pick(tiers))
     kind = pick(16)
@@ -46,8 +48,8 @@ def any_event(pick: Pick, *, ranks: int, tiers: int) -> RouterEvent:
 
 
 def engine_event(pick: Pick, *, ranks: int) -> RouterEvent:
-    """Make an event as engines do: a name belongs to one path, and every other worker seeds its
-    names equally.
+    """Make an event as engines do: a name belongs to one path, and every second worker has the same
+    seed for its names.
     """
     worker = Worker(pick(ranks), pick(2))
     tier = Tier(pick(4))
@@ -80,7 +82,8 @@ def play(
     again: bool,
 ) -> None:
     """Apply events to the index and to a model, which must agree. With ``again``, an index made
-    from the dump must agree at the end, too. Then everything is removed, and nothing may be left.
+    from the dump must agree at the end, too. Then everything is removed, and the index must be
+    empty.
     """
     model = NaiveIndex()
     for step in range(steps):

@@ -57,7 +57,8 @@ def test_held_items_are_bounded() -> None:
     assert feed.lost == 5
     assert feed.offer((1 << 64) - 2, 0, 99.0).items == []
     assert feed.give_up() == [0]
-    assert feed.offer(30, 30, 100.0).restarted  # an absurd number does not block the feed forever
+    # an implausible number does not block the feed forever
+    assert feed.offer(30, 30, 100.0).restarted
 
 
 def test_a_live_repetition_of_a_replayed_item_is_not_a_restart() -> None:
@@ -65,12 +66,12 @@ def test_a_live_repetition_of_a_replayed_item_is_not_a_restart() -> None:
     feed.offer(1, 1, 1.0)
     assert feed.replayed(0, 0, 0.0) == [0, 1]
     assert feed.replayed(2, 2, 2.0) == [2]
-    ready = feed.offer(2, 2, 2.0)  # it waited in its socket meanwhile
+    ready = feed.offer(2, 2, 2.0)  # the message waited in the socket meanwhile
     assert (ready.items, ready.restarted, feed.repeated) == ([], False, 1)
     assert feed.replaced(5, 5, 5.0) == [5]
     assert not feed.offer(5, 5, 5.0).restarted
     assert feed.replaced(0, 0, 9.0) == feed.replayed(0, 0, 9.0) == []
-    assert feed.offer(0, 0, 8.0).restarted  # items that were not taken do not count for the delay
+    assert feed.offer(0, 0, 8.0).restarted  # items that were not read do not count for the delay
 
 
 def test_a_publisher_that_reconnects_is_followed_again() -> None:
@@ -84,7 +85,7 @@ def test_a_publisher_that_reconnects_is_followed_again() -> None:
     assert feed.offer(3, 3, 8.0).items == []  # it had not restarted: all are requested again
     assert feed.wanted == 0
     feed.reset()
-    assert feed.offer(0, 0, 1.0).items == [0]  # it has, and its clock was set back
+    assert feed.offer(0, 0, 1.0).items == [0]  # it has restarted, and its clock was set back
     assert (feed.lost, feed.restarts) == (0, 0)
 
 

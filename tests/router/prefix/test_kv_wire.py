@@ -237,7 +237,7 @@ def test_no_msgpack_is_an_error() -> None:
 
 
 def test_a_decoder_learns_a_form_with_the_routers_permission() -> None:
-    """The router may have learned another size than the decoder began with."""
+    """The router may have detected another size than the decoder's initial one."""
     asked: list[int] = []
     known = {SIZE: sums}
 
@@ -248,7 +248,7 @@ def test_a_decoder_learns_a_form_with_the_routers_permission() -> None:
     wire = WireDecoder(7, block_size=SIZE, hash_blocks=sums, learn=learn)
     for _ in range(2):
         assert wire.batch(payload(stored([1]))).failed == []
-    assert asked == [SIZE]  # once is enough
+    assert asked == [SIZE]  # one warning is enough
     known = {8: sums}
     wire.resize(8, sums)
     assert len(wire.batch(payload(stored([2]))).failed) == 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every engine moves the right bytes, on pools over several devices."""
+"""Every engine copies the right bytes, on pools with several devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Scene:
         count: int,
         chunk_size: int,
     ) -> Scene:
-        """Make a scene with the first block at ``start``; the others follow, some lines apart."""
+        """Make a scene with the first block at ``start``, and the others some lines apart."""
         room = -(-sum(sizes) // 64) * 64
         steps = room + 64 * rng.integers(0, 4, count)
         offsets = start + np.concatenate([[0], np.cumsum(steps)[:-1]])
@@ -164,7 +164,7 @@ def run(transfers: list[Transfer]) -> None:
 
 
 def write(case: EngineCase, engine: CopyEngine, pool: Pool, scene: Scene, part: int = 0) -> None:
-    """Write a scene, whole or in parts under way at once; compare pool, checksums and source."""
+    """Write a scene, as a whole or in parallel parts, and compare pool, checksums and source."""
     content = scene.noise(scene.memory_size)
     memory = case.memory(content)
     poke(pool, scene.area[0], np.full(scene.area[1], CANARY, np.uint8))
@@ -179,7 +179,7 @@ def write(case: EngineCase, engine: CopyEngine, pool: Pool, scene: Scene, part: 
 
 
 def read(case: EngineCase, engine: CopyEngine, pool: Pool, scene: Scene, part: int = 0) -> None:
-    """Read a scene back; compare the bytes, and check that no others were touched."""
+    """Read a scene back, compare the bytes, and check that no others were changed."""
     payloads = [scene.noise(scene.length) for _ in scene.offsets]
     poke(pool, scene.area[0], scene.stored(payloads))
     memory = case.memory(np.full(scene.memory_size, CANARY, np.uint8))

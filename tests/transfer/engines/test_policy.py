@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policy table in Python; ``tests/sim/test_policy_rows.py`` judges its rows."""
+"""The policy table in Python; ``tests/sim/test_policy_rows.py`` checks its rows."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_care_is_taken_of_plans_within_the_pool(
                 with pytest.raises(OSError, match="argument"):
                     take(plan)
     whole = plans(pool.geometry.data_offset)[0]
-    whole.chunks["offset"][-1] = 2**64 - 64  # its end is before it
+    whole.chunks["offset"][-1] = 2**64 - 64  # the end is before the start
     for take in (maintenance.before_read, maintenance.after_write):
         with pytest.raises(OSError, match="argument"):
             take(whole)
@@ -173,7 +173,7 @@ def test_threads_maintain_a_plan_up_to_its_last_line(shm: Path, threads: int) ->
         takes = (maintenance.before_read, maintenance.after_write)
         for take in takes:
             take(plan)
-        os.truncate(shm / "device", (16 << 20) - 4096)  # the last page is gone
+        os.truncate(shm / "device", (16 << 20) - 4096)  # the last page is unmapped
         for take in takes:
             with pytest.raises(DeviceFaultError):
                 take(plan)

@@ -47,7 +47,7 @@ def say(**fields: Any) -> None:
 
 
 def hammer(direction: LinkDirection, seed: int) -> None:
-    """Push, poll, cancel and complete without end."""
+    """Push, poll, cancel and complete in an endless loop."""
     rng = random.Random(seed)
     queue = Queue(direction, now_ns=time.monotonic_ns())
     waiting: list[int] = []
@@ -83,7 +83,7 @@ def child(direction: LinkDirection, seed: int) -> int:
 
 
 def kill(directory: str, name: str, capped: int, rounds: int, seed: int) -> None:
-    """Three processes at a time use a link, and one after the other is killed."""
+    """Three processes share a link, and are killed one after the other."""
     rng = random.Random(seed)
     settings = LinkSettings(read=Speed(1 << 30), write=Speed(1 << 30), capped=bool(capped))
     link = Link(name, settings, directory=Path(directory))
@@ -113,7 +113,7 @@ def plan_of(pool: Pool, offset: int, size: int) -> tuple[np.ndarray, Plan]:
     )
     return memory, dataclasses.replace(
         plan, checksums=None
-    )  # the bytes that are read were not written
+    )  # the bytes that are read were never written
 
 
 def flood(directory: str, name: str, paths: str, kind: str, stripe: int) -> None:

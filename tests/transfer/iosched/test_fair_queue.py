@@ -21,7 +21,7 @@ FORGIVING = 50_000
 
 
 class Fixture:
-    """Pieces are named by the class they are of."""
+    """Pieces are named after their class."""
 
     def __init__(self) -> None:
         self.direction = LinkDirection(limit=1 << 40, forgiving=FORGIVING, now_ns=0)
@@ -33,7 +33,7 @@ class Fixture:
             self.queue.push(node, weight * WEIGHT, node)
 
     def tick(self, count: int = 1) -> int:
-        """Serve so many; how many there were."""
+        """Serve up to so many pieces. Returns their number."""
         served = 0
         while served < count and (piece := self.queue.pop()) is not None:
             self.done[piece.id] += 1
@@ -170,7 +170,7 @@ class Nested(Fixture):
 
 
 def nested() -> Nested:
-    """Seven classes: some at the top, some in a group, some in a group of that group."""
+    """Seven classes: some at the top, some in a group, some in a subgroup."""
     fix = Nested()
     outer = fix.direction.add(10)
     inner = fix.direction.add(10, parent=outer)
@@ -254,7 +254,7 @@ def test_an_unplugged_class_waits_and_delays_no_other() -> None:
     fix.queue.plug(group, plugged=False)
     fix.tick(5)
     assert fix.counts(a, b, c) == (0, 10, 15)
-    fix.push(b)  # does not plug it in
+    fix.push(b)  # does not activate it
     fix.tick(5)
     assert fix.counts(a, b, c) == (0, 10, 20)
     fix.queue.plug(group, plugged=True)
@@ -280,7 +280,9 @@ def test_counters_may_wrap() -> None:
 
 
 def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
-    """Its class has had its bandwidth: time alone brings it back, nothing is pushed meanwhile."""
+    """Its class has used up its bandwidth; only time makes it eligible again, without another
+    push.
+    """
     fix = Fixture()
     group, other = fix.direction.add(10), fix.direction.add(10)
     limited = fix.direction.add(10, parent=group)
@@ -297,15 +299,15 @@ def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
     assert [kind for kind, _ in served].count(other) == 1
     times = [now_s for kind, now_s in served if kind == limited]
     assert len(times) == 8
-    assert times[-1] >= 4  # and it was quarantined
+    assert times[-1] >= 4  # and the class was suspended
 
 
 def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
-    """The queue is polled all the time, so no waiter is woken; nothing else is pushed either."""
+    """The queue is polled continuously, so no waiter is woken; no other piece is pushed."""
     fix = Fixture()
     group, other = fix.direction.add(10), fix.direction.add(10)
     gated = fix.direction.add(10, parent=group)
-    device = TokenBucket(1_000_000, WEIGHT, now_ns=0)  # two pieces, then one a millisecond
+    device = TokenBucket(1_000_000, WEIGHT, now_ns=0)  # two pieces, then one per millisecond
     fix.queue.add_device(device)
     for _ in range(4):
         fix.queue.push(gated, WEIGHT, gated, device_tokens=[WEIGHT])
@@ -334,7 +336,7 @@ def test_a_waking_group_has_a_bounded_head_start() -> None:
 
 
 def test_the_smallest_piece_is_charged_for() -> None:
-    """Cost less than shares: a class of such pieces would go before all others for ever."""
+    """The cost is below the shares, so a class of such pieces would always come first."""
     fix = Fixture()
     a, b = fix.direction.add(10), fix.direction.add(10)
     for _ in range(40):
@@ -345,7 +347,9 @@ def test_the_smallest_piece_is_charged_for() -> None:
 
 
 def test_an_unplugged_class_holds_no_other_process_up() -> None:
-    """A process does not announce a class that cannot be served to the others of its link."""
+    """A process does not announce a class that cannot be served to the other members of its
+    link.
+    """
     direction = LinkDirection(limit=WEIGHT, forgiving=FORGIVING, capped=True, now_ns=0)
     first, second = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     a, b = direction.add(1000), direction.add(10)

@@ -71,7 +71,7 @@ def dead_pid() -> int:
 
 
 def whole(direction: LinkDirection) -> bool:
-    """Nobody holds anything, and all of it is there."""
+    """No member holds tokens, and all tokens are free."""
     bucket = direction.handle.bucket
     held = sum(int(member.held) for member in direction.handle.members)
     lacks = (int(bucket.ceil) - int(bucket.tail) - int(bucket.limit)) % 2**64
@@ -79,7 +79,7 @@ def whole(direction: LinkDirection) -> bool:
 
 
 def drain(direction: LinkDirection, *, start_ns: int) -> int:
-    """How long a hundred pieces of half the limit take, in the way's own time."""
+    """Return the time of a hundred pieces of half the limit, on the direction's clock."""
     queue = Queue(direction, now_ns=start_ns)
     now = start_ns
     for number in range(100):
@@ -97,7 +97,7 @@ def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: 
     link = Link("killed", directory=shm)
     direction = link.directions[Direction.READ]
     assert answer["used"] > 0
-    assert answer["reaped"] > 0  # those who lived on saw to those who died
+    assert answer["reaped"] > 0  # the survivors released the tokens of dead members
     now = time.monotonic_ns() + 2 * S
     queue = Queue(direction, now_ns=now)
     queue.poll(now)
@@ -141,8 +141,8 @@ def test_a_death_between_any_two_counters_is_put_right(
 def test_reservations_of_a_dead_process_are_released() -> None:
     direction = LinkDirection(limit=1000, now_ns=0)
     direction.add(1)
-    drain(direction, start_ns=0)  # so that what a bucket starts with is gone
-    direction.handle.bucket.tail += 10**15  # a thousand seconds
+    drain(direction, start_ns=0)  # so that the initial tokens are used up
+    direction.handle.bucket.tail += 10**15  # 1000 s
     member = direction.handle.members[0]
     member.owner, member.started = 1 << 32 | dead_pid(), 99
     member.pids, direction.handle.member_count = PIDS, 1
@@ -176,7 +176,7 @@ def test_a_silent_holder_of_tokens_counts_as_dead() -> None:
     assert other.poll(4 * S) is None
     assert other.poll(6 * S) is None or other.stat().in_flight
     assert other.stat().in_flight or other.poll(7 * S) is not None
-    stopped.complete(handle, 8 * S)  # of a member that is not its own any more
+    stopped.complete(handle, 8 * S)  # of a member that it no longer owns
     stopped.push(1, 10, 3)
     stopped.poll(8 * S)
     assert stopped.stat().lost == 1
@@ -215,7 +215,7 @@ def paths(shm: Path) -> str:
 
 
 def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, process: Start) -> None:
-    """Shares are 8 to 1; as bytes of pieces it would be 1 to 1 if they only took turns."""
+    """Shares are 8 to 1; with round robin the bytes would be 1 to 1."""
     floods = [
         process("flood", shm, "shared", paths, kind, stripe)
         for stripe, kind in enumerate(("ONBOARD", "OFFLOAD"))
@@ -226,7 +226,7 @@ def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, proc
     assert link.settings == SLOW
     kinds = (TransferClass.ONBOARD, TransferClass.OFFLOAD)
     seen = []
-    for _ in range(8):  # a machine that is busy for a while may starve either
+    for _ in range(8):  # a busy machine may starve either class
         before, start = [link.bytes_of(kind)[0] for kind in kinds], time.monotonic()
         time.sleep(1)
         after, end = [link.bytes_of(kind)[0] for kind in kinds], time.monotonic()
@@ -241,7 +241,7 @@ def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, proc
 def test_an_onboard_does_not_wait_for_another_processs_offloads(
     shm: Path, paths: str, process: Start
 ) -> None:
-    """8 MiB of them wait all the time, an eighth of a second; a block takes 4 ms by itself."""
+    """8 MiB of them are always queued, which is 1/8 s; a block alone takes 4 ms."""
     flood = process("flood", shm, "ordered", paths, "OFFLOAD", 1)
     said(flood)
     medians = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes that sleep with their class in the contest, in virtual time."""
+"""Processes that sleep while their class is in contest, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS = 1_000_000
 
 @pytest.mark.parametrize("waiting", [1, 2])
 def test_a_process_that_slept_does_not_make_up_for_it(waiting: int) -> None:
-    """The process copied a piece, then was busy or stopped, maybe with another piece waiting."""
+    """The process copied a piece, then was busy or stopped, possibly with another piece queued."""
     direction = LinkDirection(limit=2 * MS * 1000, capped=True, now_ns=0)
     slept, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     a, b = direction.add(8), direction.add(1)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Queues before a link in virtual time: how long onboards wait, who gets what, how fast classes go.
-
-The link is the one of the benchmark: what is under way shares its bandwidth evenly.
+"""Queues before a link in virtual time: the waits of onboards, the shares, and the bandwidth of
+classes. The link is that of the benchmark: pieces in flight share its bandwidth equally.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def p99(outcome: Outcome) -> float:
 
 
 def judged(queues: Callable[[], Fair], regular: bool) -> tuple[Outcome, Outcome]:
-    """Onboards that request 30 % of the link, alone and beside endless offloads."""
+    """Onboards that request 30 % of the link, alone and with endless offloads."""
     idle, loaded = (
         run(
             queues(),
@@ -50,9 +49,8 @@ def judged(queues: Callable[[], Fair], regular: bool) -> tuple[Outcome, Outcome]
 def test_endless_offloads_hardly_delay_onboards(
     capped: bool, processes: int, regular: bool
 ) -> None:
-    """Judged: onboards request 30 % in blocks of 2.5 MiB, shares are 8 to 1.
-
-    A bucket that is not capped (ours are) allows the burst of each process to queue in the link.
+    """The judged case: onboards request 30 % in blocks of 2.5 MiB, shares are 8 to 1. With an
+    uncapped bucket (ours are capped) the bursts of all processes would queue in the link.
     """
     idle, loaded = judged(lambda: Fair(RATE, capped=capped, processes=processes), regular)
     assert len(loaded.latencies_ns) > 150
@@ -73,7 +71,9 @@ class Spread(Fair):
 @pytest.mark.parametrize("regular", [True, False])
 @pytest.mark.parametrize("processes", [3, 8])
 def test_offloads_of_many_processes_hardly_delay_onboards(processes: int, regular: bool) -> None:
-    """Each may have reserved a piece when an onboard comes, which is more than may be under way."""
+    """Each one may have reserved a piece when an onboard arrives, which is more than may be in
+    flight.
+    """
     idle, loaded = judged(lambda: Spread(RATE, processes=processes), regular)
     assert p99(loaded) <= 1.3 * p99(idle)
     assert sum(loaded.bytes.values()) >= 0.95 * RATE * 0.06
@@ -96,7 +96,9 @@ def test_shares_hold_when_both_have_more_than_the_link_can_carry(processes: int)
 
 @pytest.mark.parametrize("woken", [ONBOARD, OFFLOAD])
 def test_a_waking_class_has_the_link_alone_for_tau_at_most(woken: int) -> None:
-    """One class has the link for a while; then the other comes with more than it can carry."""
+    """One class uses the link for a while; then the other one arrives with more than the link's
+    bandwidth.
+    """
     order = Fair(RATE)
     other = ONBOARD + OFFLOAD - woken
     for block in range(400):
@@ -124,7 +126,7 @@ def test_a_waking_class_has_the_link_alone_for_tau_at_most(woken: int) -> None:
 
 
 class Limited:
-    """A direction whose classes are limited. It is emptied at full speed, millisecond by
+    """A direction whose classes are limited. It is drained at full bandwidth, millisecond by
     millisecond.
     """
 
@@ -211,7 +213,7 @@ def test_a_slow_device_delays_only_its_own_copies() -> None:
     for device in (slow, fast):
         device.replenish(0)
         queue.add_device(device)
-    slow.grab(10**9)  # another process's, a millisecond of it
+    slow.grab(10**9)  # of another process, worth one millisecond
     a, b = direction.add(1000), direction.add(1)
     queue.push(a, 10, 1, device_tokens=[10**6, 0])
     queue.push(b, 10, 2, device_tokens=[0, 10**6])
@@ -261,7 +263,7 @@ def test_a_piece_larger_than_the_bucket_is_admitted_at_full_cost() -> None:
 
 
 def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
-    """Not capped, the flow ratio holds back what is started faster than it is completed."""
+    """Without a cap, the flow ratio limits classes that start pieces faster than these complete."""
     direction = LinkDirection(limit=MS * 1000, now_ns=0)
     queue = Queue(direction, goal_ns=MS // 10, now_ns=0)
     node = direction.add(1)
@@ -287,7 +289,7 @@ def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
 
 
 def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
-    """Two engines: the one with the better class is busy, so the other continues."""
+    """Two engines: the one with the preferred class is busy, so the other one continues."""
     direction = LinkDirection(limit=1000, now_ns=0)
     better, worse = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     a, b = direction.add(1000), direction.add(1)
@@ -296,7 +298,7 @@ def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
         worse.push(b, 1000, piece)
     assert worse.poll(0) is not None
     assert better.poll(10) is not None
-    assert better.poll(10) is None  # declares that it would take more
+    assert better.poll(10) is None  # announces that it would take more
     for now in range(20, 40):
         assert worse.poll(now) is None
     assert worse.stat().yields > 0
@@ -307,11 +309,11 @@ def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
         pass
     assert better.stat().queued > 0
     assert worse.poll(60) is None
-    assert worse.poll(10 * MS) is not None  # the better one has not polled for long: it sleeps
+    assert worse.poll(10 * MS) is not None  # the preferred one has not polled for long: it sleeps
 
 
 def test_a_canceled_piece_releases_its_reservation() -> None:
-    """At once: its queue may not be polled for long, and other queues would lack the tokens."""
+    """Immediately: its queue may not be polled for long, and other queues would lack the tokens."""
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     node = direction.add(1)
@@ -337,7 +339,7 @@ def test_a_long_waiter_polls_seldom() -> None:
     assert busy.poll(0) is not None
     queue.push(node, 1000, 2)
     assert queue.poll(1000) is None
-    assert queue.wait_ns < 50_000  # soon: the other may be done at any time
+    assert queue.wait_ns < 50_000  # soon: the other one may end at any time
     assert queue.poll(300_000) is None
     assert queue.wait_ns >= 60_000
     busy.complete(handle, 300_000)
@@ -351,7 +353,7 @@ def test_an_empty_queue_releases_its_reservation() -> None:
     first = queue.push(node, 1000, 1)
     handle = queue.push(node, 1000, 2)
     assert queue.poll(0) is not None
-    assert queue.poll(0) is None  # reserved, not had
+    assert queue.poll(0) is None  # reserved, but not acquired
     assert queue.stat().pending == 1000
     queue.cancel(handle)
     queue.poll(1)
@@ -390,7 +392,7 @@ def test_a_piece_in_flight_for_long_is_a_stall() -> None:
     take(250)
     assert (queue.stat().stalls, queue.stat().stalled_ns) == (2, 250 * MS)
     raised = queue.stat().stall_ns
-    for _ in range(10):  # the ratio is updated so often
+    for _ in range(10):  # the period of updates of the ratio
         now += 75 * MS
         queue.poll(now)
     assert queue.stat().stall_ns == raised - 10 * MS

@@ -45,7 +45,7 @@ FAST = LinkSettings(read=Speed(8 << 30), write=Speed(8 << 30), device=Speed(8 <<
 
 
 class HeldTransfer:
-    """Ends when it is let."""
+    """Ends when the test permits it."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -102,7 +102,7 @@ class Blocks:
 
 
 class PreparingEngine(HeldEngine):
-    """Has tables, of which ranges are started."""
+    """An engine with tables, of which ranges can be started."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def data_offsets(pool: Pool, count: int) -> list[int]:
 
 
 def pieced(engine: CpuEngine) -> CpuEngine:
-    """With pieces as small as the link's."""
+    """An engine with pieces of the link's size."""
     engine.piece_size = PIECE  # type: ignore[attr-defined]
     return engine
 
@@ -156,7 +156,7 @@ def run_to_the_end(engine: HeldEngine, transfer: Transfer) -> None:
 
 
 def idle(handle: IoHandle) -> bool:
-    """Are all tokens of the link free?"""
+    """Whether all tokens of the link are free."""
     directions = [direction.handle for direction in handle.link.directions]
     held = sum(int(member.held) for each in directions for member in each.members)
     return held == 0 and all(
@@ -193,7 +193,7 @@ def test_a_plan_is_admitted_in_pieces(handle: IoHandle, pool: Pool) -> None:
     transfer = ScheduledEngine(engine, handle).scatter_read(plan)
     for _ in range(10):
         assert not transfer.done()
-    assert 1 <= len(engine.started) <= DEPTH  # no other before one has ended
+    assert 1 <= len(engine.started) <= DEPTH  # no other piece starts before one has ended
     run_to_the_end(engine, transfer)
     assert all(part.size <= PIECE for part, _ in engine.started)
     pieces = np.concatenate([part.pieces for part, _ in engine.started])
@@ -202,9 +202,9 @@ def test_a_plan_is_admitted_in_pieces(handle: IoHandle, pool: Pool) -> None:
 
 
 def test_several_pieces_of_an_engine_are_in_flight(shm: Path, pool: Pool) -> None:
-    """However large they are: the bucket holds them, and one more."""
+    """Of any size: the bucket has tokens for them and for one more."""
     engine = HeldEngine()
-    engine.piece_size = BLOCK  # four times what the link's bucket is made for
+    engine.piece_size = BLOCK  # four times the size that the link's bucket is made for
     slow = LinkSettings(read=Speed(1 << 30), write=Speed(1 << 30), device=None)
     handle = IoHandle(Link("wide", slow, directory=shm))
     tokens = slow.read.tokens(BLOCK)
@@ -225,7 +225,7 @@ def test_several_pieces_of_an_engine_are_in_flight(shm: Path, pool: Pool) -> Non
 def test_a_piece_that_ends_makes_room_beside_an_older_transfer(
     handle: IoHandle, pool: Pool
 ) -> None:
-    """The first transfer's last piece is under way for long, and the second continues beside it."""
+    """The first transfer's last piece takes long, and the second transfer continues meanwhile."""
     engine = HeldEngine()
     scheduled = ScheduledEngine(engine, handle)
     transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 2)]
@@ -248,7 +248,7 @@ def test_a_piece_that_ends_makes_room_beside_an_older_transfer(
 
 @pytest.mark.parametrize("bytes_per_s", [50 << 30, 46_200_000_000, 1 << 30, 999_999_937])
 def test_a_link_admits_as_many_pieces_at_once_as_configured(shm: Path, bytes_per_s: int) -> None:
-    """Whatever half a token the price of a piece is rounded by."""
+    """For any rounding of a piece's price."""
     speed = Speed(bytes_per_s)
     link = Link(
         "exact", LinkSettings(read=speed, write=speed, device=None, pieces=3), directory=shm
@@ -327,7 +327,7 @@ def test_waiting_may_time_out(handle: IoHandle, pool: Pool) -> None:
 
 def test_waiting_for_the_link_may_time_out(handle: IoHandle, pool: Pool) -> None:
     for direction in handle.link.directions:
-        direction.handle.bucket.tail += 10**15  # another process's, for a long time
+        direction.handle.bucket.tail += 10**15  # held by another process, for a long time
     transfer = ScheduledEngine(HeldEngine(), handle).scatter_read(
         Blocks(data_offsets(pool, 1)).plan
     )
@@ -341,7 +341,7 @@ def test_waiting_for_the_link_may_time_out(handle: IoHandle, pool: Pool) -> None
 def test_transfers_end_in_the_order_in_which_they_were_started(
     handle: IoHandle, pool: Pool
 ) -> None:
-    """So none of them holds tokens that another one needs which is waited for first."""
+    """So none of them holds tokens that an earlier waited one needs."""
     engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), handle)
     transfers = [engine.gather_write(Blocks([offset]).plan) for offset in data_offsets(pool, 8)]
     transfers[-1].wait(WAIT_S)
@@ -449,7 +449,7 @@ def test_an_empty_plan_has_ended(handle: IoHandle, pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("own", "bytes_per_s", "expected"),
     [
-        (None, 52 * 10**9, 4 << 20),  # what it carries in 100 microseconds
+        (None, 52 * 10**9, 4 << 20),  # its bytes in 100 microseconds
         (None, 10**9, PIECE),
         (1 << 20, 52 * 10**9, 1 << 20),
         (4096, 10**9, PIECE),

@@ -54,7 +54,7 @@ def test_time_fills_the_bucket() -> None:
     assert bucket.lacks(bucket.grab(1)) == 1
     bucket.replenish(S)
     assert bucket.lacks(1) == 0
-    ticket = bucket.grab(2)  # one that lies unused, and one that is to come
+    ticket = bucket.grab(2)  # one token that is unused, and one that is due
     assert bucket.lacks(ticket) == 1
     bucket.replenish(2 * S)
     assert bucket.lacks(ticket) == 0
@@ -88,7 +88,7 @@ def test_a_bucket_is_full_after_months_without_requests() -> None:
     bucket.replenish(0)
     ticket = bucket.grab(2000)
     assert bucket.lacks(ticket) == 1000
-    bucket.replenish(2**64 // 1000 + 1)  # 384 tokens more than 2**64
+    bucket.replenish(2**64 // 1000 + 1)  # 2**64 + 384 tokens
     assert bucket.lacks(ticket) == 0
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Wrong numbers, memory that may not be written, and plans that C would misread are refused.
-
-Each of them gives one clear error, and nothing has moved.
+"""Wrong numbers, read-only memory, and plans that C would misread are rejected. Each of them raises
+one clear error, and no byte is copied.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def test_memory_that_may_not_be_written_is_no_target(pool: Pool, make: Any) -> N
     ones = layout_of(np.ones(SHAPE, np.float16))
     offset = [pool.geometry.data_offset]
     engine = make(pool)
-    engine.gather_write(frozen.plan([0], offset)).wait()  # it is a source all the same
+    engine.gather_write(frozen.plan([0], offset)).wait()  # it is still valid as a source
     engine.gather_write(ones.plan([0], offset)).wait()
     plan = frozen.plan([0], offset, chunk_size=LINE)
     tokens = frozen.plan_rows(frozen.rows([0], [1], [2]), offsets=offset)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans without checksums that are cut finer have the same bytes, in valid chunks."""
+"""Plans without checksums that are split into smaller pieces have the same bytes, in valid
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def test_the_same_bytes_in_smaller_chunks(
             at += piece
         assert at == offset + length
         last = offset + length
-        assert last % 64 == 0 or (offsets + sum(sizes) == last).any()  # else zeros would go there
+        # otherwise zeros would be written there
+        assert last % 64 == 0 or (offsets + sum(sizes) == last).any()
     if aligned:
         assert cut.chunks["length"].max() <= max(size, 64)
     parts = list(cut.cut(size))

@@ -25,7 +25,7 @@ def noise(*shape: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An arrangement, and the same elements as numpy has them: ``whole`` gives them with the axes
+    """An arrangement, and the same elements in numpy: ``whole`` gives them with the axes
     layer, kv, block, token, head, dim."""
 
     arrays: tuple[Array, ...]
@@ -87,7 +87,7 @@ CASES = {
     ),
 }
 
-# Where the axes of a block, without its number, go: layer, kv, token, head, dim are 0 to 4.
+# The target order of a block's axes: layer, kv, token, head, dim are 0 to 4.
 PLACES = {
     Order.DENSE: (0, 1, 2, 3, 4),
     Order.HEADS: (0, 1, 3, 2, 4),
@@ -140,7 +140,7 @@ def test_tokens_go_to_their_slots(name: str, order: Order) -> None:
         ctypes.memmove(int(address), payloads[block][place : place + size], int(size))
     assert np.array_equal(case.whole(targets), expected)
     assert rows.sizes.reshape(3, -1).sum(axis=1).tolist() == [layout.length // BS] * 3
-    if order == Order.TOKENS:  # one run in the pool
+    if order == Order.TOKENS:  # a single run in the pool
         firsts = rows.places.reshape(3, -1).min(axis=1)
         assert (firsts // (layout.length // BS)).tolist() == tokens
 
@@ -148,7 +148,7 @@ def test_tokens_go_to_their_slots(name: str, order: Order) -> None:
 def test_runs_that_lie_together_are_one() -> None:
     counts = {
         "vllm-kv-first": 2 * L,
-        "vllm-block-first": L,  # K and V of a block lie side by side
+        "vllm-block-first": L,  # K and V of a block are adjacent
         "vllm-heads-outside": L,
         "vllm-packed": L,
         "vllm-mla": L,

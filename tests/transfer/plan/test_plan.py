@@ -39,7 +39,8 @@ def test_every_byte_of_every_block_is_in_one_piece(
 ) -> None:
     length, chunk_size = sum(sizes), chunk_lines * 64
     room = -(-length // 64) * 64
-    offsets = [STRIPE - 20 * 64 + place * room for place in places]  # some over a stripe's end
+    # some across the end of a stripe
+    offsets = [STRIPE - 20 * 64 + place * room for place in places]
     addresses = np.arange(len(places) * len(sizes), dtype=np.uint64).reshape(-1, len(sizes)) << 20
     plan = plan_blocks(addresses, np.array(sizes), np.array(offsets), chunk_size=chunk_size)
     found = bytes_of(plan)

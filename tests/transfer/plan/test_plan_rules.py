@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Each rule of a plan's pieces and chunks (``bl_plan_piece_valid``) is broken by itself."""
+"""Each rule of a plan's pieces and chunks (``bl_plan_piece_valid``) is violated alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_arrays_that_satisfy_all_rules_are_a_plan(pool: Pool, bases: tuple[int, 
     assert verdict(pool, [], [])
 
 
-# A chunk that begins in a line may do so where the one before it ends.
+# A chunk may start within a line only at the end of the previous chunk.
 RAGGED_PIECES: Rows = [[0, 100, 0], [100, 28, 1]]
 RAGGED_CHUNKS: Rows = [[0, 100, 0], [100, 28, 1]]
 END = 1 << 40

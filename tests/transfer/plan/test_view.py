@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Views compute numpy's addresses and refuse indices outside of their memory."""
+"""Views compute numpy's addresses and reject indices outside of their memory."""
 
 from __future__ import annotations
 

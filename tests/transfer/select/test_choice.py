@@ -37,8 +37,9 @@ HOST = ("cpu", "dsa")
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Direction, int]]:
-    """Nothing is kept, and costs are made up: of which engines, with how many threads.
-    The CPU's are 1 ns a byte, others' 100 us, and nothing for bytes."""
+    """Nothing is cached, and costs are invented; calls are recorded with engines and threads. The
+    CPU costs 1 ns per byte, others 100 us regardless of size.
+    """
     asked: list[tuple[str, Direction, int]] = []
 
     def measure(engine: Any, direction: Direction, offset: int) -> Cost:
@@ -89,7 +90,7 @@ def test_a_dsa_is_measured_once_for_each_number_of_threads(
         chosen.close()
     cpu = [(direction, threads) for name, direction, threads in measured if name == "cpu"]
     put, get = Direction.WRITE, Direction.READ
-    assert cpu == [(put, 1), (get, 1), (put, 1), (get, 3)]  # a put is one thread's
+    assert cpu == [(put, 1), (get, 1), (put, 1), (get, 3)]  # a put uses one thread
     found = crossovers(pool, 3)["dsa"]
     assert (found.device, found.measured, found.written, found.read) == (
         ("stand-in", True, 100_000, 100_000)
@@ -186,4 +187,4 @@ def test_all_engines_are_closed_even_if_one_raises(pool: Pool) -> None:
     with pytest.raises(RuntimeError):
         Chosen(beside={"one": ends[0], "other": ends[1]}, made=True).close()
     assert [end.closed for end in ends] == [True, True]
-    Chosen(ends[0]).close()  # another process's
+    Chosen(ends[0]).close()  # of another process

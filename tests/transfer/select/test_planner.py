@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner agrees with the paper's crossings, and survives damaged files."""
+"""The planner has the paper's crossovers, and handles damaged files."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
     [
         (300, 1, "toy"),  # 610, where the CPU has 700 and the DSA 800
         (300, 20, "cpu"),  # 700, 800 and 800
-        (400, 20, "cpu"),  # 900 and 900: the first
+        (400, 20, "cpu"),  # 900 and 900: the first one
         (401, 20, "dsa"),  # 902 and 901
     ],
 )
@@ -147,7 +147,7 @@ def test_a_line_is_found_again() -> None:
 
 
 def test_no_part_of_a_cost_is_below_nothing_and_the_others_make_up_for_it() -> None:
-    """Some CPUs copy many fragments as fast as one."""
+    """Some CPUs copy many fragments as fast as a single one."""
     shapes = [(4096, 1), (262144, 64), (65536, 1), (262144, 4), (1048576, 16)]
     times = [1000 + size / 8 - 60 * fragments for size, fragments in shapes]
     found = fit(shapes, times)
@@ -234,7 +234,7 @@ def test_costs_that_cannot_or_must_not_be_stored_are_not_measured(
 )
 def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) -> None:
     kept, before = CalibrationCache(pool), Counted.copies
-    if damage.startswith("costs: "):  # of this machine and version, but no table
+    if damage.startswith("costs: "):  # for this machine and version, but without a table
         kept.write("costs: ", json.loads(damage.removeprefix("costs: ")))
     else:
         kept.path.parent.mkdir(parents=True)

@@ -28,7 +28,7 @@ class CapturedTransfer:
             self._maintenance.before_read(self.launch.plan)
 
     def done(self) -> bool:
-        """Return True: only the owner knows whether a replay has ended."""
+        """Return True: only the owner can determine whether a replay has ended."""
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:

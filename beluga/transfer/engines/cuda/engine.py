@@ -233,7 +233,7 @@ class CudaEngine:
                     return self._mixed(plan, directed, hold, missing)
                 parts = self._paths.direct(plan, directed, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
-            except BaseException:  # only this call knows the parts in progress
+            except BaseException:  # only this call has the parts in progress
                 try:
                     self._paths.undo(directed.stream)
                 except UnsettledError:

@@ -39,7 +39,7 @@ class PreparedLaunch:
             part = self._paths.start(
                 self._launch, self._plan.part(first, end), self._stream, self._hold
             )
-        except BaseException:  # only this call knows the work in progress
+        except BaseException:  # only this call has the work in progress
             try:
                 self._paths.undo(self._stream)
             except UnsettledError:
@@ -50,7 +50,7 @@ class PreparedLaunch:
         return CudaTransfer(self._launcher, [part], lambda: None)
 
     def close(self) -> None:
-        """Release the windows and the buffer, and drop the ranges that nobody has finished."""
+        """Release the windows and the buffer, and drop unfinished ranges."""
         left = [part for part in self._parts if not part.settled]
         if left:
             driver = self._launcher.driver

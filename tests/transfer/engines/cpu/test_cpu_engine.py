@@ -27,7 +27,7 @@ from beluga.rpc import Client
 
 STRIPE_SIZE = lib.BL_STRIPE_SIZE
 SLACK = 256  # bytes watched on both sides of a fragment
-COUNT = 2  # blocks of a batch: what one writes too much may be seen in the other
+COUNT = 2  # blocks of a batch: bytes written past the end of one may be in the other
 TIMEOUT_NS = 60_000_000_000
 
 
@@ -87,7 +87,7 @@ class Scattered:
         return b"".join(self.memory[start : start + size].tobytes() for start, size in pairs)
 
     def untouched(self) -> bool:
-        """Return whether no byte outside of the fragments was written."""
+        """Return whether all bytes outside of the fragments are unchanged."""
         outside = np.ones(len(self.memory), dtype=bool)
         for start, size in zip(self.starts, self.sizes, strict=True):
             outside[start : start + size] = False
@@ -156,7 +156,7 @@ class Batch:
         return ffi.new("bl_kv_batch *", fields | told)
 
     def put(self, blocks: list[Scattered], **told: int) -> int:
-        """Put blocks. Return 0 if all are stored, or an error if none is."""
+        """Put blocks. Returns 0 if all are stored, or an error if none is."""
         states, statuses = ffi.new("uint8_t[]", COUNT), ffi.new("int32_t[]", COUNT)
         with self.scene.client.lock:
             session = self.scene.client.session
@@ -198,7 +198,7 @@ def round_trip(scene: Scene, sizes: list[int], chunk_size: int) -> None:
     for content, offset in zip(contents, batch.offsets(), strict=True):
         assert peek(scene.pool, offset, lines) == content + bytes(lines - len(content))
         vector = sums(content, chunk_size) if chunk_size else []
-        if len(vector) > 1:  # one alone is in the entry
+        if len(vector) > 1:  # a single one is in the entry
             stored = peek(scene.pool, offset + lines, 4 * len(vector))
             assert np.frombuffer(stored, np.uint32).tolist() == vector
     targets = [Scattered(list(reversed(sizes))) for _ in contents]
@@ -218,7 +218,7 @@ SIZES = [
     [63, 65, 1, 255, 256, 257, 4095, 4097],
     [1] * 200,
     [128] * 100,
-    [3 << 20],  # over the end of a stripe, onto another device
+    [3 << 20],  # across the end of a stripe, to another device
     [(2 << 20) + 5, 11, 70_000],
 ]
 

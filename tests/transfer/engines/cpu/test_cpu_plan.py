@@ -84,7 +84,7 @@ class Scattered:
 
 
 def places(pool: Pool, blocks: int, length: int) -> np.ndarray:
-    """Return offsets of blocks in no order, one across the end of a stripe."""
+    """Return unsorted offsets of blocks, one of them across the end of a stripe."""
     room = -(-length // 64) * 64 + 128
     start = pool.geometry.data_offset + STRIPE_SIZE - room // 2 // 64 * 64
     return (start + room * np.random.default_rng(1).permutation(blocks)).astype(np.uint64)
@@ -156,8 +156,9 @@ def test_any_blocks(pool: Pool, blocks: int, sizes: list[int], chunk: int) -> No
 def sparse_plan(
     pool: Pool, length: int, chunk: int, rows: list[tuple[int, int]], target: np.ndarray
 ) -> Plan:
-    """Rows (start, size), in order, of a block at the pool's data, one behind the other in
-    ``target``; of a chunk of that size each."""
+    """Rows (start, size), in order, of a block at the pool's data, adjacent in ``target``; each in
+    a chunk of that size.
+    """
     data = pool.geometry.data_offset
     pieces, chunks, at = [], [], target.ctypes.data
     for start, size in rows:
@@ -191,7 +192,7 @@ def test_some_rows_are_read_and_their_chunks_verified(pool: Pool, threads: int) 
     for part in summed.cut(60_000):
         engine.scatter_read(part).wait()
     assert target.tobytes() == wanted + bytes([FILL] * 9)
-    gap = rows[10][0] + row  # no row has this byte, its chunk's checksum does
+    gap = rows[10][0] + row  # no row covers this byte, but its chunk's checksum does
     poke(pool, pool.geometry.data_offset + gap, bytes([source.memory[0, 38 + gap] ^ 1]))
     transfer = engine.scatter_read(summed)
     assert transfer.done()
@@ -248,7 +249,7 @@ def test_an_invalid_plan_copies_no_bytes(pool: Pool) -> None:
         np.zeros(3, np.uint32),
     )
     begins = Plan(np.array([(at, data + 32, 96, 0)], PIECE), np.array([(data + 32, 96, 0)], CHUNK))
-    apart = Plan(  # a chunk begins within a line only where the one before it ends
+    apart = Plan(  # a chunk may start within a line only at the end of the previous chunk
         np.array([(at, data, 64, 0), (at, data + 96, 32, 1)], PIECE),
         np.array([(data, 64, 0), (data + 96, 32, 1)], CHUNK),
     )
@@ -269,7 +270,7 @@ def test_an_invalid_plan_copies_no_bytes(pool: Pool) -> None:
 
 
 def test_threads_of_one_process_copy_at_once(pool: Pool) -> None:
-    """The thread pool has one job at a time. A thread that finds it at work copies alone."""
+    """The thread pool has one job at a time. A thread that finds it busy copies without it."""
     engine, errors = CpuEngine(pool, threads=3), list[BaseException]()
     length = 48 * 20480
 
@@ -305,7 +306,8 @@ def test_a_fault_met_by_a_helper_is_an_error_of_the_call(memory_root: Path) -> N
             offset = pool.geometry.data_offset + 2 * STRIPE_SIZE
             plan = plan_blocks(source.addresses, source.sizes, np.array([offset]), chunk_size=16384)
             engine.gather_write(plan).wait()
-            os.truncate(folder / "a", 3 * STRIPE_SIZE)  # the superblock, and what comes first
+            # the superblock, and the regions before the data
+            os.truncate(folder / "a", 3 * STRIPE_SIZE)
             for function in (engine.gather_write, engine.scatter_read):
                 transfer = function(plan)
                 with pytest.raises(DeviceFaultError):

@@ -203,9 +203,7 @@ def test_a_user_without_a_home_copies(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    monkeypatch.setattr(
-        CalibrationCache, "can_write", lambda _: False
-    )  # a / that is not this user's
+    monkeypatch.setattr(CalibrationCache, "can_write", lambda _: False)  # the / of another user
     monkeypatch.setattr(tuning, "_FOUND", {})
     assert tuned(pool) == DEFAULT
     assert (config.cache_dir(), config.state_dir()) == (
@@ -316,7 +314,9 @@ def test_the_faster_value_is_chosen(pool: Pool) -> None:
 
 
 def test_copies_that_are_timed_have_checksums(pool: Pool) -> None:
-    """As those of caches: a setting may be fast for copies without, and slow for these."""
+    """With checksums, like those of caches: a setting may be fast for copies without checksums and
+    slow for these.
+    """
     offset = pool.geometry.data_offset
     trial = Trial(pool, offset, float("inf"))
     struct, shape = DEFAULT.struct(1), Shape(4096, 8)
@@ -334,4 +334,4 @@ def test_a_measurement_ends_with_its_budget(pool: Pool) -> None:
     assert measure(pool, pool.geometry.data_offset, budget_s=0) == DEFAULT
     found = measure(pool, pool.geometry.data_offset)
     assert CopySettings.of(dataclasses.asdict(found)) == found
-    assert lib.bl_cpu_features()  # and C still answers
+    assert lib.bl_cpu_features()  # and C still works

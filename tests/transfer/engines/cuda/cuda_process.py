@@ -35,7 +35,7 @@ class SanitizerError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The grid of a launch, smaller than the engine's: the sanitizers are slow."""
+    """The grid of a launch, smaller than the engine's because the sanitizers are slow."""
 
     blocks: int
     threads: int
@@ -45,7 +45,8 @@ class Grid:
 def _fixed_addresses() -> tuple[str, ...]:
     """Return the command that starts a program at fixed addresses.
 
-    Some kernels of Linux spread addresses so far that the sanitizer's shadow would not fit.
+    Some Linux kernels randomize addresses so widely that the sanitizer's shadow memory does not
+    fit.
     """
     command = ("setarch", "-R")
     if shutil.which(command[0]) is None:
@@ -100,7 +101,7 @@ class KernelProcess:
             self._process.stdin.write(request + payload)
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # what it said of its end is read below
+            pass  # its last output is read below
         return self._take(answer)
 
     def _take(self, size: int) -> bytes:
@@ -117,8 +118,9 @@ class KernelProcess:
 
 
 class ProcessDriver:
-    """A driver whose GPU is a kernel process, as far as a launcher needs one. Launches have
-    ``grid``, and return when they have ended; ``accesses`` are those of the last one."""
+    """A driver whose GPU is a kernel process, with the functions that a launcher needs. Launches
+    have ``grid``, and return when they have ended; ``accesses`` are those of the last one.
+    """
 
     def __init__(self, process: KernelProcess, grid: Grid) -> None:
         self._process, self._grid = process, grid

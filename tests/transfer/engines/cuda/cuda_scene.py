@@ -32,7 +32,7 @@ CANARY = b"\xa5"
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """A pool, of which only the mapping of its offsets is used, and windows."""
+    """A pool, of which only the offset mapping is used, and windows."""
 
     devices: int
     interleaved: bool
@@ -74,7 +74,7 @@ class Shape:
     sizes: tuple[int, ...]  # of a block's fragments
     offsets: tuple[int, ...]  # of the blocks
     geometry: Geometry
-    ragged: tuple[int, ...] = (0,)  # of the fragments, round and round
+    ragged: tuple[int, ...] = (0,)  # of the fragments, repeated
     chunk_size: int = 0
     grid: Grid = Grid(blocks=2, threads=64)  # noqa: RUF009  frozen
 
@@ -167,7 +167,7 @@ class Scene:
         return Outcome(launch, self._driver.accesses, bad_count)
 
     def gathered(self, seed: int = 1) -> Outcome:
-        """Gather, and check every byte."""
+        """Gather the blocks, and check every byte."""
         payloads, lines = self.content(seed), -(-self.shape.length // 64) * 64
         self.fill_fragments(payloads)
         for offset in self.shape.offsets:
@@ -246,7 +246,7 @@ def runs(starts: NDArray[Any], sizes: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def joined(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the same bytes in as few runs as possible; no byte may occur twice."""
+    """Return the same bytes as the fewest possible runs; no byte may occur twice."""
     out: list[tuple[int, int]] = []
     for start, size in sorted(found):
         assert not out or start >= out[-1][1], f"byte at {start:#x} twice"
@@ -260,7 +260,7 @@ def joined(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def check_coalescing(outcome: Outcome) -> None:
     """Check that the n-th words that a group's lanes load or store for a span are adjacent."""
     wide = outcome.accesses[outcome.accesses["size"] == 16]
-    wide = wide[np.argsort(wide["thread"], kind="stable")]  # a lane's own stay in order
+    wide = wide[np.argsort(wide["thread"], kind="stable")]  # the accesses of a lane are in order
     span_and_kind = wide["span"].astype(np.int64) << 1 | wide["store"]
     lane = span_and_kind << 32 | wide["thread"]
     order = np.argsort(lane, kind="stable")

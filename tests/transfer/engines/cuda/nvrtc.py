@@ -13,7 +13,7 @@ from typing import Any
 
 from beluga.transfer.engines.cuda import source
 
-CUPY_ADDS = ("-ftz=true", "--device-as-default-execution-space")  # cupy 13 and 14
+CUPY_ADDS = ("-ftz=true", "--device-as-default-execution-space")  # the places in cupy 13 and 14
 
 
 @dataclasses.dataclass
@@ -21,7 +21,7 @@ class Kernel:
     """One kernel's machine code."""
 
     registers: int
-    instructions: list[str]  # with their predicates
+    instructions: list[str]  # including predicates
 
     def named(self, pattern: str) -> list[str]:
         return [text for text in self.instructions if re.search(pattern, text)]

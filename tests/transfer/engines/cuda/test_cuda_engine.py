@@ -80,7 +80,7 @@ def test_a_plan_is_described_before_the_link_admits_anything(
     scheduled = ScheduledEngine(engine, place)
     for start in (scheduled.gather_write, scheduled.scatter_read):
         for direction in (each.handle for each in link.directions):
-            direction.bucket.tail += 10**12  # somebody else's, for a second
+            direction.bucket.tail += 10**12  # memory of another owner, for one second
         before, described = len(gpu.launches), len(made)
         transfer = start(blocks.plan)
         assert (len(gpu.launches), len(made)) == (before, described + 1)
@@ -110,7 +110,7 @@ def test_copies_give_back_all_that_they_took(pool: Pool, bounced: bool) -> None:
         for start in (engine.gather_write, engine.scatter_read):
             start(blocks.plan).wait(PATIENCE_S)
         taken.append((len(gpu._events), len(gpu._maps), len(gpu._pinned)))
-    assert taken[-1] == taken[1]  # the first ones leave what is used again
+    assert taken[-1] == taken[1]  # later copies reuse the resources of the first ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Watched(CacheMaintenance):
 
     def after_write(self, plan: Plan) -> None:
         assert plan.checksums is not None
-        assert not plan.checksums.any()  # nothing shows yet that the range is complete
+        assert not plan.checksums.any()  # the range is not known to be complete yet
         self.seen.append(f"flush {len(self.gpu.launches)}")
         super().after_write(plan)
 
@@ -219,7 +219,7 @@ def test_windows_that_are_wanted_are_registered_first(pool: Pool) -> None:
     assert engine.settle(PATIENCE_S)
     (wanted,) = engine._windows.touched(pool, blocks.plan)
     place = order.index(engine._registrar._range(wanted).address)
-    assert place <= 1  # one may have begun before it was known
+    assert place <= 1  # one may have started before the failure was known
     rest = order[:place] + order[place + 1 :]
     lowest = {engine._registrar._range((d, 0)).address for d in (0, 1)}
     assert set(rest[:2]) == lowest  # low offsets first
@@ -253,7 +253,7 @@ def test_the_host_has_a_cap_that_processes_share(
     third = engine_on(pool, Gpu(), cap=24 * STRIPE)
     assert third.settle(PATIENCE_S)
     assert third.stat.registered_bytes == 20 * STRIPE
-    (tmp_path / "cuda-registered" / "claim-1-dead").write_text(f"{1 << 40}")  # nobody locks it
+    (tmp_path / "cuda-registered" / "claim-1-dead").write_text(f"{1 << 40}")  # no lock is held
     third.close()
     fourth = engine_on(pool, Gpu(), cap=24 * STRIPE)
     assert fourth.settle(PATIENCE_S)

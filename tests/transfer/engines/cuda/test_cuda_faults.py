@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Wrong plans never reach a GPU, and failures beside it are reported to their transfers."""
+"""Invalid plans never reach a GPU, and failures on the host are reported by their transfers."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_every_wait_raises_the_error_of_a_failed_flush(pool: Pool, gpu: Gpu) -> 
     engine = engine_on(pool, gpu, maintenance=FailingOnce.on(pool))
     assert engine.settle(PATIENCE_S)
     transfer = engine.gather_write(Blocks.make(pool).plan)
-    for _ in range(2):  # what was not flushed is never published
+    for _ in range(2):  # unflushed blocks are never published
         with pytest.raises(DeviceFaultError):
             transfer.wait(PATIENCE_S)
 
@@ -153,7 +153,7 @@ def every_other_window() -> Callable[[int], None]:
 def test_a_fault_while_bouncing_leaves_nothing_under_way(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller that learns of the fault may free the memory that the GPU was about to fill."""
+    """After the error a caller may free the memory that the GPU was about to fill."""
     gpu = Gpu(before_register=every_other_window())
     engine = engine_on(pool, gpu, bounce_size=512 << 10)
     assert engine.settle(PATIENCE_S)
@@ -216,7 +216,7 @@ def test_rows_of_a_chunk_of_several_stripes(pool: Pool) -> None:
 
 
 def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
-    """Parts count pieces and chunks from the whole plan's first."""
+    """Parts number pieces and chunks from the first one of the whole plan."""
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
     parts = list(blocks.plan.cut(100_000))
@@ -228,7 +228,7 @@ def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
 
 
 def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
-    """For rows with checksums that is the size of their chunks, which the bound counts."""
+    """For rows with checksums, the bound applies to the size of their chunks."""
 
     def refuse(_: int) -> None:
         raise DriverError("made up")
@@ -254,11 +254,11 @@ def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
     gpu.launches.clear()
     engine.scatter_read(plan).wait(PATIENCE_S)
     assert (rows == whole.reshape(count, chunk)[:, :64]).all()
-    assert len(gpu.launches) == count * chunk // (64 << 10)  # a quarter of the bound each
+    assert len(gpu.launches) == count * chunk // (64 << 10)  # each a quarter of the bound
 
 
 def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -> None:
-    """A caller that sees the end may pass the space on, so later copies must not write it."""
+    """After the end the caller may reuse the space, so later copies must not write it."""
 
     def refuse(_: int) -> None:
         raise DriverError("made up")
@@ -271,7 +271,7 @@ def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -
         pass
     theirs = np.full(len(first.memory), 0x5A, np.uint8)
     poke(pool, int(first.plan.chunks["offset"][0]), theirs)
-    for other in others:  # they need its buffers
+    for other in others:  # they need the pool's buffers
         engine.gather_write(other.plan).wait(PATIENCE_S)
     first.memory[:] = theirs
     assert first.stored(pool)
@@ -317,7 +317,7 @@ def test_a_start_that_fails_leaves_nothing_under_way(
 
 
 class Leaving(FailingGpu):
-    """Remembers whether the gate was open when memory was taken from the GPU."""
+    """Records whether the gate was open when the GPU's memory was freed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ def test_a_cache_finds_the_engine_by_its_name(cupy: Any, pool: Pool) -> None:
 
 
 def test_a_block_that_the_cpu_rewrites_is_never_read_stale(cupy: Any, pool: Pool) -> None:
-    """Neither the CPU's nor the GPU's cache has old bytes for the kernel."""
+    """The kernel reads no stale bytes from a cache of the CPU or the GPU."""
     engine = CudaEngine(pool, window_size=8 * STRIPE)
     assert engine.settle(120)
     memory, other = cupy.zeros(128 * FRAGMENT, cupy.uint8), cupy.zeros(1 << 22, cupy.uint8)
@@ -138,7 +138,7 @@ def test_a_graph_replays_a_copy(cupy: Any, pool: Pool) -> None:
 def test_a_refused_registration_leaves_no_error_behind(cupy: Any) -> None:
     driver = CupyDriver()
     with pytest.raises(DriverError):
-        driver.register(1 << 40, STRIPE)  # nobody's memory
+        driver.register(1 << 40, STRIPE)  # unmapped memory
     assert int(cupy.arange(10).sum()) == 45
 
 
@@ -146,7 +146,7 @@ def test_what_is_compiled_names_what_it_includes(fake_cuda: FakeCuda, tmp_path: 
     CupyDriver().close()
     assert not any(
         "default" in option for option in fake_cuda.options
-    )  # cupy says so; once is enough
+    )  # cupy raises this; one check is enough
     text = source.kernel_text()
     shutil.copytree(source.ROOT / "cuda", tmp_path / "cuda")
     (tmp_path / "cuda" / "crc32c.cuh").write_text("changed")
@@ -181,7 +181,7 @@ def test_a_capture_of_another_thread_refuses_nothing(fake_cuda: FakeCuda, pool: 
     for start in (engine.gather_write, engine.scatter_read):
         start(plan).wait(60)
         start(plan).wait()
-    with pytest.raises(RuntimeError):  # as anybody else would be
+    with pytest.raises(RuntimeError):  # like any other user of the GPU
         fake_cuda.runtime.malloc(1)
     assert engine.stat.bounced_bytes == 0
     engine.close()

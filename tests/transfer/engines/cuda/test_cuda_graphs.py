@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine beside other work: graphs, streams, failures."""
+"""The CUDA engine together with other work: graphs, streams, failures."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def test_a_failed_kernel_is_the_transfers_error(pool: Pool, gpu: Gpu) -> None:
     transfer = engine.gather_write(blocks.plan, stream=stream)
     with pytest.raises(TransferError, match="failed"):
         transfer.wait(PATIENCE_S)
-    engine.gather_write(blocks.plan).wait(PATIENCE_S)  # other streams go on
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)  # other streams continue
     assert blocks.stored(pool)

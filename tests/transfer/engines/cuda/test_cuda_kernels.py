@@ -131,7 +131,7 @@ def test_rows_are_read_and_the_chunks_they_touch_are_summed(
         checksums=np.array(sums, np.uint32) if chunk_size else None,
     )
     block, place, _ = rows[0]
-    if spoil and chunk_size:  # a byte of the chunk that no row need ask for
+    if spoil and chunk_size:  # a byte of the chunk that is in no row
         at = offsets[block] + place // chunk_size * chunk_size
         scene.fill_pool(at, bytes([scene.pool(at, 1)[0] ^ 1]))
     outcome = scene.launch(plan, write=False)
@@ -144,7 +144,8 @@ def test_rows_are_read_and_the_chunks_they_touch_are_summed(
 
 def overlapping(process: KernelProcess, ragged: int) -> tuple[Scene, Plan, list[int], bytes]:
     """Make rows that contain, equal and overlap each other across the end of a stripe, and a row of
-    one byte. Return the payload, too."""
+    one byte. Also returns the payload.
+    """
     length, offset = 9000, 2 * STRIPE - 4096
     scene = Scene(process, Shape((length,), (offset,), THREE))
     (payload,) = scene.content(3)
@@ -321,7 +322,7 @@ def test_a_planted_bug_is_found(program: Path, bug: str) -> None:
     process = KernelProcess(program)
     try:
         for ways in ("gathered", "scattered"):
-            getattr(Scene(process, PLANTED), ways)()  # nothing is found where nothing is wrong
+            getattr(Scene(process, PLANTED), ways)()  # no finding for correct kernels
         process.plant(bug)
         ways = ["gathered"] if bug == "pad" else ["gathered", "scattered"]
         for way in ways:

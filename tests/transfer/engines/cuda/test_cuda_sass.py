@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[4]
 UNROLL = 8  # words in flight for each lane
-REGISTERS_MAX = 128  # 512 threads of them are one multiprocessor's, whole
+REGISTERS_MAX = 128  # 512 threads of this size fill a multiprocessor
 ARCHITECTURES = (80, 90, 100)
 
 

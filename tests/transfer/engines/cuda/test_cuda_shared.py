@@ -41,7 +41,7 @@ class Counting(Gpu):
 
 @pytest.fixture(autouse=True)
 def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No other process counts."""
+    """Ignore other processes."""
     monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path)
     return tmp_path / "cuda-registered"
 
@@ -54,7 +54,7 @@ def again(pool: Pool) -> Iterator[Pool]:
 
 
 def claimed(claims: Path) -> int:
-    """Return the bytes that count for the host's cap."""
+    """Return the bytes that count toward the host's limit."""
     return sum(int(path.read_text() or 0) for path in claims.glob("claim-*"))
 
 
@@ -80,7 +80,7 @@ def test_loads_and_saves_register_a_pool_once(pool: Pool, again: Pool, claims: P
 
 
 def test_who_made_the_registration_may_leave_first(pool: Pool, again: Pool, claims: Path) -> None:
-    """Its engine, driver and mapping of the pool are gone, and the other engine works on."""
+    """Its engine, driver and mapping of the pool were closed, and the other engine continues."""
     drivers = [Counting(), Counting()]
     first, second = engine_on(again, drivers[0]), engine_on(pool, drivers[1])
     assert first.settle(PATIENCE_S)
@@ -95,14 +95,14 @@ def test_who_made_the_registration_may_leave_first(pool: Pool, again: Pool, clai
     second.close()
     assert [driver.count for driver in drivers] == [0, 0]
     assert list(claims.glob("claim-*")) == []
-    third = engine_on(pool, Counting())  # and it can be had anew
+    third = engine_on(pool, Counting())  # and it can be registered again
     assert third.settle(PATIENCE_S)
     moves(third, Blocks.make(pool), pool)
     assert third.stat.direct_bytes > 0
 
 
 def test_two_engines_on_one_mapping_are_not_refused(pool: Pool) -> None:
-    gpu = Counting()  # which refuses what is registered already
+    gpu = Counting()  # which rejects memory that is already registered
     engines = [engine_on(pool, gpu), engine_on(pool, gpu)]
     for engine in engines:
         assert engine.settle(PATIENCE_S)
@@ -119,7 +119,7 @@ def test_a_window_that_another_engine_uses_is_not_taken_away(pool: Pool) -> None
     near = Blocks.make(pool)
     used = first._windows.touched(pool, near.plan)
     drivers[0].gate.clear()
-    transfer = first.gather_write(near.plan)  # under way, by the first one's driver
+    transfer = first.gather_write(near.plan)  # in progress, with the first engine's driver
     for _ in range(12):
         for stripe in range(14, 20):
             second.gather_write(Blocks.make(pool, stripe=stripe).plan).wait(PATIENCE_S)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Under a cap the least recently used window makes room, but never one that is in use."""
+"""At the limit the least recently used window is unregistered, but never one in use."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from beluga.transfer.engines.cuda import CudaEngine, DriverError
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-CAP = 6  # windows; the pool has 32: three of no blocks, and those of the first stripes of blocks
+CAP = 6  # windows of the pool's 32: three without blocks, and those of the first stripes of blocks
 NEAR = 3  # stripes of blocks that are registered at first
 FAR = 20  # a stripe that is not
 
 
 @pytest.fixture(autouse=True)
 def own_claims(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No other process counts."""
+    """Ignore other processes."""
     monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path)
 
 
@@ -98,14 +98,15 @@ def test_the_least_recently_used_window_goes(pool: Pool, engine: CudaEngine) -> 
         before = ready(engine)
         registered(engine, pool, far)
         gone.append(before - ready(engine))
-    assert not set.union(*gone[:NEAR]) & set.union(*of_blocks)  # never used: these go first
+    # never used: these are unregistered first
+    assert not set.union(*gone[:NEAR]) & set.union(*of_blocks)
     assert gone[NEAR:] == [of_blocks[1], of_blocks[0], of_blocks[2]]
 
 
 def test_a_window_in_use_stays_until_its_event_has_ended(
     pool: Pool, gpu: Gpu, engine: CudaEngine
 ) -> None:
-    near = Blocks.make(pool, 13)  # two stripes of blocks, and a little
+    near = Blocks.make(pool, 13)  # two stripes of blocks, and a few bytes
     used = windows_of(engine, near)
     assert len(used) == NEAR
     stream, gate = gpu.make_stream(urgent=False), threading.Event()
@@ -145,7 +146,7 @@ def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool) -> None:
     registered(engine, pool, FAR)
     move(engine, blocks)
     assert "cudaErrorHostMemoryNotRegistered" in str(engine.stat.fault)
-    assert len(before - ready(engine)) == 2  # one is lost, and one has made room
+    assert len(before - ready(engine)) == 2  # one is lost, and one was unregistered
     assert engine.stat.unregistered_count == 1
     assert engine.stat.registered_bytes == (CAP - 1) * STRIPE
     assert blocks.stored(pool)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Compiles the C core with changed lines: with a planted bug, or with a record of its acts."""
+"""Compiles the C core with changed lines: with a planted bug, or with a record of its
+operations.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def built(folder: Path, changes: Iterable[tuple[str, str, str]], more: str = "")
 
 @contextmanager
 def opened_pool(library: Library, pool: Pool) -> Iterator[Any]:
-    """The pool, which is the product's, as this library has it: a ``bl_pool *``."""
+    """The ``bl_pool *`` of ``_core``, with the type of this library."""
     handle = library.ffi.new("bl_pool **")
     mapping = pool._mapping
     devices = library.of("void *const *", ffi.cast("void **", mapping.addresses))

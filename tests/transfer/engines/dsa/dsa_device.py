@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """A DSA in Python at the other end of ``write()``.
 
-It checks every descriptor, and completes descriptors as a test sets it.
+It checks every descriptor, and completes descriptors as the test specifies.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sent:
 
     @classmethod
     def of(cls, raw: bytes) -> Sent:
-        """Read a descriptor. Raises AssertionError for one that a device would not take."""
+        """Read a descriptor. Raises AssertionError if a device would reject it."""
         pasid, word, record, source, target, size, interrupt, reserved, seed = struct.unpack(
             "<IIQQQIHHI", raw[:44]
         )
@@ -76,7 +76,7 @@ Fate = Callable[[random.Random, Sent], End]
 class WriteDevice:
     """Takes descriptors of 64 bytes, and executes a few at a time in any order.
 
-    ``fate`` is how each descriptor ends, and ``reach`` is how much of a batch is executed.
+    ``fate`` is the result of each descriptor, and ``reach`` is how much of a batch is executed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class WriteDevice:
         return Portal(out[0], self.limits, is_device=True, text="in Python")
 
     def close(self) -> None:
-        """Close the device after the engine, and check that every descriptor was right."""
+        """Close the device after the engine, and check that every descriptor was valid."""
         self._thread.join()
         self._socket.close()
         assert self.wrong == []

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Runs one schedule of a DSA's faults on the engine, and compares with slices of bytes.
 
-The library may be the product, or one with a planted bug (``test_dsa_mutants.py``).
+The library may be ``_core``, or one with a planted bug (``test_dsa_mutants.py``).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Library:
     lib: Any
 
     def of(self, kind: str, pointer: Any) -> Any:
-        """The product's pointer as this library's."""
+        """A pointer of ``_core`` with the type of this library."""
         return self.ffi.cast(kind, int(core_ffi.cast("uintptr_t", pointer)))
 
     def product(self, kind: str, pointer: Any) -> Any:
-        """This library's pointer as the product's."""
+        """A pointer of this library with the type of ``_core``."""
         return core_ffi.cast(kind, int(self.ffi.cast("uintptr_t", pointer)))
 
 
@@ -54,7 +54,7 @@ class Schedule:
     sizes: tuple[int, ...]  # of a block's fragments
     block_count: int
     chunk_size: int
-    part: int  # bytes of the parts that are under way at once
+    part: int  # bytes of the parts in flight
     size_max: int
     batch_max: int
     depth: int
@@ -69,7 +69,7 @@ CHANCES = (0, 0, 2000, 20_000, 50_000)  # of 65536
 def schedules(draw: st.DrawFn) -> Schedule:
     kinds = ("fault", "list_fault", "error", "reorder", "late")
     faults = {kind: draw(st.sampled_from(CHANCES)) for kind in kinds}
-    faults["full"] = draw(st.sampled_from(CHANCES[:-1]))  # each time is a pause
+    faults["full"] = draw(st.sampled_from(CHANCES[:-1]))  # each one pauses
     return Schedule(
         seed=draw(st.integers(0, 2**32)),
         sizes=tuple(draw(st.lists(st.integers(1, 5000), min_size=1, max_size=12))),
@@ -102,7 +102,7 @@ def opened(library: Library, pool: Any, schedule: Schedule) -> Iterator[Any]:
 
 
 def run(library: Library, engine: Any, plan: Plan, part: int, *, is_read: bool) -> list[int]:
-    """The statuses of the plan's parts, all under way at once."""
+    """The statuses of the plan's parts, all of which are in flight."""
     ffi, lib = library.ffi, library.lib
     transfers, structs = [], []
     for piece in plan.cut(part):
@@ -120,7 +120,7 @@ def run(library: Library, engine: Any, plan: Plan, part: int, *, is_read: bool) 
 
 
 class WrongBytesError(AssertionError):
-    """The bytes or the checksums are not the oracle's."""
+    """The bytes or the checksums differ from the oracle's."""
 
 
 def demand(condition: object, what: str) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bytes and checksums are right for every status of a device, faults at every place, any fault
-address, and batches that end early.
-
-A device in Python checks that every descriptor keeps the limits of its queue.
+"""The bytes and checksums are right for every status of a device, faults at every offset, any fault
+address, and batches that end early. A device in Python checks that every descriptor is within the
+limits of its queue.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def engine_on(pool: Pool, device: WriteDevice, **rules: bool) -> Iterator[DsaEng
 
 
 def plan_of(pool: Pool, memory: Bytes) -> Plan:
-    """Two blocks that lie over the end of a stripe."""
+    """Two blocks across the end of a stripe."""
     start = pool.geometry.data_offset + STRIPE_SIZE - 2048
     starts = np.array([0, 1503, 1507]) + np.array([[0], [LENGTH + 20]])
     return plan_blocks(
@@ -112,7 +111,7 @@ def test_a_queue_gets_at_most_its_configured_number_of_descriptors(
 @pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
 @pytest.mark.parametrize("moved", ["nothing", "some", "all"])
 def test_the_cpu_executes_failed_descriptors(pool: Pool, moved: str, batch_max: int) -> None:
-    """Each status occurs in turn; the other fields of such a record mean nothing."""
+    """Each status occurs in turn; the other fields of such a record are invalid."""
     codes = iter([code | bit for code in STATUSES for bit in (0, lib.BL_DSA_STATUS_WRITE)] * 50)
 
     def fate(dice: random.Random, sent: Sent) -> End:
@@ -143,8 +142,9 @@ def fault_addresses(sent: Sent, done: int, dice: random.Random) -> list[int]:
 def test_page_faults_at_every_place_with_any_address(
     pool: Pool, batch_max: int, *, device_flushes: bool
 ) -> None:
-    """An address outside the descriptor's ranges resolves nothing, and does no harm: a
-    fill and a flush have no source, so a fault of theirs near zero is none of an address."""
+    """An address outside the descriptor's ranges is ignored: a fill and a flush have no source, so
+    a fault near zero has no address.
+    """
 
     def fate(dice: random.Random, sent: Sent) -> End:
         if dice.random() < 0.3:
@@ -180,7 +180,7 @@ def test_a_fault_at_a_reported_address_is_resolved_and_the_copy_continues(pool: 
 
 
 def test_a_flush_that_faults_is_resumed_by_the_device(pool: Pool) -> None:
-    """A flush reads according to its record, and yet the fault is one of its target."""
+    """The record of a flush reports a read, but the fault is one of its target."""
 
     def fate(_: random.Random, sent: Sent) -> End:
         if sent.opcode == lib.BL_DSA_CFLUSH and sent.size > 64:
@@ -206,7 +206,7 @@ def is_resident(address: int) -> bool:
 
 
 def test_a_missing_page_is_faulted_in_by_the_kernel(pool: Pool) -> None:
-    """The device continues once it is: no other code has accessed it."""
+    """The device continues once the page is present: no other code has accessed it."""
     area = mmap.mmap(-1, 16 * PAGE)
     target = np.frombuffer(area, np.uint8)
     if LIBC.madvise(ctypes.c_void_p(target.ctypes.data), ctypes.c_size_t(PAGE), 22) != 0:
@@ -259,7 +259,7 @@ def test_keys_omitted_from_a_batch_are_requested_again(
 
 
 def test_closing_waits_for_submitted_descriptors(pool: Pool) -> None:
-    """Otherwise the device would write its records into memory that has another owner by then."""
+    """Otherwise the device would later write its records into reused memory."""
     ended = []
 
     def fate(_: random.Random, sent: Sent) -> End:

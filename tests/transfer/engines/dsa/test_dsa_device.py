@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The software queue behaves like a DSA: it takes descriptors and writes completion records."""
+"""The software queue behaves like a DSA: it accepts descriptors and writes completion records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 60.0
 
 
 class Device:
-    """A software queue, and memory to try it on: a source, two targets, records, a list."""
+    """A software queue, and memory for it: a source, two targets, records, a descriptor list."""
 
     def __init__(self, **faults: int) -> None:
         self.limits = ffi.new("bl_dsa_limits *", [SIZE // 4, 8, 16, 0, 0])
@@ -43,7 +43,7 @@ class Device:
         return ffi.buffer(ffi.cast("uint8_t *", address), size)
 
     def make(self, opcode: int, flags: int = 0, **fields: int) -> Any:
-        """A descriptor that writes a record of its own."""
+        """A descriptor with its own completion record."""
         descriptor = ffi.new("bl_dsa_descriptor *", {})
         descriptor.flags_opcode = flags | RECORD | opcode << 24
         descriptor.record = self._records + 32 * next(self._next)
@@ -59,7 +59,7 @@ class Device:
             time.sleep(0.0005)
 
     def record_of(self, descriptor: Any) -> Any:
-        """Its record, when it has been written."""
+        """The completion record, once it is written."""
         record = ffi.cast("bl_dsa_record *", descriptor.record)
         deadline = time.monotonic() + TIMEOUT_S
         while record.status == lib.BL_DSA_NONE:
@@ -259,7 +259,7 @@ def test_a_record_is_written_to_its_address_or_not_at_all(device: Device) -> Non
 
 
 def test_a_fence_in_a_batch_holds(device: Device) -> None:
-    """Descriptors behind the fence begin after all others, or not at all if one failed."""
+    """Descriptors after the fence start after all others, or not at all if one failed."""
     stormy = Device(seed=3, reorder=65_536)
     try:
         for _ in range(30):
@@ -315,7 +315,8 @@ def test_a_full_queue_raises_a_clear_error() -> None:
     try:
         start = time.monotonic()
         codes = [lib.bl_dsa_submit(device.queue, device.make(lib.BL_DSA_NOOP)) for _ in range(40)]
-        room = 17 + (time.monotonic() - start) / delay_s  # its depth, and those it has got to
+        # its depth, and the descriptors that it has started
+        room = 17 + (time.monotonic() - start) / delay_s
     finally:
         device.close()
     assert set(codes) <= {0, -11}
@@ -332,7 +333,7 @@ def test_nothing_ends_while_it_is_submitted() -> None:
             start = time.monotonic()
             device.submit(descriptor)
             status = ffi.cast("bl_dsa_record *", descriptor.record).status
-            if time.monotonic() - start < delay_s:  # else this thread had slept, and saw nothing
+            if time.monotonic() - start < delay_s:  # otherwise this thread had slept and missed it
                 assert status == lib.BL_DSA_NONE
                 break
         assert device.record_of(descriptor).status == lib.BL_DSA_SUCCESS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The DSA engine's life: time limits, closing early, forks, deaths, devices that fail."""
+"""The DSA engine's lifecycle: timeouts, early close, forks, deaths, failing devices."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_transfer_runs_while_its_caller_does_other_work(pool: Pool) -> None:
     memory = np.ones(BLOCK, np.uint8)
     start = time.monotonic()
     transfer = engine.gather_write(block(pool, memory))
-    if time.monotonic() - start < 0.1:  # else this thread had slept
+    if time.monotonic() - start < 0.1:  # otherwise this thread had slept
         assert not transfer.done()
     transfer.wait(TIMEOUT_S)
     assert transfer.done()
@@ -96,7 +96,7 @@ def test_a_transfer_continues_after_a_timeout(pool: Pool) -> None:
 
 def test_closing_ends_submitted_work_and_fails_unfinished_transfers(pool: Pool) -> None:
     engine = slow(pool, 50_000)
-    plan = block(pool, np.ones(8 * BLOCK, np.uint8))  # more chunks than go out at once
+    plan = block(pool, np.ones(8 * BLOCK, np.uint8))  # more chunks than are submitted at once
     transfer = engine.gather_write(plan)
     engine.close()
     engine.close()
@@ -174,7 +174,7 @@ def test_the_engine_uses_the_policy_row_of_the_machine(
     cache_control: bool,
     device_flushes: bool,
 ) -> None:
-    """Bytes that are written to the cache are flushed, whatever the row of the policy is."""
+    """Bytes that are written to the cache are flushed with every row of the policy."""
     seen = []
 
     class Lib:
@@ -210,7 +210,7 @@ def test_a_device_that_is_cut_short_is_an_error_of_the_transfer(shm: Path) -> No
             with pytest.raises(DeviceFaultError):
                 move(plan).wait(TIMEOUT_S)
         left = block(pool, np.ones(BLOCK, np.uint8))
-        engine.gather_write(left).wait(TIMEOUT_S)  # what is still there serves
+        engine.gather_write(left).wait(TIMEOUT_S)  # the remaining queues are used
         engine.close()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Bugs planted in how the DSA engine resumes are found by the schedules of ``dsa_schedule.py``.
+"""The schedules of ``dsa_schedule.py`` detect bugs planted in the DSA engine's resumption.
 
 Each bug is a change of one line of a copy of the C core, which is compiled and run.
 """
@@ -86,7 +86,7 @@ def test_a_planted_bug_is_found(long_pool: Pool, tmp_path: Path, name: str) -> N
 
 
 def play_all(library: Library, handle: Any, pool: Pool) -> None:
-    """Schedules with page faults and batches that end early, by one descriptor and by many."""
+    """Schedules with page faults and batches that end early, with one descriptor and with many."""
     rng = np.random.default_rng(3)
     for seed in range(TRIES):
         schedule = Schedule(

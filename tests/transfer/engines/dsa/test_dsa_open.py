@@ -47,7 +47,7 @@ Opened = Callable[..., Portal]
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Open a queue behind which this device stands."""
+    """Open a queue of this device."""
 
     def open_it(device: WriteDevice, core: Lib, found: WorkQueue) -> Portal:
         monkeypatch.setattr(dsa_queue, "lib", core)

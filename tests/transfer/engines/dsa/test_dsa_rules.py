@@ -2,9 +2,8 @@
 # Copyright The Beluga Authors
 """The right cache maintenance runs around a DSA's copies, for each range and at the right time.
 
-On a test machine all caches are coherent, and a flush that is left out harms no byte. So the C core
-is compiled once more with every rule of ``csrc/transfer/device_range.h`` and every submission
-written down.
+On a test machine all caches are coherent, and a missing flush changes no byte. So the C core is
+compiled again with a record of every rule of ``csrc/transfer/device_range.h`` and every submission.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NOTES = """
 extern uint64_t bl_notes[65536][3];
 extern uint32_t bl_note_count;
 """
-# A note: its kind, and two numbers.
+# A record: its kind, and two numbers.
 NOTE = """
 uint64_t bl_notes[65536][3];
 uint32_t bl_note_count;
@@ -84,7 +83,7 @@ class Recorder:
     pool: Any
 
     def notes(self) -> list[tuple[str, int, int]]:
-        """Return the notes since the last call."""
+        """Return the records since the last call."""
         lib = self.library.lib
         assert lib.bl_note_count <= 65536
         found = [tuple(lib.bl_notes[i]) for i in range(lib.bl_note_count)]
@@ -117,7 +116,7 @@ SCHEDULE = Schedule(
 def moved(
     recorder: Recorder, pool: Pool, *, after: int, before: int, polls: bool = False, cache: int = 0
 ) -> tuple[Plan, list[Any], list[Any]]:
-    """Write and read back. Return the plan, and the notes of both copies."""
+    """Write and read back. Returns the plan, and the records of both copies."""
     library = recorder.library
     ffi, core = library.ffi, library.lib
     scene = DsaScene.make(SCHEDULE, pool)
@@ -170,7 +169,7 @@ def test_written_lines_are_flushed_afterward_in_order(
 def test_where_nothing_is_flushed_a_write_still_ends_with_a_fence(
     recorder: Recorder, long_pool: Pool, *, polls: bool
 ) -> None:
-    """A caller that learns by polling that the write has ended may publish."""
+    """A caller may publish once poll() reports the end of the write."""
     _, wrote, _ = moved(recorder, long_pool, after=0, before=0, polls=polls)
     assert only(wrote, WRITTEN) == []
     kinds = [kind for kind, _, _ in wrote]
@@ -205,7 +204,7 @@ def told(notes: list[Any]) -> dict[tuple[int, int], int]:
 def test_cache_control_is_as_configured_and_the_device_flushes_without_it(
     recorder: Recorder, long_pool: Pool, cache: int
 ) -> None:
-    """A flush with cache control keeps lines, so this host's next reader would see old bytes."""
+    """A flush with cache control keeps lines, so this host's next reader would get stale bytes."""
     device = lib.BL_DSA_FLUSH_DEVICE
     _, wrote, read = moved(recorder, long_pool, after=device, before=device, cache=cache)
     size = sum(SCHEDULE.sizes) * SCHEDULE.block_count
@@ -261,7 +260,9 @@ def asked(plan: Plan) -> list[tuple[int, int]]:
 def test_a_plans_ranges_are_all_its_lines_and_no_more(
     recorder: Recorder, long_pool: Pool, maintenance: str, kind: str
 ) -> None:
-    """``transfer/cache_maintenance.c``: what touches is one range, for each costs two fences."""
+    """``transfer/cache_maintenance.c``: adjacent ranges are joined, because each costs two
+    fences.
+    """
     core, number = recorder.library.lib, getattr(lib, f"BL_MAINTENANCE_{maintenance}")
     for plan, fewest in plans(long_pool):
         recorder.notes()

@@ -47,7 +47,7 @@ def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
 
 
 def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
-    """A schedule in which nothing went wrong would show nothing."""
+    """A schedule without faults would prove nothing."""
     calm = stat_of(long_pool, storm())
     assert calm["batches"] > 0
     assert calm["descriptors"] > calm["batches"]
@@ -56,7 +56,7 @@ def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
     assert stat_of(long_pool, storm(fault=20_000))["faults"] > 0
     assert stat_of(long_pool, storm(error=20_000))["by_cpu"] > 0
     faulty = stat_of(long_pool, storm(list_fault=40_000))
-    assert faulty["descriptors"] > calm["descriptors"]  # some were requested again
+    assert faulty["descriptors"] > calm["descriptors"]  # some descriptors were resubmitted
     assert stat_of(long_pool, storm(batch_max=0))["batches"] == 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Work queues are found in sysfs as the kernel shows them, and odd trees are no trouble."""
+"""Work queues are found in sysfs, and malformed trees raise no errors."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Each way of submitting to a device's queue works, with a stand-in for the device.
 
-A mapped portal is a file in memory whose lines a thread polls; ``write()`` goes into a socket.
-Either hands the very same 64 bytes on to a software queue, which does the work.
+A mapped portal is a file in memory whose lines a thread polls; ``write()`` uses a socket. Both
+forward the same 64 bytes to a software queue, which does the work.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def round_trip(pool: Pool, engine: DsaEngine) -> None:
 
 
 class Soft:
-    """The software queue behind a way in."""
+    """The software queue behind a submission path."""
 
     def __init__(self, depth: int) -> None:
         self.limits = limits_of(size_max=STRIPE_SIZE, batch_max=8, depth=depth)
@@ -112,7 +112,7 @@ def test_a_dedicated_queue_is_sent_lines_in_turn_and_no_more_than_it_holds(pool:
             if not any(portal[slot : slot + LINE]):
                 time.sleep(0.0002)
                 continue
-            raw = portal[slot : slot + LINE]  # whole, now that some of it is there
+            raw = portal[slot : slot + LINE]  # all of it, once a part is present
             portal[slot : slot + LINE] = bytes(LINE)
             slot = (slot + LINE) % PAGE
             soft.hand_on(raw)
@@ -138,7 +138,7 @@ def test_a_dedicated_queue_is_sent_lines_in_turn_and_no_more_than_it_holds(pool:
 def test_a_queue_is_written_to_where_its_portal_may_not_be_mapped(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mapping fails as with INTEL-SA-01084; a no-operation shows that writing works."""
+    """Mapping fails as with INTEL-SA-01084; a no-op descriptor shows that writing works."""
     soft = Soft(depth=16)
     ours, devices = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     real_open, opened = lib.bl_dsa_queue_open, []
