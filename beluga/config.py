@@ -27,6 +27,8 @@ WATCHDOG_USEC       how often, in microseconds, WATCHDOG_PID must notify systemd
 XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
 XDG_CACHE_HOME      the cache of reproducible data (measurements); else ~/.cache
 HF_HUB_CACHE        where the hub's client keeps models; else below HF_HOME or ~/.cache
+VLLM_USE_MODELSCOPE and SGLANG_USE_MODELSCOPE: the engine's models come from another hub
+VLLM_*              vLLM's settings, which are a part of the identity of an engine's blocks
 XDG_STATE_HOME      where the mounted default pool is stored; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
@@ -35,6 +37,7 @@ XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot b
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from beluga import conventions
@@ -128,6 +131,20 @@ def cache_dir() -> Path:
     """Return the directory of this machine's measurements and compiled files; it may not exist."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else _home() / ".cache") / "beluga"
+
+
+def other_hub() -> str:
+    """Return the variable by which this process's engine uses another hub than Hugging Face, or
+    "".
+    """
+    names = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
+    yes = {"1", "true", "yes", "y"}
+    return next((name for name in names if os.environ.get(name, "").lower() in yes), "")
+
+
+def variables(names: Collection[str]) -> dict[str, str]:
+    """Return those of an engine's variables that are set, in a fixed order."""
+    return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 
 def hub_cache_dir() -> Path:

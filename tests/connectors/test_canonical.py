@@ -147,3 +147,34 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     ring.append(ring)
     with pytest.raises(ConnectorError, match="refers to itself"):
         canonical(ring, TABLE, path="ring")
+
+
+def test_a_file_counts_by_its_bytes(tmp_path: Path) -> None:
+    """Scales of a quantization may be replaced under their name, or have another name."""
+    one, other = tmp_path / "scales.json", tmp_path / "other.json"
+    one.write_text("1")
+    other.write_text("1")
+    first = digest_of({"scales": str(one)}, {})
+    assert digest_of({"scales": str(other)}, {}) == first
+    assert digest_of({"scales": one}, {}) != digest_of({"scales": tmp_path / "none"}, {})
+    one.write_text("2")
+    assert digest_of({"scales": str(one)}, {}) != first
+    assert digest_of({"scales": ["deep", {"in": str(one)}]}, {}) != digest_of(
+        {"scales": ["deep", {"in": str(other)}]}, {}
+    )
+    texts = [str(tmp_path), str(tmp_path / "none"), "scales.json", "a/b", "a/\0"]
+    for text in texts:  # a folder, or no file
+        assert canonical(text, {}) == text
+
+
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise PermissionError(13, "denied")
+
+    (tmp_path / "scales.json").write_text("1")
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(ConnectorError, match=r"scales is the file .* cannot be read.*identity"):
+        canonical(str(tmp_path / "scales.json"), {}, path="scales")
+    assert canonical(str(tmp_path / "scales.json"), {}, vouched="a") == ["vouched", "a"]

@@ -121,6 +121,43 @@ def test_a_single_file_is_a_model(tmp_path: Path, digests: FileDigests) -> None:
     assert of(one, digests) != of(other, digests)
 
 
+def test_the_files_that_are_loaded_with_a_gguf_file_count(
+    tmp_path: Path, digests: FileDigests
+) -> None:
+    """Engines load all shards, and the projector of media that lies beside them."""
+    first = (
+        folder(tmp_path / "model", **{"m-Q4-00001-of-00002.gguf": b"1"})
+        / "m-Q4-00001-of-00002.gguf"
+    )
+    found = {of(first, digests)}
+    for name in ("m-Q4-00002-of-00002.gguf", "mmproj-m-f16.gguf", "mmproj.gguf"):
+        for content in (b"1", b"2"):
+            (first.parent / name).write_bytes(content)
+            found.add(of(first, digests))
+    assert len(found) == 1 + 2 * 3
+    for name in ("m-Q8-00002-of-00002.gguf", "m-Q4-00002-of-00003.gguf", "other.gguf", "x.bin"):
+        (first.parent / name).write_bytes(b"1")
+        assert of(first, digests) in found, name
+    plain = folder(tmp_path / "plain", **{"m.gguf": b"1"}) / "m.gguf"
+    alone = of(plain, digests)
+    (plain.parent / "mmproj.gguf").write_bytes(b"1")
+    assert of(plain, digests) != alone
+
+
+@pytest.mark.parametrize("name", ["LICENSE.safetensors", "merges.txt.bin", "NOTICE-1.gguf"])
+def test_weights_count_whatever_their_name(tmp_path: Path, digests: FileDigests, name: str) -> None:
+    """Engines load all files with the suffix of weights."""
+    path = folder(tmp_path / "model")
+    before = of(path, digests)
+    (path / name).write_bytes(b"1")
+    assert of(path, digests) != before
+    for hidden in (f".{name}", f".cache/{name}"):
+        (path / hidden).parent.mkdir(exist_ok=True)
+        (path / hidden).write_bytes(b"1")
+    (path / name).unlink()
+    assert of(path, digests) == before
+
+
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     for contents in ({"config.json": b"{}"}, {"README.md": b""}):
         with pytest.raises(ConnectorError, match=r"has no weights.*setting identity"):
@@ -133,6 +170,69 @@ def test_files_that_change_after_the_engine_began_to_load_are_refused(tmp_path: 
     assert of(path, since_ns=began_ns)
     with pytest.raises(ConnectorError, match=r"has changed since .*restart the engine"):
         of(path, since_ns=began_ns - 1)
+
+
+def relink(link: Path, target: Path | str, began_ns: int) -> None:
+    """Let a link lead elsewhere at once, after ``began_ns`` of the file system's clock."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    while not link.is_symlink() or link.lstat().st_ctime_ns <= began_ns:
+        new = link.with_name("new")
+        new.symlink_to(target)
+        new.replace(link)
+
+
+def rename(path: Path, other: Path, began_ns: int) -> None:
+    """Put another folder in the place of one, after ``began_ns`` of the file system's clock."""
+    path.rename(path.with_name("old"))
+    other.rename(path)
+    while path.stat().st_ctime_ns <= began_ns:
+        path.rename(other)
+        other.rename(path)
+
+
+Swap = Callable[[Path, int], Path]
+SWAPS: dict[str, Swap] = {
+    "the model's link": lambda root, ns: relink(root / "m", root / "v2", ns) or root / "m",
+    "a relative link": lambda root, ns: relink(root / "m", "v2", ns) or root / "m",
+    "a link of a link": lambda root, ns: relink(root / "n", "v2", ns) or root / "m",
+    "a link on the way": lambda root, ns: relink(root / "way", root, ns) or root / "way" / "v2",
+    "behind two dots": lambda root, ns: (
+        relink(root / "way", root / "v1", ns) or root / "way" / ".." / "v2"
+    ),
+    "a link to a file": lambda root, ns: (
+        relink(root / "v1" / "model.safetensors", root / "v2" / "model.safetensors", ns)
+        or root / "v1"
+    ),
+    "a link to a folder in it": lambda root, ns: (
+        relink(root / "v1" / "code", root / "v2", ns) or root / "v1"
+    ),
+    "a renamed folder": lambda root, ns: rename(root / "v1", root / "v2", ns) or root / "v1",
+}
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_a_path_that_leads_elsewhere_since_the_engine_began_to_load_is_refused(
+    tmp_path: Path, digests: FileDigests, name: str
+) -> None:
+    """The files that are there now are as old as those that the engine has loaded."""
+    first = folder(tmp_path / "v1", **{"model.safetensors": b"1"})
+    last = folder(tmp_path / "v2", **{"model.safetensors": b"2"}) / "model.safetensors"
+    (tmp_path / "m").symlink_to("n" if name == "a link of a link" else "v1")
+    (tmp_path / "n").symlink_to("v1")
+    (tmp_path / "began").touch()  # later than all of them
+    began_ns = max((tmp_path / "began").stat().st_ctime_ns, last.stat().st_ctime_ns)
+    assert of(tmp_path / "m", digests, since_ns=began_ns) == of(first, digests)
+    path = SWAPS[name](tmp_path, began_ns)
+    with pytest.raises(ConnectorError, match=r"has changed since .*restart the engine"):
+        of(path, digests, since_ns=began_ns)
+    assert of(path, digests)  # an engine that starts now
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="too many links"):
+        files.moved_since(tmp_path / "a" / "model", 1 << 62)
 
 
 def hub(tmp_path: Path, *commits: str, main: str = COMMIT) -> Path:
@@ -149,6 +249,22 @@ def hub(tmp_path: Path, *commits: str, main: str = COMMIT) -> Path:
             (snapshot / name).symlink_to(blob)
     (repository / "refs" / "main").write_text(main)
     return repository.parent
+
+
+@pytest.mark.parametrize("name", ["VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE"])
+def test_a_name_of_another_hub_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its files are not those that the cache of Hugging Face has under the same name."""
+    cache = str(hub(tmp_path, COMMIT))
+    assert of("org/name", cache=cache)
+    monkeypatch.setenv(name, "True")
+    for fields in ({}, {"revision": COMMIT}):
+        with pytest.raises(ConnectorError, match=f"{name} is set.*setting identity"):
+            of("org/name", cache=cache, **fields)
+    assert of(folder(tmp_path / "model"))
+    monkeypatch.setenv(name, "0")
+    assert of("org/name", cache=cache)
 
 
 def test_two_snapshots_of_a_branch_are_two_models(tmp_path: Path) -> None:
@@ -295,6 +411,12 @@ def test_the_digest_of_a_file_just_written_is_not_stored(
 ) -> None:
     of(folder(tmp_path / "model"), digests)
     assert not (tmp_path / "cache" / "files.json").exists()
+
+
+def test_no_digest_is_stored_of_a_file_system_without_change_times() -> None:
+    """Two images mounted in turn have files of equal numbers, sizes and (whole) times."""
+    states = [files.FileState(1, 2, 3, 4, ctime_ns) for ctime_ns in (5_000_000_001, 5_000_000_000)]
+    assert [files._settled(state) for state in states] == [True, False]
 
 
 def damaged(cache: Path) -> None:

@@ -189,7 +189,7 @@ def test_generated_documents_are_fresh(script: str) -> None:
 OTHERS_OPTIONS = {
     *("--align", "--mode", "--shm-size", "--size", "--kv-transfer-config"),
     *("--prefix-caching-hash-algo", "--enable-prefix-caching"),
-    "--revision",
+    *("--revision", "--code-revision"),
 }
 
 

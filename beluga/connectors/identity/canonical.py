@@ -4,7 +4,8 @@
 
 Every field counts, except those of the engine's table. A value without a stable form (a function,
 or an object whose ``repr`` is an address) is rejected rather than skipped: otherwise two engines
-that differ in it would share blocks.
+that differ in it would share blocks. The path of a file counts as the file's bytes: scales of a
+quantization, for example, may be another file of the same name.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import dataclasses
 import enum
 import hashlib
 import json
+import os
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from beluga.errors import ConnectorError
@@ -25,6 +27,7 @@ Table: TypeAlias = Mapping[str, Mapping[str, str]]
 
 DEPTH_MAX = 40  # a deeper configuration is assumed to be cyclic
 
+_READ = 1 << 20  # bytes of a file at a time
 _TORCH_NAMES = ("dtype", "device", "Size", "layout", "memory_format")
 # Classes of model configurations in transformers; to_dict() leaves out their caches.
 _TRANSFORMERS = ("PretrainedConfig", "PreTrainedConfig")
@@ -72,13 +75,13 @@ class _Form:
         if isinstance(value, int):
             return int(value)
         if isinstance(value, str):
-            return str.__str__(value)
+            return self._text(str.__str__(value), path)
         if isinstance(value, float):
             return ["float", float.__repr__(value)]
         if isinstance(value, (bytes, bytearray)):
             return ["bytes", bytes(value).hex()]
         if isinstance(value, PurePath):
-            return ["path", str(value)]
+            return ["path", self._text(str(value), path)]
         if isinstance(value, Mapping):
             return self._mapping(value, path, depth)
         if isinstance(value, (set, frozenset)):
@@ -97,6 +100,19 @@ class _Form:
         """
         out = self._left_out(type(value))
         return ((name, one) for name, one in _fields_of(value) if name not in out)
+
+    def _text(self, value: str, path: str) -> Any:
+        """Return a text; for the path of a file that is the digest of its bytes."""
+        if os.sep not in value or "\0" in value or not Path(value).is_file():
+            return value
+        try:
+            with Path(value).open("rb") as stream:
+                digest = hashlib.sha256()
+                while piece := stream.read(_READ):
+                    digest.update(piece)
+                return ["file", digest.hexdigest()]
+        except OSError as error:
+            return self._refused(path, f"is the file {value}, which cannot be read ({error})")
 
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
         pairs = [

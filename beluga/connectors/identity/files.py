@@ -7,12 +7,14 @@ of the digests of its pieces and its size. Digests are cached in a file of this 
 directory, by device, inode, size, and the times of the last change of contents and of metadata, in
 nanoseconds. No program can set the last one (ctime), so a file that was changed in any way is
 hashed again. If the cache is missing, damaged, full, or writable by others, the files are hashed
-again.
+again; so are the files of file systems without a ctime of their own (images such as squashfs, and
+stores behind FUSE), of which two may have equal numbers and times for different bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,6 +23,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +42,8 @@ LOCK_WAIT_S = 1800.0  # for another process of this user that hashes; afterwards
 LOCK_POLL_S = 0.05
 # A change within the resolution of a file system's clock does not change the times.
 SETTLED_NS = 2_000_000_000
+SECOND_NS = 1_000_000_000
+LINKS_MAX = 40  # on the way to a file, as in Linux
 
 Hashed: TypeAlias = Callable[[int], None]
 """Called with the number of bytes that have been hashed since the last call, from any thread."""
@@ -96,6 +101,48 @@ def signature(root: Path, counts: Callable[[str], bool]) -> Signature:
             elif stat.S_ISREG(state.st_mode):
                 found.append((name, FileState.of(state)))
     return tuple(sorted(found, key=lambda one: one[0]))
+
+
+def moved_since(path: Path, since_ns: int) -> Path | None:
+    """Return a link or a folder on the way to ``path`` that was made, changed, or renamed after
+    ``since_ns``, or None. Raises OSError.
+
+    A path that led to another file then leads to files whose own times are old.
+    """
+    for one in _followed(path):
+        found = one.lstat()
+        if found.st_ctime_ns <= since_ns:
+            continue
+        # An entry that was added to a folder, or removed, changes both of its times; its own name
+        # and place change only one.
+        entries = stat.S_ISDIR(found.st_mode) and found.st_ctime_ns == found.st_mtime_ns
+        if not (stat.S_ISREG(found.st_mode) or entries):
+            return one
+    return None
+
+
+def _followed(path: Path) -> Iterator[Path]:
+    """Yield every folder, link and file that the kernel visits for a path."""
+    rest, links = deque(path.absolute().parts), 0
+    here = Path(rest.popleft())
+    while rest:
+        part = rest.popleft()
+        if part == "..":
+            here = here.parent
+            continue
+        one = here / part
+        yield one
+        if not one.is_symlink():
+            here = one
+            continue
+        links += 1
+        if links > LINKS_MAX:
+            raise OSError(errno.ELOOP, "too many links", str(path))
+        target = one.readlink()
+        parts = target.parts
+        if target.is_absolute():
+            here, parts = Path(parts[0]), parts[1:]
+        rest.extendleft(reversed(parts))
 
 
 class FileDigests:
@@ -261,8 +308,11 @@ def _check(path: Path, found: os.stat_result, state: FileState) -> None:
 
 
 def _settled(state: FileState) -> bool:
-    """Return whether a later change would change the times. The clock may be a file server's."""
-    return max(state.ctime_ns, state.mtime_ns) < time.time_ns() - SETTLED_NS
+    """Return whether a later change would change the times. The clock may be a file server's. A
+    ctime of whole seconds is not that of a change: the file system copies another time.
+    """
+    own = state.ctime_ns % SECOND_NS != 0
+    return own and max(state.ctime_ns, state.mtime_ns) < time.time_ns() - SETTLED_NS
 
 
 def _private(found: os.stat_result) -> bool:

@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from beluga.config import hub_cache_dir
-from beluga.connectors.identity.files import FileDigests, FileState, signature
+from beluga.config import hub_cache_dir, other_hub
+from beluga.connectors.identity.files import FileDigests, FileState, moved_since, signature
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 from beluga.threads import Thread
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 WEIGHTS = "weights"  # the field of a namespace
 
 # Files of a model that cannot change the bytes of a block, with the reasons. All others count:
-# weights, configurations, files of quantization, and the code of the model.
+# weights (whatever their names), configurations, files of quantization, and the code of the model.
 FILES_LEFT_OUT = {
     "tokenizer.json": "a block's name covers token ids, whatever text they come from",
     "tokenizer.model*": "part of the tokenizer",
@@ -62,8 +62,10 @@ FILES_LEFT_OUT = {
 }
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.ckpt", "*.npz")
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
+_SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+_PROJECTOR = "*mmproj*.gguf"
 _REPORT_S = 30.0
 
 VOUCH = "vouch for it by beluga's setting identity (any text that only this model has)"
@@ -121,18 +123,30 @@ class Files:
         self._path, self._digests = path, digests
         try:
             self._files = signature(path, counts)
+            names = [name for name, _ in self._files]
+            moved = _moved(path, names, since_ns) if since_ns else None
         except OSError as error:
             raise ConnectorError(f"the model {path} cannot be read ({error}); {VOUCH}") from error
-        names = [name for name, _ in self._files]
         if not any(_matches(name, WEIGHT_FILES) for name in names) and not path.is_file():
             raise ConnectorError(f"the model's folder {path} has no weights; {VOUCH}")
-        changed = [name for name, state in self._files if self._late(name, state, since_ns)]
+        changed = next(
+            (path / name for name, state in self._files if self._late(name, state, since_ns)),
+            moved,
+        )
         if changed:
             raise ConnectorError(
-                f"{path / changed[0]} has changed since the engine started to load it; restart the "
+                f"{changed} has changed since the engine started to load {path}; restart the "
                 f"engine, or {VOUCH}"
             )
         self.size = sum(state.size for _, state in self._files)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the files are still those that are identified."""
+        try:
+            return signature(self._path, counts) == self._files
+        except OSError:
+            return False
 
     def digest(self, hashed: Callable[[int], None]) -> str:
         """Return the digest of all files and their names."""
@@ -143,8 +157,7 @@ class Files:
         if not since_ns or state.ctime_ns <= since_ns:
             return False
         # The engine may have just downloaded it. The hub's client never modifies a blob.
-        real = Path(os.path.realpath(self._path / name if name else self._path))
-        return not (real.parent.name == "blobs" and real.parent.parent.name.startswith("models--"))
+        return not _is_blob(self._path / name if name else self._path)
 
 
 class Objects:
@@ -201,6 +214,11 @@ class Several:
         self._sources = sources
         self.size = sum(one.size for one in sources)
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether all sources are still what is identified, as far as that is known."""
+        return all(getattr(one, "unchanged", True) for one in self._sources)
+
     def digest(self, hashed: Callable[[int], None]) -> str:
         """Return the identities of all sources."""
         found = [one.digest(hashed) for one in self._sources]
@@ -208,10 +226,52 @@ class Several:
 
 
 def counts(name: str) -> bool:
-    """Return whether a file or folder with this relative name can change the bytes of a block."""
-    return not any(
-        fnmatch.fnmatchcase(part, pattern) for part in name.split("/") for pattern in FILES_LEFT_OUT
-    )
+    """Return whether a file or folder with this relative name can change the bytes of a block.
+    Engines load every weight file of a folder but hidden ones.
+    """
+    *folders, last = name.split("/")
+    if any(map(_is_left_out, folders)):
+        return False
+    hidden = last.startswith(".")
+    return (_matches(last, WEIGHT_FILES) and not hidden) or not _is_left_out(last)
+
+
+def _is_left_out(part: str) -> bool:
+    return any(fnmatch.fnmatchcase(part, pattern) for pattern in FILES_LEFT_OUT)
+
+
+def _is_blob(path: Path) -> bool:
+    """Return whether a path leads to a file of the hub's cache."""
+    real = Path(os.path.realpath(path))
+    return real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
+
+
+def _moved(path: Path, names: Sequence[str], since_ns: int) -> Path | None:
+    """Return a link or folder on the way to a model's files that has changed, or None. The links
+    of the hub's snapshots are named by their commit.
+    """
+    folders = {path} | {(path / name).parent for name in names if "/" in name}
+    links = {path / name for name in names if name and (path / name).is_symlink()}
+    for one in sorted(folders | {link for link in links if not _is_blob(link)}):
+        moved = moved_since(one, since_ns)
+        if moved is not None:
+            return moved
+    return None
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return the files that engines load together with a GGUF file: its other shards, and the
+    projectors of media in its folder.
+    """
+    if path.suffix != ".gguf" or path.is_dir():
+        return []
+    shard, found = _SHARD.fullmatch(path.name), []
+    for one in sorted(path.parent.glob("*.gguf")):
+        other = _SHARD.fullmatch(one.name)
+        shards = shard is not None and other is not None and shard.groups() == other.groups()
+        if one.name != path.name and (shards or fnmatch.fnmatchcase(one.name, _PROJECTOR)):
+            found.append(one)
+    return found
 
 
 def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource:
@@ -227,7 +287,9 @@ def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource
         return Several(parts)
     path = Path(model.name)
     if path.exists():
-        return Files(path, model.since_ns, digests)
+        files = [Files(one, model.since_ns, digests) for one in (path, *_beside(path))]
+        return files[0] if len(files) == 1 else Several(files)
+    _refuse_other_hubs(model)
     commit = _commit_of(model)
     snapshot = _repository(model) / "snapshots" / commit
     if snapshot.is_dir():
@@ -244,6 +306,16 @@ class _Beside(Files):
         self.size = sum(state.size for _, state in self._files)
 
 
+def _refuse_other_hubs(model: Model) -> None:
+    """Raise for a name of another hub, which has other files under the names of Hugging Face's."""
+    name = other_hub()
+    if name:
+        raise ConnectorError(
+            f"{name} is set, and beluga cannot find out which commit of {model.name} this engine "
+            f"has loaded from there; start it with the path of a folder, or {VOUCH}"
+        )
+
+
 def _repository(model: Model) -> Path:
     cache = Path(model.cache) if model.cache else hub_cache_dir()
     return cache / f"models--{model.name.replace('/', '--')}"
@@ -252,7 +324,7 @@ def _repository(model: Model) -> Path:
 def _commit_of(model: Model) -> str:
     """Return the commit that the engine has loaded. Raises ConnectorError if it is not proven."""
     for told in (model.commit, model.revision):
-        if told and _COMMIT.fullmatch(told):
+        if told and COMMIT.fullmatch(told):
             return told
     revision = model.revision or "main"
     refused = ConnectorError(
@@ -267,7 +339,7 @@ def _commit_of(model: Model) -> str:
         snapshots = [one.name for one in (repository / "snapshots").iterdir()]
     except (OSError, ValueError):
         raise refused from None
-    if not _COMMIT.fullmatch(commit) or commit not in snapshots:
+    if not COMMIT.fullmatch(commit) or commit not in snapshots:
         raise refused
     # The hub's client rewrites the reference when it moves. A reference that has not moved since
     # before the engine started to load is the loaded commit, and so is the only snapshot.
@@ -319,6 +391,11 @@ class ModelIdentity:
         """Wait until the identification has ended. Returns the digest, or ""."""
         self._ended.wait(timeout_s)
         return self.known
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the source is still what is identified, as far as that is known."""
+        return bool(getattr(self._source, "unchanged", True))
 
     def close(self) -> None:
         """Stop reading."""

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from vllm import envs
 from vllm.distributed.kv_events import BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -33,6 +34,7 @@ from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import ConnectorCounters
+from beluga.connectors.vllm.environment import environment
 from beluga.connectors.vllm.events import MEDIUM, Announcement, Announcements
 from beluga.connectors.vllm.following import EngineUpdates
 from beluga.connectors.vllm.hints import Requests
@@ -286,6 +288,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             identity=self._settings.identity,
             others=others,
             declared=cuts.declared if cuts else "",
+            environment=environment(envs.environment_variables),
         ).of_tenant(self._settings.tenant)
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
         self._worker = RankWorker(

@@ -52,7 +52,6 @@ LEFT_OUT: Table = {
         "model": _WEIGHTS,
         "model_weights": _WEIGHTS,
         "revision": _WEIGHTS,
-        "code_revision": "code of another repository needs the setting identity (identity.py)",
         "tokenizer": _FRONT,
         "tokenizer_mode": _FRONT,
         "tokenizer_revision": _FRONT,
@@ -211,7 +210,6 @@ LEFT_OUT: Table = {
     "SpeculativeConfig": {
         "model": _WEIGHTS,
         "revision": _WEIGHTS,
-        "code_revision": _WEIGHTS,
         "target_model_config": "the model's own configuration counts",
         "target_parallel_config": "the model's own configuration counts",
     },

@@ -23,7 +23,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import VOUCH, Declared, Several, WeightsSource
+from beluga.connectors.identity.models import COMMIT, VOUCH, Declared, Several, WeightsSource
 from beluga.connectors.naming import major
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.vllm.fields import LEFT_OUT
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.layout import GroupLayout
 
 PART = "tp"  # the namespace field with the rank's part of a block
+_NONE: Mapping[str, str] = {}
 
 HASHES = ("sha256", "sha256_cbor")  # the others are seeded per process
 
@@ -76,6 +77,7 @@ def namespace(  # noqa: PLR0913  keyword-only
     identity: str = "",
     others: Sequence[GroupLayout] = (),
     declared: str = "",
+    environment: Mapping[str, str] = _NONE,
 ) -> Namespace:
     """Return the namespace of a rank, without the weights. ``config`` is a ``VllmConfig``;
     ``version`` is vLLM's; ``identity`` is the operator's text for fields without a stable form.
@@ -83,7 +85,8 @@ def namespace(  # noqa: PLR0913  keyword-only
     ``layers`` gives the kind of cache of every layer in the cache groups; ``packing`` describes
     what the attention backends do inside a page; ``part`` names the rank's part of a block
     (``parts``); ``others`` are the layouts of further groups.
-    ``declared`` names the layout in place of its own name.
+    ``declared`` names the layout in place of its own name. ``environment`` are vLLM's variables
+    that count (``environment``).
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     parts = config_fields(config, LEFT_OUT, vouched=identity)
@@ -101,6 +104,7 @@ def namespace(  # noqa: PLR0913  keyword-only
             "layout": declared or "; ".join(one.declared for one in (layout, *others)),
             "packing": packing,
             "layers": digest_of(dict(layers), {}),
+            "environment": digest_of(dict(environment), {}) if environment else "",
             "device": layout.device,
             PART: part,
             "pp": f"{pp_rank}/{parallel.pipeline_parallel_size}",
@@ -162,8 +166,19 @@ def _models(config: Any) -> Iterator[tuple[Any, Any]]:
     yield config.model_config, config.load_config
     speculative = getattr(config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
-    if draft is not None and draft.model != config.model_config.model:
+    if draft is not None and _is_other(draft, config.model_config):
         yield draft, getattr(speculative, "draft_load_config", None) or config.load_config
+
+
+def _is_other(draft: Any, model: Any) -> bool:
+    """Return whether a draft has other weights than the model. Without a revision, one of the same
+    name is a part of the model.
+    """
+    if str(draft.model) != str(model.model):
+        return True
+    revisions = [getattr(one, "revision", None) for one in (draft, model)]
+    own, other = (str(getattr(one, "resolved", None) or one or "") for one in revisions)
+    return own not in {"", other}
 
 
 def _source(config: Any, model: Any, load: Any) -> WeightsSource:
@@ -190,11 +205,17 @@ def _source(config: Any, model: Any, load: Any) -> WeightsSource:
 
 
 def _check_code(model: Any) -> None:
-    """Raise for a model whose code comes from another repository, whose commit vLLM does not
-    record.
+    """Raise for a model whose code comes from another repository, or from a branch, whose commit
+    vLLM does not record.
     """
     if not getattr(model, "trust_remote_code", False):
         return
+    revision = getattr(model, "code_revision", None)
+    if revision is not None and not COMMIT.fullmatch(str(revision)):
+        raise ConnectorError(
+            f"the model {model.model} has code of the revision {revision}, which may move; start "
+            f"vLLM with --code-revision COMMIT (40 digits), or {VOUCH}"
+        )
     code = values_under(model.hf_config.to_dict(), "auto_map")
     names = [name for one in code for name in _leaves(one) if "--" in name]
     if names:

@@ -23,10 +23,12 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import vllm.config
+import vllm.envs
 from transformers import PretrainedConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from beluga.connectors.identity import config_fields
+from beluga.connectors.vllm import environment
 from beluga.connectors.vllm.fields import LEFT_OUT
 
 
@@ -42,8 +44,9 @@ def classes() -> dict[str, type]:
 
 
 def unknown() -> list[str]:
-    """Return the entries of the table that vLLM does not have."""
-    known, wrong = classes(), []
+    """Return the entries of the tables that vLLM does not have."""
+    known = classes()
+    wrong = [name for name in environment.LEFT_OUT if name not in vllm.envs.environment_variables]
     for name, fields in LEFT_OUT.items():
         if name == "PretrainedConfig":
             continue

@@ -151,6 +151,10 @@ class Factory:
         self._registry[name] = module, class_name
 
 
+# Variables that vLLM reads.
+VARIABLES = ("VLLM_PORT", "VLLM_MARLIN_INPUT_DTYPE")
+
+
 def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
     """Make the package vllm, in a process of these ranks. ``group`` is its connector."""
 
@@ -162,6 +166,7 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
         "vllm",
         {
             "": {"__version__": "0.32.0"},
+            "envs": {"environment_variables": dict.fromkeys(VARIABLES)},
             "logger": {"init_logger": logging.getLogger},
             f"{V1}.base": {
                 "KVConnectorBase_V1": Connector,

@@ -551,7 +551,13 @@ def test_the_namespace_is_that_of_the_rank_and_its_settings(
         with monkeypatch.context() as patch:
             patch.setattr(state, name, lambda: SimpleNamespace(rank_in_group=1))
             found.add(make().worker._namespace.digest)
-    assert len(found) == 4
+    for value in ("int8", "fp8"):
+        monkeypatch.setenv("VLLM_MARLIN_INPUT_DTYPE", value)
+        monkeypatch.setenv("VLLM_PORT", value)
+        found.add(make().worker._namespace.digest)
+    assert len(found) == 6
+    monkeypatch.delenv("VLLM_MARLIN_INPUT_DTYPE")
+    assert make().worker._namespace.digest in found
 
 
 def test_figures_of_another_process_are_taken_over(make: Callable[..., Engine]) -> None:

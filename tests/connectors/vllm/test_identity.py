@@ -13,10 +13,11 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
-from vllm_parts import Tensor, cache_config, config, layer_major, spec
+from vllm_parts import COMMIT, Tensor, cache_config, config, layer_major, spec
 
 from beluga.connectors.identity import config_fields
 from beluga.connectors.naming import major
+from beluga.connectors.vllm import environment
 from beluga.connectors.vllm.cachegroup import CacheGroup, CacheGroups
 from beluga.connectors.vllm.fields import LEFT_OUT
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
@@ -43,6 +44,7 @@ def space(**changes: Any) -> Namespace:
         "part": changes.pop("part", "0/1"),
         "pp_rank": changes.pop("pp_rank", 0),
         "salt": changes.pop("salt", ""),
+        "environment": changes.pop("environment", {}),
     }
     tensors, _ = layer_major(2, 8, *page)
     layout = GroupLayout(tensors, block_count=8, page_sizes={})
@@ -143,6 +145,12 @@ class Resolved(str):
     resolved = "e" * 40
 
 
+class ResolvedToModel(str):
+    """A revision that the hub's client has resolved to the commit of the model."""
+
+    resolved = COMMIT
+
+
 def test_the_commit_that_the_engine_has_resolved_counts() -> None:
     assert identity(revision=Resolved("main")) == identity(revision="e" * 40)
 
@@ -162,6 +170,56 @@ def test_code_of_another_repository_is_not_identified() -> None:
         identity(hf=code, trust_remote_code=True)
     own = {"auto_map": {"AutoModel": "modeling.Model"}}
     assert identity(hf=own, trust_remote_code=True) == identity(hf=code)
+
+
+def test_code_of_a_branch_is_not_identified() -> None:
+    """Code may come from another commit of the same repository than the weights."""
+    made = config(trust_remote_code=True)
+    made.model_config.code_revision = "main"
+    with pytest.raises(ConnectorError, match=r"code of the revision main.*--code-revision COMMIT"):
+        identify(made, "", logger=LOGGER)
+    one, other = config(trust_remote_code=True), config(trust_remote_code=True)
+    one.model_config.code_revision, other.model_config.code_revision = "a" * 40, "b" * 40
+    assert identify(one, "", logger=LOGGER).wait(LONG_S)
+    assert config_fields(one, LEFT_OUT) != config_fields(other, LEFT_OUT)
+    made.model_config.trust_remote_code = False  # then no code is loaded
+    assert identify(made, "", logger=LOGGER).wait(LONG_S)
+
+
+def drafted(**fields: Any) -> str:
+    """Identify the weights of an engine with a draft model."""
+    made = config()
+    draft = {"model": "org/model", "revision": None, "trust_remote_code": False, "seed": 0} | fields
+    made.speculative_config = SimpleNamespace(
+        draft_model_config=SimpleNamespace(**draft), draft_load_config=None
+    )
+    return identify(made, "", logger=LOGGER).wait(LONG_S)
+
+
+def test_a_draft_model_counts_unless_it_is_a_part_of_the_model() -> None:
+    plain = identity()
+    assert drafted() == plain  # the layers of the model that predict further tokens
+    assert drafted(revision=COMMIT) == drafted(revision=ResolvedToModel("main")) == plain
+    others = [drafted(revision="d" * 40), drafted(revision=Resolved("main"))]
+    others += [drafted(model="org/draft", revision=one * 40) for one in "de"]
+    assert len({plain, *others}) == 5
+
+
+def test_environment_variables_count_unless_the_table_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = ["VLLM_MARLIN_INPUT_DTYPE", "VLLM_LOGGING_LEVEL", "VLLM_OF_A_NEW_RELEASE", "VLLM_PORT"]
+    names = [*known, "VLLM_OF_NOBODY", *environment.OF_LIBRARIES]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert environment.environment(known) == {}
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    counted = environment.environment(known)
+    assert counted.keys() == {known[0], known[2], *environment.OF_LIBRARIES}
+    digests = {digest(environment=some) for some in ({}, counted, {**counted, known[0]: "int8"})}
+    assert len(digests) == 3
+    assert all(environment.LEFT_OUT.values())
 
 
 LENGTHS: dict[str, tuple[dict[str, Any], bool]] = {
