@@ -190,6 +190,7 @@ def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
 
     class SchedulerWeightUpdaterManager:
         idle = True
+        fault: Any = None  # what a write ends with: an exception, or False for no success
 
         def flush_cache_after_weight_update(
             self, recv_req: Any, success: bool, message: str
@@ -201,6 +202,27 @@ def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
             if version is not None:
                 settings.said["weight_version"] = version
             self.flush_cache_after_weight_update(asked, True, "updated")
+
+        def update_weights_from_disk(self, recv_req: Any) -> Any:
+            """Write weights as SGLang does: what fails is not flushed, and has no new version."""
+            if isinstance(self.fault, Exception):
+                raise self.fault
+            if self.fault is False:
+                return types.SimpleNamespace(success=False)
+            self.update(recv_req.weight_version, flush_cache=recv_req.flush_cache)
+            return types.SimpleNamespace(success=True)
+
+        update_weights_from_distributed = update_weights_from_tensor = update_weights_from_disk
+        update_weights_from_ipc = update_weights_from_disk
+
+        def begin_weight_update(self, recv_req: Any) -> Any:
+            return types.SimpleNamespace(success=True)
+
+        def end_weight_update(self, recv_req: Any) -> Any:
+            return types.SimpleNamespace(success=self.fault is None)
+
+        def release_memory_occupation(self, recv_req: Any) -> None:
+            pass
 
     return modules(
         "sglang",

@@ -153,6 +153,93 @@ def test_after_a_change_of_unknown_outcome_the_pool_is_not_used_until_one_that_i
     assert finds(one) == 1
 
 
+WRITES = ("disk", "distributed", "tensor", "ipc")
+
+
+def asked(version: str | None = "step-1", **fields: Any) -> Any:
+    return types.SimpleNamespace(**{"weight_version": version, "flush_cache": True} | fields)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("half of them are written"), False])
+@pytest.mark.parametrize("how", WRITES)
+def test_after_an_update_that_failed_the_pool_is_not_used_until_one_that_succeeds(
+    server: MetaServer, backend: Make, updater: Any, how: str, fault: Any
+) -> None:
+    """The weights may be a mix of old and new."""
+    one = backend()
+    write = getattr(updater, f"update_weights_from_{how}")
+    assert put(one) == [True, True]
+    updater.fault = fault
+    if fault is False:
+        assert not write(asked()).success
+    else:
+        with pytest.raises(RuntimeError, match="half"):
+            write(asked())
+    assert (finds(one), put(one)) == (0, [False, False])
+    updater.fault = None
+    assert write(asked("step-2")).success
+    assert (finds(one), put(one), finds(one)) == (0, [True, True], 2)
+
+
+def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
+    server: MetaServer, backend: Make, updater: Any
+) -> None:
+    """Each update of a session has its version and its flush, before the last one is written."""
+    one = backend()
+    updater.begin_weight_update(asked())
+    assert finds(one) == 0
+    for _ in range(2):
+        updater.update_weights_from_tensor(asked())
+        assert (finds(one), put(one)) == (0, [False, False])
+    updater.end_weight_update(asked())
+    assert (finds(one), put(one), finds(one)) == (0, [True, True], 2)
+    updater.begin_weight_update(asked())
+    updater.fault = False
+    updater.end_weight_update(asked())
+    assert (finds(one), put(one)) == (0, [False, False])
+
+
+def test_a_version_that_the_first_weights_had_names_others_after_an_update(
+    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+) -> None:
+    one = backend()
+    assert put(one) == [True, True]
+    updater.update_weights_from_disk(asked(said["weight_version"]))
+    assert finds(one) == 0
+
+
+@pytest.mark.parametrize("tags", [None, [], ["weights"], ["kv_cache", "weights"]])
+def test_released_weights_are_unknown_until_an_update_writes_them(
+    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any], tags: Any
+) -> None:
+    one = backend()
+    assert put(one) == [True, True]
+    updater.release_memory_occupation(types.SimpleNamespace(tags=tags))
+    assert (finds(one), put(one)) == (0, [False, False])
+    updater.update_weights_from_disk(asked())
+    assert (put(one), finds(one)) == ([True, True], 2)
+
+
+def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
+    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+) -> None:
+    one = backend()
+    assert put(one) == [True, True]
+    updater.release_memory_occupation(types.SimpleNamespace(tags=["kv_cache"]))
+    assert finds(one) == 2
+    said["enable_weights_cpu_backup"] = True
+    updater.release_memory_occupation(types.SimpleNamespace(tags=None))
+    assert finds(one) == 2
+
+
+def test_an_update_without_its_draft_model_is_of_unknown_outcome(
+    server: MetaServer, backend: Make, updater: Any
+) -> None:
+    one = backend()
+    updater.flush_cache_after_weight_update(asked(), False, "the draft model failed")
+    assert put(one) == [False, False]
+
+
 def test_weights_may_be_named_after_they_were_changed(
     server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
 ) -> None:

@@ -27,6 +27,16 @@ _UPDATER = (
     "SchedulerWeightUpdaterManager",
     "flush_cache_after_weight_update",
 )
+# Its methods that write weights. If one of them fails, the weights may be a mix of old and new.
+_WRITES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
+_BEGIN, _END = "begin_weight_update", "end_weight_update"  # around the updates of a session
+_RELEASE = "release_memory_occupation"
+_BACKUP = "enable_weights_cpu_backup"  # the setting that keeps released weights in host memory
 _RUNNER = (
     "sglang.srt.model_executor.model_runner_components.weight_updater",
     "WeightUpdater",
@@ -57,6 +67,9 @@ class Weights:
         self._version: str | None = None
         self._void: str | None = None  # a version that no longer identifies the weights
         self._flushed = True
+        self._session = False  # whether a session of updates is open
+        self.changes = 0
+        """The number of recorded changes."""
 
     def version(self) -> str | None:
         """Return SGLang's version of the weights, or None while it is unknown."""
@@ -65,8 +78,8 @@ class Weights:
             if not self._warned:
                 return said
             if self._version is None and self._flushed and said != self._void:
-                self._version = said  # the version was set after the change
-            return self._version
+                self._version = _updated(said)  # the version was set after the change
+            return None if self._session else self._version
 
     def watch(self) -> None:
         """Observe updates from now on, in a process with SGLang's scheduler. Raises ConnectorError
@@ -86,6 +99,11 @@ class Weights:
         name = _UPDATER[2]
         if not hasattr(getattr(updater, name), "beluga"):
             setattr(updater, name, _after_update(getattr(updater, name)))
+        others = (_BEGIN, _beginning), (_END, _ending), (_RELEASE, _releasing)
+        for name, wrap in (*((one, _writing) for one in _WRITES), *others):
+            call = getattr(updater, name, None)  # a release may lack one of them
+            if call is not None and not hasattr(call, "beluga"):
+                setattr(updater, name, wrap(call))
         runner, name = _found(_RUNNER), _RUNNER[2]
         if runner is not None and not hasattr(getattr(runner, name), "beluga"):
             setattr(runner, name, _after_session(getattr(runner, name)))
@@ -96,16 +114,29 @@ class Weights:
         """
         known = flushed and version is not None
         with self._lock:
+            self.changes += 1
             self._void, self._flushed = _version_setting(), flushed
-            self._version = version if known else None
+            self._version = _updated(version) if known and version is not None else None
         if not known:
             logger.warning(
                 "beluga: SGLang's weights were changed without a weight_version, or without "
-                "flush_cache: the pool is not used until an update with both"
+                "flush_cache, or an update failed: the pool is not used until an update with both"
             )
+
+    def session(self, *, is_open: bool) -> None:
+        """Record the begin or the end of a session, in which several updates write one version."""
+        with self._lock:
+            self._session = is_open
 
 
 WEIGHTS = Weights()
+
+
+def _updated(version: str) -> str:
+    """Return the name of updated weights. The weights that SGLang has started with may have the
+    same version: every engine's first one is "default".
+    """
+    return f"updated {version}"
 
 
 def _after_update(call: Any) -> Any:
@@ -119,12 +150,85 @@ def _after_update(call: Any) -> Any:
             # SGLang before 0.5.22 raises if requests are running and nothing was flushed; later
             # releases return that.
             flushed = bool(recv_req.flush_cache) and (answer is None or answer == rest)
+            # A draft model that was not updated is passed on as success False.
+            flushed = flushed and (not rest or bool(rest[0]))
             return answer
         finally:
             WEIGHTS.changed(recv_req.weight_version, flushed=flushed)
 
     flush_cache_after_weight_update.beluga = True  # type: ignore[attr-defined]
     return flush_cache_after_weight_update
+
+
+def _writing(call: Any) -> Any:
+    """Wrap a function of SGLang that writes weights. SGLang calls :data:`_UPDATER`'s function only
+    after it has written all of them.
+    """
+
+    @functools.wraps(call)
+    def write(self: Any, *arguments: Any, **named: Any) -> Any:
+        before, whole = WEIGHTS.changes, False
+        try:
+            answer = call(self, *arguments, **named)
+            whole = bool(getattr(answer, "success", True)) and WEIGHTS.changes != before
+            return answer
+        finally:
+            if not whole:
+                WEIGHTS.changed(None, flushed=False)
+
+    write.beluga = True  # type: ignore[attr-defined]
+    return write
+
+
+def _beginning(call: Any) -> Any:
+    """Wrap the function of SGLang that begins a session of updates."""
+
+    @functools.wraps(call)
+    def begin_weight_update(self: Any, *arguments: Any, **named: Any) -> Any:
+        WEIGHTS.session(is_open=True)
+        return call(self, *arguments, **named)
+
+    begin_weight_update.beluga = True  # type: ignore[attr-defined]
+    return begin_weight_update
+
+
+def _ending(call: Any) -> Any:
+    """Wrap the function of SGLang that ends a session of updates. A session that fails to end
+    leaves weights of unknown contents.
+    """
+
+    @functools.wraps(call)
+    def end_weight_update(self: Any, *arguments: Any, **named: Any) -> Any:
+        done = False
+        try:
+            answer = call(self, *arguments, **named)
+            done = bool(getattr(answer, "success", True))
+            return answer
+        finally:
+            if not done:
+                WEIGHTS.changed(None, flushed=False)
+            WEIGHTS.session(is_open=False)
+
+    end_weight_update.beluga = True  # type: ignore[attr-defined]
+    return end_weight_update
+
+
+def _releasing(call: Any) -> Any:
+    """Wrap the function of SGLang that frees memory. Weights without a copy in host memory are
+    undefined afterwards, until an update writes them.
+    """
+
+    @functools.wraps(call)
+    def release_memory_occupation(self: Any, recv_req: Any, *rest: Any, **named: Any) -> Any:
+        try:
+            return call(self, recv_req, *rest, **named)
+        finally:
+            tags = getattr(recv_req, "tags", None) or ("weights", "kv_cache")
+            if "weights" in tags and not _setting(_BACKUP):
+                WEIGHTS.changed(None, flushed="kv_cache" in tags)
+
+    release_memory_occupation.beluga = True  # type: ignore[attr-defined]
+    return release_memory_occupation
 
 
 def _after_session(call: Any) -> Any:
