@@ -41,7 +41,7 @@ from support.memory_tier import MemoryTier, served
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.connection import Attachment
 from beluga.connectors.identity.models import Files
-from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache import identity, objects
 from beluga.connectors.lmcache.identity import metadata_fields
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
@@ -739,6 +739,38 @@ def test_a_model_in_a_folder_is_its_bytes(
     assert lookup(one, keys) == [False, False]
     assert not plugin.contains(chunk)
     assert lookup(adapter(identity="a test"), keys) == [False, False]
+
+
+def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
+    server: MetaServer,
+    adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """LMCache's server outlives engines, and cannot tell which files one of them has loaded."""
+    monkeypatch.setattr(identity, "LOOK_S", 0.0)
+    name = model(tmp_path / "model")
+    objects, memories = chunks(2)
+    keys = [dataclasses.replace(key, model_name=name) for key in objects]
+    one = adapter(identity="")
+    assert eventually(lambda: one._models.digest(name) != "", LONG_S)
+    assert store(one, keys, memories) > 0
+    assert lookup(one, keys) == [True, True]
+    model(tmp_path / "model", b"other weights")
+    assert lookup(one, keys) == [False, False]
+    assert store(one, keys, memories) == -1
+    assert "the files of the model" in caplog.text and "restart LMCache's server" in caplog.text
+    one.delete(keys[:1])  # of the model that it was
+    model(tmp_path / "model")
+    assert lookup(one, keys) == [False, False]
+    again = adapter(identity="")
+    assert eventually(lambda: again._models.digest(name) != "", LONG_S)
+    assert lookup(again, keys) == [False, True]
+    vouched = adapter(identity="a test")  # the operator answers for it
+    assert store(vouched, keys, memories) > 0
+    model(tmp_path / "model", b"third weights")
+    assert lookup(vouched, keys) == [True, True]
 
 
 def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(

@@ -5,11 +5,16 @@
 A model with a path is identified by its files. A hub name is not sufficient, because LMCache does
 not pass the revision that its engine has loaded: such a model is rejected unless the operator
 vouches for it (``identity``).
+
+LMCache's server outlives its engines. An engine that starts anew may load other files from the same
+path, and one that runs has still loaded the former ones; the server cannot tell them apart. So a
+model whose files have changed is not used until the server is restarted, too.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     import logging
 
 MODELS_MAX = 1024  # models of one server; further ones miss
+LOOK_S = 0.5  # how often a model's files are compared; no engine restarts in less
 
 # LMCache adds this to the name of a model whose context is spread over ranks.
 _DECORATION = "##lmcache-"
@@ -49,11 +55,15 @@ LEFT_OUT: Table = {
 
 
 class Models:
-    """The identities of models by name. Thread-safe."""
+    """The identities of models by name. Thread-safe. With ``outlives``, this process is not the
+    engine that has loaded a model, and may outlive it.
+    """
 
-    def __init__(self, identity: str, logger: logging.Logger) -> None:
-        self._word, self._logger = identity, logger
+    def __init__(self, identity: str, logger: logging.Logger, *, outlives: bool = False) -> None:
+        self._word, self._logger, self._outlives = identity, logger, outlives
         self._lock = threading.Lock()
+        self._looked_s: dict[str, float] = {}  # the times of the last comparisons
+        self._former: dict[str, str] = {}  # digests of models whose files have changed
         self._found: dict[str, ModelIdentity | None] = {}  # None: rejected
 
     def check(self, name: str) -> None:
@@ -66,6 +76,12 @@ class Models:
         """Return the digest of a model's weights, or "" if it is not known yet or there is none."""
         found = self._of(name)
         return "" if found is None else found.known
+
+    def last(self, name: str) -> str:
+        """Return the digest under which a model's objects were stored, even if its files have
+        changed since, or "".
+        """
+        return self.digest(name) or self._former.get(name, "")
 
     def pending(self, name: str) -> bool:
         """Return whether a model is being identified."""
@@ -88,7 +104,28 @@ class Models:
                 except ConnectorError as error:
                     self._logger.error("beluga: the pool is not used for a model: %s", error)
                     self._found[name] = None
-            return self._found.get(name)
+            found = self._found.get(name)
+            if found is not None and self._outlives:
+                found = self._look(name, found)
+            return found
+
+    def _look(self, name: str, found: ModelIdentity) -> ModelIdentity | None:
+        """Reject a model whose files have changed. The lock is held."""
+        now_s = time.monotonic()
+        if now_s < self._looked_s.get(name, 0.0) + LOOK_S:
+            return found
+        self._looked_s[name] = now_s
+        if found.unchanged:
+            return found
+        self._logger.error(
+            "beluga: the files of the model %s have changed, so the pool is not used for it: "
+            "restart LMCache's server and its engines",
+            name,
+        )
+        found.close()
+        self._former[name] = found.known
+        self._found[name] = None
+        return None
 
     def _identify(self, name: str) -> ModelIdentity:
         if self._word:

@@ -93,7 +93,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._reader = JobWorker(self._settings, name="lmcache-load", logger=logger)
         self._lock = threading.Lock()
         self._task = 0
-        self._models = Models(self._settings.identity, logger)
+        self._models = Models(self._settings.identity, logger, outlives=True)
         self._namespaces: dict[tuple[Any, ...], Namespace] = {}
         self._layouts: dict[str, Layouts] = {}  # by model
         self._pins = ConnectionPins()  # of the reader's connection
@@ -224,7 +224,7 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def _namespace(self, key: Any) -> Namespace:
         """Return the namespace of the objects of an LMCache key, in all layouts."""
-        weights = self._models.digest(key.model_name)  # "": there are no stored objects
+        weights = self._models.last(key.model_name)  # "": there are no stored objects
         whose = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, weights)
         namespace = self._namespaces.get(whose)
         if namespace is None:
@@ -394,7 +394,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         all layouts of the model in the pool.
         """
         tries: list[list[Item]] = [[] for _ in keys]
-        here = [i for i, key in enumerate(keys) if key not in self._owed]
+        here = [i for i, key in enumerate(keys) if self._may_load(key)]
         described = [i for i in here if layouts.get(keys[i].object_group_id)]
         items = self._items(
             attachment,
@@ -410,6 +410,12 @@ class BelugaL2Adapter(L2AdapterInterface):
             tries[i] = [self._item(keys[i], one) for one in ids[keys[i].model_name]]
         return tries
 
+    def _may_load(self, key: Any) -> bool:
+        """Return whether an object may be found: its model's files are those that were identified,
+        and no deletion is pending.
+        """
+        return key not in self._owed and bool(self._models.digest(key.model_name))
+
     def _all_ids(self, attachment: Attachment, keys: Sequence[Any]) -> dict[str, list[bytes]]:
         """Return the ids of all layouts of each model."""
         models = dict.fromkeys(key.model_name for key in keys)
@@ -423,7 +429,7 @@ class BelugaL2Adapter(L2AdapterInterface):
             some = [
                 (i, item)
                 for i, item in enumerate(items)
-                if item is not None and keys[i] not in self._owed
+                if item is not None and self._may_load(keys[i])
             ]
             done = objects.load(
                 attachment, [item for _, item in some], [bytes_of(memories[i]) for i, _ in some]
