@@ -76,6 +76,10 @@ class Adapters:
                 "load it from a folder"
             )
         if known != state:
+            # The workers may load these files when they need the adapter again; a link that leads
+            # back to the former files later does not bring those back.
+            if _number(lora) in self._loaded:
+                self._loaded[_number(lora)] = None
             raise ConnectorError(
                 f"the files of the adapter {lora.lora_name} have changed since vLLM loaded it; "
                 "load it again, with load_inplace"

@@ -28,11 +28,13 @@ class ContentHash(str):
 
 
 def private_from(request: Any, block_size: int) -> int | None:
-    """Return a request's first block that rests on a name that a client chose, or None."""
+    """Return a request's first block that rests on a name that a client chose, or None. vLLM may
+    put an adapter's name and a colon in front of a medium's.
+    """
     places = [
         feature.mm_position.offset
         for feature in getattr(request, "mm_features", None) or ()
-        if MARK not in (feature.identifier or "")
+        if not (feature.identifier or "").rpartition(":")[2].startswith(MARK)
     ]
     return min(places) // block_size if places else None
 

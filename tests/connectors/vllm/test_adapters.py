@@ -98,6 +98,28 @@ def test_restored_files_may_differ_from_the_loaded_adapter(
         engine.of(lora)
 
 
+def test_a_link_that_leads_back_does_not_bring_the_loaded_adapter_back(
+    engine: Adapters, tmp_path: Path
+) -> None:
+    """The workers may have loaded the adapter again, from where the link led meanwhile."""
+    first, second = tmp_path / "v1", tmp_path / "v2"
+    for folder, content in ((first, b"1"), (second, b"2")):
+        adapter(folder, "a", content)
+    link = tmp_path / "a"
+    link.symlink_to(first)
+    lora = adapter(first, "a")
+    lora.lora_path = str(link)
+    assert used(engine, lora).key
+    for target in (second, first):
+        link.unlink()
+        link.symlink_to(target)
+        with pytest.raises(ConnectorError, match="have changed since"):
+            engine.of(lora)
+    lora.load_inplace = True
+    loads(engine, lora)
+    assert used(engine, lora).key
+
+
 def test_a_request_detects_files_that_change_during_it(engine: Adapters, tmp_path: Path) -> None:
     found = used(engine, adapter(tmp_path / "a", "a"))
     assert found.unchanged

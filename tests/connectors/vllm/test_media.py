@@ -109,6 +109,8 @@ def lookups() -> Lookups:
         ([(CONTENT, 2), (NAME, 12)], 3),
         ([(NAME, 0), (CONTENT, 12)], 0),
         ([("", 4)], 1),
+        ([(f"x:{CONTENT}", 9)], 6),  # with an adapter's name before it
+        ([(f"{MARK}x:cat", 9)], 2),  # an adapter whose name has the mark
     ],
 )
 def test_blocks_from_the_first_name_on_are_the_process_s_own(
