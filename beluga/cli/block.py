@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,9 +24,9 @@ from beluga.cli.options import (
 )
 from beluga.cli.output import print_json, print_note
 from beluga.errors import CacheError
-from beluga.index import MetaClient
-from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
-from beluga.pool import STRIPE_SIZE
+
+if TYPE_CHECKING:
+    from beluga.kvcache import KVCache
 
 _ONBOARD_S = 30.0  # seconds without progress of the lower tiers
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
@@ -61,6 +61,9 @@ def put(
     """Store a file as a block. If the key already has other content, the command fails, unless
     --force replaces it.
     """
+    from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
+    from beluga.pool import STRIPE_SIZE
+
     with open_pool(pool) as opened:
         room = opened.geometry.stripe_count * STRIPE_SIZE
         data = read_at_most(min(BLOCK_SIZE_MAX, room), file, "a block of this pool")
@@ -101,6 +104,8 @@ def _put_new(cache: KVCache, key: str, data: bytes) -> str:
 
 def _fetch(cache: KVCache, key: str) -> bytes | None:
     """Return a block's content, or None if neither the pool nor a lower tier has it."""
+    from beluga.index import MetaClient
+
     meta, keys = MetaClient(cache.client), cache.keys([digest(key)])
     found = meta.lookup(keys).hits
     if not found and cache.onboard([digest(key)]):
@@ -121,6 +126,8 @@ def get(
     json: Json = False,
 ) -> None:
     """Fetch a block. The exit status is 1 if it does not exist."""
+    from beluga.kvcache import KVCache
+
     if file != Path("-"):
         check_output(file)
     elif json:

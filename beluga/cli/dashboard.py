@@ -8,14 +8,16 @@ import signal
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from beluga.admin import Admin, AdminRequest, AdminResponse, page_routes, request_any, request_json
 from beluga.cli.options import Json, PoolPaths, runtime_dir_of
 from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError
+
+if TYPE_CHECKING:
+    from beluga.admin import AdminRequest, AdminResponse
 
 Open = Annotated[bool, typer.Option("--open", help="Open the page in this user's browser.")]
 Port = Annotated[
@@ -32,6 +34,8 @@ def dashboard(
     A server that was started with --admin has the page. Otherwise this command serves it on
     127.0.0.1 until Ctrl-C, even while the pool has no server.
     """
+    from beluga.admin import Admin, page_routes, request_any
+
     directory = runtime_dir_of(pool)
     url = _servers_url(directory)
     if url and not port:
@@ -57,6 +61,8 @@ def dashboard(
 
 def _servers_url(directory: Path) -> str:
     """Return the URL of the server's own page, or "" if it has none or no server is running."""
+    from beluga.admin import request_json
+
     try:
         return str(request_json(directory, "/endpoint", dict)["url"])
     except BelugaError:

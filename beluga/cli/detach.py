@@ -32,7 +32,6 @@ from beluga.cli import logs
 from beluga.cli.options import Json, PoolPaths, open_pool, runtime_dir_of
 from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError, NoServerError, RpcError, ServerAliveError
-from beluga.rpc import read_trace
 
 _NAMES = ("serve", "standby")  # file names of a background process
 _LOOK_S = 0.2
@@ -161,6 +160,8 @@ def _locks(directory: Path) -> list[Path]:
 
 def _serving(directory: Path) -> int | None:
     """Return the pid of the active server, from its trace."""
+    from beluga.rpc import read_trace
+
     try:
         return read_trace(directory).pid
     except (BelugaError, OSError):
@@ -181,6 +182,8 @@ def _how_to_stop(directory: Path) -> str:
     """Return how to stop a server that was not started with ``--detach``: its trace has its pid,
     and the process's cgroup has its systemd unit.
     """
+    from beluga.rpc import read_trace
+
     try:
         trace = read_trace(directory)
         if not trace.alive:

@@ -11,7 +11,6 @@ import typer
 
 from beluga.cli.options import Json
 from beluga.cli.output import plain, print_json, print_note
-from beluga.tiers import adopt_disk
 
 Disk = Annotated[
     list[Path],
@@ -25,6 +24,8 @@ def adopt(path: Disk, json: Json = False) -> None:
     Use this for a disk whose server will not return. Its blocks stay. A new pool at the location of
     an earlier one needs no such command.
     """
+    from beluga.tiers import adopt_disk
+
     for each in path:
         before = adopt_disk(each)
         if json:

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
 from beluga.cli.options import Host, Json, PoolPaths
 from beluga.cli.output import print_json, print_note
-from beluga.doctor import Finding, Machine, PoolLook, diagnose
+
+if TYPE_CHECKING:
+    from beluga.doctor import Finding
 
 
 def doctor(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
@@ -21,6 +24,8 @@ def doctor(pool: PoolPaths = None, host: Host = None, json: Json = False) -> Non
     status is 1 if there is an error, and 0 if there are at most warnings. A check that is not
     possible is a warning.
     """
+    from beluga.doctor import Machine, PoolLook, diagnose
+
     findings = diagnose(Machine(pool=PoolLook.named(pool, host)))
     if json:
         print_json([asdict(finding) for finding in findings])

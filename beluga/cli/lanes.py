@@ -10,9 +10,8 @@ import dataclasses
 import json as json_library
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from beluga.cli import logs, serve
@@ -28,7 +27,9 @@ from beluga.cli.options import (
     read_at_most,
 )
 from beluga.cli.output import plain, print_json, print_row
-from beluga.rpc import METHOD_USER, Client, HandlerInfo, Server, load_handlers
+
+if TYPE_CHECKING:
+    from beluga.rpc import HandlerInfo
 
 _INPUT_MAX = 64 << 20  # bytes of an argument from standard input
 
@@ -56,6 +57,8 @@ def serve_lanes(
 
     `beluga serve --handlers` serves handlers and the block index. See docs/use/rpc.md.
     """
+    from beluga.rpc import METHOD_USER, Server, load_handlers
+
     registered = load_handlers(handlers) if handlers else None
     logs.begin(log_level, log_format)
     with open_pool(pool) as opened:
@@ -86,6 +89,8 @@ def call(
     json: Json = False,
 ) -> None:
     """Call a handler of the server and print its result, or a method and print its reply."""
+    from beluga.rpc import Client
+
     given = arguments or []
     with open_pool(pool) as opened:
         if handler.isdecimal():
@@ -109,6 +114,8 @@ def list_handlers(
     pool: PoolPaths = None, host: Host = None, timeout: Timeout = 5.0, json: Json = False
 ) -> None:
     """List the handlers of the server with their parameters and results."""
+    from beluga.rpc import Client
+
     with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
         found = client.handlers()
     if json:
@@ -145,6 +152,8 @@ def _value(text: str, kind: str) -> object:
 
 
 def _print(named: dict[str, object], what: str, value: object, json: bool) -> None:
+    import numpy as np
+
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if json:

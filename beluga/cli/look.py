@@ -9,21 +9,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from beluga.cli.block import digest
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import CacheError
-from beluga.index import COMMITTED, EPOCH_SHIFT, BlockState, MetaClient, read_entries
-from beluga.kvcache import KnownNamespace, KVCache, Namespace, explain, known_namespaces
-from beluga.pool import Pool
-from beluga.rpc import Client
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from beluga.kvcache import KnownNamespace, KVCache, Namespace
+    from beluga.pool import Pool
 
 Keys = Annotated[
     list[str],
@@ -69,6 +70,9 @@ def explain_keys(
     Blocks stored with a salt need --salt; blocks of namespaces that only other hosts opened cannot
     be found.
     """
+    from beluga.kvcache import explain
+    from beluga.rpc import Client
+
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         asked = _asked(opened, namespace, field, salt)
         found = explain(client, asked, [digest(key) for key in keys])
@@ -83,6 +87,8 @@ def explain_keys(
 
 def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
     """Return the namespace of the options."""
+    from beluga.kvcache import Namespace, known_namespaces
+
     if fields:
         if name != _NAMESPACE:
             raise typer.BadParameter(
@@ -139,6 +145,9 @@ def ls(
     The key in the list is the hash of a block's digest and its namespace, from which the key given
     to put cannot be derived.
     """
+    from beluga.kvcache import known_namespaces
+    from beluga.rpc import Client
+
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         half = client.stat().epoch % 2
         known = {one.fingerprint: one for one in known_namespaces(opened.runtime_dir)}
@@ -155,6 +164,8 @@ def ls(
 def _blocks(
     pool: Pool, half: int, known: Mapping[int, KnownNamespace], limit: int
 ) -> list[dict[str, object]]:
+    from beluga.index import EPOCH_SHIFT
+
     lines = islice((line for lines in _committed(pool, half) for line in lines), limit)
     return [
         {
@@ -186,6 +197,8 @@ def _spaces(pool: Pool, half: int, known: Mapping[int, KnownNamespace]) -> list[
 
 
 def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
+    from beluga.index import COMMITTED, read_entries
+
     for lines in read_entries(pool, half):
         yield lines[lines["state"] == COMMITTED]
 
@@ -216,6 +229,8 @@ def rm(
 
     Clients that are reading a block may finish. Lower tiers remove it soon afterwards.
     """
+    from beluga.kvcache import KVCache
+
     with open_pool(pool) as opened:
         asked = _asked(opened, namespace, field, salt)
         with KVCache(opened, namespace=asked, host=host) as cache:
@@ -235,6 +250,8 @@ def _remove(cache: KVCache, name: bytes) -> list[str]:
     """Remove a block, and return where it was: in the pool, in a lower tier, or "unknown": possibly
     in a remote tier, which has yet to execute the removal.
     """
+    from beluga.index import BlockState, MetaClient
+
     meta, key = MetaClient(cache.client), cache.keys([name])
     below = int(meta.tiers(key)[0]) & ~1 != 0
     unknown = not below and meta.lookup(key).state == BlockState.BELOW

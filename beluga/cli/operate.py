@@ -8,18 +8,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from beluga.admin import request_json
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import CallTimeoutError, NoServerError
-from beluga.index import SessionView, ask_sessions
-from beluga.pool import show_size
-from beluga.rpc import Client, Quota
+
+if TYPE_CHECKING:
+    from beluga.index import SessionView
+    from beluga.rpc import Quota
 
 _LIMITS = {"grants": "grants", "pins": "pins", "bytes": "bytes", "calls": "calls_per_s"}
 _WORDS = {
@@ -96,6 +96,10 @@ def quota(
     A change applies to all sessions at once, until this server ends. The next server starts with
     its own quotas. Sessions keep their present grants and pins. Run changes on the server's host.
     """
+    from beluga.admin import request_json
+    from beluga.index import ask_sessions
+    from beluga.rpc import Client, Quota
+
     changes = dict(_change(text) for text in change or ())
     if changes:
         now = request_json(runtime_dir_of(pool), "/quota", dict, changes)
@@ -134,6 +138,8 @@ def quota(
 
 
 def _change(text: str) -> tuple[str, int]:
+    from beluga.rpc import Quota
+
     name, _, value = text.partition("=")
     if name not in _LIMITS:
         raise typer.BadParameter(
@@ -154,6 +160,8 @@ def _change(text: str) -> tuple[str, int]:
 
 def _limits(limits: Quota) -> dict[str, object]:
     """Return the limits of each session, for display."""
+    from beluga.pool import show_size
+
     told = asdict(limits)
     told["bytes"] = show_size(limits.bytes) if limits.bytes else 0
     return {f"{word} at most": told[name] or "no limit" for name, word in _WORDS.items()}
@@ -177,6 +185,8 @@ def _use(sessions: Sequence[SessionView]) -> list[Sequence[object]]:
 
 def _of_server(directory: Path, path: str) -> list[dict[str, Any]] | None:
     """Return rows of the server's admin endpoint, or None if it is on another host."""
+    from beluga.admin import request_json
+
     try:
         return request_json(directory, path, list)
     except NoServerError:
@@ -199,6 +209,8 @@ def drain(
     tiers, until every block is in one. The draining ends with the server. Run this on the server's
     host.
     """
+    from beluga.admin import request_json
+
     directory = runtime_dir_of(pool)
     state = request_json(directory, "/drain", dict, {"draining": not undo})
     if undo:

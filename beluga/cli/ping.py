@@ -10,7 +10,6 @@ import typer
 
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_json, print_note
-from beluga.rpc import Client
 
 
 def ping(
@@ -23,6 +22,8 @@ def ping(
     json: Json = False,
 ) -> None:
     """Measure round trips to the server."""
+    from beluga.rpc import Client
+
     with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
         trips_us = sorted(client.ping() * 1e6 for _ in range(count))
         epoch = client.stat().epoch

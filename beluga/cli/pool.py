@@ -8,33 +8,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from beluga import config
+from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, among, one_of, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table, progress
-from beluga.cli.scrub import scrub_admission
 from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
-from beluga.index import NAME_PARENT, check_devices, read_names, repair_pool
-from beluga.pool import (
-    BLOCK_COUNT_MAX,
-    COHERENCE_MODES,
-    LANE_COUNT_MAX,
-    DeviceSpec,
-    Geometry,
-    Pool,
-    default_specs,
-    emulated_paths,
-    refuse_missing,
-    remove_default,
-    show_size,
-    stored_specs,
-    storing_default,
-)
-from beluga.transfer import Crossovers, crossovers, default_threads, policy
+
+if TYPE_CHECKING:
+    from beluga.pool import DeviceSpec, Geometry, Pool
+    from beluga.transfer import Crossovers
 
 Paths = Annotated[
     list[str],
@@ -156,6 +143,8 @@ def create(
     json: Json = False,
 ) -> None:
     """Format devices as a new, empty pool. Creates files that do not exist."""
+    from beluga.pool import DeviceSpec, Pool, show_size
+
     by_default = device_size is None and not any(
         DeviceSpec.parse(path).path.exists() for path in paths
     )
@@ -245,6 +234,10 @@ def check(
     json: Json = False,
 ) -> None:
     """Check a pool, with or without a running server. The exit status is 1 if it is damaged."""
+    from beluga.cli.scrub import scrub_admission
+    from beluga.index import check_devices, repair_pool
+    from beluga.pool import default_specs
+
     if repair:
         with open_pool(pool) as opened:
             acts, report = repair_pool(opened, payload=payload, declared_gone=declare_gone)
@@ -278,6 +271,8 @@ def check(
 
 def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
     """Return the names of all named blocks, with hashes in hexadecimal."""
+    from beluga.index import NAME_PARENT, read_names
+
     shown: list[dict[str, int | str | None]] = []
     for _, block, _, name in read_names(pool, half).tolist():
         block_hash, parent, contents, space, tokens, rank, rank_count, flags, _ = name
@@ -309,6 +304,8 @@ def destroy(
 
     Without a path, destroy the default pool and unmount it.
     """
+    from beluga.pool import DeviceSpec, Pool, default_specs, emulated_paths, remove_default
+
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
         typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
@@ -327,6 +324,8 @@ def destroy(
 
 def _remembered() -> list[DeviceSpec]:
     """Return the mounted pool's devices; none if the record cannot be read."""
+    from beluga.pool import stored_specs
+
     try:
         return stored_specs()
     except NoDefaultPoolError:
@@ -351,6 +350,8 @@ def mount(
 
     Without a path, use the emulated pool: two files in /dev/shm.
     """
+    from beluga.pool import emulated_paths, storing_default
+
     specs = paths or emulated_paths()
     with storing_default(specs):
         if create_first:
@@ -383,6 +384,8 @@ def _say_what_comes_before(specs: list[str]) -> None:
 
 def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
     """Show a pool that should exist. ``made``: the user named its devices."""
+    from beluga.pool import DeviceSpec, Pool, refuse_missing
+
     try:
         with Pool.open(specs) as pool:
             _describe(pool, json)
@@ -400,6 +403,8 @@ def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
 
 def umount(json: Json = False) -> None:
     """Forget the default pool. The data stays."""
+    from beluga.pool import remove_default
+
     if not remove_default():
         raise NoDefaultPoolError("no pool is mounted; there is nothing to do")
     if json:
@@ -407,6 +412,9 @@ def umount(json: Json = False) -> None:
 
 
 def _describe(pool: Pool, json: bool) -> None:
+    from beluga.pool import show_size
+    from beluga.transfer import crossovers, default_threads, policy
+
     geometry, known = pool.geometry, policy.probe()
     copies = crossovers(pool, default_threads())
     rows = {
@@ -461,9 +469,11 @@ def _describe(pool: Pool, json: bool) -> None:
 
 def _table(geometry: Geometry) -> str:
     """Describe how many blocks fit into the table, and below which block size it is the limit."""
+    from beluga.pool import show_size
+
     smallest = max(geometry.data_size // geometry.block_count_max, 1)
     return (
-        f"{geometry.block_count_max}: blocks of less than {show_size(smallest)} fill the table "
+        f"{geometry.block_count_max:,}: blocks of less than {show_size(smallest)} fill the table "
         "before the space (--block-bytes)"
     )
 
@@ -473,11 +483,13 @@ def _engines(copies: dict[str, Crossovers]) -> str:
     missing = [name for name, found in copies.items() if found.why_none is not None]
     here = ["cpu", *(_engine(name, found) for name, found in copies.items() if name not in missing)]
     if missing:
-        here[-1] += f" (not here: {', '.join(missing)}; --json says why)"
+        here[-1] += f" (not here: {', '.join(missing)}; --json has the reasons)"
     return "; ".join(here)
 
 
 def _engine(name: str, found: Crossovers) -> str:
+    from beluga.pool import show_size
+
     if found.memory != "host":
         return f"{name} for blocks in {found.memory.upper()} memory"
     sizes = [

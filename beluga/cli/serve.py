@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from beluga.admin import Admin, ServerHealth, read_address, server_routes
+from beluga.choices import EVICTIONS, SILENT_S
 from beluga.cli import logs
 from beluga.cli.detach import detached
 from beluga.cli.notify import Manager
@@ -54,20 +54,19 @@ from beluga.errors import (
     RpcError,
     TierError,
 )
-from beluga.index import EVICTIONS, MetaServer, check_shares
-from beluga.lease import Lease, open_lease
-from beluga.listening import read_tls, read_token
-from beluga.rpc import LOST, SILENT_S, LeaseKeeper, Quota, Server, load_handlers, stand_by
-from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from beluga.admin import Routes
+    from beluga.admin import Admin, Routes, ServerHealth
     from beluga.cli.services import RestartableService
     from beluga.events import EventSettings
+    from beluga.index import MetaServer
+    from beluga.lease import Lease
     from beluga.pool import Pool
+    from beluga.rpc import Quota, Server
+    from beluga.tiers import TierService, TierSettings
 
 DeclaredGone = Annotated[
     bool,
@@ -250,23 +249,22 @@ def serve(
     forgotten = _forgotten(forget_tier or (), tiers)
     secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
-    quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
+    quota = _quota(quota_grants, quota_pins, quota_bytes, quota_calls)
     make = partial(_evicting(eviction, share, hint_budget), host=host, quota=quota)
     register = _registering(handlers, handler_threads)
     if detach:
         detached(pool, json, stands_by=silent_s is not None)
         return
     logs.begin(log_level, log_format)
-    held, told = open_lease(lease) if lease else None, threading.Event()
+    held, told = _lease(lease), threading.Event()
     run = partial(serve_until_told, told=told, json=json, silent_s=silent_s, lease=held)
     with open_pool(pool) as opened:
         while True:
             server = make(opened, declared_gone=declare_gone)
             _give_up(server, forgotten)
             register(server)
-            health = ServerHealth()
             services = _services(server, opened, tiers, published, host, patient=bool(silent_s))
-            routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
+            health, routes = _routes(server, opened, services)
             try:
                 with _answering(secured, routes, opened, json) as endpoint:
                     run(server, admin=endpoint, health=health, services=services)
@@ -276,10 +274,36 @@ def serve(
                 declare_gone, forgotten = False, []  # both concern earlier servers
 
 
+def _quota(grants: int, pins: int, size_bytes: int, calls: int) -> Quota:
+    """Return the quota of each session."""
+    from beluga.rpc import Quota
+
+    return Quota(grants=grants, pins=pins, bytes=size_bytes, calls_per_s=calls)
+
+
+def _lease(url: str) -> Lease | None:
+    """Return the lease without which the server must not serve, if there is one."""
+    from beluga.lease import open_lease
+
+    return open_lease(url) if url else None
+
+
+def _routes(
+    server: MetaServer, pool: Pool, services: Sequence[RestartableService]
+) -> tuple[ServerHealth, Routes]:
+    """Return a server's health, and the routes of its admin endpoint."""
+    from beluga.admin import ServerHealth, server_routes
+
+    health = ServerHealth()
+    return health, {**server_routes(server, pool, _saving(services)), **health.routes()}
+
+
 def _evicting(
     eviction: str, share: Sequence[str] | None, hint_budget: str
 ) -> Callable[..., MetaServer]:
     """Return a function that makes a server with these rules of eviction."""
+    from beluga.index import MetaServer
+
     shares, budget = _shares(share), _budget(hint_budget)
     return partial(MetaServer, eviction=eviction, shares=shares, hint_budget=budget)
 
@@ -294,6 +318,8 @@ def _budget(text: str) -> float:
 
 def _shares(told: Sequence[str] | None) -> dict[str, float]:
     """Return the shares of tenants by name, as fractions of the pool."""
+    from beluga.index import check_shares
+
     shares: dict[str, float] = {}
     for text in told or ():
         name, equals, percent = text.rpartition("=")
@@ -329,6 +355,8 @@ def _registering(place: str, threads: int) -> Callable[[Server], None]:
     """Load handlers and return a function that registers them with a server; without handlers it
     does nothing.
     """
+    from beluga.rpc import load_handlers
+
     if not place:
         return lambda server: None
     handlers = load_handlers(place)
@@ -339,6 +367,8 @@ def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bo
     """Report that the server lost its pool. Raises the error unless the server should stand by
     again.
     """
+    from beluga.rpc import LOST
+
     if isinstance(error, DeposedError) and watch:
         reason = "deposed"
     elif isinstance(error, LeaseError) and error is server.failure:
@@ -367,6 +397,8 @@ def _tier_settings(
     admission: str,
     eviction: str,
 ) -> TierSettings:
+    from beluga.tiers import TierSettings
+
     with as_bad_value(TierError):
         tiers = TierSettings(
             disks=tuple(disks or ()),
@@ -394,6 +426,8 @@ def _services(
     *,
     patient: bool,
 ) -> list[RestartableService]:
+    from beluga.tiers import TierService
+
     services: list[RestartableService] = []
     if tiers:
         if not patient:
@@ -414,6 +448,9 @@ def _saving(services: Sequence[RestartableService]) -> TierService | None:
 
 def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
     """Return a factory of the admin endpoint with these options. Raises SettingsError."""
+    from beluga.admin import Admin, read_address
+    from beluga.listening import read_tls, read_token
+
     return partial(
         Admin,
         address=read_address(address) if address else None,
@@ -457,6 +494,9 @@ def serve_until_told(
     moved for that many seconds, and retries services that it cannot start yet. With ``lease`` it
     serves only while the lease is held. A signal sets ``told``, which may be set before.
     """
+    from beluga.admin import ServerHealth
+    from beluga.rpc import LeaseKeeper, stand_by
+
     beside = Services(services, patient=silent_s is not None)
     manager, health, told = (
         Manager(_LOOK_INTERVAL_S),

@@ -8,22 +8,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beluga.cli.help import width
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
-from beluga.index import (
-    MetaClient,
-    MetaStat,
-    Sessions,
-    SessionView,
-    ask_counters,
-    ask_sessions,
-)
-from beluga.pool import show_size
-from beluga.rpc import Client
+
+if TYPE_CHECKING:
+    from beluga.index import MetaStat, Sessions, SessionView
 
 _WIDTH = 78
 _NAME_MAX = 15  # length of a process's name in the kernel
@@ -66,6 +59,9 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
 
     --json has every counter.
     """
+    from beluga.index import MetaClient, ask_counters, ask_sessions
+    from beluga.rpc import Client
+
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         found, sessions = MetaClient(client).stat(), ask_sessions(client)
         lower, own = ask_counters(client), client.stat()
@@ -104,6 +100,8 @@ def _summary(
     found: MetaStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
 ) -> dict[str, object]:
     """Return the counters as a readable summary."""
+    from beluga.pool import show_size
+
     rate = _hit_rate(found)
     suspect = sum(one.state != "live" for one in others)
     clients = sum(one.kind != "server" for one in others) - suspect
@@ -144,6 +142,8 @@ def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _tier(told: Mapping[str, Any]) -> str:
+    from beluga.pool import show_size
+
     parts = []
     if "blocks" in told:
         used, size = told.get("used_bytes", 0), told.get("data_bytes", 0)
@@ -217,6 +217,8 @@ def _quarantine(
 
 def _told(row: Mapping[str, Any]) -> str:
     """Format one row of the quarantine in lines of at most 78 columns."""
+    from beluga.pool import show_size
+
     if row["host"] is None:
         who = f"quarantined: {show_size(row['bytes'])}"
     else:

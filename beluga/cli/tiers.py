@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from beluga.choices import ADMISSIONS, OFFLOADS
 from beluga.cli.options import among, one_of, size
-from beluga.tiers import ADMISSIONS, OFFLOADS
 
 Disks = Annotated[
     list[str] | None,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,9 @@ from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, as_bad_value, runtime_dir_of
 from beluga.cli.output import print_json, print_note, print_row
 from beluga.errors import BadValueError, NoTraceError
-from beluga.rpc import CallTrace, TracedCall, method_names, read_trace
+
+if TYPE_CHECKING:
+    from beluga.rpc import CallTrace, TracedCall
 
 Last = Annotated[int, typer.Option(min=1, help="The largest number of calls to show.")]
 Slow = Annotated[
@@ -47,7 +49,7 @@ _LEGEND = Legend(
         "status": "ok, the returned error, or unfinished",
     }
 )
-_ROW = "{:<15} {:<15} {:<11} {:>4} {:>9} {:>8} {}"
+_ROW = "{:<15} {:<15} {:<15} {:>4} {:>8} {:>7} {}"  # 80 columns with "unfinished"
 _HEADING = _ROW.format(*_LEGEND)
 
 
@@ -69,6 +71,8 @@ def trace(
     its own host. The times are those in the server's loop, without the round trip. A call that is
     "unfinished" is being handled, or the server died in it.
     """
+    from beluga.rpc import method_names, read_trace
+
     if method and method not in method_names() and not method.isdecimal():
         raise typer.BadParameter(
             f"--method is {method!r}; give one of {', '.join(method_names())}, or the number of a "
@@ -126,6 +130,8 @@ def _follow(
     session: str,
 ) -> None:
     """Show these calls, then new ones, including those of the next server."""
+    from beluga.rpc import read_trace
+
     if not json:
         print_row(_HEADING)
     epoch, newest = found.epoch, found.newest

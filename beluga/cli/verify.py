@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,9 @@ from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, Wide, among, open_pool
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import VerifyError
-from beluga.verify import VerifyReport, VerifyResult, verify_pool
+
+if TYPE_CHECKING:
+    from beluga.verify import VerifyReport, VerifyResult
 
 _LEGEND = Legend(
     {
@@ -62,6 +64,8 @@ def verify(
     memory. Bare loads and stores are also tested; they must work only where the pool has hardware
     coherence.
     """
+    from beluga.verify import verify_pool
+
     if peer and role not in ("a", "b"):
         raise typer.BadParameter("--peer needs --role a on one host and --role b on the other")
     if role and not peer:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from beluga import choices
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.arguments import of_type
 from beluga.errors import BadValueError, raise_for_status
@@ -32,11 +33,13 @@ _COUNT_MAX = (1 << 31) - 1
 
 MAP_CELL = record_dtype("bl_map_cell")
 """The fields of ``bl_map_cell`` (``csrc/api/index.h``)."""
-EVICTIONS = {
-    "lru": lib.BL_EVICT_LRU,
-    "s3fifo": lib.BL_EVICT_S3FIFO,
-    "cost": lib.BL_EVICT_COST,
-}
+EVICTIONS = dict(
+    zip(
+        choices.EVICTIONS,
+        (lib.BL_EVICT_LRU, lib.BL_EVICT_S3FIFO, lib.BL_EVICT_COST),
+        strict=True,
+    )
+)
 """The eviction policies of a server (csrc/index/evict.h)."""
 
 REFUSALS = {

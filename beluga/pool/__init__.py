@@ -2,6 +2,7 @@
 # Copyright The Beluga Authors
 """The pool: its devices are specified, checked, formatted and mapped. Blocks are a layer above."""
 
+from beluga.choices import BLOCK_COUNT_MAX, LANE_COUNT_MAX
 from beluga.pool.default import (
     default_specs,
     emulated_paths,
@@ -12,7 +13,7 @@ from beluga.pool.default import (
 )
 from beluga.pool.devdax import DaxNode, dax_nodes
 from beluga.pool.device import examine
-from beluga.pool.layout import BLOCK_COUNT_MAX, LANE_COUNT_MAX, geometry_for
+from beluga.pool.layout import geometry_for
 from beluga.pool.missing import runtime_dir_of_missing
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.pool_files import PoolFile, find_pools

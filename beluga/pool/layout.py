@@ -16,6 +16,7 @@ from numbers import Integral
 
 from beluga._ffi import ffi, lib
 from beluga.arguments import of_type, short
+from beluga.choices import BLOCK_COUNT_MAX, LANE_COUNT_MAX
 from beluga.errors import (
     BadTypeError,
     DeviceMismatchError,
@@ -32,8 +33,6 @@ _GIB = 1 << 30
 
 # The limits of csrc/pool/superblock.c.
 DEVICE_SIZE_MIN, DEVICE_SIZE_MAX = 2 * STRIPE_SIZE, 1 << 47
-LANE_COUNT_MAX = 4096
-BLOCK_COUNT_MAX = (1 << 32) - 1
 BLOCK_SIZE_MIN = 64  # smaller blocks may be stored, but no table is made for them
 _PAGE_SIZE = 4096
 _BLOCK_BYTES = 256 << 10  # unless smaller blocks are configured

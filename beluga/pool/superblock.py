@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from beluga import choices
 from beluga._ffi import core, ffi, lib
 from beluga.errors import (
     DeviceBusyError,
@@ -31,10 +32,13 @@ MAGIC = b"BELUGA\r\n"  # the first bytes of a superblock
 
 SUPERBLOCK_SIZE: int = ffi.sizeof("bl_superblock")
 
-COHERENCE_MODES: dict[str, int] = {
-    "hardware": lib.BL_COHERENCE_HARDWARE,
-    "software": lib.BL_COHERENCE_SOFTWARE,
-}
+COHERENCE_MODES: dict[str, int] = dict(
+    zip(
+        choices.COHERENCE_MODES,
+        (lib.BL_COHERENCE_HARDWARE, lib.BL_COHERENCE_SOFTWARE),
+        strict=True,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

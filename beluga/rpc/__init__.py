@@ -14,6 +14,7 @@
             client.call("shout", "hello", returns=str)  # 'HELLO'
 """
 
+from beluga.choices import SILENT_S
 from beluga.rpc.async_client import AsyncClient
 from beluga.rpc.client import Buffer, Client, ClientStat
 from beluga.rpc.handlers import HandlerInfo, Handlers, load_handlers
@@ -27,7 +28,7 @@ from beluga.rpc.server import (
     ServerStat,
     method_names,
 )
-from beluga.rpc.standby import SILENT_S, LeaseKeeper, stand_by
+from beluga.rpc.standby import LeaseKeeper, stand_by
 from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, Followed
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import CallTrace, TracedCall, read_trace

@@ -9,6 +9,7 @@ import threading
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
+from beluga.choices import SILENT_S
 from beluga.errors import LeaseError, RpcError, ServerAliveError
 from beluga.threads import Thread
 
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     from beluga.rpc.server import Server
 
 log = logging.getLogger(__name__)
-
-SILENT_S = 2.0
-"""A server of another machine is replaced once its heartbeat has not moved for this many seconds.
-
-A server of this machine whose process lives is replaced after 15 times as long.
-"""
 
 _LOOK_S = 0.2
 _RETRY_S = 0.1

@@ -2,6 +2,7 @@
 # Copyright The Beluga Authors
 """Tiers below the pool, which receive offloaded blocks and return them on demand."""
 
+from beluga.choices import OFFLOADS
 from beluga.index import ask_counters
 from beluga.tiers.admission import ADMISSIONS
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
@@ -9,7 +10,7 @@ from beluga.tiers.disk import adopt_disk
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.remote import no_panic, object_store
 from beluga.tiers.service import TierService
-from beluga.tiers.settings import OFFLOADS, TierSettings
+from beluga.tiers.settings import TierSettings
 from beluga.tiers.sizing import SizingAdvice, TierAdvice, TierSize, advise
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
 

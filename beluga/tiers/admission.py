@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from beluga import choices
 from beluga.errors import TierError
 
 if TYPE_CHECKING:
@@ -189,12 +190,9 @@ class Adaptive:
             self._hits += count
 
 
-ADMISSIONS: dict[str, type[Always | SecondTouch | Sketch | Adaptive]] = {
-    "adaptive": Adaptive,
-    "always": Always,
-    "second-touch": SecondTouch,
-    "sketch": Sketch,
-}
+ADMISSIONS: dict[str, type[Always | SecondTouch | Sketch | Adaptive]] = dict(
+    zip(choices.ADMISSIONS, (Adaptive, Always, SecondTouch, Sketch), strict=True)
+)
 """The policies by name. The first one is the default."""
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from beluga.choices import OFFLOADS
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from beluga.tiers.admission import Admission
     from beluga.tiers.tier import LowerTier
 
-OFFLOADS = "drop", "wait"
 _PAGE_SIZE = 4096
 
 

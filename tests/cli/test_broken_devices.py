@@ -26,9 +26,9 @@ import pytest
 import typer
 from support.emulation import PATIENCE, share
 
+import beluga.pool
 from beluga import MetaServer, Pool
 from beluga.cli import app, cxl_rpc, lazy, main
-from beluga.cli import pool as cli_pool
 from beluga.pool import default, missing
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -221,7 +221,7 @@ def test_a_spoilt_device_is_one_line(
 def test_no_pool_is_one_line_that_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (default, missing, cli_pool):  # this user may have mounted one
+    for module in (default, missing, beluga.pool):  # this user may have mounted one
         monkeypatch.setattr(module, "emulated_paths", lambda: [str(tmp_path / "none")])
     for name in WITH:
         if name not in MAKES:

@@ -11,9 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from beluga.cli import cxl_rpc, lazy, output
+from beluga.cli import cxl_rpc, lazy, output, trace
 from beluga.cli.app import app
 from beluga.router import POLICIES, costs
+from beluga.rpc import method_names
 
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
 LEAVES = [
@@ -71,3 +72,12 @@ def test_help_in_a_pipe_respects_columns(
     monkeypatch.delenv("COLUMNS")
     output.print_table(legend, [row])
     assert max(map(len, capsys.readouterr().out.splitlines())) > columns
+
+
+def test_the_columns_of_a_trace_are_as_wide_as_their_values() -> None:
+    for method in method_names():
+        row = trace._ROW.format(
+            "03:31:40.353149", "63:4194304:999", method, 4096, "99,999.9", 1, ""
+        )
+        assert row.index(method) == trace._HEADING.index("method")
+        assert len(row.rstrip() + " unfinished") <= 80

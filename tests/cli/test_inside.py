@@ -164,7 +164,7 @@ def test_a_standby_serves_after_the_server_ends(
         asked.append((arguments, options))
         return elected
 
-    monkeypatch.setattr(serve, "stand_by", stand_by)
+    monkeypatch.setattr("beluga.rpc.stand_by", stand_by)
     server: Any = Server()
     serve.serve_until_told(server, silent_s=3.0)
     assert asked == [((server, told), {"silent_s": 3.0, "lease": None})]
@@ -181,8 +181,8 @@ def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyP
         kept.extend(what)
         return Opened()
 
-    monkeypatch.setattr(serve, "LeaseKeeper", keeper)
-    monkeypatch.setattr(serve, "stand_by", lambda *_, **__: True)
+    monkeypatch.setattr("beluga.rpc.LeaseKeeper", keeper)
+    monkeypatch.setattr("beluga.rpc.stand_by", lambda *_, **__: True)
     server, lease = Server(), object()
     serve.serve_until_told(server, silent_s=1.0, lease=lease)  # type: ignore[arg-type]
     assert kept == [server, lease]
@@ -208,9 +208,9 @@ class Served:
 @pytest.fixture
 def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     found: list[Served] = []
-    monkeypatch.setattr(serve, "MetaServer", lambda pool, **options: options)
-    monkeypatch.setattr(serve, "server_routes", lambda *_: {})
-    monkeypatch.setattr(serve, "open_lease", lambda url: f"lease {url}")
+    monkeypatch.setattr("beluga.index.MetaServer", lambda pool, **options: options)
+    monkeypatch.setattr("beluga.admin.server_routes", lambda *_: {})
+    monkeypatch.setattr("beluga.lease.open_lease", lambda url: f"lease {url}")
     monkeypatch.setattr(
         serve,
         "serve_until_told",
@@ -259,7 +259,7 @@ def test_a_budget_of_hints_may_be_nothing_and_everything(served: list[Served]) -
 def test_tiers_reach_their_service(
     served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "TierService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr("beluga.tiers.TierService", lambda *parts, **more: (parts[2], more))
     monkeypatch.setattr(TierSettings, "check_owner", lambda *_: None)
     beluga("serve", "--disk", "/a", "--disk", "/b", "--disk-bytes", "4G", "--remote", "file:///c",
            "--offload", "wait", "--admission", "sketch", "--host", 3)  # fmt: skip
@@ -283,7 +283,7 @@ def test_a_disk_of_another_owner_ends_serve_before_it_serves(
     def refuse(*_: object) -> None:
         raise TierError("a disk of another server")
 
-    monkeypatch.setattr(serve, "TierService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr("beluga.tiers.TierService", lambda *parts, **more: (parts[2], more))
     monkeypatch.setattr(TierSettings, "check_owner", refuse)
     assert beluga("serve", "--disk", "/a", "--disk-bytes", "4G").exit_code == 1
     assert not served
@@ -362,7 +362,7 @@ def trips(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(options)
         return Opened(ping=asked["pings"].pop, stat=lambda: SimpleNamespace(epoch=9))
 
-    monkeypatch.setattr(ping, "Client", client)
+    monkeypatch.setattr("beluga.rpc.Client", client)
     return asked
 
 
@@ -382,10 +382,12 @@ def test_stat_shows_all_counters(monkeypatch: pytest.MonkeyPatch, opened: Opened
     zero = {field.name: 0 for field in dataclasses.fields(MetaStat)}
     counters = MetaStat(**zero | {"block_count": 20, "grant_count": 2, "block_count_max": 22})
     own = SimpleNamespace(epoch=9, nonce=1)
-    monkeypatch.setattr(stat, "Client", lambda *_, **__: Opened(stat=lambda: own))
-    monkeypatch.setattr(stat, "MetaClient", lambda client: Opened(stat=lambda: counters))
-    monkeypatch.setattr(stat, "ask_counters", lambda client: None)
-    monkeypatch.setattr(stat, "ask_sessions", lambda client: Sessions((), Quota(), draining=False))
+    monkeypatch.setattr("beluga.rpc.Client", lambda *_, **__: Opened(stat=lambda: own))
+    monkeypatch.setattr("beluga.index.MetaClient", lambda client: Opened(stat=lambda: counters))
+    monkeypatch.setattr("beluga.index.ask_counters", lambda client: None)
+    monkeypatch.setattr(
+        "beluga.index.ask_sessions", lambda client: Sessions((), Quota(), draining=False)
+    )
     opened.runtime_dir = Path("/nowhere")
     shown = json.loads(beluga("stat", "--json").stdout)
     assert (shown["block_count"], shown["table_full"], shown["epoch"]) == (20, True, 9)
@@ -433,7 +435,7 @@ def test_put_prints_the_outcome(
         stored=counts[0], present=counts[1], raise_for_refused=lambda: looked.append(True)
     )
     cache = Opened(put=lambda keys, blocks: result)
-    monkeypatch.setattr(block, "KVCache", lambda *_, **__: cache)
+    monkeypatch.setattr("beluga.kvcache.KVCache", lambda *_, **__: cache)
     monkeypatch.setattr(block, "_fetch", lambda cache, key: b"12345")
     assert beluga("put", "key", tmp_path / "file").stderr == f"{state}: 5 bytes\n"
     shown = json.loads(beluga("put", "key", tmp_path / "file", "--json").stdout)
@@ -446,8 +448,8 @@ def test_a_block_evicted_during_its_fetch_is_a_miss(
 ) -> None:
     cache = Opened(client=None, keys=list, get=lambda keys, into: SimpleNamespace(hits=0))
     found = SimpleNamespace(hits=[SimpleNamespace(length=5)])
-    monkeypatch.setattr(block, "KVCache", lambda *_, **__: cache)
-    monkeypatch.setattr(block, "MetaClient", lambda client: Opened(lookup=lambda keys: found))
+    monkeypatch.setattr("beluga.kvcache.KVCache", lambda *_, **__: cache)
+    monkeypatch.setattr("beluga.index.MetaClient", lambda client: Opened(lookup=lambda keys: found))
     (tmp_path / "old").write_bytes(b"kept")
     gone = beluga("get", "key", tmp_path / "old")
     assert (
@@ -465,7 +467,7 @@ def test_a_call_by_number_has_one_request_that_may_come_from_stdin(
     def client(pool: object, **options: Any) -> Opened:
         return Opened(call=lambda *what: calls.append((*what, options)) or b"reply")
 
-    monkeypatch.setattr(lanes, "Client", client)
+    monkeypatch.setattr("beluga.rpc.Client", client)
     runner = CliRunner()
     shown = runner.invoke(cxl_rpc.app, ["call", "7", "-"], input="12345678")
     assert shown.stdout == "reply\n"
@@ -786,7 +788,7 @@ def test_a_side_of_verify_waits_for_the_other(
         calls.append((role, seconds, patience))
         raise typer.Exit(5)
 
-    monkeypatch.setattr(verify_command, "verify_pool", verify_pool)
+    monkeypatch.setattr("beluga.verify.verify_pool", verify_pool)
     shown = beluga("verify", "--pool", "path", *arguments)
     assert (shown.exit_code, shown.stderr) == (5, said)
     assert calls == [asked]

@@ -62,6 +62,21 @@ def test_the_help_of_a_group_imports_no_command_and_no_core(
     assert not loaded(*words) & (SLOW | heavy)
 
 
+# Their options are the settings of policies, engines and traces, whose modules need numpy.
+COMPUTED = {"bench", "gateway", "replay", "simulate", "size", "top"}
+
+
+@pytest.mark.parametrize(
+    "words", [one for one in lazy.leaves(typer.main.get_command(app)) if one[0] not in COMPUTED]
+)
+def test_the_help_of_a_command_imports_neither_numpy_nor_the_core(
+    loaded: Loaded, words: tuple[str, ...]
+) -> None:
+    modules = loaded(*words, "--help")
+    assert "typer" in modules
+    assert not modules & {"numpy", "rich", "beluga._ffi", "beluga.pool"}
+
+
 def test_completion_imports_no_command(loaded: Loaded) -> None:
     asked = {"_BELUGA_COMPLETE": "complete_bash", "COMP_WORDS": "beluga st", "COMP_CWORD": "1"}
     assert not loaded(**asked) & SLOW

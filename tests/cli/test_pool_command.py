@@ -67,7 +67,7 @@ def test_info_shows_the_copying_engines(
         commands._describe(pool, json=False)
     assert facts[0]["engines"] == (
         "cpu; dsa (stand-in) from 13.4 KiB written, from 5.1 KiB read, by default costs, not "
-        "measured yet (not here: cuda; --json says why)"
+        "measured yet (not here: cuda; --json has the reasons)"
     )
 
 
@@ -199,7 +199,7 @@ def test_a_removed_pool_and_an_unmounted_pool_have_different_errors(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(commands, "emulated_paths", lambda: paths)
+    monkeypatch.setattr("beluga.pool.emulated_paths", lambda: paths)
     with pytest.raises(DeviceMissingError, match="there is no emulated pool in"):
         commands.mount()
     with storing_default(paths):

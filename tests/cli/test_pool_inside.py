@@ -17,8 +17,9 @@ from typer.testing import CliRunner, Result
 
 from beluga.cli import pool as command
 from beluga.cli.app import app
+from beluga.cli.scrub import scrub_admission
 from beluga.errors import NoDefaultPoolError, PoolError
-from beluga.pool import DeviceSpec
+from beluga.pool import DeviceSpec, Pool
 from beluga.transfer import Crossovers
 
 
@@ -38,10 +39,12 @@ class Report:
 def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls to pools. The default pool is on /a and /b."""
     asked: list[Any] = []
-    monkeypatch.setattr(command, "default_specs", lambda: [Path("/a"), Path("/b")])
-    monkeypatch.setattr(command, "remove_default", lambda: asked.append("remove_default") or True)
+    monkeypatch.setattr("beluga.pool.default_specs", lambda: [Path("/a"), Path("/b")])
     monkeypatch.setattr(
-        command, "stored_specs", lambda: [DeviceSpec(Path(p)) for p in ("/b", "/a")]
+        "beluga.pool.remove_default", lambda: asked.append("remove_default") or True
+    )
+    monkeypatch.setattr(
+        "beluga.pool.stored_specs", lambda: [DeviceSpec(Path(p)) for p in ("/b", "/a")]
     )
 
     @contextmanager
@@ -50,11 +53,9 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         yield
         asked.append(("remember", specs))
 
-    monkeypatch.setattr(command, "storing_default", storing_default)
+    monkeypatch.setattr("beluga.pool.storing_default", storing_default)
     monkeypatch.setattr(command, "_describe", lambda pool, json: asked.append(("shown", json)))
-    monkeypatch.setattr(
-        command.Pool, "destroy", lambda specs, force: asked.append(("destroy", specs))
-    )
+    monkeypatch.setattr(Pool, "destroy", lambda specs, force: asked.append(("destroy", specs)))
     return asked
 
 
@@ -67,7 +68,7 @@ def test_a_check_shows_what_it_found_and_fails(
         did.append((what, how))
         return found
 
-    monkeypatch.setattr(command, "check_devices", check_devices)
+    monkeypatch.setattr("beluga.index.check_devices", check_devices)
     shown = beluga("pool", "check")
     assert str(shown.exception) == (
         "the check has 2 findings; damaged blocks read as misses; use --repair to drop them"
@@ -80,7 +81,7 @@ def test_a_check_shows_what_it_found_and_fails(
     assert beluga("pool", "check", "--pool", "p").exit_code == 0
     assert did == [
         (([Path("/a"), Path("/b")],), {}),
-        (([Path("/a"), Path("/b")],), {"payload": True, "admission": command.scrub_admission}),
+        (([Path("/a"), Path("/b")],), {"payload": True, "admission": scrub_admission}),
         ((["p"],), {}),
     ]
 
@@ -97,7 +98,7 @@ def test_a_repair_reports_its_changes(did: list[Any], monkeypatch: pytest.Monkey
         return ["dropped it"], Report()
 
     monkeypatch.setattr(command, "open_pool", lambda paths: Opened())
-    monkeypatch.setattr(command, "repair_pool", repair_pool)
+    monkeypatch.setattr("beluga.index.repair_pool", repair_pool)
     shown = beluga("pool", "check", "--repair", "--declare-gone", "--json")
     assert shown.stderr == "dropped it\n"
     assert json.loads(shown.stdout) == {"finding_count": 0, "findings": []}
@@ -137,11 +138,9 @@ def test_mount_stores_the_default_pool(
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(command, "emulated_paths", lambda: specs)
-    monkeypatch.setattr(command.Pool, "open", lambda paths: made.append(paths) or Opened())
-    monkeypatch.setattr(
-        command.Pool, "create", lambda paths, **how: made.append((paths, how)) or Opened()
-    )
+    monkeypatch.setattr("beluga.pool.emulated_paths", lambda: specs)
+    monkeypatch.setattr(Pool, "open", lambda paths: made.append(paths) or Opened())
+    monkeypatch.setattr(Pool, "create", lambda paths, **how: made.append((paths, how)) or Opened())
     beluga("mount")
     assert not folder.exists()
     beluga("mount", "--create", "--size", "16M", "--lanes", 3, "--json")
@@ -159,14 +158,14 @@ def test_mount_stores_the_default_pool(
 
 
 def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "remove_default", lambda: False)
+    monkeypatch.setattr("beluga.pool.remove_default", lambda: False)
     assert isinstance(beluga("umount").exception, NoDefaultPoolError)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"why_none": "no"}, "cpu (not here: dsa; --json says why)"),
+        ({"why_none": "no"}, "cpu (not here: dsa; --json has the reasons)"),
         ({"memory": "gpu"}, "cpu; dsa for blocks in GPU memory"),
         ({}, "cpu; dsa (q) from 4 KiB written, never read, by default costs, not measured yet"),
         ({"measured": True, "read": 8192},
@@ -188,7 +187,7 @@ def test_a_default_size_is_reported(
         def __exit__(self, *_: object) -> None: ...
 
     made = Opened(geometry=SimpleNamespace(device_size=3 << 30))
-    monkeypatch.setattr(command.Pool, "create", lambda paths, **how: made)
+    monkeypatch.setattr(Pool, "create", lambda paths, **how: made)
     path = tmp_path / "device"
     said = beluga("pool", "create", path).stderr
     assert "each device has 3 GiB: new files share half of what is free (see --size)" in said

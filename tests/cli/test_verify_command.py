@@ -187,7 +187,7 @@ def test_a_broken_guarantee_is_an_error_that_names_it(
             devices=pool.devices,
             findings=(finding(pool, 0, 0, "software"), finding(pool, 1, 1, "software")),
         )
-    monkeypatch.setattr(command, "verify_pool", lambda *_, **__: report)
+    monkeypatch.setattr("beluga.verify.verify_pool", lambda *_, **__: report)
     with pytest.raises(
         VerifyError, match=r"required but does not hold: message passing a->b \(software\)$"
     ):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
-    ("errors", "_build", "_checkout", "conventions"),
+    ("errors", "_build", "_checkout", "conventions", "choices"),
     ("_shared", "arguments", "config", "child", "limit", "metrics", "text", "threads"),
     ("_ffi", "listening", "page"),
     ("coherence", "lease"),

@@ -165,4 +165,7 @@ def test_a_changed_output_is_detected(session: Session, tmp_path: Path) -> None:
     (block,) = blocks(page)
     with pytest.raises(AssertionError, match="echo two"):
         play(session, page, block)
-    assert outline("┃ a ┃ b ┃\n├───┤\n│ lanes │ 16 of 256 │") == ["a b", "lanes"]
+    assert outline("┃ a ┃ b ┃\n├───┤\n│ lanes │ 16 of 256 │") == [
+        "a b",
+        "lanes 0 of 0",
+    ]

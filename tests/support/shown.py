@@ -25,6 +25,8 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 _FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _RULE = re.compile(r"[─-╿\s]*$")
+# Names whose values depend on the machine or the run.
+_OF_THE_MACHINE = {"pool", "DDIO", "engines"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +87,22 @@ def commands(block: Block) -> Iterator[Shown]:
 
 
 def outline(output: str) -> list[str]:
-    """Return the part of an output that is equal in each run: words, headers, names of rows."""
-    lines = []
+    """Return the part of an output that is equal in each run: words, headers, names of rows, and
+    the values of names, which may be wrapped, without numbers and units.
+    """
+    lines: list[str] = []
+    name = ""
     for line in output.splitlines():
         if _RULE.fullmatch(line):
             continue
-        text = line.split("│")[1] if line.startswith("│") else line.replace("┃", " ")
-        text = re.sub(r"[\d.,]*\d", "0", text)
-        lines.append(" ".join(text.split()))
+        first, *others = line.strip("│").split("│") if line.startswith("│") else [line]
+        text = first.replace("┃", " ")
+        if len(others) == 1:
+            name = text.strip() or name
+            text = f"{text} {others[0]}" if name not in _OF_THE_MACHINE else text
+        text = re.sub(r"[\d.,]*\d( ([kMGT]?B|[KMGT]iB)(/s)?| [mun]?s)?\b", "0", text)
+        if len(others) == 1 and not first.strip():
+            lines[-1] = f"{lines[-1]} {' '.join(text.split())}".strip()
+        else:
+            lines.append(" ".join(text.split()))
     return lines
