@@ -8,6 +8,9 @@ Editors and spreadsheets of Windows put such a mark in front; it is never a part
 from __future__ import annotations
 
 import codecs
+import errno
+import os
+import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +32,19 @@ def decode_text(data: bytes) -> str:
 def read_text(path: Path) -> str:
     """Read a whole text file, without its mark. Raises OSError or UnicodeDecodeError."""
     return decode_text(path.read_bytes())
+
+
+def read_regular_text(path: Path, size_max: int) -> str:
+    """Read a whole text file of at most this many bytes, without its mark. It must be a regular
+    file, so that the read never waits. Raises OSError or UnicodeDecodeError.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        data = file.read(size_max + 1)
+    if len(data) > size_max:
+        raise OSError(errno.EFBIG, f"it has more than {size_max} bytes", str(path))
+    return decode_text(data)
 
 
 def open_text(path: Path) -> TextIO:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from beluga.admin.health import HEALTHZ, READYZ
 from beluga.admin.route import AdminRequest, AdminResponse
@@ -50,6 +50,28 @@ class Access:
     hosts: KnownHosts
     loopback: bool
     token: Token | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The target of a request: the path and query, and the host of a whole URL. A path has one
+    spelling, as it was sent: the standard library would drop some characters, and join slashes.
+    """
+
+    path: str
+    query: str
+    authority: tuple[str, ...] = ()  # empty, or one
+
+    @classmethod
+    def of(cls, line: str) -> _Target | None:
+        """Parse a request's line. Returns None if its target has no path."""
+        path, _, query = line.split()[1].partition("?")
+        scheme, colon, rest = path.partition("://")
+        authority: tuple[str, ...] = ()
+        if colon and scheme.lower() in ("http", "https"):
+            host, slash, path = rest.partition("/")
+            authority, path = (host,), slash + path
+        return cls(path, query, authority) if path.startswith("/") else None
 
 
 class _Head:
@@ -94,10 +116,19 @@ class Handler(BaseHTTPRequestHandler):
         """Wait for a request and answer it."""
         self._head.left = HEAD_MAX
         self.place.wait()
-        super().handle_one_request()
+        try:
+            super().handle_one_request()
+        except http.client.LineTooLong:  # the first line; the standard library catches the others
+            self.command = self.requestline = self.request_version = ""
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            self.close_connection = True
 
     def do_GET(self) -> None:
         """Serve a read request."""
+        self._send(self._answer("GET"))
+
+    def do_HEAD(self) -> None:
+        """Serve a read request without its body, as some health checks send it."""
         self._send(self._answer("GET"))
 
     def do_POST(self) -> None:
@@ -105,12 +136,11 @@ class Handler(BaseHTTPRequestHandler):
         self._send(self._answer("POST"))
 
     def _answer(self, method: str) -> AdminResponse:
-        try:
-            url = urlsplit(self.path)
-        except ValueError:
+        target = _Target.of(self.requestline)
+        if target is None:
             self.close_connection = True
             return _refusal(HTTPStatus.BAD_REQUEST, "the request has no path")
-        refusal = self._refuse(method, url.path)
+        refusal = self._refuse(method, target)
         if refusal is not None:
             self.close_connection = True  # its body is not read
             return refusal
@@ -118,9 +148,9 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(body, AdminResponse):
             self.close_connection = True
             return body
-        query = {unquote(name): value for name, value in parse_qsl(url.query)}
-        request = AdminRequest(url.path, query, body)
-        if url.path in _HEALTH:  # served regardless of the number of other requests
+        query = {unquote(name): value for name, value in parse_qsl(target.query)}
+        request = AdminRequest(target.path, query, body)
+        if target.path in _HEALTH:  # served regardless of the number of other requests
             return self._by_route(method, request)
         if not self._turn():
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; send fewer")
@@ -150,10 +180,11 @@ class Handler(BaseHTTPRequestHandler):
             log.exception("answering %s %s", method, request.path)
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "see the server's log")
 
-    def _refuse(self, method: str, path: str) -> AdminResponse | None:
+    def _refuse(self, method: str, target: _Target) -> AdminResponse | None:
         """Return the answer to a request that reaches no route, or None."""
+        path = target.path
         if self.access is not None:
-            refusal = self._refuse_caller(self.access, path)
+            refusal = self._refuse_caller(self.access, target)
             if refusal is not None:
                 return refusal
             if method != "GET":
@@ -165,13 +196,14 @@ class Handler(BaseHTTPRequestHandler):
             return _refusal(HTTPStatus.NOT_FOUND, f"there is {paths}")
         return None
 
-    def _refuse_caller(self, access: Access, path: str) -> AdminResponse | None:
+    def _refuse_caller(self, access: Access, target: _Target) -> AdminResponse | None:
         """Return the answer to a caller over TCP without access to this path, or None. Where other
         machines may connect, their scrapers and probes use any host name, such as a service's.
         """
-        hosts = self.headers.get_all("Host", [""])
+        path, hosts = target.path, self.headers.get_all("Host", [""])
         any_name = path in _ANY_NAME and not access.loopback
-        if len(hosts) > 1 or not (any_name or hosts[0] in access.hosts):
+        own = all(host in access.hosts for host in (hosts[0], *target.authority))
+        if len(hosts) > 1 or not (any_name or own):
             return _refusal(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "the Host header is not allowed; use the machine's address or name",
@@ -204,8 +236,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer.body)))
         self.place.wait()
         self.end_headers()
-        for start in range(0, len(answer.body), _PIECE):
-            piece = answer.body[start : start + _PIECE]
+        body = b"" if self.command == "HEAD" else answer.body
+        for start in range(0, len(body), _PIECE):
+            piece = body[start : start + _PIECE]
             self.wfile.write(piece)
             self.place.wait()
 

@@ -30,7 +30,10 @@ class AdminRequest:
 
     def json(self) -> object:
         """Return the body's JSON value, or None without a body. Raises ValueError."""
-        found: object = json.loads(self.body) if self.body else None
+        try:
+            found: object = json.loads(self.body) if self.body else None
+        except RecursionError:
+            raise ValueError("the body is nested too deeply; send a flat object") from None
         return found
 
 

@@ -14,6 +14,7 @@ import typer
 from beluga.cli import logs
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
 from beluga.cli.output import announce
+from beluga.listening import shown_url
 
 
 def prefill_worker(
@@ -43,9 +44,16 @@ def prefill_worker(
     """Prefill the prompts that a router queues, and store their KV in the pool, until SIGTERM or
     Ctrl-C.
     """
-    address = urlsplit(engine)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise typer.BadParameter(f"--engine {engine} is not an address; write http://HOST:PORT")
+    try:
+        address = urlsplit(engine)
+        valid = address.scheme in ("http", "https") and bool(address.hostname)
+        valid = valid and address.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise typer.BadParameter(
+            f"--engine {shown_url(engine)} is not an address; write http://HOST:PORT"
+        )
     need("router", "aiohttp")
     logs.begin(log_level, log_format)
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout, json=json))
@@ -74,8 +82,8 @@ async def _work(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
-    text = f"prefilling on {engine}; stop with Ctrl-C"
-    announce(text, "prefilling", json=json, engine=engine)
+    shown = shown_url(engine)
+    announce(f"prefilling on {shown}; stop with Ctrl-C", "prefilling", json=json, engine=shown)
     try:
         await worker.run()
     finally:

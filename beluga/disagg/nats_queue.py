@@ -135,10 +135,8 @@ class NatsQueue:
         """
         stream, servers = queue_name(name), url.split(",")
         url = shown_url(url)
-        try:
-            _ = [urlsplit(server).port for server in servers]
-        except ValueError:  # its text contains the password
-            raise QueueError(f"{url} is not a NATS address; use nats://HOST:PORT") from None
+        if not all(map(_is_address, servers)):
+            raise QueueError(f"{url} is not a NATS address; use nats://HOST:PORT")
 
         client = await _connected(url, servers, timeout_s)
         client.options["max_reconnect_attempts"] = -1  # reconnect to a known server without limit
@@ -270,6 +268,13 @@ class NatsQueue:
     async def _on_task_done(self, message: Msg) -> None:
         if event := self._waiting.get(message.subject.rpartition(".")[2]):
             event.set()
+
+
+def _is_address(server: str) -> bool:
+    try:
+        return urlsplit(server).port != 0
+    except ValueError:  # its text may contain the password
+        return False
 
 
 class NatsTicket:

@@ -19,6 +19,7 @@ import msgspec
 
 from beluga.disagg.queue import VISIBILITY_S
 from beluga.errors import QueueError, WorkerError, is_of_request
+from beluga.listening import shown_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 _BACK_OFF_S = 1.0  # the pause after a failure
 _DEQUEUE_S = 5.0
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
+_SHOWN_SIZE = 200  # bytes of an engine's error
 _BUSY = (429, 502, 503, 504)  # statuses of an engine, or a proxy before it, that affect every task
 
 # Fields that request more than one output of one token, or contradict it.
@@ -197,10 +199,22 @@ class PrefillWorker:
         url = self._engine_url + path
         try:
             async with session.post(url, data=body, headers=headers) as answer:
-                text = await answer.text(errors="replace")
+                text = (await _beginning(answer)).decode(errors="replace")
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            raise WorkerError(f"{url} does not answer: {error or type(error).__name__}") from error
+            why = error or type(error).__name__
+            raise WorkerError(f"{shown_url(url)} does not answer: {why}") from error
         if answer.status >= _SERVER_ERROR or answer.status in _BUSY:
             kind = WorkerError if answer.status in _BUSY else _TaskFailedError
-            raise kind(f"{url} answers {answer.status}: {text[:200]}")
-        return text[:200] if answer.status >= _CLIENT_ERROR else None
+            raise kind(f"{shown_url(url)} answers {answer.status}: {text}")
+        return text if answer.status >= _CLIENT_ERROR else None
+
+
+async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
+    """Read a response to its end, and return its beginning. The rest does not matter, however long
+    it is.
+    """
+    begin = b""
+    async for piece in answer.content.iter_any():
+        if len(begin) < _SHOWN_SIZE:
+            begin += piece[:_SHOWN_SIZE]
+    return begin[:_SHOWN_SIZE]

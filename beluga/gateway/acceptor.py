@@ -22,12 +22,14 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.typedefs import Handler
 
 from beluga.gateway.settings import Address
@@ -50,15 +52,17 @@ _BACKLOG = 1024
 _INFO_UNACKED = 24  # of a listening socket: connections that wait to be accepted
 _INFO_LAST_DATA_RECV = 52  # milliseconds
 _HANDSHAKE_S = 10.0  # of TLS
+_REASON_LENGTH_MAX = 80  # of a logged reason
 PATIENCE_S = 75.0
 """Seconds that a client may lag while its place is not needed."""
 HEAD_SIZE_MAX = 1 << 20
-"""Largest size in bytes of a request's head on a connection. The parser's limits are for each
-line.
+"""Largest size in bytes of a connection's input that no handler has yet: a request's head, requests
+that were sent before the response to an earlier one, and what is around a body's bytes, such as the
+trailers. The parser's limits are for each line.
 """
 HEADS_SIZE_MAX = 64 << 20
-"""Largest total size in bytes of all unfinished heads. Above it, a connection with more than
-HEAD_SIZE_USUAL is closed.
+"""Largest total size in bytes of this input of all connections. Above it, a connection with more
+than HEAD_SIZE_USUAL is closed.
 """
 HEAD_SIZE_USUAL = 1 << 13
 
@@ -68,9 +72,16 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.levelno, record.levelname = logging.WARNING, "WARNING"
-        record.msg = f"{record.getMessage()}: {' '.join(error.message.split())[:200]}"
+        record.msg = f"{record.getMessage()}: {_reason(error)}"
         record.args, record.exc_info = (), None
     return True
+
+
+def _reason(error: HttpProcessingError) -> str:
+    """Return why HTTP is invalid, without the invalid bytes, which may be of a client's key."""
+    first = error.message.partition("\n")[0].rstrip(": ")
+    plain = type(error) is BadHttpMessage and len(first) <= _REASON_LENGTH_MAX
+    return first if plain and "b'" not in first and 'b"' not in first else type(error).__name__
 
 
 http_log = logging.getLogger(f"{__name__}.http")
@@ -114,7 +125,7 @@ class Share:
         self.connections_max = connections_max
         self.requests_max = connections_max if requests_max is None else requests_max
         self.places: ConnectionSlots[AcceptedConnection] = ConnectionSlots(PATIENCE_S)
-        self.heads_size = 0  # total bytes of unfinished heads
+        self.heads_size = 0  # total bytes of input that no handler has yet
 
     @property
     def crowded(self) -> bool:
@@ -125,7 +136,7 @@ class Share:
     async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Track whether the server works on a connection's request, or waits for its client."""
         connection = connection_of(request)
-        connection.begins()
+        connection.begins(request)
         try:
             return await handler(request)
         finally:
@@ -155,13 +166,21 @@ def shares(kept: int = 0) -> tuple[Share, Share]:
 class AcceptedConnection(web.RequestHandler):
     """A connection with a place in a share."""
 
-    __slots__ = ("_asking", "_head_size", "_share", "place")
+    __slots__ = (
+        *("_arrived", "_asking", "_body_size", "_handled", "_head_size", "_queued"),
+        *("_share", "_unparsed_size", "place"),
+    )
 
     def __init__(self, server: web.Server, share: Share, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._share = share
         self._asking = True  # whether a request's head is expected, or has started to arrive
-        self._head_size = 0
+        self._head_size = 0  # of HEAD_SIZE_MAX: the queued requests' sizes, and _unparsed_size
+        self._queued: deque[tuple[int, int]] = deque()  # requests: their number and size
+        self._unparsed_size = 0  # bytes behind the last request's head, and no body's
+        self._arrived = 0  # number of requests whose heads have arrived
+        self._handled: web.BaseRequest | None = None
+        self._body_size = 0  # bytes of its body that have arrived
         self.place: ConnectionSlot[AcceptedConnection] = ConnectionSlot(self, "", 0.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,14 +195,24 @@ class AcceptedConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._asking:
-            self._count_head(len(data))
-            many = self._share.heads_size > HEADS_SIZE_MAX and self._head_size > HEAD_SIZE_USUAL
-            if many or self._head_size > HEAD_SIZE_MAX:
-                log.warning("a client was disconnected because its request's head is too large")
-                self.abort()
-                return
+        self._count_head(len(data))
+        self._unparsed_size += len(data)
+        waiting = len(self._messages)
         super().data_received(data)
+        if (more := len(self._messages) - waiting) > 0:
+            self._arrived += more
+            self._queued.append((self._arrived, self._unparsed_size))
+            self._unparsed_size = 0
+        elif self._handled is not None and not self._messages:
+            size = self._handled.content.total_bytes
+            if size != self._body_size:  # the body has its own limits, and the client moves on
+                self._body_size = size
+                self._count_head(-self._unparsed_size)
+                self._unparsed_size = 0
+        many = self._share.heads_size > HEADS_SIZE_MAX and self._head_size > HEAD_SIZE_USUAL
+        if many or self._head_size > HEAD_SIZE_MAX:
+            log.warning("a client was disconnected because its request's head is too large")
+            self.abort()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read."""
@@ -196,15 +225,19 @@ class AcceptedConnection(web.RequestHandler):
         if not self._asking:
             self.place.work()
 
-    def begins(self) -> None:
-        """Record that a request has arrived."""
+    def begins(self, request: web.BaseRequest) -> None:
+        """Record that a handler has a request."""
         self._asking = False
-        self._count_head(-self._head_size)
+        self._handled, self._body_size = request, 0
+        number = self._arrived - len(self._messages)
+        while self._queued and self._queued[0][0] <= number:
+            self._count_head(-self._queued.popleft()[1])
         self.place.work()
 
     def ends(self) -> None:
         """Record that a response has been sent, except for what the client has yet to read."""
         self._asking = True
+        self._handled = None
         self.place.wait()
 
     def wait(self) -> None:

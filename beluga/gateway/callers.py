@@ -74,13 +74,16 @@ def of_operators(settings: Settings, address: Address) -> Middleware:
 
 def _check_host(request: web.Request, hosts: KnownHosts) -> None:
     """Raise Refusal unless a request has at most one Host, an accepted one. Browsers always send
-    it.
+    it. The same holds for the host of a whole URL as the target, which replaces the header's.
     """
     named = request.headers.getall(hdrs.HOST, [])
     if len(named) > 1:
         raise Refusal(400, "a request must have one Host header")
-    if named and named[0] not in hosts:
-        raise Refusal(421, _NOT_OURS % repr(named[0][:80]))
+    if not request.raw_path.startswith("/"):
+        named = [*named, request.url.raw_authority]
+    for name in named:
+        if name not in hosts:
+            raise Refusal(421, _NOT_OURS % repr(name[:80]))
 
 
 def _check_token(request: web.Request, token: Token) -> None:
@@ -95,10 +98,10 @@ def _check_kind(request: web.Request, origins: tuple[str, ...]) -> None:
     can send without a preflight. Audio is a form even from legitimate pages, which then send their
     API key.
     """
-    if not request.body_exists:
-        return
+    if not request.body_exists and request.method != hdrs.METH_POST:
+        return  # browsers make a preflight for these methods
     kind = request.content_type if hdrs.CONTENT_TYPE in request.headers else ""
-    if kind in _FORMS:
+    if kind in _FORMS and request.body_exists:
         raise Refusal(415, f"no engine accepts {kind}; send Content-Type: application/json")
     asked_first = kind not in _SIMPLE or hdrs.AUTHORIZATION in request.headers
     if not asked_first and from_other_site(request.headers, origins):

@@ -24,6 +24,8 @@ FAILURES = (
     *(msgspec.MsgspecError, RecursionError),  # the second: too deeply nested JSON
 )
 """The exceptions of a request to an engine that is down or sends invalid responses."""
+ANSWER_MAX = 16 << 20
+"""Largest size in bytes of an engine's response that the router reads itself."""
 
 
 class Checker:
@@ -106,7 +108,7 @@ class Checker:
                 raise ValueError(f"/health returned {answer.status}")
         async with self._client.get(f"{engine.url}/v1/models", timeout=self._timeout) as answer:
             if answer.status == 200:
-                engine.cards = _cards(await answer.read())
+                engine.cards = _cards(await read_whole(answer))
             elif not engine.spec.models:
                 raise ValueError(
                     f"/v1/models returned {answer.status}; give its models with --model"
@@ -121,6 +123,16 @@ def _cards(body: bytes) -> list[dict[str, object]]:
     if not isinstance(listed, list):
         raise ValueError("/v1/models did not return a list of models")
     return [card for card in listed if isinstance(card, dict)]
+
+
+async def read_whole(answer: aiohttp.ClientResponse, most: int = ANSWER_MAX) -> bytes:
+    """Read an engine's response. Raises one of :data:`FAILURES`, also if it is too long."""
+    body = bytearray()
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > most:
+            raise ValueError(f"its response is longer than {most >> 20} MiB")
+    return bytes(body)
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:

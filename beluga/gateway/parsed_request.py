@@ -58,6 +58,8 @@ _ODD_SIZE_MAX = 1 << 17
 """Largest size in bytes of a body that Python's decoder decodes if the fast decoder rejects it.
 Only the model's name is read from larger ones.
 """
+# A field that is not decoded with the others may be invalid, or nested too deeply, by itself.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _EMPTY: Tokens = np.zeros(0, np.uint32)
 
 
@@ -121,7 +123,7 @@ def parse_request(
         return ParsedRequest(path, body, _form_model(body), len(body) // TEXT_TOKEN_SIZE)
     try:
         fields = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return _odd(path, body)
     text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
     tokens = _tokens(path, body, fields, text, tokenizer)
@@ -136,9 +138,12 @@ def parse_request(
 
 
 def _string(raw: msgspec.Raw) -> str | None:
-    """Return a field's value if it is a string."""
+    """Return a field's value if it is a string that can be read."""
     text = bytes(raw)
-    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else None
+    try:
+        return msgspec.json.decode(text, type=str) if text.startswith(b'"') else None
+    except _UNREADABLE:
+        return None
 
 
 def _odd(path: str, body: bytes) -> ParsedRequest:
@@ -241,7 +246,7 @@ def _ids(text: bytes) -> Tokens | None:
         if not prompt or not all(type(token) is int for token in prompt):
             return None
         return np.asarray(prompt, np.uint32)
-    except (msgspec.MsgspecError, OverflowError, TypeError):
+    except (*_UNREADABLE, OverflowError, TypeError):
         return None
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from beluga.gateway.conversation import ChatFields, of_chat
 from beluga.gateway.engine import Engine
-from beluga.gateway.health import FAILURES, words_of
+from beluga.gateway.health import FAILURES, read_whole, words_of
 from beluga.gateway.settings import Limits
 from beluga.gateway.tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ class Probe:
         async with self._client.post(
             f"{engine.url}/tokenize", json=body, timeout=self._timeout
         ) as answer:
-            said = await answer.read()
+            said = await read_whole(answer)
             if answer.status != 200:
                 return None
         answered = msgspec.json.decode(said)

@@ -29,7 +29,7 @@ from beluga.gateway.bodies import Held
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import Engine
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
-from beluga.gateway.health import FAILURES, words_of
+from beluga.gateway.health import FAILURES, read_whole, words_of
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, parse_request
 from beluga.gateway.prompt_threads import in_prompt_thread
@@ -70,6 +70,7 @@ _NEVER_SENT = (
 )
 _MAY_GO_ON = "the engine aborted, and may have executed the request, so it is not repeated: %s"
 _BUSY = (429, 503)
+_REFUSAL_SIZE_MAX = 1 << 20  # bytes of a busy engine's response
 _BUSY_S = 0.1  # shortest time after which a busy engine gets the same request again
 _REST_LOOK_S = 0.5  # interval at which a request that waits for a busy engine tries others
 _SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized on a thread
@@ -372,7 +373,7 @@ async def _is_gone(url: str) -> bool:
 async def _whole(response: aiohttp.ClientResponse, url: str) -> web.Response | None:
     """Return an engine's complete response for the client, or None if it aborts."""
     try:
-        body = await response.read()
+        body = await read_whole(response, _REFUSAL_SIZE_MAX)
     except FAILURES:
         return None
     headers = for_client(response.headers, url)

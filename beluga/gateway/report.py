@@ -13,13 +13,12 @@ import aiohttp
 
 from beluga.errors import RouterError
 from beluga.gateway.engine import Engine, Health
-from beluga.gateway.health import FAILURES, words_of
-from beluga.gateway.settings import MIB, Limits
+from beluga.gateway.health import ANSWER_MAX, FAILURES, read_whole, words_of
+from beluga.gateway.settings import Limits
 from beluga.router import LoadReport, LoadTracker, WorkerMetrics, read_load
 
 log = logging.getLogger(__name__)
 
-ANSWER_MAX = 16 * MIB  # bytes of an engine's metrics
 _UNREAD = (
     "its /metrics cannot be read, so its load is estimated from the requests that this router "
     "sends it"
@@ -94,12 +93,7 @@ class Reports:
         async with self._client.get(url, timeout=self._timeout) as answer:
             if answer.status != 200:
                 raise RouterError(f"it returned {answer.status} ({_HOW})")
-            body = bytearray()
-            async for part in answer.content.iter_any():
-                body += part
-                if len(body) > ANSWER_MAX:
-                    raise RouterError(f"it is longer than {ANSWER_MAX >> 20} MiB")
-        return body.decode()
+            return (await read_whole(answer, ANSWER_MAX)).decode()
 
 
 def _should_have_told(engine: Engine) -> bool:

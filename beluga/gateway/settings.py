@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from beluga.errors import RouterError
-from beluga.listening import Token, read_tls, read_token
+from beluga.listening import Token, read_tls, read_token, shown_url
 from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
 from beluga.router import costs as costs_module
-from beluga.text import read_text
+from beluga.text import read_regular_text
 
 _SCHEMES = ("http", "https")
 MIB = 1 << 20
+WORKERS_SIZE_MAX = 4 * MIB  # bytes of a workers file
 
 
 class Address(NamedTuple):
@@ -167,17 +168,20 @@ def read_url(text: str) -> str:
     try:
         parts = urlsplit(text.strip())
         makes_sense = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        makes_sense &= not any(sign.isspace() or not sign.isprintable() for sign in parts.geturl())
     except ValueError:  # an invalid port, or an incomplete address
         makes_sense = False
     if not makes_sense or parts.scheme not in _SCHEMES:
-        raise RouterError(f"'{text}' is not an engine's URL; it looks like http://HOST:PORT")
+        raise RouterError(
+            f"'{shown_url(text)}' is not an engine's URL; it looks like http://HOST:PORT"
+        )
     if "@" in parts.netloc:  # not repeated in the message, which is displayed
         raise RouterError(
             "an engine's URL must not have a user and password; engines receive the clients' own "
             "Authorization"
         )
     if parts.query or parts.fragment:
-        raise RouterError(f"'{text}': an engine's URL must not have a query or fragment")
+        raise RouterError(f"'{shown_url(text)}': an engine's URL must not have a query or fragment")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
@@ -192,14 +196,14 @@ def read_engines(
     for text in models:
         name, equals, urls = text.partition("=")
         if not equals or not name or not urls:
-            raise RouterError(f"'{text}' is not MODEL=URL,URL")
+            raise RouterError(f"'{shown_url(text)}' is not MODEL=URL,URL")
         for url in urls.split(","):
             served.setdefault(read_url(url), []).append(name)
     announced: dict[str, list[tuple[str, str | None]]] = {}
     for text in events:
         url, equals, endpoints = text.partition("=")
         if not equals or not endpoints:
-            raise RouterError(f"'{text}' is not URL=ENDPOINT for KV events")
+            raise RouterError(f"'{shown_url(text)}' is not URL=ENDPOINT for KV events")
         endpoint, _, replay = endpoints.partition(",")
         announced.setdefault(read_url(url), []).append((endpoint, replay or None))
     if unknown := announced.keys() - served.keys():
@@ -226,7 +230,9 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     for text in texts:
         model, equals, url = text.partition("=")
         if not equals or not model or not url:
-            raise RouterError(f"'{text}' is not MODEL=QUEUE; a queue is pool, or nats://HOST:PORT")
+            raise RouterError(
+                f"'{shown_url(text)}' is not MODEL=QUEUE; a queue is pool, or nats://HOST:PORT"
+            )
         if model in queues:
             raise RouterError(f"the model {model} has two prefill queues; give one")
         queues[model] = url
@@ -249,9 +255,11 @@ def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
 
 
 def workers_text(path: Path) -> str:
-    """Return the text of a workers file. Raises RouterError."""
+    """Return the text of a workers file. It is read while requests wait, so a pipe, or a file that
+    has no end, is refused. Raises RouterError.
+    """
     try:
-        return read_text(path)
+        return read_regular_text(path, WORKERS_SIZE_MAX)
     except (OSError, UnicodeDecodeError) as error:
         raise RouterError(f"the workers file {path} cannot be read: {error}") from None
 

@@ -71,16 +71,15 @@ class EtcdLease:
 
     def renew(self) -> bool:
         """Extend the lease by ``ttl_s`` and return whether it is held. While etcd is unreachable,
-        it counts as held until it expires.
+        or a proxy answers for it, the lease counts as held until it expires.
         """
         if not self._lease:
             return False
         start = time.monotonic()
         try:
-            answer = self._request("/v3/lease/keepalive", {"ID": self._lease}).get("result", {})
+            lives_s = _lives_s(self._request("/v3/lease/keepalive", {"ID": self._lease}))
         except LeaseError:
             return time.monotonic() < self._until
-        lives_s = float(answer.get("TTL", 0))
         if lives_s <= 0:
             self._lease = ""
             return False
@@ -151,6 +150,19 @@ class EtcdLease:
                 reasons.append(str(error))
             self._services.append(self._services.pop(0))
         raise LeaseError("; ".join(reasons))
+
+
+def _lives_s(answer: dict[str, Any]) -> float:
+    """Return for how many seconds a renewed lease lives; 0 if it has expired. Raises LeaseError if
+    the answer is not etcd's.
+    """
+    result = answer.get("result")
+    try:
+        if isinstance(result, dict):
+            return float(int(result.get("TTL", 0)))
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise LeaseError("the answer to a renewal is not etcd's; check the address and its proxies")
 
 
 def _error(answer: dict[str, Any]) -> str:

@@ -130,7 +130,8 @@ class KubernetesLease:
         status, answer = self._request("GET", f"{self._list}/{self._name}")
         if status == _ABSENT:
             return None
-        if status != _OK or not isinstance(answer.get("spec"), dict):
+        parts = [answer.get(name) for name in ("metadata", "spec")]
+        if status != _OK or not all(isinstance(part, dict) for part in parts):
             raise LeaseError(f"Kubernetes denies reading the lease: {_reason(status, answer)}")
         return answer
 

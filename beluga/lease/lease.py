@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from beluga.errors import LeaseError
 from beluga.lease.etcd import EtcdLease
 from beluga.lease.kubernetes import KubernetesLease
+from beluga.listening import shown_url
 
 ETCD_PORT = 2379
 _ETCD = {"etcd": "http", "etcds": "https"}
@@ -36,6 +37,11 @@ def open_lease(url: str) -> Lease:
 
     Raises :class:`~beluga.errors.LeaseError` for a URL that is not valid, or outside of a pod.
     """
+    if "@" in url:
+        raise LeaseError(
+            f"{shown_url(url)}: the URL must not contain a user; set ETCDCTL_USER and "
+            "ETCDCTL_PASSWORD"
+        )
     try:
         parts = urlsplit(url)
         name = parts.path.strip("/")
@@ -43,19 +49,17 @@ def open_lease(url: str) -> Lease:
             places = [_place(place) for place in parts.netloc.split(",")]
             return EtcdLease([f"{_ETCD[parts.scheme]}://{place}" for place in places], name)
     except ValueError as error:
-        raise LeaseError(f"{url}: {error}") from None
+        raise LeaseError(f"{shown_url(url)}: {error}") from None
     if parts.scheme == "k8s" and parts.netloc and name and "/" not in name:
         return KubernetesLease(f"{parts.netloc}/{name}")
     raise LeaseError(
-        f"{url}: a lease is etcd://host:port/name, etcd://host,host,host/name, etcds://... (TLS) "
-        "or k8s://namespace/name"
+        f"{shown_url(url)}: a lease is etcd://host:port/name, etcd://host,host,host/name, "
+        "etcds://... (TLS) or k8s://namespace/name"
     )
 
 
 def _place(text: str) -> str:
     """Return the host and port of one endpoint. Raises ValueError for bad ones."""
-    if "@" in text:
-        raise ValueError("the URL must not contain a user; set ETCDCTL_USER and ETCDCTL_PASSWORD")
     parts = urlsplit(f"//{text}")
     host, port = parts.hostname or "127.0.0.1", parts.port or ETCD_PORT
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

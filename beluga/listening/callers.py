@@ -11,12 +11,14 @@ other site's Origin, the second one a Host that is not a name of this machine.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 _OTHER_SITES = {"cross-site", "same-site"}  # of Sec-Fetch-Site; another port is another origin
 ANY_NAME = "*"
+_SINGLE_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 def is_loopback(host: str) -> bool:
@@ -28,10 +30,10 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """Return the host of a ``Host`` header, without its port, brackets and final dot."""
+    """Return the host of a ``Host`` header, without its port and brackets."""
     host, colon, port = header.rpartition(":")
     name = host if colon and port.isdecimal() else header
-    return name.removeprefix("[").removesuffix("]").lower().removesuffix(".")
+    return name.removeprefix("[").removesuffix("]").lower()
 
 
 class KnownHosts:
@@ -45,7 +47,8 @@ class KnownHosts:
         self, listening: str, allowed: Iterable[str] = (), *, single_labels: bool = False
     ) -> None:
         """``*`` among the allowed names allows all. With ``single_labels`` names without a dot are
-        allowed, too, such as a container's. No site on the internet has one.
+        allowed, too, such as a container's. No site on the internet has one, but a name with a
+        final dot may be a top-level domain.
         """
         machine = socket.gethostname().lower()
         allowed = {name.lower().removesuffix(".") for name in allowed}
@@ -63,11 +66,12 @@ class KnownHosts:
         return known
 
     def _allows(self, host: str) -> bool:
+        name = host.removesuffix(".")
         try:
-            ipaddress.ip_address(host)
+            ipaddress.ip_address(name)
         except ValueError:
-            single = self._single_labels and bool(host) and "." not in host
-            return self._any or single or host in self._names or host.endswith(".localhost")
+            single = self._single_labels and _SINGLE_LABEL.fullmatch(host) is not None
+            return self._any or single or name in self._names or name.endswith(".localhost")
         return True
 
 

@@ -11,6 +11,7 @@ import ssl
 from pathlib import Path
 
 from beluga.errors import SettingsError
+from beluga.text import decode_text
 
 _LENGTH_MIN = 16
 _SIZE_MAX = 4096
@@ -44,8 +45,8 @@ class Token:
 def read_token(path: Path) -> Token:
     """Read a token from the first line of a file. Raises SettingsError."""
     try:
-        with path.open() as file:
-            text = file.read(_SIZE_MAX).partition("\n")[0].strip()
+        with path.open("rb") as file:
+            text = decode_text(file.read(_SIZE_MAX)).partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SettingsError(f"the token file {path} cannot be read: {why}") from None

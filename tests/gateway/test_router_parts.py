@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timezone
 from email.utils import format_datetime
 from itertools import pairwise
@@ -444,12 +444,12 @@ class FakeClient:
     def get(self, url: str, *, timeout: aiohttp.ClientTimeout) -> Any:
         status, body = self.answers[url.rpartition("/")[2]]
 
-        async def read() -> bytes:
-            return body
+        async def iter_any() -> AsyncIterator[bytes]:
+            yield body
 
         class Answer:
             async def __aenter__(self) -> Any:
-                return SimpleNamespace(status=status, read=read)
+                return SimpleNamespace(status=status, content=SimpleNamespace(iter_any=iter_any))
 
             async def __aexit__(self, *_: object) -> None:
                 pass

@@ -27,6 +27,7 @@ class Etcd(JsonServer):
         self.ends: dict[str, tuple[float, int]] = {}  # the end of each lease, and its TTL
         self.keys: dict[str, str] = {}  # the lease of each key
         self.asked: list[str] = []
+        self.renewal: bytes | None = None  # the answer to each renewal, of a proxy in between
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         assert method == "POST"
@@ -41,8 +42,10 @@ class Etcd(JsonServer):
         self.ends[lease] = (self.clock.now_s + body["TTL"], body["TTL"])
         return {"ID": lease, "TTL": str(body["TTL"])}
 
-    def _keepalive(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _keepalive(self, body: dict[str, Any]) -> dict[str, Any] | bytes:
         lease = body["ID"]
+        if self.renewal is not None:
+            return self.renewal
         if lease not in self.ends:
             return {"result": {"ID": lease}}
         ttl = self.ends[lease][1]
@@ -121,6 +124,30 @@ def test_a_lease_that_has_ended_is_not_kept_alive_again(etcd: Etcd, clock: Clock
     asked = len(etcd.asked)
     assert not one.renew()
     assert len(etcd.asked) == asked
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"<html>log in</html>", b"", b"{}", b"[]", b"null", b"[" * 100_000),
+        *(b'{"result": null}', b'{"result": "a"}', b'{"result": {"TTL": "a"}}'),
+        *(b'{"result": {"TTL": null}}', b'{"result": {"TTL": NaN}}', b'{"result": {"TTL": 1e999}}'),
+    ],
+)
+def test_a_renewal_that_etcd_does_not_answer_ends_no_lease(
+    etcd: Etcd, clock: Clock, answer: bytes
+) -> None:
+    """A proxy or a login page answers in its place; the lease is valid until it expires."""
+    one = lease(etcd, ttl_s=30)
+    assert one.acquire(0)
+    etcd.renewal = answer
+    clock.now_s += 29
+    assert one.renew()
+    etcd.renewal = None
+    assert one.renew()
+    etcd.renewal = answer
+    clock.now_s += 31
+    assert not one.renew()
 
 
 def test_waiting_for_etcd_ends_in_time(etcd: Etcd, clock: Clock) -> None:

@@ -19,7 +19,7 @@ class Cell(NamedTuple):
 
 
 _SLOW, _SIZES, _CALLERS = "test_slow_clients.py", "test_sizes.py", "test_callers.py"
-_QUEUE = "test_prefill_queue.py"
+_QUEUE, _ODD = "test_prefill_queue.py", "test_odd_http.py"
 _CONNECTS = Cell("listens nowhere")
 _OWN = Cell("no browser reaches it")
 _ZMQ = Cell("speaks no HTTP")
@@ -64,7 +64,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell(
-            "frames of 1 KiB; subscriptions have no bound",
+            "frames of 1 KiB; their number and subscriptions have no bound",
             f"{_SIZES}::test_a_router_that_sends_much_is_cut_off",
         ),
         Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_a_task_is_bounded"),
@@ -90,7 +90,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
     ),
     "other sites": (
         Cell(
-            "forms without a key: 403",
+            "forms and empty requests without a key: 403",
             f"{_CALLERS}::test_a_page_of_another_site_sends_no_form_without_a_key",
         ),
         Cell("403", f"{_CALLERS}::test_a_page_of_another_site_changes_nothing"),
@@ -115,13 +115,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             f"{_CALLERS}::test_no_spelling_of_a_path_reaches_what_is_not_for_clients",
         ),
         Cell("one: 404", f"{_CALLERS}::test_operators_have_one_spelling_of_a_path"),
-        *[
-            Cell(
-                "one: 404",
-                f"{_CALLERS}::test_routes_open_to_any_host_name_give_no_access_to_others",
-            )
-        ]
-        * 2,
+        *[Cell("one: 400, 404", f"{_ODD}::test_the_server_has_one_spelling_of_a_path")] * 2,
         _ZMQ,
         Cell("two paths of engines", f"{_QUEUE}::test_a_task_reaches_no_other_path_of_an_engine"),
     ),

@@ -22,6 +22,7 @@ from attacked import FILES, Engine, Listener, Site, Start
 
 TCP = ("clients", "operators", "admin port")
 CHAT = b'{"model": "m", "messages": []}'
+CANCEL = "/v1/responses/resp_1/cancel"
 
 
 @pytest.mark.parametrize("name", TCP)
@@ -80,6 +81,25 @@ def test_a_page_of_another_site_sends_no_form_without_a_key(served: Site) -> Non
     assert served.engine.seen == []
     keyed = form | {"Authorization": "Bearer k"}
     assert clients.ask("POST", "/v1/audio/transcriptions", b"--x--", **keyed)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"}],
+)
+@pytest.mark.parametrize("body", [None, b""])
+def test_a_page_of_another_site_sends_no_empty_request_without_a_key(
+    served: Site, headers: dict[str, str], body: bytes | None
+) -> None:
+    """A browser sends a POST without a body to another site, and no preflight request."""
+    clients = served.http["clients"]
+    assert clients.ask("POST", CANCEL, body, **headers)[0] == 403
+    assert served.engine.seen == []
+    keyed = headers | {"Authorization": "Bearer k"}
+    for sent in (keyed, {}, {"Content_Type": "application/x-www-form-urlencoded"}):
+        assert clients.ask("POST", CANCEL, body, **sent)[0] == 200
+    assert clients.ask("DELETE", "/v1/responses/resp_1", **headers)[0] == 200  # engines decide
+    assert served.engine.seen == [("POST", CANCEL)] * 3 + [("DELETE", "/v1/responses/resp_1")]
 
 
 @pytest.mark.parametrize(

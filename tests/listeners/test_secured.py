@@ -43,6 +43,14 @@ def test_a_token_that_is_soon_guessed_is_refused(tmp_path: Path) -> None:
     assert read_token(file).shown_by("Bearer " + "x" * 16)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-8"])
+def test_a_token_is_read_behind_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
+    """Editors of Windows put one in front, which no client sends."""
+    file = tmp_path / "token"
+    file.write_bytes(f"{SECRET}\r\nmore\r\n".encode(encoding))
+    assert read_token(file).shown_by(f"Bearer {SECRET}")
+
+
 def test_versions_of_tls_that_are_broken_are_not_spoken(tmp_path: Path) -> None:
     assert read_tls(made(tmp_path)).minimum_version == ssl.TLSVersion.TLSv1_2
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from beluga.config import store_variable
+from beluga.listening import shown_url
 
 # The options of obstore's ClientConfig. It panics if the store's options include one of them.
 _OF_CLIENT = {
@@ -143,5 +144,6 @@ def _checked(endpoint: str, *, bare: bool = False) -> str:
     except ValueError:
         valid = False
     if not valid or not endpoint.isascii() or any(sign <= " " for sign in endpoint):
-        raise ValueError(f"its endpoint is {endpoint!r}; write http://HOST:PORT or https://HOST")
+        shown = shown_url(endpoint)
+        raise ValueError(f"its endpoint is {shown!r}; write http://HOST:PORT or https://HOST")
     return endpoint

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
 from beluga.errors import TierError
+from beluga.listening import shown_url
 
 from .mooncake import MooncakeStore
 from .objects import ObstoreStore
@@ -64,8 +65,11 @@ def split_remote(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises ValueError for an invalid port
-    except ValueError as error:
-        raise TierError(f"the remote store's URL is invalid: {error}") from error
+    except ValueError:  # its text may have a part of the password
+        raise TierError(
+            "the remote store's URL has an invalid host or port; write a /, ? or # of a password "
+            "as %2F, %3F or %23"
+        ) from None
     if parts.scheme not in _STORES:
         known = ", ".join(f"{scheme}://" for scheme in _STORES)
         raise TierError(
@@ -83,4 +87,4 @@ def _shown(parts: SplitResult) -> str:
     """Return the URL without passwords and options."""
     host = parts.hostname or ""
     place = f"{host}:{parts.port}" if parts.port else host
-    return f"{parts.scheme}://{place}{parts.path}"
+    return shown_url(f"{parts.scheme}://{place}{parts.path}")

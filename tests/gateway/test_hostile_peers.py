@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Engines whose responses do not end, clients with invalid HTTP or JSON, and files that never end
+cost the router neither memory nor time, and secrets appear in no log and no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from fake_engine import FakeEngine
+from routed import routed, run, until
+
+from beluga.errors import BelugaError, RouterError
+from beluga.gateway.engine import Health
+from beluga.gateway.health import ANSWER_MAX
+from beluga.gateway.parsed_request import parse_request
+from beluga.gateway.settings import (
+    WORKERS_SIZE_MAX,
+    read_engines,
+    read_queues,
+    read_url,
+    workers_text,
+)
+from beluga.lease import open_lease
+from beluga.tiers.remote import split_remote
+from beluga.tiers.remote.options import store_options
+
+WORD = "hunter2hunter2"
+MIB = 1 << 20
+
+
+def test_an_engine_whose_list_of_models_is_too_long_is_down() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.listed = json.dumps({"data": [{"id": "fake", "more": "a" * ANSWER_MAX}]}).encode()
+        async with routed(engine, wait=False) as site:
+            (found,) = site.service.fleet
+            await until(lambda: found.health is Health.DOWN)
+            assert found.why == "its response is longer than 16 MiB"
+            engine.listed = None
+            await until(lambda: found.health is Health.UP)
+
+    run(scenario)
+
+
+class BusyEngine(FakeEngine):
+    """An engine that is busy, and explains it at length."""
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429, body=b"a" * (3 * MIB))
+
+
+def test_a_busy_engines_long_response_is_not_kept() -> None:
+    async def scenario() -> None:
+        async with routed(BusyEngine()) as site:
+            status, body = await site.completed(stream=False)
+            assert status == 429
+            assert len(body) < MIB
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {WORD}\1",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {WORD}\0",
+        f"GET /v1/models HTTP/1.1\r\nX-Api-Key: {WORD}\n a: b",
+        f"GET /v1/models HTTP/1.1\r\n{WORD} : a",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: {WORD}" + "a" * 70_000,
+        f"GET /v1/models?key={WORD}\1 HTTP/1.1",
+        f"GET /v1/models?key={WORD} HTTP/9.9",
+        f"GET /v1/models?key={WORD}" + "a" * 70_000 + " HTTP/1.1",
+        f"{WORD} /v1/models HTTP/1.1",
+        f"GET x://?{WORD} HTTP/1.1",
+        f"POST /v1/completions HTTP/1.1\r\nContent-Length: {WORD}",
+        f"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: {WORD}\r\nContent-Length: 2",
+    ],
+)
+def test_the_log_has_nothing_of_an_invalid_request(
+    line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            reader, writer = await asyncio.open_connection(*site.service.address)
+            writer.write(f"{line}\r\nHost: localhost\r\n\r\n{{}}".encode())
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+            assert [record.name for record in warned] == ["beluga.gateway.acceptor.http"]
+            assert len(warned[0].getMessage().splitlines()) == 1
+
+    run(scenario)
+    assert WORD not in caplog.text
+
+
+@pytest.mark.parametrize("field", ["prompt", "input", "messages", "cache_salt", "stream"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b'["\xff"]', b'"\xff"', b'["\\ud800"]', b'"\\ud800"', b'"\\udc00\\ud800"', b"[1e999]"),
+        *(b"[" + b"9" * 5000 + b"]", b"[-1]", b"[4294967296]", b"[1.0]", b"[true]", b"[null]"),
+        *(b"[[1], 2]", b"[[1], [null]]", b"{}", b"[{}]", b"[[]]", b"[]", b'""', b"NaN", b"null"),
+    ],
+)
+def test_a_field_that_cannot_be_read_is_for_the_engine(field: str, value: bytes) -> None:
+    body = b'{"model": "m", "%s": %s}' % (field.encode(), value)
+    parsed = parse_request("/v1/completions", body)
+    assert parsed.body == body
+    assert parsed.model in ("m", None)
+
+
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_no_depth_of_json_is_an_error(opens: bytes, closes: bytes) -> None:
+    """The fields are decoded at another depth of the stack than the whole."""
+    for depth in [*range(1, 1200), 3000, 20_000]:
+        value = opens * depth + b"1" + closes * depth
+        assert parse_request("/v1/completions", b'{"model": "m", "prompt": %s}' % value).body
+
+
+def test_a_workers_file_without_an_end_is_refused(tmp_path: Path) -> None:
+    """A read that waits would stop all requests."""
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.write_bytes(b"#" * (WORKERS_SIZE_MAX + 1))
+    for path, why in (
+        (pipe, "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "directory|not a regular file"),
+        (large, "more than 4194304 bytes"),
+    ):
+        with pytest.raises(RouterError, match=why):
+            workers_text(path)
+    large.write_bytes(b"\xef\xbb\xbfnone\n")
+    (tmp_path / "link").symlink_to(large)
+    assert workers_text(tmp_path / "link") == "none\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"http://me:{WORD}@host", f"http://me:{WORD}@host:port", f"http://me:{WORD}/x@host:1"),
+        *(f"http://me:{WORD}#x@host:1", f"http://host/?key={WORD}", f"me:{WORD}@host:80"),
+        *(f"ftp://me:{WORD}@host", f"http://me:{WORD}@[::1", "http://a b", "http://a/\x07b"),
+    ],
+)
+def test_no_error_of_an_address_has_its_password(url: str) -> None:
+    with pytest.raises(BelugaError) as refused:
+        read_url(url)
+    text = str(refused.value)
+    for read in (
+        lambda text: read_engines([text]),
+        lambda text: read_engines([], [f"m={text}"]),
+        lambda text: read_engines([], [f"={text}"]),
+        lambda text: read_engines(["http://a"], [], [text]),
+        lambda text: read_queues([text]),
+        open_lease,
+        lambda text: open_lease(text.replace("http", "etcd") + "/name"),
+        split_remote,
+    ):
+        try:
+            read(url)
+        except BelugaError as error:
+            text = f"{error}{error.__cause__}"
+        assert WORD not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"redis://:{WORD}/x@host:1", f"redis://me:{WORD}#x@host:1", f"valkey://:{WORD}?x@host"),
+        *(f"s3://me:{WORD}/b@host", f"redis://:a/{WORD}@host:1"),
+    ],
+)
+def test_no_error_of_a_store_has_its_password(url: str) -> None:
+    with pytest.raises(BelugaError) as error:
+        split_remote(url)
+    assert WORD not in f"{error.value}{error.value.__cause__}"
+
+
+def test_no_error_of_a_stores_endpoint_has_its_password() -> None:
+    url = split_remote(f"s3://bucket/?endpoint=ftp://me:{WORD}@host")
+    with pytest.raises(ValueError, match="its endpoint is 'ftp://host'") as error:
+        store_options(url)
+    assert WORD not in str(error.value)
