@@ -10,6 +10,7 @@ terminal was closed. Results go to stdout, everything else to stderr.
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import json
 import os
@@ -29,6 +30,7 @@ _PLAIN = {
     **dict.fromkeys("─━═–—", "-"),  # noqa: RUF001
     **dict.fromkeys("│┃║", "|"),
 }
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOOLS = ("typer", "rich", "msgspec")
 
 
@@ -97,6 +99,8 @@ def _told(error: BaseException) -> str:
     """Return an error's text, without the number of an OSError."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
+    if error.filename is None and error.errno in _FULL:
+        return f"the output cannot be written: {error.strerror}; free space, or write it elsewhere"
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 

@@ -221,6 +221,10 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
         if target.exists():
             shutil.copymode(target, draft)
         draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        error.filename = str(path)  # the user's name, which a failed write lacks
+        raise
     except BaseException:
         draft.unlink(missing_ok=True)
         raise

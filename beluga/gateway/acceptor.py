@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import resource
 import socket
 import ssl
@@ -32,6 +33,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.typedefs import Handler
 
+from beluga.errors import RouterError
 from beluga.gateway.settings import Address
 from beluga.listening import ConnectionSlot, ConnectionSlots
 
@@ -298,18 +300,27 @@ class Acceptor:
         options: Mapping[str, Any],
         context: ssl.SSLContext | None = None,
     ) -> Acceptor:
-        """Listen on an address for a prepared runner. Raises OSError."""
+        """Listen on an address for a prepared runner. Raises RouterError."""
         server = runner.server
         assert server is not None  # noqa: S101  for mypy
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        with contextlib.ExitStack() as stack:
-            sockets = []
-            for family, place in dict.fromkeys((one[0], one[4]) for one in found):
-                made = socket.create_server(place, family=family, backlog=_BACKLOG)
-                made.setblocking(False)
-                sockets.append(stack.enter_context(made))
-            stack.pop_all()
+        try:
+            found = await loop.getaddrinfo(
+                *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            with contextlib.ExitStack() as stack:
+                sockets = []
+                for family, place in dict.fromkeys((one[0], one[4]) for one in found):
+                    made = socket.create_server(place, family=family, backlog=_BACKLOG)
+                    made.setblocking(False)
+                    sockets.append(stack.enter_context(made))
+                stack.pop_all()
+        except OSError as error:
+            why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            raise RouterError(
+                f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "
+                "another --host or --port, or another --admin address"
+            ) from None
         return cls(server, sockets, share, options, context)
 
     @property

@@ -172,9 +172,7 @@ def read_url(text: str) -> str:
     except ValueError:  # an invalid port, or an incomplete address
         makes_sense = False
     if not makes_sense or parts.scheme not in _SCHEMES:
-        raise RouterError(
-            f"'{shown_url(text)}' is not an engine's URL; it looks like http://HOST:PORT"
-        )
+        raise RouterError(f"'{shown_url(text)}' is not an engine's URL; give http://HOST:PORT")
     if "@" in parts.netloc:  # not repeated in the message, which is displayed
         raise RouterError(
             "an engine's URL must not have a user and password; engines receive the clients' own "

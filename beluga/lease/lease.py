@@ -53,8 +53,8 @@ def open_lease(url: str) -> Lease:
     if parts.scheme == "k8s" and parts.netloc and name and "/" not in name:
         return KubernetesLease(f"{parts.netloc}/{name}")
     raise LeaseError(
-        f"{shown_url(url)}: a lease is etcd://host:port/name, etcd://host,host,host/name, "
-        "etcds://... (TLS) or k8s://namespace/name"
+        f"{shown_url(url)!r} is not a lease; give etcd://host:port/name, "
+        "etcd://host,host,host/name, etcds://... (TLS) or k8s://namespace/name"
     )
 
 

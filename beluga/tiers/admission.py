@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 REMEMBERED = 1 << 20
 """The number of keys that a policy remembers by default: 8 MiB, or 4 MiB for ``sketch``."""
 
+REMEMBERED_MAX = 1 << 32
+"""The largest number of keys that a policy can remember."""
+
 BREAK_EVEN = 0.01
 """The share of reused blocks above which ``adaptive`` saves everything. It is low because a write
 costs spare disk time and wear, while a hit saves GPU time.
@@ -197,6 +200,6 @@ ADMISSIONS: dict[str, type[Always | SecondTouch | Sketch | Adaptive]] = dict(
 
 
 def _power_of_two(least: int) -> int:
-    if not 1 <= least <= 1 << 32:
+    if not 1 <= least <= REMEMBERED_MAX:
         raise TierError(f"a policy can remember 1 to 2**32 keys, not {least}")
     return 1 << max(1, (least - 1).bit_length())

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from beluga.choices import OFFLOADS
 from beluga.errors import TierError
-from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
+from beluga.tiers.admission import ADMISSIONS, REMEMBERED, REMEMBERED_MAX, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.file import check_owner, plan_layout
+from beluga.tiers.disk.file import check_owner, check_room, plan_layout
 from beluga.tiers.disk.owner import owner_of
 from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
@@ -66,7 +66,7 @@ class TierSettings:
             try:
                 plan_layout(self.disk_bytes // len(self.disks), _PAGE_SIZE, "")
             except TierError as error:
-                raise TierError(f"--disk-bytes is too small; {error}") from None
+                raise TierError(f"--disk-bytes: {error}") from None
         for url in self.remotes:
             try:
                 split_remote(url)
@@ -80,6 +80,7 @@ class TierSettings:
         """
         for path in self.disks:
             _check_disk(Path(path))
+            check_room(Path(path), self.disk_bytes // len(self.disks))
         for url in self.remotes:
             check_remote(url)
 
@@ -136,7 +137,7 @@ class TierSettings:
 
     def policy(self, server: MetaServer, pool: Pool) -> Admission:
         """Return the admission policy. ``server`` is the pool's server."""
-        remembered = self.block_count_max(pool) or REMEMBERED
+        remembered = min(self.block_count_max(pool), REMEMBERED_MAX) or REMEMBERED
         kind = ADMISSIONS[self.admission]
         if issubclass(kind, Adaptive):
             return kind(

@@ -81,10 +81,31 @@ def test_a_full_disk_gets_no_part_of_a_block(run: Run, pool: list[str], tmp_path
             text=True,
             check=False,
         )
-        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-        assert "File too large" in ended.stderr
+        assert ended.returncode == 1
+        assert ended.stderr == f"beluga: error: {target}: File too large\n"
         left = [path.read_bytes() for path in target.parent.iterdir()]
         assert left == ([] if before is None else [before])
+
+
+@pytest.mark.parametrize("arguments", [("get", "key"), ("stat",), ("stat", "--json"), ("ls",)])
+def test_a_full_disk_behind_the_output_is_one_line(
+    arguments: tuple[str, ...], run: Run, pool: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_bytes(b"forty-two")
+    assert run("put", "key", tmp_path / "source", *pool).returncode == 0
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "beluga", *arguments, *pool],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "beluga: error: the output cannot be written: No space left on device; free space, or "
+        "write it elsewhere\n",
+    )
 
 
 def test_get_prints_its_result_as_json(run: Run, pool: list[str], tmp_path: Path) -> None:

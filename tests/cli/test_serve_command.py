@@ -93,6 +93,17 @@ def test_stat_shows_the_tiers_below_a_running_server(
     assert "0 blocks wait to be offered, 0 are being fetched" in text
 
 
+@pytest.mark.parametrize("folder", ["disk", "."])
+def test_a_disk_that_is_too_large_is_refused_before_the_pool_is_served(
+    run: Run, pool: list[str], tmp_path: Path, folder: str
+) -> None:
+    ended = run("serve", *pool, "--disk", tmp_path / folder, "--disk-bytes", "900T")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "bytes free, but" in ended.stderr
+    assert not list(tmp_path.rglob("blocks"))
+    assert "no server" in run("ping", *pool, "--timeout", "1").stderr
+
+
 def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) -> None:
     server = start("serve", *pool, entry="cxl_rpc")
     assert server.stderr

@@ -245,10 +245,14 @@ def test_the_command_serves_until_sigterm(start: Callable[..., Any], host: str) 
     [
         (
             ["--worker", "ftp://x"],
-            "'ftp://x' is not an engine's URL; it looks like http://HOST:PORT",
+            "'ftp://x' is not an engine's URL; give http://HOST:PORT",
         ),
         (["--policy", "best"], "there is no policy 'best'"),
         (["--worker", "http://h:1", "--tokenizer", "/nowhere"], "/nowhere"),
+        (
+            ["--worker", "http://h:1", "--host", "192.0.2.1"],
+            "cannot listen on 192.0.2.1 port 0 (Cannot assign requested address); give another",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(run: Callable[..., Any], words: list[str], said: str) -> None:

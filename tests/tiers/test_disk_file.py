@@ -200,7 +200,7 @@ def test_without_room_no_file_is_left_behind(tmp_path: Path) -> None:
         TierError, match=r"bytes free, but \d+ are needed; give at most \d+ bytes, or"
     ):
         DiskTier(tmp_path / "disk", 1 << 60)
-    with pytest.raises(TierError, match="too small"):
+    with pytest.raises(TierError, match="is too small"):
         DiskTier(tmp_path / "disk", MIB)
     assert not list((tmp_path / "disk").iterdir())
     DiskTier(tmp_path / "disk", SIZE).close()

@@ -57,7 +57,7 @@ def test_passwords_and_options_are_not_in_the_name(redis: None, obstore: None) -
         ("redis://cache:6379/0?no_such_option=1", "redis rejects"),
         ("redis://cache:6379/0?socket_timeout=x", "redis rejects"),
         ("s3://bucket?no_such_option=1", "no_such_option"),
-        ("s3:///", "cannot be opened"),
+        ("s3:///", "it has no bucket; give s3://BUCKET/PREFIX"),
         ("file://host/path", "file:///path"),
         ("file:relative", "file:///path"),
         ("file:///proc/no/such", "cannot be opened"),

@@ -389,6 +389,13 @@ def adopt_disk(path: Path) -> Owner:
         locked.close()
 
 
+def check_room(path: Path, size: int) -> None:
+    """Raise TierError if a disk tier's path has no file yet, and no room for one of this size."""
+    file = path / _FILE if path.is_dir() or not path.exists() else path
+    if not file.exists():
+        _check_room(file.parent if file.parent.exists() else file.parent.parent, size)
+
+
 def _check_room(path: Path, size: int, *, has: int = 0) -> None:
     """Raise TierError if the path's file system has no room for a file of this size. ``has`` is the
     part of it that already exists.

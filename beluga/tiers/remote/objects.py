@@ -160,6 +160,8 @@ def _open(url: SplitResult, settings: RemoteSettings) -> Any:
         if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
             raise ValueError("give a folder as file:///path")
         return LocalStore(Path(unquote(url.path)), mkdir=True)
+    if not url.netloc:
+        raise ValueError(f"it has no bucket; give {url.scheme}://BUCKET/PREFIX")
     timeout = f"{int(settings.attempt_s * 1000)}ms"
     options, client = store_options(url)
     with no_panic():
