@@ -55,7 +55,7 @@ ForgetTier = Annotated[
         metavar="NAME",
         help=(
             "Drop the pending removals of a tier that will never be used below this pool again: "
-            "disk, or a store's URL. Repeat the option for each."
+            "disk (all but the server's own), or a store's URL. Repeat the option for each."
         ),
     ),
 ]

@@ -15,6 +15,7 @@ from beluga import choices
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.arguments import of_type
 from beluga.errors import BadValueError, raise_for_status
+from beluga.index.entries import read_entries
 from beluga.index.lower import LowerStat
 from beluga.index.names import CHANGE
 from beluga.index.sessions import SessionView
@@ -115,6 +116,7 @@ class MetaServer(Server):
         bits, the tiers that may hold keys that were never reported to the server; the others hold
         at most ``count_max`` blocks. ``names`` are the names of the tiers in order: a removal that
         a tier has not executed waits for the tier of that name (default: that of the same number).
+        A set of disks is named "disk" and its number in hexadecimal digits.
         Returns the token of their service (:class:`~beluga.index.LowerWork`).
         """
         token = secrets.randbits(64)
@@ -133,7 +135,8 @@ class MetaServer(Server):
         return token
 
     def give_up_tier(self, name: str) -> None:
-        """Drop a lower tier that this server does not have, with its pending removals.
+        """Drop a lower tier that this server does not have, with its pending removals; "disk" means
+        all sets of disks that it does not have.
 
         Call this before :meth:`start`. The tier's contents must never be used below this pool
         again.
@@ -141,8 +144,19 @@ class MetaServer(Server):
         Raises BadValueError for too many tiers.
         """
         with self._running():
-            if lib.bl_lower_give_up(self._meta, _tier_id(name)) < 0:
-                raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
+            ids = {_tier_id(name), *(self._disk_sets() if name == "disk" else ())}
+            for one in sorted(ids):
+                if lib.bl_lower_give_up(self._meta, one) < 0:
+                    raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
+
+    def _disk_sets(self) -> set[int]:
+        """Return the ids of the sets of disks that the pool lists."""
+        found: set[int] = set()
+        for half in range(2):
+            for lines in read_entries(self._pool, half):
+                ids = lines["fingerprint"][lines["state"] == lib.BL_ENTRY_TIER]
+                found.update(one for one in ids.tolist() if one >> 32 == _tier_id("disk") >> 32)
+        return found
 
     def lower_reported(self) -> None:
         """Mark that all keys of the lower tiers have been reported. Until then, the server assumes
@@ -253,5 +267,10 @@ class MetaServer(Server):
 
 
 def _tier_id(name: str) -> int:
-    """Return the id of a lower tier; never 0."""
+    """Return the id of a lower tier; never 0. The ids of all sets of disks have equal upper
+    halves.
+    """
+    kind, _, number = name.partition(" ")
+    if kind == "disk" and number:
+        return _tier_id(kind) >> 32 << 32 | int(number, 16) & 0xFFFFFFFF
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1

@@ -143,10 +143,14 @@ class TierService:
     ) -> None:
         self._server, self._pool, self._host = server, pool, host
         self._settings = tiers if isinstance(tiers, TierSettings) else None
+        self._disk_set = 0
         self.tiers: tuple[LowerTier, ...] = ()
         if isinstance(tiers, TierSettings):
             wait, admission = tiers.waits, tiers.policy(server, pool)
-            names, count_max = tiers.names, tiers.block_count_max(pool)
+            names, count_max = list(tiers.names), tiers.block_count_max(pool)
+            self._disk_set = tiers.disk_set()
+            if tiers.disks and self._disk_set:  # 0: from before there were sets
+                names[0] = f"disk {self._disk_set:x}"
             knows = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
@@ -187,7 +191,9 @@ class TierService:
 
     def _start(self) -> None:
         if self._settings is not None:
-            self.tiers = tuple(self._settings.open(self._pool, patient=self._patient))
+            self.tiers = tuple(
+                self._settings.open(self._pool, patient=self._patient, disk_set=self._disk_set)
+            )
         client = self._client()
         self._work = LowerWork(client, self._token)
         self._half = self._server.stat().epoch % 2  # half of the name table

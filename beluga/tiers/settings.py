@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from beluga.choices import OFFLOADS
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, REMEMBERED_MAX, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.file import check_owner, check_room, plan_layout
+from beluga.tiers.disk.file import check_owner, check_room, plan_layout, set_of
 from beluga.tiers.disk.owner import owner_of
 from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
@@ -106,13 +106,17 @@ class TierSettings:
         """
         return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
 
+    def disk_set(self) -> int:
+        """Return the number of the set of these disks, which their files have, or a new one."""
+        return set_of([Path(path) for path in self.disks])
+
     def others(self, names: Sequence[str]) -> list[str]:
-        """Convert names of tiers to those in remembered removals. Raises
-        :class:`~beluga.errors.TierError` for one of these tiers.
+        """Convert names of tiers to those in remembered removals; "disk" means all disks but these.
+        Raises :class:`~beluga.errors.TierError` for one of these tiers.
         """
         wanted = [name if name == "disk" else shown_remote(name) for name in names]
         for name in wanted:
-            if name in self.names:
+            if name != "disk" and name in self.names:
                 raise TierError(
                     f"{name} is a tier of this server; drop it from the settings first, or do not "
                     "forget it"
@@ -147,8 +151,10 @@ class TierSettings:
             )
         return kind() if issubclass(kind, Always) else kind(remembered)
 
-    def open(self, pool: Pool, *, patient: bool = False) -> list[LowerTier]:
-        """Open the tiers. Raises :class:`~beluga.errors.TierError`.
+    def open(
+        self, pool: Pool, *, patient: bool = False, disk_set: int | None = None
+    ) -> list[LowerTier]:
+        """Open the tiers, with the disks of a set. Raises :class:`~beluga.errors.TierError`.
 
         With ``patient``, the disk is a :class:`~beluga.tiers.late.LateTier`, which the caller opens
         as soon as possible.
@@ -156,7 +162,8 @@ class TierSettings:
         tiers: list[LowerTier] = []
         try:
             if self.disks:
-                tiers.append(self._late_disks(pool) if patient else self._open_disks(pool))
+                opens = partial(self._open_disks, pool, disk_set)
+                tiers.append(self._late_disks(pool, opens) if patient else opens())
             tiers.extend(open_remote(url) for url in self.remotes)
         except BaseException:
             for tier in tiers:
@@ -164,14 +171,14 @@ class TierSettings:
             raise
         return tiers
 
-    def _late_disks(self, pool: Pool) -> LateTier:
+    def _late_disks(self, pool: Pool, opens: Callable[[], LowerTier]) -> LateTier:
         return LateTier(
-            partial(self._open_disks, pool),
+            opens,
             names=[f"disk:{path}" for path in self.disks],
             block_count_max=self.block_count_max(pool),
         )
 
-    def _open_disks(self, pool: Pool) -> LowerTier:
+    def _open_disks(self, pool: Pool, disk_set: int | None) -> LowerTier:
         part, owner = self.disk_bytes // len(self.disks), owner_of(pool, self.owner)
         opened: list[DiskTier] = []
         try:
@@ -183,6 +190,7 @@ class TierSettings:
                     pool=owner.pool,
                     eviction=self.eviction,
                     smallest_block=self.smallest_block(pool),
+                    disk_set=disk_set,
                 )
                 for path in self.disks
             )

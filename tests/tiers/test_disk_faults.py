@@ -12,11 +12,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.disk_faults import SIZE, FaultyDisk, LosingEngine, PowerCut, VolatileEngine
+from support.disk_faults import (
+    SIZE,
+    FaultyDisk,
+    FaultyEngine,
+    LosingEngine,
+    PowerCut,
+    VolatileEngine,
+)
 from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 from support.emulation import PATIENCE
 
@@ -333,6 +341,54 @@ def test_a_removed_file_is_created_again(disk: FaultyDisk) -> None:
     assert disk.load(range(8)) == [False] * 4 + [True] * 4
     assert sorted(lost) == [0, 1, 2, 3]
     assert len(disk.engines) == 2
+
+
+def until_it_is_reopened(disk: FaultyDisk, number: int) -> None:
+    """Save block ``number`` until the file at the path is open."""
+    for _ in range(3):
+        assert not any(disk.save(range(number, number + 1)))
+    disk.now += 1000
+    assert all(disk.save(range(number, number + 1)))
+
+
+def test_a_file_that_comes_back_has_none_of_its_blocks(disk: FaultyDisk) -> None:
+    """A file system was unmounted and is mounted again: the file has missed removals, and another
+    file has executed them.
+    """
+    assert all(disk.save(range(4)))
+    first, away = disk.path / "blocks", disk.path / "away"
+    first.rename(away)
+    until_it_is_reopened(disk, 20)
+    assert not disk.tier.forget(keys_of(range(1))).any()  # the former file may come back
+    first.rename(disk.path / "between")
+    away.rename(first)
+    until_it_is_reopened(disk, 30)
+    assert disk.load(range(4)) == [False] * 4
+    assert disk.tier.forget(keys_of(range(1))).all()
+    disk.tier.close()
+    disk.open()
+    assert disk.load(range(4)) == [False] * 4
+    assert disk.load(range(30, 31)) == [True]
+
+
+def test_a_file_whose_blocks_cannot_be_dropped_is_not_used(disk: FaultyDisk) -> None:
+    other = FaultyDisk(disk.path.parent / "other")
+    assert all(other.save(range(4)))
+    other.tier.close()
+    (disk.path / "blocks").unlink()
+    (other.path / "blocks").rename(disk.path / "blocks")
+    make = disk.tier._settings.maker
+
+    def read_only(fd: int, depth: int) -> FaultyEngine:
+        made = make(fd, depth)
+        made.write_error = errno.EROFS
+        return made
+
+    disk.tier._settings = replace(disk.tier._settings, maker=read_only)
+    for _ in range(4):
+        assert not any(disk.save(range(4, 5)))
+        disk.now += 1000
+    assert disk.load(range(4)) == [False] * 4
 
 
 # ---- The file when it is opened

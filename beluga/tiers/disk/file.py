@@ -5,15 +5,16 @@
 The first page is the header::
 
     0 magic 8 | 8 version 4, slot_count 4 | 16 id 8 | 24 size 8 | 32 data_offset 8
-    40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | zeros
+    40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | 208 set 8 | zeros
     508 CRC-32C of all between the magic and this | zeros | 4092 CRC-32C of all before it
 
 The index follows (csrc/disk/entry.h), then the data at ``data_offset``, in stripes of 2 MiB. The
 header is written once everything after it is ready, and again when the owner changes. A power
 failure then may leave a mix of old and new sectors of 512 bytes; each version of the first sector
-is whole and has its own checksum. (Files of earlier versions have no owner's pool, but zeros.) A
-tier that is opened with another size keeps its index, and has more or fewer stripes than the header
-states.
+is whole and has its own checksum. (Files of earlier versions have no owner's pool and no set, but
+zeros.) The disks of a server are a set with a random number. A disk that comes from another set is
+formatted again: it may have missed removals. A tier that is opened with another size keeps its
+index, and has more or fewer stripes than the header states.
 
 Beluga formats only an empty file, a device whose first MiB is zero, and the remains of its own
 interrupted format. A format first writes the page with another magic, which marks it as incomplete.
@@ -30,9 +31,11 @@ import secrets
 import stat
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +54,7 @@ _MAGIC = b"BELUGADT"
 _FORMATTING = b"BELUGADF"  # the magic of the header during a format
 _BLANK = 1 << 20  # a device is formatted only if this many bytes at its start are zero
 _VERSION = 1
-_HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32s")
+_HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32sQ")
 _SECTOR = 512
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
@@ -71,6 +74,7 @@ class FileLayout:
     stripe_count: int
     server: str
     pool: str = ""
+    disk_set: int = 0
 
     @property
     def owner(self) -> Owner:
@@ -114,6 +118,7 @@ def _header_of(layout: FileLayout, magic: bytes) -> bytes:
         layout.stripe_count,
         layout.server.encode(errors="replace")[:NAME_SIZE],
         layout.pool.encode()[:32],
+        layout.disk_set,
     ).ljust(_SECTOR - _CRC.size, b"\0")
     head = (head + _first_crc(head)).ljust(PAGE - _CRC.size, b"\0")
     return head + _CRC.pack(crc32c(head))
@@ -178,7 +183,8 @@ class LockedFile:
         whole = page[:PAGE].tobytes()
         if (not page.any() if self.is_device else length == 0) or _is_half_made(whole):
             return None
-        magic, version, slots, ident, had, data, stripes, *owner = _HEADER.unpack_from(whole)
+        fields = _HEADER.unpack_from(whole)
+        magic, version, slots, ident, had, data, stripes, *owner, disk_set = fields
         if magic != _MAGIC:
             raise TierError(
                 f"{self.path} has data, but is not a disk tier; give another path, or {self._mend}"
@@ -190,7 +196,8 @@ class LockedFile:
             )
         if not _is_whole(whole):
             raise TierError(f"the header of {self.path} is damaged; {self._mend}")
-        layout = FileLayout(ident, had, slots, data, stripes, *map(_text, owner))
+        name, pool = map(_text, owner)
+        layout = FileLayout(ident, had, slots, data, stripes, name, pool, disk_set)
         if self._length() < layout.data_offset:
             raise TierError(f"{self.path} is truncated; {self._mend}")
         return layout
@@ -219,10 +226,18 @@ class TierFile(LockedFile):
 
     Raises TierError as :class:`LockedFile` does, and if the file belongs to another server or there
     is no room for it. A file of another size is extended or truncated, and keeps the blocks that
-    still fit. A file of an earlier pool of the same owner is taken over.
+    still fit. A file of an earlier pool of the same owner is taken over. A file of another set than
+    ``disk_set`` is formatted again; None accepts any.
     """
 
-    def __init__(self, path: Path, size: int, smallest_block: int, owner: Owner) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        smallest_block: int,
+        owner: Owner,
+        disk_set: int | None = None,
+    ) -> None:
         path = _file_of(path)
         plan = partial(plan_layout, size, smallest_block, owner.name, owner.pool)
         if not path.exists():  # do not create a file if there is no room for it
@@ -230,10 +245,15 @@ class TierFile(LockedFile):
         super().__init__(path)
         try:
             made = self.read_header()
-            if made is None:
-                self.layout = self._format(plan())
-            else:
+            if made is not None:
                 _refuse_foreign(path, made.owner, owner)
+            if made is not None and disk_set not in (None, made.disk_set):
+                _LOG.warning("%s was in another set of disks; its blocks are dropped", path)
+                made = None
+            if made is None:
+                number = new_set() if disk_set is None else disk_set
+                self.layout = self._format(replace(plan(), disk_set=number))
+            else:
                 self.layout = self._fit(made, size, smallest_block)
                 if owner not in (made.owner, Owner()):
                     self.write_header(replace(made, server=owner.name, pool=owner.pool))
@@ -340,17 +360,39 @@ class TierFile(LockedFile):
         return layout
 
 
+def new_set() -> int:
+    """Return a number for a set of disks; never 0, which files of earlier versions have."""
+    return secrets.randbits(64) | 1
+
+
+def set_of(paths: Sequence[Path]) -> int:
+    """Return the set of disks: that of the first one that has a header, or a new one."""
+    for path in paths:
+        found = _visible(path)
+        if found is not None:
+            return int(found[-1])
+    return new_set()
+
+
 def check_owner(path: Path, owner: Owner) -> None:
     """Raise TierError if a disk has another owner, as far as this is visible without its lock."""
+    found = _visible(path)
+    if found is not None:
+        *_, name, pool, _ = found
+        file = path / _FILE if path.is_dir() else path
+        _refuse_foreign(file, Owner(_text(name), _text(pool)), owner)
+
+
+def _visible(path: Path) -> tuple[Any, ...] | None:
+    """Return the fields of a header as far as it is visible without the file's lock, or None."""
     file = path / _FILE if path.is_dir() else path
     try:
         with file.open("rb") as opened:
             page = opened.read(PAGE)
     except OSError:
-        return  # the file does not exist yet, or opening it reports the error
-    if page[: len(_MAGIC)] == _MAGIC and len(page) == PAGE and _is_whole(page):
-        *_, name, pool = _HEADER.unpack_from(page)
-        _refuse_foreign(file, Owner(_text(name), _text(pool)), owner)
+        return None  # the file does not exist yet, or opening it reports the error
+    whole = page[: len(_MAGIC)] == _MAGIC and len(page) == PAGE and _is_whole(page)
+    return _HEADER.unpack_from(page) if whole else None
 
 
 def _refuse_foreign(path: Path, has: Owner, wanted: Owner) -> None:

@@ -62,6 +62,7 @@ class StoreSettings:
     smallest_block: int
     depth: int
     maker: EngineMaker
+    disk_set: int | None = None
 
 
 class Store:
@@ -78,7 +79,13 @@ class Store:
         self.arena = arena
         self.users = 0  # running calls of this store; counted by the tier
         self.closed = False
-        self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.owner)
+        self.file = TierFile(
+            settings.path,
+            settings.size,
+            settings.smallest_block,
+            settings.owner,
+            settings.disk_set,
+        )
         self._flush_lock = threading.Lock()
         self._unsynced: list[NDArray[np.uint32]] = []  # sectors written since the last sync
         try:

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ class DiskTier:
 
     At most ``size`` bytes of the disk are used. ``server`` is the name of the blocks' owner, and
     ``pool`` the id of its pool: a path of another server and another pool is refused. ``eviction``
-    is the policy, ``smallest_block`` the block size that the index is made for. ``io`` is "uring",
+    is the policy, ``smallest_block`` the block size that the index is made for. ``disk_set`` is the
+    number of the server's set of disks; None accepts any. ``io`` is "uring",
     "threads", "auto" or the factory of an engine, and ``depth`` its concurrent requests per call.
 
     A disk hangs if an operation takes longer than ``limit_s`` plus one second per 4 MiB. Its caller
@@ -108,14 +110,16 @@ class DiskTier:
         io: str | EngineMaker = "auto",
         depth: int = 32,
         limit_s: float = 10.0,
+        disk_set: int | None = None,
     ) -> None:
         self.name = f"disk:{os.fspath(path)}"
         maker = make_engine(io) if isinstance(io, str) else io
         self._settings = StoreSettings(
-            Path(path), size, Owner(server, pool), eviction, smallest_block, depth, maker
+            Path(path), size, Owner(server, pool), eviction, smallest_block, depth, maker, disk_set
         )
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)
+        self._first = self._store.file.layout.id  # the file that the tier was opened with
         self._closed = False
         self._lock = threading.Lock()  # guards the store and its users; never held during disk I/O
         # Notified when a save has ended; only used by threads of calls
@@ -157,7 +161,9 @@ class DiskTier:
 
     def forget(self, keys: Keys) -> NDArray[np.bool_]:
         """Remove blocks durably. Returns which keys have no block left: all of them, or none if the
-        disk fails. In that case no load returns them, but a restart may find them.
+        disk fails. In that case no load returns them, but a restart may find them. So may one after
+        the file was replaced while it was in use, because the former one may come back (a file
+        system that is mounted again).
         """
         return np.full(len(keys), self.removing(keys).result()[1])
 
@@ -229,7 +235,8 @@ class DiskTier:
                 if store is None:
                     return 0, False
                 counts.append(store.remove(keys))
-                return counts[0], self._flush(call, store, durable=True)
+                durable = self._flush(call, store, durable=True)
+                return counts[0], durable and store.file.layout.id == self._first
 
         def hung() -> tuple[int, bool]:
             self.saves.failed(errno.ETIMEDOUT)
@@ -573,9 +580,13 @@ class DiskTier:
                 if not old.file.vanished():
                     return
                 try:
-                    new = Store(self._settings, self._arena)
+                    new = Store(replace(self._settings, disk_set=None), self._arena)
                 except TierError:
                     self.saves.failed(errno.ENOENT)
+                    return
+                if new.file.layout.id != old.file.layout.id and not _emptied(new):
+                    new.close()
+                    self.saves.failed(errno.EIO)
                     return
                 self._replace(old, new)
         finally:
@@ -603,6 +614,21 @@ class DiskTier:
         self._threads = DiskThreads(self._threads.limit_s)
         if store is not None:
             store.file.close()
+
+
+def _emptied(store: Store) -> bool:
+    """Drop the blocks of another file, which has missed removals. Returns whether that is
+    durable.
+    """
+    keys = store.keys()
+    if not len(keys):
+        return True
+    try:
+        store.remove(keys)
+        store.flush(durable=True)
+    except OSError:
+        return False
+    return True
 
 
 def _nothing() -> None:

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Removals reach the disks that a server lacks, whichever disks it has in their place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.blocks import eventually
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.tiers import TierService, TierSettings
+from beluga.tiers.disk import file
+
+LENGTH = 100_000
+LONG_S = 60.0
+SIZE = 16 << 20
+
+
+def digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def content(name: str) -> NDArray[np.uint8]:
+    seed = int.from_bytes(digest(name)[:4], "little")
+    return np.random.default_rng(seed).integers(0, 256, (1, LENGTH), np.uint8)
+
+
+class Served:
+    """A cache of a served pool over some disks."""
+
+    def __init__(self, cache: KVCache, server: MetaServer) -> None:
+        self.cache, self.server = cache, server
+
+    def save(self, *names: str) -> None:
+        """Put blocks, and wait until the disk has them."""
+        for name in names:
+            assert self.cache.put([digest(name)], content(name)).stored
+        assert eventually(lambda: self.server.lower_stat().dirty_count == 0, LONG_S)
+
+    def has(self, name: str) -> bool:
+        """Return whether a block is found with its bytes."""
+        target = np.zeros((1, LENGTH), np.uint8)
+        self.cache.onboard([digest(name)], wait_s=LONG_S)
+        found = self.cache.get([digest(name)], target).hits == 1
+        assert not found or (target == content(name)).all()
+        return found
+
+    def remove(self, *names: str) -> None:
+        self.cache.remove([digest(name) for name in names])
+
+
+@contextmanager
+def serving(path: Path, *disks: Path, forget: str = "") -> Iterator[Served]:
+    """Serve the pool over these disks. What is in the pool is dropped first."""
+    names = tuple(map(str, disks))
+    tiers = TierSettings(disks=names, disk_bytes=SIZE * len(names), admission="always")
+    with Pool.open([path]) as pool:
+        server = MetaServer(pool)
+        if forget:
+            server.give_up_tier(forget)
+        service = TierService(server, pool, tiers)
+        with server:
+            service.start()
+            try:
+                with KVCache(pool, namespace="test", timeout_s=20) as cache:
+                    yield Served(cache, server)
+            finally:
+                service.stop()
+
+
+@pytest.fixture
+def pool(shm: Path) -> Path:
+    Pool.create([shm / "pool"], device_size=24 << 20, sparse=True).close()
+    return shm / "pool"
+
+
+def evict(served: Served) -> None:
+    """Fill the pool with other blocks, until it has none of those before."""
+    for number in range(400):
+        name = f"filler {number}"
+        served.cache.put([digest(name)], content(name))
+
+
+def test_a_removal_reaches_a_disk_that_another_one_has_replaced(pool: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with serving(pool, first) as served:
+        served.save("removed", "stays")
+    with serving(pool, second) as served:
+        served.remove("removed")
+        assert not served.has("removed")
+    with serving(pool, first) as served:
+        assert not served.has("removed")
+        assert served.has("stays")
+
+
+def test_a_removal_that_a_disk_has_refused_waits_for_that_disk(pool: Path, tmp_path: Path) -> None:
+    """The tombstone is not cleared by another disk, which has no such block."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    with serving(pool, first) as served:
+        served.save("removed")
+        (first / "blocks").rename(first / "away")  # the file system is gone for a while
+        served.remove("removed")
+    with serving(pool, second) as served:
+        assert not served.has("removed")
+        assert served.server.lower_stat().removal_parked == 1
+    (first / "away").rename(first / "blocks")
+    with serving(pool, first) as served:
+        assert not served.has("removed")
+        assert eventually(lambda: served.server.lower_stat().removal_count == 0, LONG_S)
+
+
+def test_a_file_that_comes_back_after_another_one_has_no_blocks(pool: Path, tmp_path: Path) -> None:
+    """A removal that the file in its place has executed is not one of the file that comes back."""
+    disk = tmp_path / "disk"
+    with serving(pool, disk) as served:
+        served.save("removed")
+        (disk / "blocks").rename(disk / "away")
+    with serving(pool, disk) as served:  # with a new file
+        served.remove("removed")
+        served.save("other")
+    (disk / "blocks").rename(disk / "between")
+    (disk / "away").rename(disk / "blocks")
+    with serving(pool, disk) as served:
+        assert not served.has("removed")
+
+
+def test_more_disks_and_fewer_are_the_same_set(pool: Path, tmp_path: Path) -> None:
+    one, other, third = (tmp_path / name for name in ("one", "other", "third"))
+    with serving(pool, one) as served:
+        served.save("a", "b")
+    with serving(pool, one, other) as served:
+        assert served.has("a") and served.has("b")
+        served.remove("a")
+    with serving(pool, one) as served:
+        assert not served.has("a")
+        assert served.has("b")
+        assert served.server.lower_stat().tier_count == 1
+    with serving(pool, third) as served:
+        served.save("c")
+    with serving(pool, one, third) as served:  # a disk of another set is formatted again
+        assert served.has("b")
+        assert not served.has("a")
+        assert served.server.lower_stat().tier_count == 2
+
+
+def test_disks_that_will_not_return_are_forgotten_at_once(pool: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        with serving(pool, tmp_path / f"{number}") as served:
+            served.save(f"{number}")
+    with serving(pool, tmp_path / "2") as served:
+        served.remove("2")
+        stat = served.server.lower_stat()
+        assert (stat.tier_count, stat.removal_parked) == (3, 2)
+    with serving(pool, tmp_path / "2", forget="disk") as served:
+        stat = served.server.lower_stat()
+        assert (stat.tier_count, stat.removal_count) == (1, 0)
+        assert not served.has("2")
+
+
+def test_a_disk_from_before_there_were_sets_keeps_its_blocks(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "new_set", lambda: 0)
+        with serving(pool, disk) as served:
+            served.save("a", "b")
+    with serving(pool, disk) as served:
+        served.remove("a")
+        assert served.has("b")
+        assert served.server.lower_stat().tier_count == 1
+    with serving(pool, tmp_path / "new") as served:
+        served.remove("b")
+    with serving(pool, disk) as served:
+        assert not served.has("a")
+        assert not served.has("b")
