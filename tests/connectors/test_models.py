@@ -505,6 +505,25 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         source.digest(change)
 
 
+def test_bytes_of_another_file_are_not_cached_for_one(
+    tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link led elsewhere while the file was read, and leads back when it is compared."""
+    for name in ("v1", "v2"):
+        (tmp_path / name).write_bytes(name.encode())
+    link, opens = tmp_path / "model.bin", os.open
+    link.symlink_to("v1")
+
+    def elsewhere(path: Any, *rest: Any) -> int:
+        if path != link:
+            return opens(path, *rest)
+        return opens(tmp_path / "v2", *rest)
+
+    monkeypatch.setattr(files.os, "open", elsewhere)
+    with pytest.raises(OSError, match="was changed while it was read"):
+        of(link, digests)
+
+
 def test_processes_that_start_together_hash_once(tmp_path: Path, settled: None) -> None:
     path = folder(tmp_path / "model", **{"model.bin": bytes(1000)})
     counted: list[int] = []

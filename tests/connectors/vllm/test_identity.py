@@ -48,6 +48,7 @@ def space(**changes: Any) -> Namespace:
     }
     tensors, _ = layer_major(2, 8, *page)
     layout = GroupLayout(tensors, block_count=8, page_sizes={})
+    layout.device = changes.pop("device", layout.device)
     return namespace(config(**changes), layout=layout, **given)
 
 
@@ -60,6 +61,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "block size": {"block_size": 8},
     "hash": {"prefix_caching_hash_algo": "sha256_cbor"},
     "layout": {"page": (4, 2, 16)},
+    "device of the blocks": {"device": "xpu"},
     "packing": {"packing": "CPU_ATTN amx"},
     "part": {"part": "1/2"},
     "heads": {"part": "heads 0-1/2"},
@@ -105,6 +107,8 @@ def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "changes", "shown"),
     [
+        ("engine", {}, "vllm"),
+        ("group", {}, 0),
         ("dtype", {"dtype": "torch.float16"}, "torch.float16"),
         ("kv_dtype", {"cache_dtype": "fp8"}, "fp8"),
         ("quantization", {"quantization": "awq"}, "awq"),

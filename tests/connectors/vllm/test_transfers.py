@@ -126,6 +126,17 @@ def test_a_miss_is_reported_by_its_blocks(side: Side) -> None:
     assert side.counters.take()["load_failed_blocks"] == 2
 
 
+def test_ranges_behind_a_failed_one_of_their_request_are_reported(side: Side) -> None:
+    """They are not read, although the pool has them: the engine computes on the failed ones."""
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2, 3])]))
+    side.saved("r")
+    behind = [blocks("s", [14, 15], start=2), blocks("t", [16], start=3)]
+    side.worker.load(Orders(loads=[blocks("s", [10, 11], start=8), *behind]))
+    assert side.worker.loads.failed() == {10, 11, 14, 15}
+    assert side.worker.report().loaded == {"s": Loaded(1, 0), "t": Loaded(1, 1)}
+    assert side.counters.take()["load_failed_blocks"] == 4
+
+
 def test_a_damaged_block_is_a_miss_and_leaves_the_pool(
     side: Side, pool: Pool, server: MetaServer
 ) -> None:
