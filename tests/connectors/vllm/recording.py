@@ -236,9 +236,15 @@ class Scenarios:
                 temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False
             )
             name = f"request-{self._seed}"
-            given = self._engine.add_request(name, {"prompt_token_ids": tokens}, parameters)
-            names.append(given or name)
+            self._engine.add_request(name, {"prompt_token_ids": tokens}, parameters)
+            names.append(name)
         return names
+
+    def abort(self, name: str) -> None:
+        """Abort a request. Its name is the one that it was added with, not vLLM's own."""
+        before = self._engine.get_num_unfinished_requests()
+        self._engine.abort_request([name])
+        assert self._engine.get_num_unfinished_requests() == before - 1
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -273,7 +279,7 @@ class Scenarios:
         for steps in (1, 2, 4):
             one, *_ = self.add(self.prompt(300), self.prompt(40), count=8)
             self.step(steps)
-            self._engine.abort_request([one])
+            self.abort(one)
             self.settle()
         self.add(self.prompt(200), self.prompt(90), count=12)
         self.step(5)
@@ -299,10 +305,11 @@ class Scenarios:
                 sharers = [tokens[:128] + self.prompt(30) for _ in range(3)]
                 self.generate(*sharers, count=3, faults={0: fault, 1: fault})
                 self.forget()
-                one, *_ = self.add(self.prompt(170), tokens[:96], count=3, faults={0: fault})
+                longer = self.prompt(170)
+                one, *_ = self.add(longer, tokens[:96], count=3, faults={0: fault})
                 self.step()
-                self._engine.abort_request([one])
-                self.settle()
+                self.abort(one)
+                self.generate(longer, count=3)  # behind what the failed load has left there
                 self.forget()
 
 
