@@ -17,6 +17,7 @@ from support.blocks import eventually
 
 from beluga import MetaServer, Pool
 from beluga.connectors.sglang import weights
+from beluga.connectors.sglang.fields import LEFT_OUT
 from beluga.errors import ConnectorError
 
 
@@ -286,6 +287,34 @@ def test_other_weights_of_the_same_name_get_only_misses(
 ) -> None:
     assert put(backend()) == [True, True]
     said.update(difference)
+    assert finds(backend()) == 0
+
+
+COUNTED = (
+    *("kv_cache_dtype", "quantization", "quantization_param_path", "dtype", "page_size"),
+    *("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
+    *("load_format", "model_loader_extra_config", "json_model_override_args", "model_impl"),
+    *("trust_remote_code", "torchao_config", "enable_lora", "max_lora_rank", "lora_backend"),
+    *("lora_target_modules", "speculative_algorithm", "speculative_num_steps", "mamba_ssm_dtype"),
+    *("moe_runner_backend", "fp8_gemm_runner_backend", "enable_dp_attention", "ep_size"),
+    *("mm_attention_backend", "modelopt_quant", "enable_deterministic_inference"),
+)
+
+
+def test_what_changes_the_bytes_of_a_page_is_never_left_out() -> None:
+    assert not set(COUNTED) & LEFT_OUT["ServerArgs"].keys()
+    assert all(LEFT_OUT["ServerArgs"].values())
+
+
+def test_scales_in_a_file_count_by_their_bytes(
+    server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
+) -> None:
+    scales = tmp_path / "scales.json"
+    scales.write_text("1")
+    said["quantization_param_path"] = str(scales)
+    assert put(backend()) == [True, True]
+    assert finds(backend()) == 2
+    scales.write_text("2")
     assert finds(backend()) == 0
 
 

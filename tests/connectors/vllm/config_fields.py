@@ -3,8 +3,9 @@
 """Walks the real configuration of vLLM and compares it with the table of fields that do not count.
 
 Run it in .venv-vllm: config_fields.py MODEL. It prints the results as one line of JSON: table
-entries that do not exist, relevant fields that the identity ignores, ignored fields that it
-includes, and the parts in which two equivalent engines differ.
+entries that do not exist, entries of ``counted_fields.json`` that do not count or do not exist
+(``config_fields.py counted`` prints this file), relevant fields that the identity ignores, ignored
+fields that it includes, and the parts in which two equivalent engines differ.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -30,6 +32,8 @@ from vllm.engine.arg_utils import EngineArgs
 from beluga.connectors.identity import config_fields
 from beluga.connectors.vllm import environment
 from beluga.connectors.vllm.fields import LEFT_OUT
+
+COUNTED = Path(__file__).parent / "counted_fields.json"
 
 
 def classes() -> dict[str, type]:
@@ -56,6 +60,21 @@ def unknown() -> list[str]:
         have = {field.name for field in dataclasses.fields(known[name])}
         wrong += [f"{name}.{field}" for field in fields if field not in have]
     return wrong
+
+
+def counted() -> dict[str, list[str]]:
+    """Return the fields and the variables that count, by class."""
+    names = {name: {field.name for field in dataclasses.fields(one)} for name, one in known()}
+    found = {name: sorted(all_ - LEFT_OUT.get(name, {}).keys()) for name, all_ in names.items()}
+    left = set(vllm.envs.environment_variables) - environment.LEFT_OUT.keys()
+    return {**found, "environment": sorted(left)}
+
+
+def known() -> list[tuple[str, type]]:
+    """Return the classes whose objects are parts of a configuration, in order."""
+    left = LEFT_OUT["VllmConfig"]
+    outside = {"".join(map(str.capitalize, name.split("_"))) for name in left}
+    return sorted((name, one) for name, one in classes().items() if name not in outside)
 
 
 def parts(config: Any) -> Iterator[Any]:
@@ -97,6 +116,9 @@ def mutated(config: Any) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     """Print what was found."""
+    if sys.argv[1:] == ["counted"]:
+        print(json.dumps(counted(), indent=1))
+        return
     arguments = EngineArgs(
         model=sys.argv[1],
         max_model_len=2048,
@@ -127,6 +149,12 @@ def main() -> None:
         json.dumps(
             {
                 "unknown": unknown(),
+                "uncounted": [
+                    f"{kind}.{name}"
+                    for kind, names in json.loads(COUNTED.read_text()).items()
+                    for name in names
+                    if name not in counted().get(kind, [])
+                ],
                 "missed": missed,
                 "seen": seen,
                 "apart": [name for name in values if values[name] != again.get(name)],
