@@ -612,13 +612,13 @@ class bl_call_init(TypedDict, total=False):
 
 class bl_server(CStruct): ...
 
-class bl_followed(CStruct):
+class bl_takeover_cause(CStruct):
     epoch: int
     silent_ns: int
     host: int
     reason: int
 
-class bl_followed_init(TypedDict, total=False):
+class bl_takeover_cause_init(TypedDict, total=False):
     epoch: int
     silent_ns: int
     host: int
@@ -645,7 +645,7 @@ class bl_server_stat(CStruct):
     housekeeping_count: int
     draining: int
     trace_status: int
-    followed: bl_followed
+    takeover: bl_takeover_cause
 
 class bl_server_stat_init(TypedDict, total=False):
     epoch: int
@@ -668,7 +668,7 @@ class bl_server_stat_init(TypedDict, total=False):
     housekeeping_count: int
     draining: int
     trace_status: int
-    followed: bl_followed | bl_followed_init
+    takeover: bl_takeover_cause | bl_takeover_cause_init
 
 class bl_quota(CStruct):
     bytes: int
@@ -791,7 +791,7 @@ class bl_trace_head(CStruct):
     epoch: int
     pid: int
     ended: int
-    followed: bl_followed
+    takeover: bl_takeover_cause
     first: bl_trace_clocks
     last: bl_trace_clocks
 
@@ -802,7 +802,7 @@ class bl_trace_head_init(TypedDict, total=False):
     epoch: int
     pid: int
     ended: int
-    followed: bl_followed | bl_followed_init
+    takeover: bl_takeover_cause | bl_takeover_cause_init
     first: bl_trace_clocks | bl_trace_clocks_init
     last: bl_trace_clocks | bl_trace_clocks_init
 
@@ -1844,7 +1844,7 @@ _Type = Literal[
     "bl_extent_line",
     "bl_pool_config",
     "bl_call",
-    "bl_followed",
+    "bl_takeover_cause",
     "bl_server_stat",
     "bl_quota",
     "bl_session_stat",
@@ -2011,7 +2011,7 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_call[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_call: ...
     @overload
-    def from_buffer(self, of: Literal["bl_followed[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_followed: ...
+    def from_buffer(self, of: Literal["bl_takeover_cause[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_takeover_cause: ...
     @overload
     def from_buffer(self, of: Literal["bl_server_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_server_stat: ...
     @overload
@@ -2293,9 +2293,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_call[]"], init: int | Sequence[bl_call | bl_call_init] = ..., /) -> bl_call: ...
     @overload
-    def new(self, of: Literal["bl_followed *"], init: bl_followed | bl_followed_init = ..., /) -> bl_followed: ...
+    def new(self, of: Literal["bl_takeover_cause *"], init: bl_takeover_cause | bl_takeover_cause_init = ..., /) -> bl_takeover_cause: ...
     @overload
-    def new(self, of: Literal["bl_followed[]"], init: int | Sequence[bl_followed | bl_followed_init] = ..., /) -> bl_followed: ...
+    def new(self, of: Literal["bl_takeover_cause[]"], init: int | Sequence[bl_takeover_cause | bl_takeover_cause_init] = ..., /) -> bl_takeover_cause: ...
     @overload
     def new(self, of: Literal["bl_server_stat *"], init: bl_server_stat | bl_server_stat_init = ..., /) -> bl_server_stat: ...
     @overload
@@ -2709,9 +2709,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_server *[]"], init: int | Sequence[bl_server | Null] = ..., /) -> CPointer[bl_server]: ...
     @overload
-    def new(self, of: Literal["bl_followed **"], init: bl_followed | Null = ..., /) -> CPointer[bl_followed]: ...
+    def new(self, of: Literal["bl_takeover_cause **"], init: bl_takeover_cause | Null = ..., /) -> CPointer[bl_takeover_cause]: ...
     @overload
-    def new(self, of: Literal["bl_followed *[]"], init: int | Sequence[bl_followed | Null] = ..., /) -> CPointer[bl_followed]: ...
+    def new(self, of: Literal["bl_takeover_cause *[]"], init: int | Sequence[bl_takeover_cause | Null] = ..., /) -> CPointer[bl_takeover_cause]: ...
     @overload
     def new(self, of: Literal["bl_server_stat **"], init: bl_server_stat | Null = ..., /) -> CPointer[bl_server_stat]: ...
     @overload
@@ -3115,7 +3115,7 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_server *", "volatile bl_server *"], what: CData | int, /) -> bl_server: ...
     @overload
-    def cast(self, to: Literal["bl_followed *", "volatile bl_followed *"], what: CData | int, /) -> bl_followed: ...
+    def cast(self, to: Literal["bl_takeover_cause *", "volatile bl_takeover_cause *"], what: CData | int, /) -> bl_takeover_cause: ...
     @overload
     def cast(self, to: Literal["bl_server_stat *", "volatile bl_server_stat *"], what: CData | int, /) -> bl_server_stat: ...
     @overload
@@ -3745,7 +3745,7 @@ class Lib:
     def bl_io_queue_release(self, io_queue: bl_io_queue | Null, request: bl_io_request | Null, /) -> None: ...
     def bl_io_queue_stat(self, io_queue: bl_io_queue | Null, direction: int, stat: bl_queue_stat | Null, /) -> None: ...
     def bl_io_queue_stalls(self, io_queue: bl_io_queue | Null, /) -> int: ...
-    def bl_io_queue_carried(self, io_queue: bl_io_queue | Null, node: int, carried: bl_transfer_stats | Null, /) -> None: ...
+    def bl_io_queue_transfer_stats(self, io_queue: bl_io_queue | Null, node: int, stats: bl_transfer_stats | Null, /) -> None: ...
     def bl_io_queue_stop(self, io_queue: bl_io_queue | Null, stopped: int, /) -> None: ...
     def bl_io_queue_now_ns(self, /) -> int: ...
     def bl_spans_touch(self, windows: bl_windows | Null | Sequence[bl_windows], plan: bl_plan | Null | Sequence[bl_plan], touched: uint8_p | Null, /) -> int: ...

@@ -497,8 +497,8 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (
         RemovalsFullError,
         "the pool remembers as many lower tiers, or removals that these have not executed, as it "
-        "may; mend the tier that fails ('beluga stat'), or give up one that is gone (beluga serve "
-        "--forget-tier), then try again",
+        "may; repair the tier that fails ('beluga stat'), or give up one that is gone (beluga "
+        "serve --forget-tier), then try again",
     ),
     (
         NoRoomError,

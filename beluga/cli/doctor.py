@@ -43,4 +43,4 @@ _LEVELS = ("ok", "warning", "error")
 
 def _line(finding: Finding) -> str:
     line = f"{finding.name}: {finding.level}: {finding.text}"
-    return f"{line}; mend: {finding.mend}" if finding.mend else line
+    return f"{line}; fix: {finding.fix}" if finding.fix else line

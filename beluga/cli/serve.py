@@ -519,7 +519,7 @@ def serve_until_told(
                 return
             health.record_start()
             stat = server.stat()
-            epoch, why = stat.epoch, stat.followed
+            epoch, why = stat.epoch, stat.takeover
             text = f"took over, epoch {epoch}: {why}"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=why.reason)
         with nullcontext() if lease is None else LeaseKeeper(server, lease):

@@ -98,7 +98,7 @@ def trace(
                 "pid": found.pid,
                 "ended": found.ended,
                 "alive": found.alive,
-                "followed": asdict(found.followed),
+                "takeover": asdict(found.takeover),
                 "calls": [asdict(call) for call in calls],
             }
         )
@@ -116,7 +116,7 @@ def _headline(found: CallTrace) -> str:
     else:
         state = f"was killed, or hangs: its last update was at {_clock(found.seen_s)}"
     server = f"server {found.pid}, epoch {found.epoch}: it {state}; {found.count:,} calls"
-    return f"{server}\nit took over because {found.followed}"
+    return f"{server}\nit took over because {found.takeover}"
 
 
 def _follow(

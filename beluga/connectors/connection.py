@@ -90,13 +90,13 @@ class Attachment:
         """How long a request waits for blocks from a lower tier, in seconds."""
         return self._settings.onboard_ms / 1000
 
-    def carried(self) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted for this session, by class."""
         if self.place is None:
             return {}
-        found = {kind: self.place.carried(kind) for kind in TransferClass}
+        found = {kind: self.place.transfer_stats(kind) for kind in TransferClass}
         for cache in self._caches.values():
-            more = cache.carried(own=True)  # copies by engines with their own handles
+            more = cache.transfer_stats(own=True)  # copies by engines with their own handles
             found = {kind: found[kind].plus(more[kind]) for kind in TransferClass}
         return found
 
@@ -156,7 +156,9 @@ class Connection:
         self._settings, self._engine = settings, engine
         self._name, self._logger, self._prefault = name, logger, prefault
         self._read_class = read_class
-        self._carried = {kind: TransferStats() for kind in TransferClass}  # of ended sessions
+        self._transfer_stats = {
+            kind: TransferStats() for kind in TransferClass
+        }  # of ended sessions
         self._attachment: Attachment | None = None
         self._broken: list[Attachment] = []  # the thread closes these, because closing may wait
         self._lock = threading.Lock()
@@ -217,18 +219,18 @@ class Connection:
             self._fail(doing, error, started_s)
         return None
 
-    def carried(self) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted for this session and earlier ones, by class, and
         how long the pieces waited.
         """
         with self._lock:
-            now = {} if self._attachment is None else self._attachment.carried()
-            ended = [attachment.carried() for attachment in self._broken]
+            now = {} if self._attachment is None else self._attachment.transfer_stats()
+            ended = [attachment.transfer_stats() for attachment in self._broken]
             return {
                 kind: functools.reduce(
                     TransferStats.plus, (part[kind] for part in (now, *ended) if part), before
                 )
-                for kind, before in self._carried.items()
+                for kind, before in self._transfer_stats.items()
             }
 
     @contextlib.contextmanager
@@ -302,7 +304,7 @@ class Connection:
             ended = self._broken[-1]
             ended.pool.close()  # no thread copies any more
             with self._lock:
-                for kind, carried in ended.carried().items():
-                    self._carried[kind] = self._carried[kind].plus(carried)
+                for kind, stats in ended.transfer_stats().items():
+                    self._transfer_stats[kind] = self._transfer_stats[kind].plus(stats)
                 self._broken.remove(ended)
             ended.close()

@@ -62,12 +62,12 @@ def run_check(check: Check, machine: Machine) -> Finding:
     try:
         verdict = check.run(machine)
     except UndeterminedError as failure:
-        verdict = unknown(str(failure), failure.mend)
+        verdict = unknown(str(failure), failure.fix)
     except Exception as failure:
         said = " ".join(f"{type(failure).__name__}: {failure}".split())
         verdict = unknown(f"this check failed ({said[:200]})", "report this to Beluga's authors")
-    level, text, mend = verdict
-    return Finding(check.name, level, _line(text), _line(mend))
+    level, text, fix = verdict
+    return Finding(check.name, level, _line(text), _line(fix))
 
 
 def _line(text: str) -> str:

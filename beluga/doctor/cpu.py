@@ -67,7 +67,7 @@ def check_copy(machine: Machine) -> Verdict:
     ) is not None:
         return verdict
     lost = _missing(machine, ("avx2", "avx512", "movdir64b"), {"avx512": "avx512f"})
-    limited = [name for name, mend in lost.items() if mend.startswith("unset")]
+    limited = [name for name, fix in lost.items() if fix.startswith("unset")]
     if limited:
         return warning(
             f"BELUGA_ISA excludes {', '.join(limited)}, which this CPU has", "unset BELUGA_ISA"
@@ -125,9 +125,9 @@ def check_tsc(machine: Machine) -> Verdict:
     lost = [name for name in ("constant_tsc", "nonstop_tsc") if name not in cpu]
     if not lost:
         return ok("the time stamp counter has a constant rate and never stops")
-    mend = (
+    fix = (
         "give the virtual machine its host's CPU: qemu-system-x86_64 -cpu host,+invtsc"
         if "hypervisor" in cpu
         else _ANOTHER_MODEL
     )
-    return warning(f"no {' and no '.join(lost)}: short waits in spin loops vary in length", mend)
+    return warning(f"no {' and no '.join(lost)}: short waits in spin loops vary in length", fix)

@@ -37,8 +37,8 @@ def check_devdax(machine: Machine) -> Verdict:
     for name, node in nodes.items():
         if isinstance(node, PoolError):
             verdict = error if _in_pool(machine, name) else warning
-            mend = quoted_command(node) or f"daxctl list -u -d {name}"
-            verdicts.append(verdict(str(node), mend))
+            fix = quoted_command(node) or f"daxctl list -u -d {name}"
+            verdicts.append(verdict(str(node), fix))
     good = {name: node for name, node in nodes.items() if not isinstance(node, PoolError)}
     shown = ", ".join(f"{name} ({show_size(node.size)})" for name, node in good.items())
     return worst(verdicts, f"device_dax drives {shown}")
@@ -71,9 +71,9 @@ def check_dsa_queues(machine: Machine) -> Verdict:
     if why is None:
         names = ", ".join(queue.name for queue in work_queues(root) if queue.fault is None)
         return ok(f"queues that programs may use: {names}")
-    text, _, mend = why.partition("; as root: ")
-    if mend:
-        return warning(text, mend)
+    text, _, fix = why.partition("; as root: ")
+    if fix:
+        return warning(text, fix)
     if "enqcmd" in machine.features:  # of CPUs with a DSA
         return warning(
             "this CPU may have a DSA, but the kernel shows none; the CPU copies",
@@ -143,12 +143,12 @@ def check_cupy(machine: Machine) -> Verdict:
     if driver is None:
         return ok("without a GPU's driver cupy is not needed")
     cuda = 13 if driver >= _CUDA13 else 12
-    mend = f"pip install 'beluga-kv[cuda{cuda}]'"
+    fix = f"pip install 'beluga-kv[cuda{cuda}]'"
     why = machine.why_no_engine("cuda")
     if why is None and (failed := machine.why_no_import("cupy")) is not None:
         why = f"cupy cannot be imported ({failed})"
     if why is not None:
-        return warning(f"{why}; without it blocks go through host memory", mend)
+        return warning(f"{why}; without it blocks go through host memory", fix)
     name, version = next(
         ((name, found) for name in _CUPY if (found := machine.version(name)) is not None),
         ("cupy", ""),
@@ -157,7 +157,7 @@ def check_cupy(machine: Machine) -> Verdict:
     if not major.isdecimal():
         return unknown(f"cupy is importable, but its version is {version!r}", "pip show cupy")
     if name == "cupy-cuda13x" and cuda < 13:
-        return warning(f"{name} needs a driver from {_CUDA13} on; this is {driver}", mend)
+        return warning(f"{name} needs a driver from {_CUDA13} on; this is {driver}", fix)
     if int(major) < _CUPY_LEAST:
         return warning(
             f"{name} {version} has no streams with priorities", f"pip install -U '{name}>=14'"

@@ -20,7 +20,7 @@ class Finding:
     name: str
     level: Level
     text: str
-    mend: str  # the command that fixes it; "" if the check passed
+    fix: str  # the command that fixes it; "" if the check passed
 
 
 class Verdict(NamedTuple):
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
     level: Level
     text: str
-    mend: str
+    fix: str
 
 
 def ok(text: str) -> Verdict:
@@ -36,27 +36,27 @@ def ok(text: str) -> Verdict:
     return Verdict("ok", text, "")
 
 
-def warning(text: str, mend: str) -> Verdict:
+def warning(text: str, fix: str) -> Verdict:
     """Return a verdict about lost speed or a possible later failure."""
-    return Verdict("warning", text, mend)
+    return Verdict("warning", text, fix)
 
 
-def error(text: str, mend: str) -> Verdict:
+def error(text: str, fix: str) -> Verdict:
     """Return a verdict about something that breaks Beluga or its results."""
-    return Verdict("error", text, mend)
+    return Verdict("error", text, fix)
 
 
-def unknown(why: str, mend: str) -> Verdict:
+def unknown(why: str, fix: str) -> Verdict:
     """Return the verdict of an unknown result, with the command that determines it."""
-    return warning(f"unknown: {why}", mend)
+    return warning(f"unknown: {why}", fix)
 
 
 class UndeterminedError(Exception):
     """Raised inside a check whose result cannot be determined."""
 
-    def __init__(self, why: str, mend: str) -> None:
+    def __init__(self, why: str, fix: str) -> None:
         super().__init__(why)
-        self.mend = mend
+        self.fix = fix
 
 
 def worst(verdicts: Sequence[Verdict], well: str) -> Verdict:
@@ -65,5 +65,5 @@ def worst(verdicts: Sequence[Verdict], well: str) -> Verdict:
     if not wrong:
         return ok(well)
     level = max((verdict.level for verdict in wrong), key=_LEVELS.index)
-    mends = dict.fromkeys(verdict.mend for verdict in wrong)
-    return Verdict(level, "; ".join(verdict.text for verdict in wrong), " && ".join(mends))
+    fixes = dict.fromkeys(verdict.fix for verdict in wrong)
+    return Verdict(level, "; ".join(verdict.text for verdict in wrong), " && ".join(fixes))

@@ -37,18 +37,18 @@ def check_locked_memory(machine: Machine) -> Verdict:
     limit = machine.limit(resource.RLIMIT_MEMLOCK)
     if limit is None or machine.uid == 0:
         return ok("a process may lock all memory")
-    mend = "ulimit -l unlimited"
+    fix = "ulimit -l unlimited"
     if machine.version("mooncake-transfer-engine") is not None:
         return warning(
             f"a process may lock {show_size(limit)}, but Mooncake Store registers its buffers "
             "with RDMA adapters, which locks them",
-            mend,
+            fix,
         )
     if limit < _LOCKED_LEAST:
         return warning(
             f"a process may lock {show_size(limit)}: rings of io_uring count against it on "
             "kernels before 5.12",
-            mend,
+            fix,
         )
     return ok(f"a process may lock {show_size(limit)}; Beluga itself locks nothing")
 
@@ -73,13 +73,13 @@ def check_open_files(machine: Machine) -> Verdict:
 
 def check_io_uring(machine: Machine) -> Verdict:
     """Check whether the disk tier may use io_uring. Beluga makes the system calls itself."""
-    mend = "sudo sysctl -w kernel.io_uring_disabled=0"
+    fix = "sudo sysctl -w kernel.io_uring_disabled=0"
     if machine.read_if("proc/sys/kernel/io_uring_disabled") is not None:
         switch = machine.number("proc/sys/kernel/io_uring_disabled")
         if switch == 0 or (switch == 1 and machine.uid == 0):
             return ok("the kernel lets disk tiers use io_uring; liburing is not needed")
         whom = "everybody" if switch > 1 else "users outside of kernel.io_uring_group"
-        return warning(f"the kernel denies io_uring to {whom}: disk tiers use threads", mend)
+        return warning(f"the kernel denies io_uring to {whom}: disk tiers use threads", fix)
     release = machine.read("proc/sys/kernel/osrelease")
     found = re.match(r"(\d{1,6})\.(\d{1,6})", release)
     if found is None:

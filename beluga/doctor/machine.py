@@ -71,10 +71,8 @@ class Machine:
         if text is None:
             kind, _, _ = name.partition("/")
             kinds = {"proc": "proc", "sys": "sysfs"}
-            mend = (
-                f"sudo mount -t {kinds[kind]} none /{kind}" if kind in kinds else f"ls -l /{name}"
-            )
-            raise UndeterminedError(f"there is no /{name}", mend)
+            fix = f"sudo mount -t {kinds[kind]} none /{kind}" if kind in kinds else f"ls -l /{name}"
+            raise UndeterminedError(f"there is no /{name}", fix)
         return text
 
     def read_if(self, name: str) -> str | None:

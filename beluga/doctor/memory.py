@@ -105,7 +105,7 @@ def _evaluate_type(machine: Machine, name: str, ranges: list[_Range], platform: 
     except ValueError:
         return unknown(f"/{entry}/resource is not an address", f"cat /{entry}/resource")
     except UndeterminedError as failure:
-        return unknown(str(failure), failure.mend)
+        return unknown(str(failure), failure.fix)
     # /sys shows address 0 to unprivileged users.
     if first == 0:
         return unknown(f"this user may not see where {name} lies", "sudo beluga doctor")
@@ -113,12 +113,12 @@ def _evaluate_type(machine: Machine, name: str, ranges: list[_Range], platform: 
     if not wrong:
         return ok(name)
     if wrong == ["uncacheable"]:
-        mend = "export BELUGA_MEMORY=uncacheable"
+        fix = "export BELUGA_MEMORY=uncacheable"
     elif wrong == ["write-back"]:
-        mend = "unset BELUGA_MEMORY"
+        fix = "unset BELUGA_MEMORY"
     else:
-        mend = "set the range to write-back in the firmware"
-    return error(f"{name} is {' and '.join(wrong)}, but Beluga assumes {platform}", mend)
+        fix = "set the range to write-back in the firmware"
+    return error(f"{name} is {' and '.join(wrong)}, but Beluga assumes {platform}", fix)
 
 
 def check_ddio(machine: Machine) -> Verdict:
@@ -143,12 +143,12 @@ def check_huge_shmem(machine: Machine) -> Verdict:
     if switch == "force":
         return ok("files in memory have huge pages (shmem_enabled is force)")
     allow = f"echo never | sudo tee /{_THP}/shmem_enabled && "
-    mend = "sudo mount -o remount,huge=within_size /dev/shm"
+    fix = "sudo mount -o remount,huge=within_size /dev/shm"
     if switch == "deny":
         return warning(
             "pools in /dev/shm have pages of 4 KiB (shmem_enabled is deny), so copies miss the "
             "TLB more often",
-            allow + mend,
+            allow + fix,
         )
     mounted = None  # the options of the topmost file system there
     for line in machine.read("proc/self/mountinfo").splitlines():
@@ -161,7 +161,7 @@ def check_huge_shmem(machine: Machine) -> Verdict:
     # With huge=advise the pages of a pool are small: they are allocated before they are mapped.
     if huge is not None and huge[1] in ("always", "within_size"):
         return ok(f"pools in {_SHM} have huge pages (huge={huge[1]})")
-    return warning(f"pools in {_SHM} have pages of 4 KiB, so copies miss the TLB more often", mend)
+    return warning(f"pools in {_SHM} have pages of 4 KiB, so copies miss the TLB more often", fix)
 
 
 def check_huge_anonymous(machine: Machine) -> Verdict:
@@ -206,13 +206,13 @@ def check_shm_space(machine: Machine) -> Verdict:
         )
     grow = _missing_bytes(machine)
     shown = f"{show_size(free)} of {show_size(size)} are free in /dev/shm"
-    mend = f"sudo mount -o remount,size=50% {_SHM}"
+    fix = f"sudo mount -o remount,size=50% {_SHM}"
     if grow > free:
         return error(
-            f"{shown}, but the pool's sparse files may grow by {show_size(grow)}: SIGBUS then", mend
+            f"{shown}, but the pool's sparse files may grow by {show_size(grow)}: SIGBUS then", fix
         )
     if size < _SHM_LEAST:
-        return warning(f"{shown}; a container gets more by docker run --shm-size=SIZE", mend)
+        return warning(f"{shown}; a container gets more by docker run --shm-size=SIZE", fix)
     return ok(shown)
 
 
@@ -229,11 +229,9 @@ def check_cgroup_memory(machine: Machine) -> Verdict:
     least = min(groups, key=lambda limit: limit.size)
     shown = f"{least.what} leaves {show_size(max(0, least.size))}"
     grow = _missing_bytes(machine)
-    mend = "sudo systemctl set-property UNIT MemoryMax=SIZE"
+    fix = "sudo systemctl set-property UNIT MemoryMax=SIZE"
     if grow > least.size:
-        return error(
-            f"{shown}; the pool's files may grow by {show_size(grow)}: OOM kill then", mend
-        )
+        return error(f"{shown}; the pool's files may grow by {show_size(grow)}: OOM kill then", fix)
     if least.size < _MEMORY_LEAST:
-        return warning(f"{shown}; files in /dev/shm count against it", mend)
+        return warning(f"{shown}; files in /dev/shm count against it", fix)
     return ok(shown)

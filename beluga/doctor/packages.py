@@ -22,16 +22,16 @@ def engine_check(name: str) -> Check:
         version = machine.version(name)
         if version is None:
             return ok(f"{name} is not in this environment")
-        mend = f"pip install '{releases.requirement}'"
+        fix = f"pip install '{releases.requirement}'"
         known = releases.has(version)
         if known is None:
-            return unknown(f"{name} has version {version[:40]!r}", mend)
+            return unknown(f"{name} has version {version[:40]!r}", fix)
         if known:
             return ok(f"{name} {version}")
         if releases.refused:
             text = f"the connector refuses {name} {version}; it needs {releases.requirement}"
-            return error(text, mend)
-        return warning(f"{name} {version} is not tested; {releases.requirement} is", mend)
+            return error(text, fix)
+        return warning(f"{name} {version} is not tested; {releases.requirement} is", fix)
 
     return check
 
@@ -58,10 +58,10 @@ def extra_check(extra: Extra) -> Check:
     """Return the check of one optional package. A missing package is not an error."""
 
     def check(machine: Machine) -> Verdict:
-        mend = f"pip install 'beluga-kv[{extra.extra}]'"
+        fix = f"pip install 'beluga-kv[{extra.extra}]'"
         version = machine.version(extra.distribution)
         if version is None:
-            return ok(f"{extra.module} is not installed; only {extra.user}: {mend}")
+            return ok(f"{extra.module} is not installed; only {extra.user}: {fix}")
         if (why := machine.why_no_import(extra.module)) is not None:
             again = f"pip install --force-reinstall {extra.distribution}"
             return warning(f"{extra.distribution} {version} cannot be imported ({why})", again)

@@ -38,7 +38,7 @@ def check_devices(machine: Machine) -> Verdict:
     """Examine each device of the pool, without mapping it."""
     look = machine.pool
     if look.failure is not None:
-        return error(str(look.failure), look.mend)
+        return error(str(look.failure), look.fix)
     if not look.paths:
         return ok(_NO_POOL)
     verdicts, shown = [], []
@@ -75,7 +75,7 @@ def _without(machine: Machine) -> Verdict | None:
     """Return the verdict of a check of the pool's content if there is no readable pool."""
     look = machine.pool
     if look.failure is not None:
-        return unknown("the pool's devices are not known", look.mend)
+        return unknown("the pool's devices are not known", look.fix)
     return None if look.paths else ok(_NO_POOL)
 
 
@@ -142,7 +142,7 @@ class _Rule(NamedTuple):
     failure: type[BelugaError]
     verdict: Callable[[str, str], Verdict]
     text: str
-    mend: str
+    fix: str
 
 
 _SHOW_BOOT_ID = "show /proc/sys/kernel/random/boot_id in this container or sandbox"
@@ -190,7 +190,7 @@ def _evaluate(machine: Machine, facts: PoolInspection, rules: Sequence[_Rule]) -
     }
     for rule in rules:
         if isinstance(facts.failure, rule.failure):
-            return rule.verdict(rule.text.format(**words), rule.mend.format(**words))
+            return rule.verdict(rule.text.format(**words), rule.fix.format(**words))
     return unknown(str(facts.failure), f"beluga ping {machine.pool.options}")
 
 

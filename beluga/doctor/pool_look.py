@@ -34,12 +34,12 @@ class PoolLook:
         *,
         host: int | None = None,
         failure: BelugaError | None = None,
-        mend: str = "",
+        fix: str = "",
     ) -> None:
         self.paths = tuple(map(str, paths))
         self.host = host
         self.failure = failure  # why there is no default pool
-        self.mend = mend  # the command that fixes that
+        self.fix = fix  # the command that fixes that
 
     @classmethod
     def named(cls, paths: list[str] | None, host: int | None) -> PoolLook:
@@ -49,16 +49,16 @@ class PoolLook:
         try:
             known = stored_specs()
         except BelugaError as error:  # the stored default pool is damaged
-            return cls(host=host, failure=error, mend="beluga umount")
+            return cls(host=host, failure=error, fix="beluga umount")
         try:
             return cls(tuple(default_specs()), host=host)
         except NoDefaultPoolError as error:
             if not known:
                 return cls(host=host)
             again = " ".join(shlex.quote(str(spec)) for spec in known)
-            return cls(host=host, failure=error, mend=f"beluga mount --create {again}")
+            return cls(host=host, failure=error, fix=f"beluga mount --create {again}")
         except BelugaError as error:
-            return cls(host=host, failure=error, mend="unset BELUGA_POOL")
+            return cls(host=host, failure=error, fix="unset BELUGA_POOL")
 
     @property
     def options(self) -> str:

@@ -316,7 +316,8 @@ class Acceptor:
                     sockets.append(stack.enter_context(made))
                 stack.pop_all()
         except OSError as error:
-            why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            number = error.errno or 0  # that of getaddrinfo() is negative
+            why = os.strerror(number) if number > 0 else error.strerror
             raise RouterError(
                 f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "
                 "another --host or --port, or another --admin address"

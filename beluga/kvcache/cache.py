@@ -28,7 +28,7 @@ from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.hints import HintResult, hint_level
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.known import leave_namespace
-from beluga.kvcache.onboarding import Found, fastest, follow
+from beluga.kvcache.onboarding import LookupResult, fastest, follow
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.rpc import Client, nanoseconds
 from beluga.transfer import Direction, Selection, Slots, TransferClass, choose, tuned
@@ -352,11 +352,11 @@ class KVCache(OfThisProcess):
         self._got(len(keys), found, 0, started)
         return GetResult(found, states, mismatches[0])
 
-    def lookup(self, digests: Digests) -> Found:
+    def lookup(self, digests: Digests) -> LookupResult:
         """Find the leading blocks that the pool or a lower tier has.
 
-        Returns their number, with the tier of each block (:class:`Found`). A get onboards blocks of
-        lower tiers.
+        Returns their number, with the tier of each block (:class:`LookupResult`). A get onboards
+        blocks of lower tiers.
         """
         started = time.perf_counter()
         keys = self.keys(digests)
@@ -365,7 +365,7 @@ class KVCache(OfThisProcess):
         tiers = np.ones(len(keys), np.uint8)
         if hits < len(keys):
             tiers[hits:] = fastest(self._meta.tiers(keys[hits:]))
-        return Found(tiers)
+        return LookupResult(tiers)
 
     def onboard(self, digests: Digests, *, wait_s: float | None = None) -> int:
         """Start to onboard the leading blocks from lower tiers. Returns how many the pool has or
@@ -447,12 +447,12 @@ class KVCache(OfThisProcess):
         """The copy engine, or None if C copies everything by itself."""
         return self._selection.engine
 
-    def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Return the bytes and pieces that the link scheduler admitted for this cache and their
         waiting time, by class. If caches share an I/O handle, the counts are those of all of them;
         with ``own`` the result is then empty.
         """
-        return self._selection.carried(own=own)
+        return self._selection.transfer_stats(own=own)
 
     def close(self) -> None:
         """Wait for an interrupted batch. Then close the session, the I/O handle and the DSA if this

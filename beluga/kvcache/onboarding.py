@@ -24,7 +24,7 @@ _NAP_MAX_S = 0.005
 _NAP_SHARE = 0.125
 
 
-class Found(int):
+class LookupResult(int):
     """The number of leading blocks that some tier has.
 
     ``tiers`` is the fastest tier of each block, shape (count,): 0 is none, 1 is the pool, and n + 1
@@ -34,7 +34,7 @@ class Found(int):
 
     tiers: NDArray[np.uint8]
 
-    def __new__(cls, tiers: NDArray[np.uint8]) -> Found:
+    def __new__(cls, tiers: NDArray[np.uint8]) -> LookupResult:
         """Count the leading blocks."""
         absent = tiers.tobytes().find(0)
         found = super().__new__(cls, len(tiers) if absent < 0 else absent)
@@ -43,7 +43,7 @@ class Found(int):
 
 
 def fastest(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Convert bit sets of tiers to the numbers of :class:`Found`: the lowest bit plus 1."""
+    """Convert bit sets of tiers to the numbers of :class:`LookupResult`: the lowest bit plus 1."""
     lowest = bits & -bits
     return np.where(bits == 0, 0, np.log2(np.maximum(lowest, 1)) + 1).astype(np.uint8)
 

@@ -29,7 +29,7 @@ from beluga.rpc.server import (
     method_names,
 )
 from beluga.rpc.standby import LeaseKeeper, stand_by
-from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, Followed
+from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, TakeoverCause
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import CallTrace, TracedCall, read_trace
 
@@ -50,7 +50,6 @@ __all__ = [
     "Client",
     "ClientStat",
     "Figure",
-    "Followed",
     "HandlerInfo",
     "Handlers",
     "LeaseKeeper",
@@ -60,6 +59,7 @@ __all__ = [
     "ReportTotals",
     "Server",
     "ServerStat",
+    "TakeoverCause",
     "TracedCall",
     "load_handlers",
     "method_names",

@@ -27,7 +27,7 @@ from beluga.errors import (
 )
 from beluga.rpc.handlers import Handlers
 from beluga.rpc.report import ReportTotals
-from beluga.rpc.takeovers import TAKEN, Followed, followed
+from beluga.rpc.takeovers import TAKEN, TakeoverCause, takeover_cause
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.workers import Workers
 from beluga.threads import Thread, refuse_green_threads
@@ -98,7 +98,7 @@ class ServerStat:
     ``quantum_*_max`` is the most work that one session did in one quantum. ``wait_*_max`` is the
     most work that other sessions did while the oldest request of one session waited. ``draining``
     is 1 once all grants are refused and none is being made. ``trace_status`` is 0, or a negative
-    errno: why this server writes no trace. ``followed`` describes the previous server and the
+    errno: why this server writes no trace. ``takeover`` describes the previous server and the
     reason of the takeover. ``housekeeping_count`` increases many times a second while the poll loop
     runs; it wraps at 2^32.
     """
@@ -123,7 +123,7 @@ class ServerStat:
     housekeeping_count: int
     draining: int
     trace_status: int
-    followed: Followed
+    takeover: TakeoverCause
 
 
 class Calls(NamedTuple):
@@ -405,7 +405,7 @@ class Server(OfThisProcess):
         with self._running() as server:
             lib.bl_server_describe(server, out)
         counts = {f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)}
-        return ServerStat(**counts | {"followed": followed(out.followed)})
+        return ServerStat(**counts | {"takeover": takeover_cause(out.takeover)})
 
     def calls(self) -> dict[str, Calls]:
         """Return the calls of each method that was called, by name or, for methods of programs, by
@@ -458,7 +458,7 @@ class Server(OfThisProcess):
             self._serves = False
             raise
         stat = self.stat()
-        TAKEN.add(reason=stat.followed.reason)
+        TAKEN.add(reason=stat.takeover.reason)
         if stat.trace_status < 0:
             log.warning(
                 ("this server writes no trace of its calls: %s"), os.strerror(-stat.trace_status)

@@ -37,7 +37,7 @@ for _reason in DEMOTIONS:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class TakeoverCause:
     """The previous server, and why it was replaced.
 
     ``reason`` is one of :data:`REASONS`, or "none" before the takeover. ``epoch`` and ``host``
@@ -59,7 +59,7 @@ class Followed:
         )
 
 
-def followed(found: core.bl_followed) -> Followed:
+def takeover_cause(found: core.bl_takeover_cause) -> TakeoverCause:
     """Convert the record in C. An unknown reason, of a damaged trace, becomes "none"."""
     name = _TEXTS.get(found.reason, _TEXTS[lib.BL_REASON_NONE])[0]
-    return Followed(int(found.epoch), int(found.host), name, found.silent_ns / 1e9)
+    return TakeoverCause(int(found.epoch), int(found.host), name, found.silent_ns / 1e9)

@@ -19,7 +19,7 @@ import numpy as np
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import BadValueError, NoTraceError, status_name
 from beluga.rpc.server import method_name
-from beluga.rpc.takeovers import followed
+from beluga.rpc.takeovers import takeover_cause
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,13 +60,13 @@ class CallTrace:
     """The calls in a trace file, and the server that handled them.
 
     ``ended`` is true if the server stopped cleanly. ``seen_s`` is when it last updated the file.
-    ``count`` is the number of calls in the file. ``followed`` describes the server before it, and
+    ``count`` is the number of calls in the file. ``takeover`` describes the server before it, and
     the reason of the takeover.
     """
 
     def __init__(self, head: core.bl_trace_head, entries: NDArray[np.void]) -> None:
         self.epoch, self.pid, self.ended = int(head.epoch), int(head.pid), bool(head.ended)
-        self.followed = followed(head.followed)
+        self.takeover = takeover_cause(head.takeover)
         self.seen_s = head.last.realtime_ns / 1e9
         self._ticks, self._now_ns = int(head.last.ticks), int(head.last.realtime_ns)
         ticks = self._ticks - int(head.first.ticks)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
-from beluga.tiers.removals import forget
+from beluga.tiers.removals import remove_durably
 from beluga.tiers.tier import LowerTier, StoredBlock
 
 _logger = logging.getLogger(__name__)
@@ -83,11 +83,15 @@ class LateTier:
         """Remove blocks. Returns how many there were: none before the tier is open."""
         return 0 if self._tier is None else self._tier.remove(keys)
 
-    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Remove blocks durably. Returns which keys have no block left: none before the tier is
         open.
         """
-        return np.zeros(len(keys), np.bool_) if self._tier is None else forget(self._tier, keys)
+        return (
+            np.zeros(len(keys), np.bool_)
+            if self._tier is None
+            else remove_durably(self._tier, keys)
+        )
 
     def keys(self) -> NDArray[np.uint64] | None:
         """Return the keys of all blocks that the tier has; None before it is open."""

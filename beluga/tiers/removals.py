@@ -19,21 +19,21 @@ _PAUSE_S = 0.05
 _PAUSE_MAX_S = 5.0
 
 
-def forget(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def remove_durably(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Remove blocks durably. Returns which keys have no block left.
 
-    A program's own tier may lack ``forget``; then call ``remove``, and ``contains`` for the
+    A program's own tier may lack ``remove_durably``; then call ``remove``, and ``contains`` for the
     remaining ones.
     """
-    if hasattr(tier, "forget"):
-        return tier.forget(keys)
+    if hasattr(tier, "remove_durably"):
+        return tier.remove_durably(keys)
     tier.remove(keys)
     return ~np.asarray(tier.contains(keys), np.bool_)
 
 
 def replaces(tier: LowerTier) -> bool:
     """Return whether a save replaces a block whose removal failed."""
-    return hasattr(tier, "forget")
+    return hasattr(tier, "remove_durably")
 
 
 class Retries:

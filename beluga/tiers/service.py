@@ -53,7 +53,7 @@ from beluga.tiers.late import LateTier
 from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
 from beluga.tiers.poolside import PoolSide, kinds
 from beluga.tiers.remote import RemoteTier
-from beluga.tiers.removals import Retries, forget, replaces
+from beluga.tiers.removals import Retries, remove_durably, replaces
 from beluga.tiers.settings import TierSettings
 from beluga.tiers.tier import BLOCK
 from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
@@ -448,7 +448,7 @@ class TierService:
         """
         gone = np.zeros(len(records), np.bool_)
         try:
-            gone[:] = forget(self.tiers[number], np.ascontiguousarray(records["key"]))
+            gone[:] = remove_durably(self.tiers[number], np.ascontiguousarray(records["key"]))
         except Exception as error:
             _failed(self.tiers[number].name, error)
         notes = _notes(records["key"])
@@ -651,7 +651,7 @@ def _saved(
     stale = records["stale"] & np.uint8(_bit(number)) != 0
     saved = np.zeros(len(blocks), np.bool_)
     if stale.any():
-        stale[stale] = ~forget(tier, np.ascontiguousarray(blocks["key"][stale]))
+        stale[stale] = ~remove_durably(tier, np.ascontiguousarray(blocks["key"][stale]))
     may = ~stale | replaces(tier)
     if may.all():
         saved[:] = tier.save(blocks, rows)

@@ -70,7 +70,7 @@ class LowerTier(Protocol):
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks. Returns how many there were, if the tier can count them."""
 
-    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Remove blocks durably. Returns which keys have no block left, whatever happens to this
         process and its host. A key that had no block counts as removed.
 

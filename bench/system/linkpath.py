@@ -97,7 +97,7 @@ def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
                 start, before = time.monotonic(), cache.stat().commit_count
                 beside = _gets(options, cache, case.mean_s, duration_s)
                 put = (cache.stat().commit_count - before) * BLOCK / (time.monotonic() - start)
-            carried = cache.carried()[case.read]
+            carried = cache.transfer_stats()[case.read]
     wait = f"; a piece waited {carried.waited_ns // carried.pieces} ns" if carried.pieces else ""
     idle = percentiles(np.array(alone, np.uint64))
     return recorder.row(

@@ -245,7 +245,7 @@ void bl_io_queue_release(bl_io_queue *io_queue, bl_io_request *request);
 void bl_io_queue_stat(bl_io_queue *io_queue, int direction, bl_queue_stat *stat);
 /* Returns the stalls in both directions. */
 uint64_t bl_io_queue_stalls(bl_io_queue *io_queue);
-void bl_io_queue_carried(bl_io_queue *io_queue, uint32_t node, bl_transfer_stats *carried);
+void bl_io_queue_transfer_stats(bl_io_queue *io_queue, uint32_t node, bl_transfer_stats *stats);
 
 /* Stop the threads that copy by themselves (iosched/throttle.h): those that wait or request a piece
  * get -ECANCELED until stopped is 0 again. */

@@ -39,12 +39,12 @@ enum bl_reason {
 };
 
 /* The predecessor of a server, and the reason of the takeover. */
-typedef struct bl_followed {
+typedef struct bl_takeover_cause {
     uint64_t epoch;
     uint64_t silent_ns;         /* how long its heartbeat had stopped for a standby */
     uint32_t host;
     uint32_t reason;            /* enum bl_reason */
-} bl_followed;
+} bl_takeover_cause;
 
 typedef struct bl_server_stat {
     uint64_t epoch;
@@ -69,7 +69,7 @@ typedef struct bl_server_stat {
     uint32_t draining;          /* 1: no grant is made, and no earlier request for one is in
                                  * progress */
     int32_t trace_status;       /* 0, or -errno: the reason that there is no trace */
-    bl_followed followed;
+    bl_takeover_cause takeover;
 } bl_server_stat;
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
@@ -259,7 +259,7 @@ typedef struct bl_trace_head {
     uint64_t epoch;
     uint64_t pid;               /* of the server */
     uint64_t ended;             /* 1: the server ended in order */
-    bl_followed followed;       /* its takeover */
+    bl_takeover_cause takeover;       /* its takeover */
     bl_trace_clocks first, last; /* at the start, and recently */
 } bl_trace_head;
 

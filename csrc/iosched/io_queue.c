@@ -172,11 +172,11 @@ static int bl_io_queue_ask(bl_io_queue *io_queue, bl_queue *queue, const bl_io_r
     if (status < 0)
         return status;
     bl_io_request *admitted = (bl_io_request *)(uintptr_t)admission.id;
-    bl_transfer_stats *carried = &io_queue->carried[admission.node];
+    bl_transfer_stats *stats = &io_queue->stats[admission.node];
     uint64_t waited = now_ns - admission.queued_ns;
-    carried->pieces++, carried->bytes += admission.bytes, carried->waited_ns += waited;
-    if (waited > carried->longest_ns)
-        carried->longest_ns = waited;
+    stats->pieces++, stats->bytes += admission.bytes, stats->waited_ns += waited;
+    if (waited > stats->longest_ns)
+        stats->longest_ns = waited;
     admitted->waiter = admission.waiter, admitted->state = BL_IO_ADMITTED;
     if (admitted != request)
         pthread_cond_broadcast(&io_queue->changed);
@@ -205,7 +205,7 @@ int bl_request_wait(bl_io_queue *io_queue, bl_io_request *request, uint64_t time
             if (status == -ECANCELED)
                 return status;
             request->state = BL_IO_UNTHROTTLED;
-            io_queue->carried[request->node].unthrottled++;
+            io_queue->stats[request->node].unthrottled++;
         }
     }
     return 0;
@@ -273,10 +273,10 @@ uint64_t bl_io_queue_stalls(bl_io_queue *io_queue)
     return stalls;
 }
 
-void bl_io_queue_carried(bl_io_queue *io_queue, uint32_t node, bl_transfer_stats *carried)
+void bl_io_queue_transfer_stats(bl_io_queue *io_queue, uint32_t node, bl_transfer_stats *stats)
 {
     pthread_mutex_lock(&io_queue->lock);
-    *carried = node < BL_LINK_NODES ? io_queue->carried[node] : (bl_transfer_stats){0};
+    *stats = node < BL_LINK_NODES ? io_queue->stats[node] : (bl_transfer_stats){0};
     pthread_mutex_unlock(&io_queue->lock);
 }
 

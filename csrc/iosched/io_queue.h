@@ -19,7 +19,7 @@ struct bl_io_queue {
     bl_queue *queues[2];
     bl_price price;
     bl_interleave map;          /* the pool's devices */
-    bl_transfer_stats carried[BL_LINK_NODES];
+    bl_transfer_stats stats[BL_LINK_NODES];
 };
 
 bl_queue *bl_io_queue_of(bl_io_queue *io_queue, int direction);

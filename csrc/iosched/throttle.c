@@ -95,8 +95,8 @@ static void bl_throttle_settle(bl_throttle *throttle)
                      bl_io_queue_tokens(io_queue, held->direction, throttle->owed),
                      throttle->device, bl_io_queue_device_tokens(io_queue, throttle->owed),
                      throttle->since_ns);
-    io_queue->carried[held->node].bytes += throttle->owed;
-    io_queue->carried[held->node].pieces += throttle->owed_pieces;
+    io_queue->stats[held->node].bytes += throttle->owed;
+    io_queue->stats[held->node].pieces += throttle->owed_pieces;
     throttle->owed = throttle->owed_pieces = 0;
 }
 

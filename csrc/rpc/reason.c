@@ -22,7 +22,7 @@ static enum bl_reason bl_reason_of(const bl_server *server, const bl_epoch_line 
 void bl_reason_note(bl_server *server, const bl_epoch_line *line)
 {
     int silent = line->epoch != 0 && line->nonce == server->silence.nonce;
-    server->stat.followed = (bl_followed){
+    server->stat.takeover = (bl_takeover_cause){
         .epoch = line->epoch,
         .silent_ns = silent ? server->silence.ns : 0,
         .host = line->host,

@@ -331,7 +331,7 @@ static int bl_take_guarded(void *context)
     server->half = plan.epoch % BL_HALF_COUNT;
     bl_reason_note(server, &plan.newest);
     server->stat.trace_status = bl_trace_open(&server->trace, server->directory, plan.epoch,
-                                              &server->stat.followed);
+                                              &server->stat.takeover);
     return bl_takeover_pass(server, &plan);
 }
 

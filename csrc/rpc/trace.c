@@ -44,7 +44,7 @@ static int bl_trace_file(const char *path)
 }
 
 int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
-                  const bl_followed *followed)
+                  const bl_takeover_cause *takeover)
 {
     char path[BL_PATH_SIZE + 16], made[BL_PATH_SIZE + 16], old[BL_PATH_SIZE + 16];
     snprintf(path, sizeof path, "%.*s/trace", BL_PATH_SIZE, directory);
@@ -67,7 +67,7 @@ int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
             .entry_count = BL_TRACE_ENTRIES,
             .epoch = epoch,
             .pid = (uint64_t)getpid(),
-            .followed = *followed,
+            .takeover = *takeover,
         };
         bl_trace_mark(trace);
         trace->head->first = trace->head->last;
@@ -107,9 +107,9 @@ void bl_trace_close(bl_trace *trace)
 
 /* The simulator's servers have no trace: their runs can be repeated. */
 int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
-                  const bl_followed *followed)
+                  const bl_takeover_cause *takeover)
 {
-    (void)trace, (void)directory, (void)epoch, (void)followed;
+    (void)trace, (void)directory, (void)epoch, (void)takeover;
     return 0;
 }
 

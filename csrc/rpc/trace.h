@@ -29,7 +29,7 @@ typedef struct bl_trace {
 /* Begin a new ring in this directory, and keep the last one as "trace.1". Returns 0, or -errno:
  * there is no ring, and nothing depends on it. */
 int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
-                  const bl_followed *followed);
+                  const bl_takeover_cause *takeover);
 
 /* Record the kernel's clocks at the current tick count; called every few milliseconds. */
 void bl_trace_mark(const bl_trace *trace);

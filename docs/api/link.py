@@ -10,4 +10,4 @@ with (
     KVCache(pool, namespace="x", link=slow, read_class=TransferClass.PREFETCH) as cache,
 ):
     cache.put([b"k" * 16], [bytes(1 << 20)])
-    print(cache.carried()[TransferClass.OFFLOAD].bytes)  # 1048576
+    print(cache.transfer_stats()[TransferClass.OFFLOAD].bytes)  # 1048576

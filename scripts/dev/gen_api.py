@@ -150,7 +150,7 @@ INTERNAL = {
     "Geometry": "__init__",
     "Calls": "__init__",
     "Run": "rest refuse_wrong",
-    "Plan": "__init__ struct refuse_direction refuse_beyond ranges part cut carried",
+    "Plan": "__init__ struct refuse_direction refuse_beyond ranges part cut link_ranges",
     "View": "foreign",
     "Link": "price device_bytes",
     "TransferStats": "__init__",

@@ -36,6 +36,7 @@ OF_OTHERS = {
     "--threshold",
     "--max-batch-size",
     "--priority",
+    "--code-revision",
     "--revision",
     "--std",
 }

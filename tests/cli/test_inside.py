@@ -47,7 +47,7 @@ from beluga.index import MetaStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
 from beluga.replay.run import ReplayOptions
-from beluga.rpc import METHOD_USER, SILENT_S, Followed, Quota
+from beluga.rpc import METHOD_USER, SILENT_S, Quota, TakeoverCause
 from beluga.tiers import TierSettings
 
 TOOK = "took over, epoch 7: the server of epoch 6 on host 0 ended without stopping cleanly"
@@ -87,8 +87,8 @@ class Server:
         self.did.append("stop")
 
     def stat(self) -> Any:
-        why = Followed(6, 0, "gone", 0.0)
-        return SimpleNamespace(epoch=7, housekeeping_count=1, followed=why)
+        why = TakeoverCause(6, 0, "gone", 0.0)
+        return SimpleNamespace(epoch=7, housekeeping_count=1, takeover=why)
 
     @property
     def failure(self) -> Exception | None:

@@ -233,7 +233,7 @@ def test_a_link_counts_what_a_dsa_carries_once(
     assert cache.put(DIGESTS[:1], small).stored == 1
     assert cache.put(DIGESTS[1:], large).stored == 3
     assert attachment.cache(Namespace.of("another")).lookup(DIGESTS) == 0
-    assert attachment.carried()[TransferClass.OFFLOAD].bytes == small.nbytes + large.nbytes
+    assert attachment.transfer_stats()[TransferClass.OFFLOAD].bytes == small.nbytes + large.nbytes
     assert cache.engine.stat.plans["dsa"] == 1
     attachment.close()
 
@@ -294,7 +294,7 @@ def test_copies_are_unscheduled_without_a_usable_link(
     unusable = session(pool_name)
     for attachment in (off, unusable):
         assert put(attachment) in (0, 4)
-        assert attachment.carried() == {}
+        assert attachment.transfer_stats() == {}
         attachment.close()
     assert [record.message for record in caplog.records] == [
         "beluga: copies are not throttled: made up"
@@ -355,7 +355,7 @@ def test_a_stop_ends_copies_until_resume(server: MetaServer, connection: Connect
 
 def test_transfer_stats_outlive_their_session(pool: Pool, connection: Connection) -> None:
     def bytes_of() -> int:
-        return connection.carried()[TransferClass.OFFLOAD].bytes
+        return connection.transfer_stats()[TransferClass.OFFLOAD].bytes
 
     with MetaServer(pool):
         assert connection.wait(LONG_S)
@@ -377,7 +377,7 @@ def test_copied_bytes_are_reported_after_the_end(
     assert connection.wait(LONG_S)
     assert connection.attempt("putting", put) == 4
     connection.close()
-    assert connection.carried()[TransferClass.OFFLOAD].bytes == 4 * 4096
+    assert connection.transfer_stats()[TransferClass.OFFLOAD].bytes == 4 * 4096
 
 
 @pytest.mark.parametrize("prefault", [True, False])

@@ -403,7 +403,7 @@ def test_an_adapter_reports_its_status(pool: Pool, adapter: MakeAdapter) -> None
         assert one.report_status() == expected | {"failure_count": 0}
         assert store(one, keys, memories) > 0
         assert load(one, keys, blank(2)) == [True, True]
-        moved = one.carried()
+        moved = one.transfer_stats()
         # the record of the layout is included
         assert 0 <= moved[TransferClass.OFFLOAD].bytes - 2 * memories[0].get_size() < 128
         assert 0 <= moved[TransferClass.ONBOARD].bytes - 2 * memories[0].get_size() < 128
@@ -665,7 +665,7 @@ def test_the_plugin_reports_its_properties(server: MetaServer, backend: Callable
     one.batched_submit_put_task([key], [memory], None, told.append)
     assert eventually(lambda: told == [key])
     assert one.get_blocking(key) is not None
-    moved = one.carried()
+    moved = one.transfer_stats()
     # the record of the era is included
     assert moved[TransferClass.OFFLOAD].bytes > memory.get_size()
     assert moved[TransferClass.ONBOARD].bytes > memory.get_size()

@@ -385,7 +385,7 @@ def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) 
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
         assert one.batch_get_v1(keys(2), indices([2, 3])) == [True, True]
         size = sum(view.nbytes for page in (0, 1) for view in HostPool().page(page))
-        moved = one.carried()
+        moved = one.transfer_stats()
         assert size <= moved[TransferClass.OFFLOAD].bytes < 2 * size
         # the request of the pages still waits
         assert size <= moved[TransferClass.PREFETCH].bytes < 2 * size

@@ -299,11 +299,11 @@ def test_a_failed_engine_returns_the_task() -> None:
         async with FakeEngine().serving() as engine:
             engine.status = 503
 
-            def mend() -> None:
+            def restore() -> None:
                 assert queue.acked == []
                 engine.status = 200
 
-            queue.given_back = mend
+            queue.given_back = restore
             async with working(queue, engine) as worker:
                 await eventually(lambda: worker.stat.done == 1)
                 assert worker.stat.given_back == 1

@@ -31,7 +31,7 @@ def test_a_check_that_fails_is_a_warning(tmp_path: Path) -> None:
     found = run_check(Check("broken", fails), made(tmp_path))
     assert (found.name, found.level) == ("broken", "warning")
     assert found.text == "unknown: this check failed (ZeroDivisionError: one two)"
-    assert found.mend
+    assert found.fix
 
 
 def test_an_impossible_check_is_a_warning(tmp_path: Path) -> None:
@@ -40,19 +40,19 @@ def test_an_impossible_check_is_a_warning(tmp_path: Path) -> None:
 
     found = run_check(Check("blind", blind), made(tmp_path))
     assert (found.level, found.text) == ("warning", "unknown: it is dark")
-    assert found.mend == "switch the light on"
+    assert found.fix == "switch the light on"
 
 
 def test_a_finding_is_one_line_that_a_terminal_can_show(tmp_path: Path) -> None:
     found = run_check(
         Check("loud", lambda machine: Verdict("error", "a\x1b[31m\nb", "c\td\n")), made(tmp_path)
     )
-    assert (found.text, found.mend) == ("a [31m b", "c d")
+    assert (found.text, found.fix) == ("a [31m b", "c d")
 
 
 def test_every_check_returns_a_finding_for_this_machine() -> None:
     found = diagnose(Machine())
     assert [each.name for each in found] == [check.name for check in CHECKS]
     assert [each for each in found if "this check failed" in each.text] == []
-    assert [each for each in found if bool(each.mend) != (each.level != "ok")] == []
-    assert [each for each in found if "#" in each.mend] == [], "a comment would hide what follows"
+    assert [each for each in found if bool(each.fix) != (each.level != "ok")] == []
+    assert [each for each in found if "#" in each.fix] == [], "a comment would hide what follows"

@@ -58,7 +58,7 @@ def test_doctor_reports_an_unused_pool_with_its_size(tmp_path: Path, paths: list
     size = sum(path.stat().st_blocks * 512 for path in paths)
     assert f"no process uses 1 pools, which take {show_size(size)}: " in found.text
     assert str(paths[0]) in found.text
-    words = shlex.split(found.mend)
+    words = shlex.split(found.fix)
     assert words == ["beluga", "pool", "destroy", "--yes", *map(str, paths)]
     Pool.destroy(words[4:])
     assert stale(tmp_path).level == "ok"
@@ -98,7 +98,7 @@ def test_a_damaged_pool_can_be_stale(tmp_path: Path, paths: list[Path]) -> None:
         file.write(b"damage")
     found = stale(tmp_path)
     assert "no process uses 2 pools" in found.text
-    Pool.destroy(shlex.split(found.mend)[4:])
+    Pool.destroy(shlex.split(found.fix)[4:])
     assert not any(path.exists() for path in paths)
 
 
@@ -122,7 +122,7 @@ def test_doctor_reports_an_unreadable_pool_as_unknown(
     machine = made(tmp_path)
     monkeypatch.setattr(Path, "open", refuse)
     found = finding("stale-pools", machine)
-    assert (found.level, found.mend) == ("warning", "sudo beluga doctor")
+    assert (found.level, found.fix) == ("warning", "sudo beluga doctor")
     assert "unknown: " in found.text
     assert str(paths[0]) in found.text
 
@@ -132,7 +132,7 @@ def test_a_lock_that_cannot_be_read_keeps_the_pool(tmp_path: Path, paths: list[P
     lock.unlink()
     lock.mkdir()  # opening it fails for root, too
     found = stale(tmp_path)
-    assert found.mend == "sudo beluga doctor"
+    assert found.fix == "sudo beluga doctor"
 
 
 def test_a_runtime_directory_that_cannot_be_read_keeps_the_pool(
@@ -141,7 +141,7 @@ def test_a_runtime_directory_that_cannot_be_read_keeps_the_pool(
     machine = made(tmp_path)
     monkeypatch.setattr("os.access", lambda path, mode: False)
     found = finding("stale-pools", machine)
-    assert found.mend == "sudo beluga doctor"
+    assert found.fix == "sudo beluga doctor"
     assert f"{paths[0]}.run" in found.text
 
 
@@ -166,7 +166,7 @@ def test_a_runtime_directory_without_its_file_is_left_over(tmp_path: Path, shm: 
     (shm / "here").touch()
     found = stale(tmp_path)
     assert found.level == "warning"
-    assert shlex.split(found.mend) == ["rm", "-r", *(
+    assert shlex.split(found.fix) == ["rm", "-r", *(
         str(shm / name) for name in ("gone.run", "slice@0x200000.run")
     )]  # fmt: skip
 
@@ -192,7 +192,7 @@ def test_a_runtime_directory_that_another_user_has_prepared_is_an_error(tmp_path
     strange(tmp_path / f"tmp/beluga-{uid}", 0o777)
     found = folders(tmp_path, uid=uid)
     assert found.level == "error"
-    assert found.mend == f"sudo rm -r {tmp_path}/tmp/beluga-{uid}"
+    assert found.fix == f"sudo rm -r {tmp_path}/tmp/beluga-{uid}"
 
 
 @pytest.mark.usefixtures("shm")
@@ -200,7 +200,7 @@ def test_a_link_where_lock_files_lie_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/beluga").symlink_to("/nowhere")
     found = folders(tmp_path)
-    assert (found.level, found.mend) == ("error", f"rm {tmp_path}/run/beluga")
+    assert (found.level, found.fix) == ("error", f"rm {tmp_path}/run/beluga")
 
 
 @pytest.mark.usefixtures("shm")
@@ -214,7 +214,7 @@ def test_other_users_runtime_directories_are_named(tmp_path: Path) -> None:
     assert found.level == "warning"
     assert "tmp/beluga-1001" in found.text
     assert "run/user/1002/beluga" in found.text
-    assert "BELUGA_RUNTIME_DIR=" in found.mend
+    assert "BELUGA_RUNTIME_DIR=" in found.fix
     without_devdax = made(tmp_path, {"sys/bus/dax": None})
     assert finding("runtime-dirs", without_devdax).level == "ok", "pools lie in files"
 
@@ -259,7 +259,7 @@ def test_the_remedy_destroys_exactly_the_listed_pools(
         Pool.create(shm / f"more{number}", device_size=8 << 20, sparse=True).close()
     found = stale(tmp_path)
     assert "and 3 more" in found.text
-    named = shlex.split(found.mend)[4:]
+    named = shlex.split(found.fix)[4:]
     assert all(one in found.text for one in named if one != str(paths[1]))
     Pool.destroy(named)
     assert "no process uses 3 pools" in stale(tmp_path).text
@@ -269,7 +269,7 @@ def test_a_pool_that_lacks_a_device_is_destroyed_by_force(
     tmp_path: Path, paths: list[Path]
 ) -> None:
     paths[1].unlink()
-    words = shlex.split(stale(tmp_path).mend)
+    words = shlex.split(stale(tmp_path).fix)
     assert words == ["beluga", "pool", "destroy", "--yes", "--force", str(paths[0])]
     Pool.destroy(words[5:], force=True)
     assert stale(tmp_path).level == "ok"
@@ -286,4 +286,4 @@ def test_each_process_that_holds_removed_files_is_named_once(tmp_path: Path, shm
         (tmp_path / f"proc/{pid}/maps").write_text(core + "".join(lines))
     found = stale(tmp_path)
     assert all(f"process {pid} of /dev/shm/{pid}/0, " in found.text for pid in range(101, 109))
-    assert found.mend == "kill " + " ".join(map(str, range(101, 109)))
+    assert found.fix == "kill " + " ".join(map(str, range(101, 109)))

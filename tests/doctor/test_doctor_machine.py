@@ -38,7 +38,7 @@ class Case(NamedTuple):
     facts: dict[str, Any]
     level: str
     text: str
-    mend: str = ""
+    fix: str = ""
 
 
 def cpuinfo(flags: str) -> dict[str, str | None]:
@@ -166,9 +166,9 @@ CASES = [
         Case(
             "io-uring",
             {"proc/sys/kernel/io_uring_disabled": None, "proc/sys/kernel/osrelease": release},
-            {}, "warning", text, mend,
+            {}, "warning", text, fix,
         )
-        for release, text, mend in (
+        for release, text, fix in (
             ("4.18.0\n", "no io_uring", "kernel 5.1"),
             ("new", CANNOT, "uname -r"),
             (None, CANNOT, "mount -t proc"),
@@ -264,8 +264,8 @@ def test_a_check_finds(tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPat
     found = finding(case.name, made(tmp_path, case.changes, **case.facts))
     assert found.level == case.level, found
     assert case.text in found.text, found
-    assert case.mend in found.mend, found
-    assert bool(found.mend) == (found.level != "ok")
+    assert case.fix in found.fix, found
+    assert bool(found.fix) == (found.level != "ok")
 
 
 def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("told", "level", "mend"),
+    ("told", "level", "fix"),
     [
         ("uncacheable", "error", "unset BELUGA_MEMORY"),
         ("write-back", "ok", ""),
@@ -282,11 +282,11 @@ def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_settings_of_the_environment_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, level: str, mend: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, level: str, fix: str
 ) -> None:
     monkeypatch.setenv("BELUGA_MEMORY", told)
     found = finding("memory-type", made(tmp_path))
-    assert (found.level, found.mend) == (level, mend), found
+    assert (found.level, found.fix) == (level, fix), found
 
 
 def test_a_given_ddio_setting_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_several_devices_are_one_finding(tmp_path: Path) -> None:
     also |= {f"{second}/dev": "252:8\n", f"{second}/driver->": "sys/bus/dax/drivers/kmem"}
     found = finding("devdax", made(tmp_path, {**also, f"{DAX}/driver->": None}))
     assert found.level == "warning"
-    assert found.mend == " && ".join(
+    assert found.fix == " && ".join(
         f"daxctl reconfigure-device --mode=devdax dax{number}.0" for number in (0, 1)
     )
 
@@ -310,8 +310,8 @@ def test_files_that_a_user_may_not_open(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("os.access", lambda path, mode: False)
     found = {name: finding(name, machine) for name in ("devdax-access", "dsa-access")}
     assert {each.level for each in found.values()} == {"warning"}
-    assert found["devdax-access"].mend == "sudo setfacl -m u:1000:rw /dev/dax0.0"
-    assert found["dsa-access"].mend == "sudo setfacl -m u:1000:rw /dev/dsa/wq0.0"
+    assert found["devdax-access"].fix == "sudo setfacl -m u:1000:rw /dev/dax0.0"
+    assert found["dsa-access"].fix == "sudo setfacl -m u:1000:rw /dev/dsa/wq0.0"
 
 
 def test_a_file_of_root_sends_to_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_a_file_of_root_sends_to_sudo(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "open", refuse)
     found = finding("memory-type", machine)
-    assert (found.level, found.mend) == ("warning", "sudo beluga doctor")
+    assert (found.level, found.fix) == ("warning", "sudo beluga doctor")
     assert "this user may not read" in found.text
 
 

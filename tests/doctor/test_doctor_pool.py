@@ -58,7 +58,7 @@ def test_without_a_pool_every_pool_check_passes() -> None:
 def test_a_pool_without_a_server_raises_an_error_with_a_fix(paths: list[Path]) -> None:
     found = look(*paths)
     assert levels(found) == ["ok", "ok", "ok", "warning", "ok"]
-    assert found["pool-server"].mend == f"beluga serve --pool {paths[0]} --pool {paths[1]}"
+    assert found["pool-server"].fix == f"beluga serve --pool {paths[0]} --pool {paths[1]}"
     assert not paths[0].with_name("a.run").exists(), "it is made by those who use the pool"
 
 
@@ -79,21 +79,21 @@ def test_taken_lanes_are_reported(paths: list[Path]) -> None:
             client.close()
     assert found.level == "warning"
     assert f"all {LANES} lanes are taken" in found.text
-    assert f"--lanes {2 * LANES} {paths[0]} {paths[1]}" in found.mend
+    assert f"--lanes {2 * LANES} {paths[0]} {paths[1]}" in found.fix
 
 
 def test_a_missing_device_is_an_error(paths: list[Path]) -> None:
     paths[1].unlink()
     found = look(*paths)
     assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
-    assert found["pool-devices"].mend == f"beluga pool create {paths[0]} {paths[1]}"
+    assert found["pool-devices"].fix == f"beluga pool create {paths[0]} {paths[1]}"
 
 
 def test_a_device_that_is_not_named_is_an_error(paths: list[Path]) -> None:
     found = look(paths[1])
     assert found["pool-superblocks"].level == "error"
     assert "device-missing 0: of 2" in found["pool-superblocks"].text
-    assert "name every device" in found["pool-superblocks"].mend
+    assert "name every device" in found["pool-superblocks"].fix
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_a_foreign_superblock_is_an_error(paths: list[Path], offset: int, kind: 
     found = look(*paths)["pool-superblocks"]
     assert found.level == "error"
     assert kind in found.text
-    assert found.mend == f"beluga pool create --force {paths[0]} {paths[1]}"
+    assert found.fix == f"beluga pool create --force {paths[0]} {paths[1]}"
 
 
 @pytest.mark.parametrize(
-    ("path", "mend"),
+    ("path", "fix"),
     [
         ("/dev/null", "--pool PATH"),
         ("/nowhere/pool", "mkdir -p /nowhere && beluga pool create /nowhere/pool"),
@@ -119,10 +119,10 @@ def test_a_foreign_superblock_is_an_error(paths: list[Path], offset: int, kind: 
         ("/dev/dax77.0", "daxctl list -u"),
     ],
 )
-def test_a_path_that_is_no_device_is_an_error(path: str, mend: str) -> None:
+def test_a_path_that_is_no_device_is_an_error(path: str, fix: str) -> None:
     found = finding("pool-devices", Machine(pool=PoolLook((path,))))
     assert found.level == "error"
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 def test_a_device_that_may_not_be_written_is_an_error(
@@ -131,7 +131,7 @@ def test_a_device_that_may_not_be_written_is_an_error(
     monkeypatch.setattr("os.access", lambda path, mode: False)
     found = look(*paths)["pool-devices"]
     assert found.level == "error"
-    assert "sudo setfacl -m u:" in found.mend
+    assert "sudo setfacl -m u:" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_reason_of_a_missing_session_is_reported(
     vars(look)["facts"] = replace(facts, failure=failure)  # it is kept there
     found = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
     assert tuple(each.level for each in found) == levels_of
-    assert all(each.mend for each in found)
+    assert all(each.fix for each in found)
 
 
 def test_the_remedy_for_a_hidden_boot_id_is_not_another_directory(paths: list[Path]) -> None:
@@ -164,7 +164,7 @@ def test_the_remedy_for_a_hidden_boot_id_is_not_another_directory(paths: list[Pa
     assert isinstance(facts, PoolInspection)
     vars(look)["facts"] = replace(facts, failure=BootIdError("the boot's id is hidden"))
     for name in ("pool-server", "pool-host"):
-        assert finding(name, Machine(pool=look)).mend.startswith("show /proc/sys/kernel/random")
+        assert finding(name, Machine(pool=look)).fix.startswith("show /proc/sys/kernel/random")
 
 
 def test_another_machine_with_this_hosts_number_is_an_error(
@@ -176,7 +176,7 @@ def test_another_machine_with_this_hosts_number_is_an_error(
     with created as pool, Server(pool):
         assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
         found = look(path)["pool-host"]
-        assert (found.level, "--host N" in found.mend) == ("error", True), found
+        assert (found.level, "--host N" in found.fix) == ("error", True), found
         assert (
             look(path, host=1)["pool-host"].text
             == "this machine is registered at the server as host 1"
@@ -195,7 +195,7 @@ def test_hardware_coherence_on_devdax_is_a_warning(paths: list[Path]) -> None:
     devices = (replace(facts.devices[0], kind="devdax"), facts.devices[1])
     vars(look)["facts"] = replace(facts, devices=devices)
     found = finding("pool-coherence", Machine(pool=look))
-    assert (found.level, "--coherence software" in found.mend) == ("warning", True)
+    assert (found.level, "--coherence software" in found.fix) == ("warning", True)
 
 
 def test_a_sparse_pool_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ class TestDefaultPool:
         found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
         assert found.level == "error"
         assert "is missing" in found.text
-        assert found.mend == f"beluga mount --create {paths[0]} {paths[1]}"
+        assert found.fix == f"beluga mount --create {paths[0]} {paths[1]}"
 
     def test_a_damaged_record_is_an_error_with_its_remedy(self, state: Path) -> None:
         state.parent.mkdir(parents=True)
@@ -260,9 +260,9 @@ class TestDefaultPool:
         machine = Machine(pool=PoolLook.named(None, None))
         found = {name: finding(name, machine) for name in NAMES}
         assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
-        assert found["pool-devices"].mend == "beluga umount"
+        assert found["pool-devices"].fix == "beluga umount"
 
     def test_named_badly_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BELUGA_POOL", "/dev/shm/a@3+4")
         found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
-        assert (found.level, found.mend) == ("error", "unset BELUGA_POOL")
+        assert (found.level, found.fix) == ("error", "unset BELUGA_POOL")

@@ -50,7 +50,7 @@ def main(directory: str, paths: str, what: str) -> None:
                     cache.remove(digests(COUNT * (turn + 1)))
                 else:
                     assert cache.get(digests(0), blocks).hits == COUNT
-            print(sum(one.unthrottled for one in cache.carried().values()), flush=True)
+            print(sum(one.unthrottled for one in cache.transfer_stats().values()), flush=True)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_small_batches_use_the_cpu_and_large_ones_the_dsa(
         assert fetched(chosen, 2, large)
         assert stat_of(chosen) == PlannedStat({"cpu": 0, "dsa": 2})
         if linked:
-            carried = chosen.carried()
+            carried = chosen.transfer_stats()
             for kind in (TransferClass.OFFLOAD, TransferClass.ONBOARD):
                 assert carried[kind].bytes == small.nbytes + large.nbytes
     assert fetched(cache, 0, small)

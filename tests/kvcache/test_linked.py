@@ -69,7 +69,7 @@ def test_the_same_bytes_counted_by_class(
     with KVCache(pool, namespace="test", link=link, **settings) as cache:  # type: ignore[arg-type]
         assert cache.put(digests(4), [np.split(block, cuts) for block in blocks]).stored == 4
         found = cache.get(digests(4), [np.split(target, cuts) for target in targets])
-        carried = cache.carried()
+        carried = cache.transfer_stats()
     assert (found.hits, found.mismatches) == (4, 0)
     assert np.array_equal(blocks, targets)
     assert carried[TransferClass.OFFLOAD].bytes == 4 * LENGTH
@@ -97,7 +97,7 @@ def test_blocks_stored_with_a_link_are_found_without(
         assert bare.get(digests(2), targets).hits == 2
         assert np.array_equal(blocks, targets)
         assert ahead.get(digests(2), targets).hits == 2
-        assert not any(one.pieces for one in bare.carried().values())
+        assert not any(one.pieces for one in bare.transfer_stats().values())
     assert link.bytes_of(kind)[0] == link.bytes_of(TransferClass.SCRUB)[0] == 2 * LENGTH
 
 
@@ -109,7 +109,7 @@ def test_an_engine_of_a_cache_is_on_the_link_too(
     with KVCache(pool, namespace="test", link=link, engine=CpuEngine(pool, 1)) as cache:
         assert cache.put(digests(2), blocks).stored == 2
         assert cache.get(digests(2), targets).hits == 2
-        assert cache.carried()[TransferClass.OFFLOAD].bytes == 2 * LENGTH
+        assert cache.transfer_stats()[TransferClass.OFFLOAD].bytes == 2 * LENGTH
     assert np.array_equal(blocks, targets)
 
 
@@ -176,7 +176,7 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
     engine.scatter_read(plans[1]).wait()
     assert np.array_equal(source, target)
     assert 1 <= min(asked) <= 4
-    assert handle.carried(TransferClass.OFFLOAD).bytes == 20 * LENGTH
+    assert handle.transfer_stats(TransferClass.OFFLOAD).bytes == 20 * LENGTH
     handle.close()
 
 
@@ -191,7 +191,7 @@ def test_a_copy_that_waited_too_long_continues_without_tokens(
     blocks = payload(1, PIECE)
     with KVCache(pool, namespace="test", link=link) as cache:
         assert cache.put(digests(1), blocks).stored == 1
-        carried = cache.carried()[TransferClass.OFFLOAD]
+        carried = cache.transfer_stats()[TransferClass.OFFLOAD]
     assert (carried.unthrottled, carried.pieces) == (1, 0)
     held.close()
 
@@ -202,8 +202,8 @@ def test_a_shared_handle_counts_the_copies_of_all_its_caches(
     handle = IoHandle(link)
     with KVCache(pool, namespace="test", link=handle) as cache:
         assert cache.put(digests(1), payload(1, PIECE)).stored == 1
-        assert cache.carried()[TransferClass.OFFLOAD].bytes == PIECE
-        assert cache.carried(own=True)[TransferClass.OFFLOAD].bytes == 0
+        assert cache.transfer_stats()[TransferClass.OFFLOAD].bytes == PIECE
+        assert cache.transfer_stats(own=True)[TransferClass.OFFLOAD].bytes == 0
     handle.close()
 
 
@@ -233,11 +233,11 @@ def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: L
         admission = (handle.io_queue, TransferClass.SCRUB)
         report = check_pool(pool, payload=True, admission=admission)
         assert (report.block_count, report.finding_count) == (2, 0)
-        carried = handle.carried(TransferClass.SCRUB)
+        carried = handle.transfer_stats(TransferClass.SCRUB)
         assert carried.bytes >= 2 * LENGTH
         assert carried.pieces >= 2 * LENGTH // PIECE
         check_pool(pool, admission=admission)  # only of lines
-        assert handle.carried(TransferClass.SCRUB) == carried
+        assert handle.transfer_stats(TransferClass.SCRUB) == carried
     handle.close()
 
 

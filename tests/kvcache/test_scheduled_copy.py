@@ -48,5 +48,5 @@ def test_a_cache_behind_a_link(
     assert np.array_equal(blocks, targets)
     assert handle.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
     assert handle.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
-    assert handle.carried(TransferClass.PREFETCH).pieces >= 4 * LENGTH // (256 << 10)
+    assert handle.transfer_stats(TransferClass.PREFETCH).pieces >= 4 * LENGTH // (256 << 10)
     engine.close()

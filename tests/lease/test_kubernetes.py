@@ -273,7 +273,7 @@ def test_an_api_that_is_not_there_is_an_error(account: Path) -> None:
     ["etcd://", "etcd://host", "k8s://pods", "k8s:///pool", "zk://host/a", "", "etcd://a:b/c"],
 )
 def test_a_url_that_names_no_lease_is_refused(url: str) -> None:
-    with pytest.raises(LeaseError, match="is not a lease; give etcd://|Port could not"):
+    with pytest.raises(LeaseError, match=r"is not a lease; give etcd://|Port could not"):
         open_lease(url)
 
 

@@ -21,11 +21,10 @@ EXPORTS: dict[str, str] = {
         "refuse_missing refuse_in_use runtime_dir_of_missing"
     ),
     "beluga.rpc": (
-        "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure Followed HandlerInfo Handlers "
+        "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure HandlerInfo Handlers "
         "KINDS LeaseKeeper LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report "
-        "ReportTotals "
-        "SECONDS SILENT_S Server ServerStat TAKEN CallTrace TracedCall load_handlers method_names "
-        "nanoseconds read_trace stand_by"
+        "ReportTotals SECONDS SILENT_S Server ServerStat TAKEN TakeoverCause CallTrace TracedCall "
+        "load_handlers method_names nanoseconds read_trace stand_by"
     ),
     "beluga.index": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork "

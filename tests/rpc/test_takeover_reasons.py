@@ -27,28 +27,28 @@ TURN_S = 60.0
 
 def reason(server: Server) -> str:
     """Return the reason, after a check that all places show the same one."""
-    followed = server.stat().followed
+    takeover = server.stat().takeover
     trace = read_trace(server.pool.runtime_dir)
-    assert trace.followed == followed
-    assert str(followed) in _headline(trace)
-    return followed.reason
+    assert trace.takeover == takeover
+    assert str(takeover) in _headline(trace)
+    return takeover.reason
 
 
 def test_the_first_server_has_no_predecessor_and_the_next_a_stopped_one(pool: Pool) -> None:
     first = Server(pool)
-    assert first.stat().followed.reason == "none"
+    assert first.stat().takeover.reason == "none"
     with first:
         assert reason(first) == "first"
     with Server(pool) as second:
         assert reason(second) == "stopped"
-        assert second.stat().followed.epoch == 1
+        assert second.stat().takeover.epoch == 1
 
 
 def test_server_follows_one_that_was_killed(pool: Pool, paths: list[Path]) -> None:
     Process("serve_index", paths).kill()
     with Server(pool) as server:
         assert reason(server) == "gone"
-        assert str(server.stat().followed) == (
+        assert str(server.stat().takeover) == (
             "the server of epoch 1 on host 0 ended without stopping cleanly"
         )
 
@@ -61,7 +61,7 @@ def test_a_standby_replaces_a_live_server_that_is_stalled(pool: Pool, paths: lis
             pass
         with standby:
             assert reason(standby) == "stuck"
-            assert standby.stat().followed.silent_s > 15 * 0.05
+            assert standby.stat().takeover.silent_s > 15 * 0.05
         first.kill()
 
 
@@ -89,8 +89,8 @@ def test_standby_follows_a_silent_host(pool: Pool, tmp_path: Path) -> None:
         pass
     with standby:
         assert reason(standby) == "silent"
-        assert standby.stat().followed.silent_s > 0.1
-        assert "host 7 stood still for" in str(standby.stat().followed)
+        assert standby.stat().takeover.silent_s > 0.1
+        assert "host 7 stood still for" in str(standby.stat().takeover)
 
 
 def test_server_follows_one_that_was_declared_gone(pool: Pool) -> None:

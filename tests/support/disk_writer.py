@@ -45,7 +45,7 @@ def main() -> None:
             if start // BATCH % 3 == 0:
                 removed = done[:2]
                 os.write(1, ("".join(f"~{n} " for n in removed) + "\n").encode())
-                if removed and tier.forget(keys_of(removed)).all():
+                if removed and tier.remove_durably(keys_of(removed)).all():
                     os.write(1, ("".join(f"-{n} " for n in removed) + "\n").encode())
 
     threads = [threading.Thread(target=work) for _ in range(3)]

@@ -96,9 +96,9 @@ def test_a_removal_that_a_failed_sync_has_lost_is_written_again(tmp_path: Path) 
     tier = DiskTier(tmp_path / "disk", SIZE, io=make)
     assert tier.save(records_of(range(2), LENGTH), payload_of(range(2), LENGTH)).all()
     engines[0].sync_error = errno.EIO
-    assert not tier.forget(keys_of([0])).any()
+    assert not tier.remove_durably(keys_of([0])).any()
     engines[0].sync_error = 0
-    assert tier.forget(keys_of([0])).all()
+    assert tier.remove_durably(keys_of([0])).all()
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE)
     assert tier.contains(keys_of(range(2))).tolist() == [False, True]
@@ -109,9 +109,9 @@ def test_nothing_is_removed_for_good_from_a_file_that_is_away(disk: FaultyDisk) 
     assert all(disk.save(range(2)))
     blocks, away = disk.path / "blocks", disk.path / "away"
     blocks.rename(away)
-    assert not disk.tier.forget(keys_of([0])).any()
+    assert not disk.tier.remove_durably(keys_of([0])).any()
     away.rename(blocks)
-    assert disk.tier.forget(keys_of([0])).all()
+    assert disk.tier.remove_durably(keys_of([0])).all()
     disk.tier.close()
     disk.open()
     assert disk.load(range(2)) == [False, True]

@@ -123,14 +123,14 @@ def test_a_tier_that_is_not_open_has_nothing_and_takes_nothing_until_it_is(
     assert tier.contains(keys).all()  # the disk may have them
     assert tier.keys() is None
     assert tier.remove(keys[:1]) == 0
-    assert tier.forget(keys[:1]).tolist() == [False]  # the caller has to try again
+    assert tier.remove_durably(keys[:1]).tolist() == [False]  # the caller has to try again
     tier.close()
     assert not [labels for labels in _breakers() if labels[0][1] in ("disk:/a", "disk:/b")]
 
     inner.blocks.update({(1, 2): b"removed", (3, 4): b"kept"})  # type: ignore[dict-item]
     error = None
     assert tier.open()
-    assert tier.forget(keys[:1]).tolist() == [True]
+    assert tier.remove_durably(keys[:1]).tolist() == [True]
     assert list(inner.blocks) == [(3, 4)]
     assert tier.contains(keys).tolist() == [False, True]
     kept = tier.keys()

@@ -53,7 +53,7 @@ def test_passwords_and_options_are_not_in_the_name(redis: None, obstore: None) -
         ("", "has no supported scheme"),
         ("cache:6379", "has no supported scheme"),
         ("http://cache/", "that begins with s3://"),
-        ("redis://cache:notaport/0", "URL is invalid"),
+        ("redis://cache:notaport/0", "has an invalid host or port"),
         ("redis://cache:6379/0?no_such_option=1", "redis rejects"),
         ("redis://cache:6379/0?socket_timeout=x", "redis rejects"),
         ("s3://bucket?no_such_option=1", "no_such_option"),

@@ -402,7 +402,7 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> None:
-    """A confirmed ``forget`` survives a power cut at any point."""
+    """A confirmed ``remove_durably`` survives a power cut at any point."""
     from support.disk_faults import PowerCut
 
     def make(fd: int, depth: int) -> VolatileEngine:
@@ -414,7 +414,7 @@ def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> 
         for first in range(0, 60, 4):
             numbers = range(first, first + 4)
             tier.save(records_of(numbers, 9000), payload_of(numbers, 9000))
-            if tier.forget(keys_of(numbers[:2])).all():
+            if tier.remove_durably(keys_of(numbers[:2])).all():
                 gone += numbers[:2]
     except PowerCut:
         pass

@@ -54,7 +54,7 @@ class AskedTier(MemoryTier):
     def __init__(self, name: str, *, remote: bool) -> None:
         super().__init__(name, remote=remote)
         self.asked: list[NDArray[np.uint64]] = []
-        self.forgets = 0
+        self.removals = 0
         self.stubborn = False
         self.unable: Exception | None = None
 
@@ -62,8 +62,8 @@ class AskedTier(MemoryTier):
         self.asked.append(keys)
         return super().load(keys)
 
-    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        self.forgets += 1
+    def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        self.removals += 1
         if self.unable is not None:
             raise self.unable
         if not self.stubborn:
@@ -72,7 +72,7 @@ class AskedTier(MemoryTier):
 
 
 class OldTier(MemoryTier):
-    """A tier of a program without ``forget``, which removes and replaces nothing."""
+    """A tier of a program without ``remove_durably``, which removes and replaces nothing."""
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         return 0
@@ -351,9 +351,9 @@ def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Pat
         assert eventually(lambda: store.waiting > waited)  # the save
         assert eventually(lambda: stat().removal_failed == 0)  # the removal comes after it
         store.stubborn = False
-        forgets = store.forgets
+        removals = store.removals
         store.open.set()
-        assert eventually(lambda: store.forgets > forgets)
+        assert eventually(lambda: store.removals > removals)
         ((_, saved),) = store.blocks.values()
         assert saved == contents(range(1, 2)).tobytes()
         assert eventually(lambda: stat().removal_count == 0)

@@ -102,9 +102,12 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._reader.connection.settle()
         self._writer.connection.settle()
 
-    def carried(self) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted, by class, with the waiting times."""
-        read, written = self._reader.connection.carried(), self._writer.connection.carried()
+        read, written = (
+            self._reader.connection.transfer_stats(),
+            self._writer.connection.transfer_stats(),
+        )
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def get_store_event_fd(self) -> int:

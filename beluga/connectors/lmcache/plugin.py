@@ -97,9 +97,9 @@ class BelugaBackend(StoragePluginInterface):
         """Whether the pool is available now. This may change at any time."""
         return self._reader.attached and self._writer.connection.attached
 
-    def carried(self) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return the admissions of the host's link, by class, with their waiting times."""
-        read, written = self._reader.carried(), self._writer.connection.carried()
+        read, written = self._reader.transfer_stats(), self._writer.connection.transfer_stats()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def contains(self, key: Any, pin: bool = False) -> bool:

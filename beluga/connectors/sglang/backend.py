@@ -72,9 +72,9 @@ class BelugaHiCache(HiCacheStorage):
         """The number of failed calls, which counted as misses."""
         return self._pages.failure_count
 
-    def carried(self) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return the admissions of the host's link, by class, with their waiting times."""
-        return self._pages.carried()
+        return self._pages.transfer_stats()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Register SGLang's host pool, which determines the layout of pages. Until a thread has

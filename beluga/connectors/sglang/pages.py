@@ -199,9 +199,9 @@ class Pages:
         """The number of failed calls, which counted as misses."""
         return self._reader.failure_count + self._writer.failure_count
 
-    def carried(self) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return the admissions of the host's link, by class, with their waiting times."""
-        read, written = self._reader.carried(), self._writer.carried()
+        read, written = self._reader.transfer_stats(), self._writer.transfer_stats()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def register(self, namespace: Namespace, *, page_tokens: int = 0) -> None:

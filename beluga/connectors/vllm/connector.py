@@ -200,8 +200,8 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Process the workers' report after the step."""
-        carried = connector_output.kv_connector_worker_meta
-        report = carried.report if carried is not None else None
+        metadata = connector_output.kv_connector_worker_meta
+        report = metadata.report if metadata is not None else None
         self._schedule.reported(report, connector_output.invalid_block_ids)
         if report is not None:
             self._met |= report.ranks

@@ -93,7 +93,7 @@ class LinkFigures:
 
     def add(self) -> None:
         """Add the difference since the last call."""
-        now = self._connection.carried()
+        now = self._connection.transfer_stats()
         for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
             new, old = now[kind], self._before[kind]
             if new.pieces == old.pieces and new.unthrottled == old.unthrottled:

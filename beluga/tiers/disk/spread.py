@@ -104,7 +104,7 @@ class SpreadTier:
         """Remove blocks. Returns how many there were."""
         return sum(count for count, _ in _results([tier.removing(keys) for tier in self.tiers]))
 
-    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Remove blocks durably. Returns which keys have no block left: all of them, or none if one
         of the disks fails.
         """

@@ -159,7 +159,7 @@ class DiskTier:
         """Remove blocks. Returns how many there were."""
         return self.removing(keys).result()[0]
 
-    def forget(self, keys: Keys) -> NDArray[np.bool_]:
+    def remove_durably(self, keys: Keys) -> NDArray[np.bool_]:
         """Remove blocks durably. Returns which keys have no block left: all of them, or none if the
         disk fails. In that case no load returns them, but a restart may find them. So may one after
         the file was replaced while it was in use, because the former one may come back (a file

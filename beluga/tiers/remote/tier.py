@@ -174,7 +174,7 @@ class RemoteTier:
         answers = self._ask_all("remove", self._store.delete, names, until, urgent=True)
         return sum(removed or 0 for _, removed in answers)
 
-    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Remove blocks durably. Returns which keys have no block left, according to the store's
         reply after the deletion.
         """

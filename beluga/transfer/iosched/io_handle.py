@@ -175,12 +175,12 @@ class IoHandle:
                 lib.bl_io_queue_release(handle, request)
         self._requests.discard(request)
 
-    def carried(self, kind: TransferClass) -> TransferStats:
+    def transfer_stats(self, kind: TransferClass) -> TransferStats:
         """Return the statistics of this handle so far."""
         found = ffi.new("bl_transfer_stats *")
         with self._lock:
             if self._handle:
-                lib.bl_io_queue_carried(self._handle, kind, found)
+                lib.bl_io_queue_transfer_stats(self._handle, kind, found)
         names = (field.name for field in dataclasses.fields(TransferStats))
         return TransferStats(*(int(getattr(found, name)) for name in names))
 

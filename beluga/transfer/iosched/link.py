@@ -152,14 +152,14 @@ class Link:
         """
         assert self.pool is not None  # noqa: S101  otherwise there are no devices
         geometry = self.pool.geometry
-        offsets = plan.carried["offset"].astype(np.int64)
-        row, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
+        offsets = plan.link_ranges["offset"].astype(np.int64)
+        row, at, end = cut_at(offsets, offsets + plan.link_ranges["length"], STRIPE_SIZE)
         stripes = at // STRIPE_SIZE
         if geometry.interleaved:  # as in csrc/format/interleave.h
             device = stripes % geometry.device_count
         else:
             device = stripes // (geometry.device_size // STRIPE_SIZE - 1)
-        whole = plan.carried is plan.chunks
+        whole = plan.link_ranges is plan.chunks
         chunk = row if whole else plan.pieces["chunk"].astype(np.int64)[row] - plan.chunk_base
         shape = len(ends), len(self.devices)
         place = np.searchsorted(ends, chunk, side="right") * shape[1] + device

@@ -60,7 +60,7 @@ class Plan:
         return self._size
 
     @property
-    def carried(self) -> NDArray[np.void]:
+    def link_ranges(self) -> NDArray[np.void]:
         """The ranges of the pool that cross the link: the pieces, or whole chunks if rows have
         checksums to compare. The type is PIECE or CHUNK, with ``offset`` and ``length`` in bytes.
         """
@@ -140,10 +140,10 @@ class Plan:
     def ranges(self, size: int) -> tuple[list[int], list[int]]:
         """Divide the chunks into ranges of at most ``size`` bytes on the link, or one chunk if it
         has more. Return the end and the bytes of each range."""
-        carried = self.carried["length"].astype(np.int64)
-        if len(carried) and self.carried is self.pieces:
-            carried = np.add.reduceat(carried, self._firsts())
-        ends = np.cumsum(carried)
+        lengths = self.link_ranges["length"].astype(np.int64)
+        if len(lengths) and self.link_ranges is self.pieces:
+            lengths = np.add.reduceat(lengths, self._firsts())
+        ends = np.cumsum(lengths)
         found: list[int] = []
         start, before = 0, 0
         while start < len(self.chunks):

@@ -385,14 +385,14 @@ class Selection:
         if self._handle is not None:
             self._handle.watch()
 
-    def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
+    def transfer_stats(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Return the statistics of the link's admissions so far, by class.
 
         With ``own``, a handle that the caller passed to the cache is excluded.
         """
         handle = self._own_handle if own else self._handle
         return {
-            kind: TransferStats() if handle is None else handle.carried(kind)
+            kind: TransferStats() if handle is None else handle.transfer_stats(kind)
             for kind in TransferClass
         }
 

@@ -179,7 +179,7 @@ def test_written_blocks_can_be_read_back(handle: IoHandle, pool: Pool) -> None:
     assert (source.memory == target.memory).all()
     assert handle.link.bytes_of(TransferClass.OFFLOAD) == (0, 6 * BLOCK)
     assert handle.link.bytes_of(TransferClass.ONBOARD) == (6 * BLOCK, 0)
-    carried = handle.carried(TransferClass.ONBOARD)
+    carried = handle.transfer_stats(TransferClass.ONBOARD)
     assert carried.pieces == 6 * BLOCK // PIECE
     assert carried.bytes == 6 * BLOCK
     assert 0 <= carried.longest_ns <= carried.waited_ns
@@ -347,7 +347,7 @@ def test_transfers_end_in_the_order_in_which_they_were_started(
     transfers[-1].wait(WAIT_S)
     assert all(transfer.done() for transfer in transfers)
     assert idle(handle)
-    assert handle.carried(TransferClass.OFFLOAD).unthrottled == 0
+    assert handle.transfer_stats(TransferClass.OFFLOAD).unthrottled == 0
 
 
 def test_a_stopped_handle_ends_a_transfer_between_pieces(handle: IoHandle, pool: Pool) -> None:

@@ -51,7 +51,7 @@ def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> 
     engine.piece_size = FAST.piece_size  # type: ignore[attr-defined]
     handle = IoHandle(link)
     ScheduledEngine(engine, handle).scatter_read(plan).wait(WAIT_S)
-    carried = handle.carried(TransferClass.ONBOARD)
+    carried = handle.transfer_stats(TransferClass.ONBOARD)
     handle.close()
     assert (rows == whole.reshape(COUNT, CHUNK_SIZE)[:, :ROW]).all()
     assert (carried.pieces, carried.bytes) == (SIZE // FAST.piece_size, SIZE)
