@@ -447,6 +447,7 @@ class _Format:
     keys: frozenset[str]  # of which any identifies the format
     what: str  # an item, for errors
     of_text: bool = False
+    columns: tuple[str, ...] = ()  # of CSV, which identify the format in upper or lower case, too
 
 
 _FORMATS = {
@@ -460,8 +461,8 @@ _FORMATS = {
     "vllm": _Format(
         _vllm, frozenset({"input_tok_ids", "prompt"}), "an item is an object with a prompt", True
     ),
-    "azure": _Format(_azure, frozenset(_AZURE_COLUMNS), ""),
-    "burstgpt": _Format(_burstgpt, frozenset(_BURST_COLUMNS[1:]), ""),
+    "azure": _Format(_azure, frozenset(_AZURE_COLUMNS), "", columns=_AZURE_COLUMNS[1:]),
+    "burstgpt": _Format(_burstgpt, frozenset(_BURST_COLUMNS[1:]), "", columns=_BURST_COLUMNS[1:]),
     "mooncake": _Format(
         _mooncake,
         frozenset({"hash_ids", "input_length", "timestamp"}),
@@ -585,8 +586,9 @@ def _guess(path: Path) -> str:
     if path.is_dir():
         return "weka"
     keys = set(head_keys(path))
+    plain = {key.lower() for key in keys}
     for name, form in _FORMATS.items():
-        if form.keys & keys:
+        if form.keys & keys or {key.lower() for key in form.columns} & plain:
             return name
     raise TraceError(
         f"{path} holds no requests in a format that can be recognized; specify it with --format "

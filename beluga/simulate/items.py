@@ -108,16 +108,17 @@ def whole_json(path: Path) -> object:
 
 
 def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Item]:
-    """Yield the rows of a file with at least these columns, as dictionaries of them.
+    """Yield the rows of a file with at least these columns, in upper or lower case, as dictionaries
+    of them.
 
     Raises TraceError if there are no such columns.
     """
     lines = iter(_lines(path))
     _, header = next(lines, ("", ""))
-    found = _columns(header)
-    if missing := [name for name in columns if name not in found]:
+    found = [name.lower() for name in _columns(header)]
+    if missing := [name for name in columns if name.lower() not in found]:
         raise TraceError(f"{path}:1: no columns {', '.join(missing)}")
-    at = [(name, found.index(name)) for name in columns]
+    at = [(name, found.index(name.lower())) for name in columns]
     delimiter = _delimiter(header)
     for place, line in lines:
         if line.isspace():

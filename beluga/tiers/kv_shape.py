@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _DTYPES = {
     "float8_e5m2": "FP8",
 }
 _CONFIG_MAX = 16 << 20  # bytes
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv")
+_OF_KV_HEADS = re.compile(r"kv_?heads|key_value_heads|kv_n_heads|head_kv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def _quantized(config: dict[str, Any], file: Path) -> str | None:
         if isinstance(config.get(name), dict):
             found.update(config[name])
     for name, value in found.items():
-        if "kv_cache" not in name or value in (None, {}, "", "auto"):
+        if "kv_cache" not in name or not value or value == "auto":
             continue
         kind = _kv_type(value)
         if kind is None:
@@ -173,9 +176,13 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
         rope = _number(config, file, "qk_rope_head_dim", default=0)
         return KvShape(layers, kind, latent_dim=rank + rope, **more)
     heads = _number(config, file, "num_attention_heads", "n_head")
-    kv_heads = _number(
-        config, file, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=heads
-    )
+    other = [name for name in config if _OF_KV_HEADS.search(name) and name not in _KV_HEADS]
+    if other and config[other[0]]:
+        raise TierError(
+            f"{other[0]} means numbers of KV heads that beluga cannot size; give the numbers by "
+            "options"
+        )
+    kv_heads = _number(config, file, *_KV_HEADS, default=heads)
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv_heads = 1
     size = _number(config, file, "head_dim", "attention_head_dim", "kv_channels", default=0)

@@ -35,6 +35,7 @@ _KINDS = {
     "mlp": _NOTHING,
     "moe": _NOTHING,
 }
+_MINIMAX = {"0", "1"}
 _NEMOTRON = {"*": _FULL, "M": _STATE, "-": _NOTHING, "E": _NOTHING}
 # Fields of models whose KV is not supported, and their meaning.
 _UNKNOWN = {
@@ -48,6 +49,8 @@ _UNKNOWN = {
     "swa_head_dim": "heads of two sizes",
     "attention_k_eq_v": "keys that are the values",
     "compress_ratios": "KV that is compressed along the tokens",
+    "use_cla": "layers that share KV",
+    "cla_share_factor": "layers that share KV",
 }
 _STATEFUL = ("mamba", "rwkv", "ssm", "xlstm", "recurrent")  # in names of fields, or of the model
 
@@ -64,6 +67,11 @@ class Layers:
 
 def read_layers(config: Mapping[str, Any], count: int) -> Layers:
     """Return what ``count`` layers keep. Raises TierError with the name of an unsupported field."""
+    if str(config.get("model_type")).startswith("longcat") and not config.get("num_hidden_layers"):
+        raise TierError(
+            "num_layers of a longcat model counts pairs of layers; add num_hidden_layers, which is "
+            "twice as much"
+        )
     for name, what in _UNKNOWN.items():
         if config.get(name):
             raise TierError(
@@ -91,6 +99,14 @@ def _kinds(config: Mapping[str, Any], count: int) -> list[str]:
             return _listed(name, config[name], count)
     if pattern := config.get("hybrid_override_pattern"):
         return [_kind("hybrid_override_pattern", one, _NEMOTRON) for one in str(pattern)]
+    if kinds := config.get("attn_type_list"):  # minimax: 0 is linear attention, 1 is full
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != count
+            or not {*map(repr, kinds)} <= _MINIMAX
+        ):
+            raise TierError(f"attn_type_list is not a list of 0 or 1 for each of {count} layers")
+        return [_FULL if kind else _STATE for kind in kinds]
     full = _full_layers(config, count)
     if full is not None:
         return [_FULL if at in full else _STATE for at in range(count)]

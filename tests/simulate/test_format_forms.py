@@ -154,8 +154,10 @@ def test_columns_are_found_by_name_in_any_order_and_with_any_delimiter(
         ["3", "10", "2024-05-10 00:00:00", "374.0"],
         ["", "1", "2024-05-10 00:00:01", "5"],
     ]
-    trace = load_trace(written(tmp_path, "\n".join(delimiter.join(row) for row in rows)))
-    assert (trace.input_tokens, trace.output_tokens) == ([374, 5], [10, 1])
+    for change in (str, str.lower, str.upper):
+        named = [[change(name) for name in rows[0]], *rows[1:]]
+        trace = load_trace(written(tmp_path, "\n".join(delimiter.join(row) for row in named)))
+        assert (trace.input_tokens, trace.output_tokens) == ([374, 5], [10, 1])
 
 
 @pytest.mark.parametrize(

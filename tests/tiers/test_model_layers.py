@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "qwen3-next": ({"full_attention_interval": 4}, 8, 0, 0, 24),
     "nemotron-h": ({"hybrid_override_pattern": "M-M*" * 8, "ssm_state_size": 128}, 8, 0, 0, 16),
     "kimi": ({"linear_attn_config": {"full_attn_layers": [4, 8]}}, 2, 0, 0, 30),
+    "minimax": ({"attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 4}, 4, 0, 0, 28),
     "falcon-h1": ({"model_type": "falcon_h1", "mamba_d_ssm": 3072}, 32, 0, 0, 32),
 }  # fmt: skip
 
@@ -105,6 +106,17 @@ def test_layers_with_windows_and_states_do_not_count_as_growing(tmp_path: Path, 
         ({"quantization_config": {"kv_cache_scheme": {"num_bits": 4}}}, "kv_cache_scheme"),
         ({"quantization_config": {"kv_cache_quant_algo": "NVFP4"}}, "kv_cache_quant_algo"),
         ({"num_key_value_heads": [8] * 32}, "num_key_value_heads"),
+        ({"num_key_value_heads_per_layer": [4] * 32}, "num_key_value_heads_per_layer"),  # DeciLM
+        ({"num_key_value_heads": None, "kv_n_heads": 4}, "kv_n_heads"),
+        ({"use_cla": True, "cla_share_factor": 2}, "use_cla"),  # Hunyuan
+        ({"attn_type_list": [0, 1]}, "attn_type_list is not a list"),
+        ({"attn_type_list": [0, 2] * 16}, "attn_type_list is not a list"),
+        ({"attn_type_list": [False, True] * 16}, "attn_type_list is not a list"),
+        ({"attn_type_list": "01"}, "attn_type_list is not a list"),
+        (
+            {"model_type": "longcat_flash", "num_hidden_layers": None, "num_layers": 28},
+            "num_layers of a longcat model",
+        ),
     ],
     ids=str,
 )
@@ -127,6 +139,7 @@ def test_unsupported_fields_are_rejected_by_name(
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "BF16"),  # only the weights
         ({"quant_method": "awq", "bits": 4}, "BF16"),
         ({"kv_cache_scheme": None}, "BF16"),
+        ({"kv_cache_group": [], "kv_cache_post_rope": False, "kv_cache_quant_config": {}}, "BF16"),
     ],
     ids=str,
 )
@@ -149,6 +162,11 @@ def test_a_model_with_images_has_its_text_in_a_part(tmp_path: Path) -> None:
     ):
         (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **outer}))
         assert read_model(tmp_path).layers == 16
+
+
+def test_falcons_kv_heads_have_a_name_of_their_own(tmp_path: Path) -> None:
+    found = shape(tmp_path, num_key_value_heads=None, n_head_kv=4)
+    assert found.kv_heads == 4
 
 
 def test_mla_keeps_one_vector_in_growing_layers(tmp_path: Path) -> None:
