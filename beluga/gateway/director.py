@@ -182,6 +182,7 @@ class Director:
                 attempt,
                 overlap=self._cache.longest(query),
                 patience_s=self._patience(parsed.model),
+                client=client,
             )
         self.metrics.routed(parsed, query, placed.choice, placed.engine, decided - arrived)
         return placed

@@ -7,6 +7,9 @@ The next request in a line, by the chosen order, is tried whenever a request has
 has come up or cooled down. No later request of its line overtakes it. So a request that many
 workers can take does not block one that few can take. The line that was served least recently goes
 first.
+
+The number of waiting requests is limited. At the limit, the newest request of the client that has
+the most is refused for one of a client that has fewer, so no client can fill the queue alone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -30,6 +34,8 @@ class _Waiter(Generic[PlacedT]):
     arrived: float  # time.monotonic()
     attempt: Callable[[], PlacedT | None]
     placed: asyncio.Future[PlacedT]
+    line: RouterQueue[_Waiter[PlacedT]]
+    client: str
 
 
 class WaitQueue(Generic[PlacedT]):
@@ -46,6 +52,7 @@ class WaitQueue(Generic[PlacedT]):
         self._order = order
         self._give_back = give_back
         self._lines: dict[Hashable, RouterQueue[_Waiter[PlacedT]]] = {}
+        self._waiters: dict[_Waiter[PlacedT], None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -55,7 +62,7 @@ class WaitQueue(Generic[PlacedT]):
         """Return whether a request waits in a line."""
         return bool(self._lines.get(line))
 
-    async def wait(
+    async def wait(  # noqa: PLR0913  all but the first three named
         self,
         name: Hashable,
         query: Query,
@@ -63,19 +70,22 @@ class WaitQueue(Generic[PlacedT]):
         *,
         overlap: int,
         patience_s: float,
+        client: str = "",
     ) -> PlacedT:
         """Wait in a line until ``attempt`` returns a result, and return it. ``overlap`` is the
-        number of the request's blocks that a worker holds.
+        number of the request's blocks that a worker holds, and ``client`` is its sender.
 
         Raises the errors of ``attempt``, and Refusal if the wait is too long or too many requests
         wait.
         """
-        if len(self) >= self._queued_max:
-            text = f"every worker is busy, and {self._queued_max} requests are waiting already"
-            raise Refusal(503, text, retry_after_s=1)
+        if len(self) >= self._queued_max and not self._displace(client):
+            raise self._full()
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(query, overlap, time.monotonic(), attempt, loop.create_future())
         line = self._lines.setdefault(name, RouterQueue(self._order))
+        waiter = _Waiter(
+            *(query, overlap, time.monotonic(), attempt, loop.create_future(), line, client)
+        )
+        self._waiters[waiter] = None
         _push(line, waiter)
         timer = loop.call_later(patience_s, _give_up, waiter, patience_s)
         try:
@@ -87,10 +97,29 @@ class WaitQueue(Generic[PlacedT]):
             raise
         finally:
             timer.cancel()
+            del self._waiters[waiter]
             line.discard(waiter)
             if not line and self._lines.get(name) is line:
                 del self._lines[name]
         return placed
+
+    def _full(self) -> Refusal:
+        text = f"every worker is busy, and {self._queued_max} requests are waiting already"
+        return Refusal(503, text, retry_after_s=1)
+
+    def _displace(self, client: str) -> bool:
+        """Refuse the newest request of the client that has the most, if this client then still has
+        no more than that one. Returns whether there is room now.
+        """
+        waiting = [waiter for waiter in self._waiters if not waiter.placed.done()]
+        counts = Counter(waiter.client for waiter in waiting)
+        if not waiting or max(counts.values()) <= counts[client] + 1:
+            return False
+        (most, _), *_ = counts.most_common(1)
+        newest = next(waiter for waiter in reversed(waiting) if waiter.client == most)
+        newest.line.discard(newest)
+        newest.placed.set_exception(self._full())
+        return True
 
     def look(self) -> None:
         """Try the next requests after a change."""

@@ -651,11 +651,18 @@ class Waiting:
 
         return attempt
 
-    async def enter(self, number: int, *, patience_s: float = 60.0) -> asyncio.Task[int]:
+    async def enter(
+        self, number: int, *, patience_s: float = 60.0, client: str = "", line: str = "m"
+    ) -> asyncio.Task[int]:
         """Add a request that waits."""
         task = asyncio.ensure_future(
             self.wait_queue.wait(
-                "m", Query(16, 16), self.attempt(number), overlap=0, patience_s=patience_s
+                line,
+                Query(16, 16),
+                self.attempt(number),
+                overlap=0,
+                patience_s=patience_s,
+                client=client,
             )
         )
         await asyncio.sleep(0)
@@ -687,6 +694,32 @@ def test_a_request_beyond_the_queue_limit_is_rejected() -> None:
             await (await waiting.enter(2))
         assert refused.value.response().headers["Retry-After"] == "1"
         one.cancel()
+
+    run(scenario)
+
+
+def test_no_client_fills_the_queue_alone() -> None:
+    """The newest requests of the client with the most are refused, and those of a client that has
+    as many are not.
+    """
+
+    async def scenario() -> None:
+        waiting = Waiting(queued_max=6)
+        flood = [await waiting.enter(n, client="a", line=f"m{n % 2}") for n in range(6)]
+        others = [await waiting.enter(10 + n, client="b") for n in range(3)]
+        third = await waiting.enter(20, client="c")
+        assert len(waiting.wait_queue) == 6
+        for refused in flood[2:]:
+            with pytest.raises(Refusal, match="6 requests are waiting already"):
+                await refused
+        for client in ("a", "b"):
+            with pytest.raises(Refusal, match="6 requests are waiting already"):
+                await (await waiting.enter(30, client=client))
+        waiting.let_in = {0, 1, 10, 11, 12, 20}
+        waiting.wait_queue.look()
+        assert [await task for task in (*flood[:2], *others, third)] == [0, 1, 10, 11, 12, 20]
+        assert len(waiting.wait_queue) == 0
+        assert not any(waiting.wait_queue.waiting(line) for line in ("m", "m0", "m1"))
 
     run(scenario)
 
