@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _BACK_OFF_S = 1.0  # the pause after a failure
 _DEQUEUE_S = 5.0
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
+# A request that is invalid, or nested too deeply, in a part that no router has decoded.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _SHOWN_SIZE = 200  # bytes of an engine's error
 _BUSY = (429, 502, 503, 504)  # statuses of an engine, or a proxy before it, that affect every task
 
@@ -62,12 +64,15 @@ def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
     else:
         try:
             body = msgspec.json.decode(task.body, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise WorkerError(f"request {task.request_id} is not a JSON object: {error}") from error
     for name in _DROPPED:
         body.pop(name, None)
     body |= {"max_tokens": 1, "n": 1, "stream": False}
-    return task.path, msgspec.json.encode(body)
+    try:
+        return task.path, msgspec.json.encode(body)
+    except _UNREADABLE as error:
+        raise WorkerError(f"request {task.request_id} cannot be sent: {error}") from error
 
 
 class _TaskFailedError(WorkerError):
@@ -123,6 +128,9 @@ class PrefillWorker:
                     await self._pause()
             except QueueError as error:
                 logger.warning("%s", error)
+                await self._pause()
+            except Exception:  # of one task, whose claim expires; at its limit it is dropped
+                logger.exception("a prefill has failed")
                 await self._pause()
 
     async def _pause(self) -> None:

@@ -129,6 +129,51 @@ def test_a_task_is_delivered_a_bounded_number_of_times(before: int, counted: str
     asyncio.run(play())
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b'{"prompt": ' + b"[" * 100_000, b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}'),
+        *(b"[" * 100_000, b'{"a":' * 100_000, b"", b"\xff", b'{"seed": ' + b"9" * 5000 + b"}"),
+        *(b'{"prompt": %s1%s}' % (b"[" * depth, b"]" * depth) for depth in range(300, 1000, 7)),
+    ],
+    ids=lambda body: f"{body[:12]!r} {len(body)}",
+)
+def test_a_body_that_cannot_be_read_stops_no_worker(body: bytes) -> None:
+    """It would be delivered to the next worker, and to the one after it."""
+
+    async def play() -> None:
+        async with FakeEngine().serving() as engine:
+            bad = task("bad", tokens=None, body=body)
+            stat, queue = await worked(engine, (bad, 0), (task("good"), 0), until=2, concurrency=1)
+            assert queue.acked == ["bad", "good"]
+            assert stat.refused + stat.done == 2
+
+    asyncio.run(play())
+
+
+def test_a_task_that_fails_in_an_unknown_way_stops_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        paused(monkeypatch)
+        prefill = PrefillWorker._prefill
+
+        async def failing(self: PrefillWorker, session: Any, one: PrefillTask) -> str | None:
+            if one.request_id == "bad":
+                raise KeyError("a defect")
+            return await prefill(self, session, one)
+
+        monkeypatch.setattr(PrefillWorker, "_prefill", failing)
+        async with FakeEngine().serving() as engine:
+            tasks = (task("bad"), 0), (task("good"), 0)
+            stat, queue = await worked(engine, *tasks, until=1, concurrency=1)
+            assert stat == WorkerStat(done=1)
+            assert queue.acked == ["good"]
+
+    asyncio.run(play())
+    assert "a prefill has failed" in caplog.text
+
+
 def test_an_unreachable_engine_returns_the_task() -> None:
     async def play() -> None:
         engine = FakeEngine()

@@ -18,6 +18,7 @@ from fake_engine import FakeEngine
 from routed import routed, run, until
 
 from beluga.errors import BelugaError, RouterError
+from beluga.gateway import acceptor as acceptor_module
 from beluga.gateway.engine import Health
 from beluga.gateway.health import ANSWER_MAX
 from beluga.gateway.parsed_request import parse_request
@@ -192,3 +193,47 @@ def test_no_error_of_a_stores_endpoint_has_its_password() -> None:
     with pytest.raises(ValueError, match="its endpoint is 'ftp://host'") as error:
         store_options(url)
     assert WORD not in str(error.value)
+
+
+HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: "
+
+
+def test_a_client_that_lags_too_long_is_disconnected_though_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(acceptor_module, "PATIENCE_S", 0.5)
+
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            for address in (site.service.address, site.service.admin_address):
+                for sent in (b"", HALF_A_HEAD):
+                    reader, writer = await asyncio.open_connection(*address)
+                    writer.write(sent)
+                    assert await reader.read() == b""
+                    writer.close()
+
+    run(scenario)
+
+
+def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections with much are closed; those with as much as usual may go on."""
+    monkeypatch.setattr(acceptor_module, "HEADS_SIZE_MAX", 100_000)
+
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            usual_reader, usual = await asyncio.open_connection(*site.service.address)
+            usual.write(HALF_A_HEAD + b"a" * 4000)
+            peers = []
+            for _ in range(10):
+                peers.append(await asyncio.open_connection(*site.service.address))
+                peers[-1][1].write(HALF_A_HEAD + b"a" * 30_000)
+            ended = [asyncio.ensure_future(reader.read()) for reader, _ in peers]
+            await until(lambda: sum(task.done() for task in ended) >= 7)
+            usual.write(b"\r\n\r\n")
+            assert b" 200 " in await usual_reader.readline()
+            for task, (_, writer) in zip(ended, peers, strict=True):
+                task.cancel()
+                writer.close()
+            usual.close()
+
+    run(scenario)

@@ -24,7 +24,12 @@ CHUNKED = (
 )
 
 
-def test_input_behind_a_running_request_is_bounded(served: Site) -> None:
+BEHIND = b"GET /v1/x HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE_HEAD = BEHIND + b"".join(b"X-%d: %s\r\n" % (n, b"y" * 60_000) for n in range(15)) + b"\r\n"
+
+
+@pytest.mark.parametrize("sent", [BEHIND + MANY_HEADERS, WHOLE_HEAD * 13], ids=["one", "many"])
+def test_input_behind_a_running_request_is_bounded(served: Site, sent: bytes) -> None:
     """Each connection has a response that does not end, and sends 12 MiB of further heads."""
     served.engine.chunks = 1 << 20
     clients = served.http["clients"]
@@ -36,7 +41,7 @@ def test_input_behind_a_running_request_is_bounded(served: Site) -> None:
             assert status_of(peer.recv(4096)) == 200
             peer.settimeout(2)  # it is no longer read, or it is ended
             with suppress(OSError):
-                peer.sendall(b"GET /v1/x HTTP/1.1\r\nHost: localhost\r\n" + MANY_HEADERS)
+                peer.sendall(sent)
         assert clients.ask("GET", "/health")[0] == 200
         assert clients.rss() - before < 100 * MIB
 
