@@ -84,7 +84,7 @@ def decode_task(data: bytes | memoryview) -> PrefillTask:
     """
     try:
         task = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(
             f"not a prefill task: {error}; does another program use the queue?"
         ) from error

@@ -37,6 +37,10 @@ from beluga.router import Decision
 log = logging.getLogger(__name__)
 
 
+# Of a body; the second and the third are of JSON that is nested too deeply, or not UTF-8.
+_REFUSED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RouterError)
+
+
 class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     models: list[str] = []
@@ -75,7 +79,7 @@ class AdminHandlers:
                 other_ranks=tuple(asked.other_ranks),
             )
             return _json(described(self._fleet.add(spec)), status=201)
-        except (msgspec.MsgspecError, RouterError) as error:
+        except _REFUSED as error:
             raise Refusal(400, str(error)) from None
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -102,7 +106,7 @@ class AdminHandlers:
         try:
             asked = msgspec.json.decode(await _body(request), type=dict[str, float | int | None])
             self._decision.update(asked)
-        except (msgspec.MsgspecError, RouterError) as error:
+        except _REFUSED as error:
             raise Refusal(400, str(error)) from None
         log.info(
             ("the rule %s now has the thresholds %s"), self._decision.name, self._decision.settings

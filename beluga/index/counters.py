@@ -30,7 +30,7 @@ def ask_counters(client: Client) -> dict[str, object] | None:
         return None
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadReplyError("the counters of the lower tiers are not JSON") from error
     if not isinstance(found, dict):
         raise BadReplyError("the counters of the lower tiers are not a dictionary")

@@ -42,8 +42,17 @@ def test_a_request_stays_as_its_client_sent_it() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x80", b"not a task", b"\xc1", b"\x93\x01\x02\x03"],
-    ids=["nothing", "an empty map", "text", "no MessagePack", "a list"],
+    [
+        *(b"", b"\x80", b"not a task", b"\xc1", b"\x93\x01\x02\x03"),
+        encode_task(PrefillTask(request_id="r", model="m", text="t")).replace(
+            b"\xa1t", b"\xa1\xff"
+        ),
+        *(b"\x81\xa1a" * 200_000, b"\xdd\xff\xff\xff\xff"),
+    ],
+    ids=[
+        *("nothing", "an empty map", "text", "no MessagePack", "a list", "no UTF-8", "depth"),
+        "a long list",
+    ],
 )
 def test_invalid_bytes_are_rejected_as_a_task(data: bytes) -> None:
     with pytest.raises(QueueError, match="not a prefill task"):

@@ -7,17 +7,20 @@ cost the router neither memory nor time, and secrets appear in no log and no err
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from aiohttp import web
 from fake_engine import FakeEngine
-from routed import routed, run, until
+from routed import QUICK, routed, run, until
 
-from beluga.errors import BelugaError, RouterError
+from beluga.errors import BadReplyError, BelugaError, RouterError
 from beluga.gateway import acceptor as acceptor_module
 from beluga.gateway.engine import Health
 from beluga.gateway.health import ANSWER_MAX
@@ -29,9 +32,13 @@ from beluga.gateway.settings import (
     read_url,
     workers_text,
 )
+from beluga.index import ask_counters
 from beluga.lease import open_lease
 from beluga.tiers.remote import split_remote
 from beluga.tiers.remote.options import store_options
+
+if TYPE_CHECKING:
+    from beluga.rpc import Client
 
 WORD = "hunter2hunter2"
 MIB = 1 << 20
@@ -237,3 +244,47 @@ def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPat
             usual.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("size", [50_000, 300_000])
+def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
+    """The first one arrives with its head."""
+
+    async def scenario() -> None:
+        limits = dataclasses.replace(QUICK, body_size_max=40_000)
+        async with routed(FakeEngine(), limits=limits) as site:
+            reader, writer = await asyncio.open_connection(*site.service.address)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"a" * size)
+            )
+            assert b" 413 " in await reader.readline()
+            writer.close()
+            assert site.engines[0].seen == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/workers"), ("PUT", "/prefill")], ids=["workers", "prefill"]
+)
+@pytest.mark.parametrize(
+    "body", [b"[" * 50_000, b'{"url":' * 5000, b'{"url": "\xff"}', b'{"url\xff": 1}', b"", b"nul"]
+)
+def test_operators_odd_json_is_refused(method: str, path: str, body: bytes) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            kind = {"Content-Type": "application/json"}
+            asked = site.client.request(method, site.admin + path, data=body, headers=kind)
+            async with asked as answer:
+                assert answer.status == 400
+
+    run(scenario)
+
+
+def test_nested_counters_are_an_error_of_the_server() -> None:
+    for text in (b"[" * 100_000, b"\xff", b"[]", b"nul"):
+        client = cast("Client", SimpleNamespace(call=lambda _, text=text: text))
+        with pytest.raises(BadReplyError, match="counters of the lower tiers are not"):
+            ask_counters(client)

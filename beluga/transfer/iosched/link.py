@@ -277,7 +277,7 @@ def _read(memory: mmap.mmap, path: Path) -> LinkSettings:
         for name in ("read", "write", "device"):
             fields[name] = None if fields[name] is None else speed_of(fields[name])
         return LinkSettings(**{**fields, "shares": tuple(fields["shares"])})
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TransferError(
             f"{path} is damaged; stop the processes that use it, and remove it"
         ) from error
