@@ -7,6 +7,9 @@
  * when its reply has been taken, so at most slot_count requests are out. Requests of a batch share
  * one fence, and so do the polls of its replies: a fence and a cache miss cost more than a line.
  *
+ * A caller spins before it yields its core, and so does the server. If they share a core, both spin
+ * in vain. So a caller whose last reply arrived while it yielded yields first.
+ *
  * The reply window is how many reply lines are invalidated together. It doubles while all of them
  * had arrived; otherwise it becomes the number that had.
  */
@@ -129,12 +132,15 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
     const bl_memory *memory = &session->pool->memory;
     uint64_t looked = 0, ring_ns = bl_quiet_ns(memory) / BL_QUIET_RING_PART;
     int rung = bl_lane_quiet(session, wait, ring_ns), woken = 0;
+    wait->crowded = session->crowded;
     if (rung)
         bl_doorbell_ring(session);
     for (;;) {
         uint32_t taken = bl_lane_take(session, replies, count);
-        if (taken > 0)
+        if (taken > 0) {
+            session->crowded = wait->crowded;
             return (int)taken;
+        }
         int asleep = !woken && bl_waker_asleep(&session->waker); /* bl_lane_take() has fenced */
         if (!rung && (asleep || wait->waited_ns > ring_ns)) {
             bl_doorbell_ring(session); /* the lane may have become quiet */

@@ -339,7 +339,11 @@ static int bl_server_rest(bl_server *server, uint64_t idle_ns)
     const bl_memory *memory = &server->pool->memory;
     uint64_t nap_ns = bl_idle_nap_ns(server, idle_ns);
     bl_doorbell_hasten(server);
-    if (nap_ns == 0 || !server->sleeper) {
+    if (nap_ns == 0) {
+        server->crowded = (uint32_t)bl_wait_yield(memory);
+        return 0;
+    }
+    if (!server->sleeper) {
         bl_nap(memory, nap_ns);
         return 0;
     }
@@ -395,6 +399,8 @@ static int bl_server_loop(void *context)
         uint32_t served = bl_server_round(server);
         uint64_t idle_ns = now - busy_ns;
         busy |= served;
+        if (server->crowded && served == 0)
+            server->crowded = (uint32_t)bl_wait_yield(memory);
         if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS) {
             if (bl_server_rest(server, idle_ns)) {
                 bl_sleeper_rise(server->sleeper);

@@ -21,6 +21,7 @@ from beluga.rpc import Client, Server
 IDLE_CPU_MAX = 0.01  # of a core
 IDLE_ROUNDS_MAX_S = 100  # 10 on a quiet machine
 FIRST_CALL_MAX_S = 0.001 * PATIENCE
+CALL_CPU_MAX_S = 25e-6 * PATIENCE  # both spin for 70 us before they yield
 TRIES = 8
 
 
@@ -53,6 +54,25 @@ def test_the_first_call_after_a_pause_is_served_soon(pool: Pool, paths: list[Pat
             server.ask("cpu")
             excess.append(call - 10 * (time.perf_counter() - start))
         assert min(excess) < FIRST_CALL_MAX_S, excess
+
+
+def test_a_server_and_a_client_on_one_core_yield_to_each_other(
+    pool: Pool, paths: list[Path]
+) -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # for the server, too
+    try:
+        with Process("serve", paths) as server, Client(pool) as client:
+            spent: list[float] = []
+            while len(spent) < 10 * TRIES and min(spent, default=1) >= CALL_CPU_MAX_S:
+                before = int(server.ask("cpu")) + time.thread_time_ns()
+                for _ in range(500):
+                    client.ping()
+                after = int(server.ask("cpu")) + time.thread_time_ns()
+                spent.append((after - before) / 500e9)
+            assert min(spent) < CALL_CPU_MAX_S, spent
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_an_idle_server_does_its_housekeeping_rarely(pool: Pool) -> None:

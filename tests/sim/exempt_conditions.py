@@ -414,6 +414,7 @@ REASONED: Conditions = {
         ("!woken", 0, "true"): _RINGS,
         ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
         ("asleep", 1, "true"): _RINGS,
+        ("asleep", 0, "false"): "rings only after ring_ns of waiting, which costs time",
         ("wait->waited_ns - looked > BL_EPOCH_LOOK_NS", 0, "true"): (
             "looks at the epoch at every turn, which costs time"
         ),
@@ -558,6 +559,11 @@ REASONED: Conditions = {
         ("status == 0", 0, "true"): "only which error a bad request gets differs",
     },
     ("rpc/server.c", "bl_server_loop"): {
+        ("server->crowded && served == 0", 0, "false"): (
+            "tests/rpc/test_idle.py::test_a_server_and_a_client_on_one_core_yield_to_each_other"
+        ),
+        ("server->crowded", 0, "true"): "yields in each idle round, which costs time",
+        ("served == 0", 0, "true"): "yields in each round on a shared core, which costs time",
         ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
         ("bl_server_rest(server, idle_ns)", 0, "false"): (
             "a server that was woken does its housekeeping before it looks at lanes"
