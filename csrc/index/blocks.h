@@ -170,6 +170,10 @@ struct bl_meta {
     bl_hints *hints;            /* NULL: there was no hint yet */
     uint32_t hint_part;         /* of each share: the most for blocks that hints favor */
     uint32_t tenant;            /* index of the last tenant that was looked up */
+    struct {
+        const uint8_t *records; /* of the blocks that the last lookup found, in its reply */
+        uint32_t count;
+    } hits;                     /* not recorded yet: see bl_lookup_deferred() */
     bl_share shares[BL_SHARE_COUNT]; /* the first is for all tenants without a share of their own */
     uint32_t share_count;
     uint32_t rule_count;
@@ -285,6 +289,10 @@ int bl_handle_retire(void *meta, bl_call *call);
 /* Remove count pins of any session. */
 void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
 int bl_handle_lookup(void *meta, bl_call *call);
+
+/* Record the hits of the last lookup in the eviction orders: a hook of the server. */
+void bl_lookup_deferred(void *meta);
+
 int bl_handle_release(void *meta, bl_call *call);
 int bl_handle_remove(void *meta, bl_call *call);
 int bl_handle_removing(void *meta, bl_call *call);

@@ -52,7 +52,7 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
 }
 
 /* Find the numbers of keys [first, end), whose buckets were prefetched, and prefetch what a hit
- * reads: the block and its node in the eviction order. */
+ * reads: the block. */
 static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t first, uint32_t end,
                            int64_t *numbers)
 {
@@ -63,13 +63,11 @@ static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t fi
         if (number < 0)
             return; /* the chain ends here */
         bl_prefetch(&meta->blocks[number]);
-        bl_evict_prefetch(meta->orders[0], (uint32_t)number); /* the order of most blocks */
     }
 }
 
 /* Look up the leading keys that are committed. Returns their number; *state is that of the next
- * key. Each of a hit's four cache misses (bucket, block, node, neighbors) is prefetched one group
- * ahead. */
+ * key. A hit's cache misses, of the bucket and of the block, are prefetched one group ahead. */
 static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t count, bl_call *call,
                                 uint32_t *state)
 {
@@ -98,25 +96,57 @@ static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t cou
                 .state = BL_BLOCK_HIT,
             };
             bl_meta_record(call, hits, &record);
-            bl_evict_prefetch_neighbors(meta->orders[0], (uint32_t)number);
         }
     }
     return count;
 }
 
-static uint32_t bl_record_block(const bl_call *call, uint32_t index)
+static uint32_t bl_record_block(const uint8_t *records, uint32_t index)
 {
     bl_block_record record;
-    memcpy(&record, call->reply + sizeof(bl_block_reply) + index * sizeof record, sizeof record);
+    memcpy(&record, records + index * sizeof record, sizeof record);
     return record.block;
 }
 
+/* Record a hit. A fault after the lookup may have ended a session, and so freed the block. */
+static void bl_hit_record(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    if (block->state != BL_NUMBER_COMMITTED)
+        return;
+    meta->tenants[block->tenant].hit_count++;
+    block->again = 0;
+    if (block->pin_count == 0)
+        bl_block_touch(meta, number);
+}
+
 /* Record the use of blocks with hints. */
-static void bl_lookup_hinted(bl_meta *meta, const bl_call *call, uint32_t hits)
+static void bl_hits_hinted(bl_meta *meta, const uint8_t *records, uint32_t count)
 {
     uint64_t now_ns = bl_now_ns(&meta->pool->memory);
-    for (uint32_t i = 0; i < hits; i++)
-        bl_hint_used(meta, bl_record_block(call, i), now_ns);
+    for (uint32_t i = 0; i < count; i++)
+        bl_hint_used(meta, bl_record_block(records, i), now_ns);
+}
+
+/* Deepest first: a parent is newer than its child. The cache misses of an eviction order, of a
+ * block's node and of its neighbors, are prefetched two groups and one group ahead. */
+void bl_lookup_deferred(void *context)
+{
+    bl_meta *meta = context;
+    const bl_evict *order = meta->orders[0]; /* the order of most blocks */
+    const uint8_t *records = meta->hits.records;
+    int64_t count = meta->hits.count;
+    for (int64_t node = count - 1; node >= -2 * BL_GROUP_KEYS; node--) {
+        int64_t neighbors = node + BL_GROUP_KEYS, hit = node + 2 * BL_GROUP_KEYS;
+        if (node >= 0)
+            bl_evict_prefetch(order, bl_record_block(records, (uint32_t)node));
+        if (neighbors >= 0 && neighbors < count)
+            bl_evict_prefetch_neighbors(order, bl_record_block(records, (uint32_t)neighbors));
+        if (hit < count)
+            bl_hit_record(meta, bl_record_block(records, (uint32_t)hit));
+    }
+    if (meta->hints)
+        bl_hits_hinted(meta, records, meta->hits.count);
 }
 
 int bl_handle_lookup(void *context, bl_call *call)
@@ -130,9 +160,10 @@ int bl_handle_lookup(void *context, bl_call *call)
     uint32_t hits = bl_lookup_chain(meta, keys, head.count, call, &state);
     meta->stat.lookup_count += head.count;
     bl_crash_point("lookup.found");
+    const uint8_t *records = call->reply + sizeof(bl_block_reply);
     if (head.flags & BL_LOOKUP_PIN)
         for (uint32_t i = 0; i < hits; i++) {
-            int status = bl_pin(meta, call->lane, bl_record_block(call, i));
+            int status = bl_pin(meta, call->lane, bl_record_block(records, i));
             if (status < 0 && i == 0)
                 return status;
             if (status < 0) {
@@ -140,15 +171,9 @@ int bl_handle_lookup(void *context, bl_call *call)
                 state = BL_BLOCK_MISS;
             }
         }
-    for (uint32_t i = hits; i-- > 0;) { /* deepest first: a parent is newer than its child */
-        bl_block *block = &meta->blocks[bl_record_block(call, i)];
-        meta->tenants[block->tenant].hit_count++;
-        block->again = 0;
-        if (block->pin_count == 0)
-            bl_block_touch(meta, bl_record_block(call, i));
-    }
-    if (meta->hints)
-        bl_lookup_hinted(meta, call, hits);
+    meta->hits.records = records;
+    meta->hits.count = hits;
+    meta->server->deferred = 1;
     meta->stat.hit_count += hits;
     bl_crash_point("lookup.pinned");
     bl_meta_reply(call, hits, state, hits);

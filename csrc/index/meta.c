@@ -105,7 +105,7 @@ int bl_meta_serve(bl_meta *meta)
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
-    bl_server_hooks hooks = {meta, bl_recover, bl_meta_ended, bl_meta_settled};
+    bl_server_hooks hooks = {meta, bl_recover, bl_meta_ended, bl_meta_settled, bl_lookup_deferred};
     return bl_server_take(meta->server, &hooks);
 }
 

@@ -214,6 +214,15 @@ static void bl_lane_reply(bl_server *server, uint32_t number, uint32_t ready)
     lane->call_count += ready;
 }
 
+/* Do the work that the last handler deferred. */
+static void bl_server_catch_up(bl_server *server)
+{
+    if (!server->deferred)
+        return;
+    server->deferred = 0;
+    server->hooks.deferred(server->hooks.context);
+}
+
 /* Serve the requests that bl_lane_gather() found. A request that becomes a job ends the turn: the
  * requests after it in the lane are read again when it is answered. */
 static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
@@ -225,10 +234,13 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
                           bl_now_ns(&server->pool->memory));
     bl_trace_found(&server->trace);
     while (ready < turn.requests && !lane->job) {
+        bl_server_catch_up(server); /* with the request before, here or in a turn that a fault
+                                     * ended */
         bl_server_handle(server, number, &server->requests[ready], &server->replies[ready]);
         ready += !lane->job;
     }
     bl_lane_reply(server, number, ready);
+    bl_server_catch_up(server);
     server->done.requests += ready + !!lane->job; /* a request that became a job also counts as
                                                    * work */
     server->done.keys += turn.keys;

@@ -70,6 +70,9 @@ typedef struct bl_server_hooks {
     void (*ended)(void *context, uint32_t lane, enum bl_end end);
     /* All sessions of earlier epochs are proven gone. */
     void (*settled)(void *context);
+    /* A handler that set bl_server.deferred has returned, and usually its reply is sent: do the
+     * work for which its client does not wait. No other handler has run since. */
+    void (*deferred)(void *context);
 } bl_server_hooks;
 
 /* An operator's requests, from any thread (rpc/operate.c). */
@@ -150,6 +153,7 @@ struct bl_server {
     bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
     bl_reply *replies;
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
+    uint32_t deferred;          /* 1: hooks.deferred is due, before the next handler runs */
     uint64_t housekeeping_ns;   /* time of the last housekeeping */
     uint64_t liveness_ns;       /* when liveness locks were last checked */
     uint64_t sweep_ns;          /* when unneeded liveness locks were last removed */
@@ -242,6 +246,6 @@ int bl_server_still(const bl_server *server);
 void bl_watch_end(bl_server *server);
 
 int bl_nothing_recover(void *context, uint64_t old_epoch, int suspect);
-void bl_nothing_settled(void *context);
+void bl_nothing_more(void *context);
 
 #endif

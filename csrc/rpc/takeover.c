@@ -357,12 +357,12 @@ static void bl_nothing_ended(void *context, uint32_t lane, enum bl_end end)
     (void)context, (void)lane, (void)end;
 }
 
-void bl_nothing_settled(void *context) { (void)context; }
+void bl_nothing_more(void *context) { (void)context; }
 
 int bl_server_serve_lanes(bl_server *server)
 {
     static const bl_server_hooks nothing = {NULL, bl_nothing_recover, bl_nothing_ended,
-                                            bl_nothing_settled};
+                                            bl_nothing_more, bl_nothing_more};
     return bl_server_take(server, &nothing);
 }
 

@@ -197,7 +197,8 @@ static void bl_given_up_ended(void *context, uint32_t lane, enum bl_end end)
 static int bl_given_up_serve(bl_pool *pool, void *argument)
 {
     bl_given_up *play = argument;
-    const bl_server_hooks hooks = {play, bl_nothing_recover, bl_given_up_ended, bl_nothing_settled};
+    const bl_server_hooks hooks = {play, bl_nothing_recover, bl_given_up_ended, bl_nothing_more,
+                                   bl_nothing_more};
     bl_server *server;
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
