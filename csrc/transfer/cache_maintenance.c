@@ -23,7 +23,8 @@ typedef struct bl_maintenance_job {
     const bl_memory *memory;
     const bl_plan *plan;
     uint32_t maintenance;
-    uint32_t first, count;      /* of the plan's ranges */
+    uint32_t count;             /* of the plan's ranges */
+    uint64_t start, end;        /* of this job in the bytes of all ranges: whole lines */
 } bl_maintenance_job;
 
 enum { BL_MAINTENANCE_PART = 512 << 10 }; /* bytes per thread: a wake-up takes as long as 100 KiB */
@@ -55,17 +56,33 @@ static uint32_t bl_maintenance_count(const bl_plan *plan)
     return plan->sparse && !plan->checksums ? plan->piece_count : plan->chunk_count;
 }
 
+/* Returns the part of a range that lies in the job. The range begins at byte at of all ranges. */
+static bl_maintenance_range bl_maintenance_clip(const bl_maintenance_job *job,
+                                                bl_maintenance_range range, uint64_t at)
+{
+    uint64_t size = range.end - range.offset;
+    uint64_t before = job->start > at ? bl_least(job->start - at, size) : 0;
+    uint64_t until = job->end > at ? bl_least(job->end - at, size) : 0;
+    return (bl_maintenance_range){range.offset + before,
+                                  range.offset + (until > before ? until : before)};
+}
+
 static int bl_maintenance_run(void *context)
 {
     const bl_maintenance_job *job = context;
     bl_maintenance_range range = {0, 0};
-    for (uint32_t i = 0; i < job->count; i++) {
-        bl_maintenance_range next = bl_maintenance_of(job->plan, job->first + i);
-        if (i > 0 && next.offset >= range.offset && next.offset <= range.end) {
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < job->count && at < job->end; i++) {
+        bl_maintenance_range whole = bl_maintenance_of(job->plan, i);
+        bl_maintenance_range next = bl_maintenance_clip(job, whole, at);
+        at += whole.end - whole.offset;
+        if (next.offset == next.end)
+            continue;
+        if (next.offset >= range.offset && next.offset <= range.end) {
             range.end = next.end > range.end ? next.end : range.end;
             continue;
         }
-        if (i > 0)
+        if (range.end > 0)
             bl_maintenance_take(job->memory, range, job->maintenance);
         range = next;
     }
@@ -84,9 +101,9 @@ static int bl_maintenance_part(void *context, uint32_t number, uint32_t worker)
     (void)worker;
     const bl_maintenance_split *split = context;
     bl_maintenance_job part = *split->job;
-    uint64_t count = part.count;
-    part.first = (uint32_t)(count * number / split->part_count);
-    part.count = (uint32_t)(count * (number + 1) / split->part_count) - part.first;
+    uint64_t lines = part.end / BL_LINE_SIZE;
+    part.start = lines * number / split->part_count * BL_LINE_SIZE;
+    part.end = lines * (number + 1) / split->part_count * BL_LINE_SIZE;
     return bl_guarded(part.memory, bl_maintenance_run, &part);
 }
 
@@ -102,9 +119,9 @@ int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maint
         size += range.end - range.offset;
     }
     if (maintenance == BL_MAINTENANCE_FENCE)
-        count = 0;              /* the fence alone */
-    bl_maintenance_job job = {&pool->memory, plan, maintenance, 0, count};
-    uint64_t parts = bl_least(size / BL_MAINTENANCE_PART, bl_least(threads, count));
+        size = 0;               /* the fence alone */
+    bl_maintenance_job job = {&pool->memory, plan, maintenance, count, 0, size};
+    uint64_t parts = bl_least(size / BL_MAINTENANCE_PART, threads);
     if (parts < 2)
         return bl_guarded(&pool->memory, bl_maintenance_run, &job);
     bl_maintenance_split split = {&job, (uint32_t)parts};

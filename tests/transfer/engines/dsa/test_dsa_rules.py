@@ -37,7 +37,7 @@ uint64_t bl_notes[65536][3];
 uint32_t bl_note_count;
 static inline void bl_note(uint64_t kind, uint64_t first, uint64_t second)
 {
-    uint64_t *note = bl_notes[bl_note_count++ % 65536];
+    uint64_t *note = bl_notes[__atomic_fetch_add(&bl_note_count, 1, __ATOMIC_RELAXED) % 65536];
     note[0] = kind, note[1] = first, note[2] = second;
 }
 """
@@ -286,3 +286,22 @@ def test_a_plans_ranges_are_all_its_lines_and_no_more(
             == 0
         )
         assert recorder.notes() == [(ORDERED, 0, 0)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_threads_flush_each_line_of_a_plan_once(
+    recorder: Recorder, long_pool: Pool, threads: int
+) -> None:
+    """The parts of the threads meet within chunks, and a chunk may belong to several parts."""
+    start = long_pool.geometry.data_offset
+    address, sizes = np.full((1, 1), 1 << 20, np.uint64), np.array([1500 << 10])
+    one = plan_blocks(address, sizes, np.array([start + 64], np.uint64))
+    uneven = plan_blocks(address, sizes, np.array([start], np.uint64), chunk_size=600 << 10)
+    for plan in (one, uneven):
+        recorder.notes()
+        struct = recorder.library.of("bl_plan *", plan.struct())
+        flush = lib.BL_MAINTENANCE_FLUSH
+        assert recorder.library.lib.bl_plan_maintenance(recorder.pool, struct, flush, threads) == 0
+        notes = recorder.notes()
+        assert sorted(lines_of(only(notes, WRITTEN))) == sorted(set(lines_of(asked(plan))))
+        assert len(notes) == min(threads, 2)  # a part has at least 512 KiB
