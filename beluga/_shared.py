@@ -32,6 +32,8 @@ class SharedHandle(Generic[_Handle]):
         self._what, self._handle, self._end = what, handle, end
         self._lock = threading.Lock()
         self._users, self._closed = 0, False
+        self.foreign = False
+        """Whether this process was forked from the one that made this."""
         when_forked(self)
 
     def __enter__(self) -> _Handle:
@@ -64,6 +66,7 @@ class SharedHandle(Generic[_Handle]):
     def _after_fork(self) -> None:
         """Replace the lock in a forked child: its holder may be a thread of the parent."""
         self._lock = threading.Lock()
+        self.foreign = True
 
 
 class OfThisProcess:

@@ -158,7 +158,6 @@ class Mapping:
                     f"{member.device} has {member.device.size} bytes, less than the "
                     f"{self.device_size} to be mapped"
                 )
-        self._pid = os.getpid()
         self._memory = _mappings.acquire(self.members)
         self.superblocks, self.addresses = self._memory.superblocks, self._memory.addresses
         self._shared = SharedHandle("pool", self._memory.handle, self._end)
@@ -174,7 +173,7 @@ class Mapping:
         """
         if self._shared.closed:
             raise ValueError("the pool is closed")
-        if self._pid != os.getpid():
+        if self._shared.foreign:
             raise ForkedSessionError(
                 "the parent process mapped this pool; open it again after fork"
             )

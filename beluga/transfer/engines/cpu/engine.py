@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
@@ -47,7 +46,6 @@ COSTS = {
 }
 """Default costs of copies without measurements."""
 
-_NO_HANDLE = contextlib.nullcontext(ffi.NULL)
 _CORES = len(os.sched_getaffinity(0))
 """The set at process start: an engine may pin the copying thread to one of them later."""
 
@@ -128,10 +126,12 @@ class CpuEngine:
     ) -> CpuTransfer:
         if self._struct is None:
             self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
-        handle = _NO_HANDLE if self._handle is None else self._handle.using()
-        with self._pool.using() as pool, handle as io_queue:
-            code = function(pool, plan.struct(), self._struct, io_queue, kind)
-        if self._handle is not None:
+        if self._handle is None:
+            with self._pool.using() as pool:
+                code = function(pool, plan.struct(), self._struct, ffi.NULL, kind)
+        else:
+            with self._pool.using() as pool, self._handle.using() as io_queue:
+                code = function(pool, plan.struct(), self._struct, io_queue, kind)
             self._handle.watch()
         if code == 0:
             return _MOVED
