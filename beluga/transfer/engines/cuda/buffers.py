@@ -4,10 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from beluga.errors import TransferError
 from beluga.transfer.engines.cuda.driver import Driver, Pinned
 
 _SMALLEST = 64 << 10
@@ -25,17 +21,7 @@ class Buffers:
         self._free: dict[int, list[Pinned]] = {}  # by size
         self.sizes: dict[int, int] = {}  # of buffers in use, by address
         self._taken: list[Pinned] = []  # since begin()
-        self._frozen = False
         self.closed = False
-
-    @contextmanager
-    def only_free(self) -> Iterator[None]:
-        """Raise :class:`~beluga.errors.TransferError` in this context instead of allocating."""
-        self._frozen = True
-        try:
-            yield
-        finally:
-            self._frozen = False
 
     def begin(self) -> None:
         """Record the buffers that are taken from now on, for :meth:`undo`."""
@@ -51,8 +37,6 @@ class Buffers:
         """Take a buffer of at least ``size`` bytes."""
         size = _class_of(size)
         free = self._free.get(size)
-        if self._frozen and not free:
-            raise TransferError("run the same copy once, to its end, before it is captured")
         pinned = free.pop() if free else self._driver.pin(size)
         self.sizes[pinned.address] = size
         self._taken.append(pinned)

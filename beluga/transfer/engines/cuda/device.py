@@ -89,10 +89,11 @@ class CupyDriver:
         self.identity = f"{name}-{bus}".replace(" ", "-").replace(":", "-")
         try:
             self._exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-            module = cupy.RawModule(
-                code=source.kernel_text(), options=source.NVRTC_OPTIONS, backend="nvrtc"
-            )
-            self._kernels = {name: module.get_function(name) for name in source.KERNELS}
+            with self._relaxed():
+                module = cupy.RawModule(
+                    code=source.kernel_text(), options=source.NVRTC_OPTIONS, backend="nvrtc"
+                )
+                self._kernels = {name: module.get_function(name) for name in source.KERNELS}
         except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
             first = next(iter(str(error).splitlines()), "no message")
             raise EngineUnavailableError(f"the kernels can not be compiled: {first}") from error

@@ -150,9 +150,8 @@ class CudaEngine:
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
         """Put a copy into the graph that ``stream`` is being captured into.
 
-        Raises :class:`~beluga.errors.TransferError` unless the pool's part is registered and the
-        same copy has run and ended before, because nothing can be allocated or registered while a
-        stream is captured.
+        Raises :class:`~beluga.errors.TransferError` unless the stream is being captured and the
+        pool's part is registered (:meth:`settle`).
         """
         handle = stream_handle(stream)
         if not self._driver.capturing(handle):
@@ -162,8 +161,7 @@ class CudaEngine:
         if len(plan.pieces) == 0:
             raise LayoutError("a plan without pieces is nothing to be captured")
         self._registrar.keep(self._windows.touched(self._pool, plan), self)
-        with self._buffers.only_free():
-            launch = self._paths.make(plan, write=write)
+        launch = self._paths.make(plan, write=write)
         self._launcher.run(launch, 0, len(launch.spans), stream=handle)
         transfer = CapturedTransfer(self._maintenance, launch)
         self._captured.append(transfer)
