@@ -139,6 +139,7 @@ def _index(value: object) -> int:
 
 def refuse_type(kind: object, where: str) -> None:
     """Raise BadTypeError for an annotation whose values cannot be sent."""
+    kind = _unaliased(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in (object, Any, np.ndarray, bytes, *_SCALARS) or kind is None:
         return
@@ -171,6 +172,7 @@ def fields_of(kind: type) -> dict[str, object]:
 
 def name_of(kind: object) -> str:  # noqa: PLR0911  a return per form
     """Return a type as it is written in source code."""
+    kind = _unaliased(kind)
     if kind in (None, type(None)):
         return "None"
     dtype = _dtype_of(kind)
@@ -186,6 +188,19 @@ def name_of(kind: object) -> str:  # noqa: PLR0911  a return per form
         inner = ", ".join("..." if one is Ellipsis else name_of(one) for one in arguments)
         return f"{name_of(typing.get_origin(kind))}[{inner}]"
     return str(kind).removeprefix("typing.")
+
+
+def _unaliased(kind: Any) -> Any:
+    """Return the type for which an alias of PEP 695 stands, such as ``NDArray`` since numpy 2.5."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    while hasattr(origin or kind, "__value__"):
+        alias = origin or kind
+        given = dict(zip(alias.__type_params__, arguments, strict=False))
+        kind = alias.__value__
+        if given:
+            kind = kind[tuple(given[one] for one in kind.__parameters__)]
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    return kind
 
 
 def _dtype_of(kind: object) -> np.dtype[Any] | None:
@@ -216,6 +231,7 @@ _WRONG = object()
 
 
 def _converted(value: object, kind: Any, where: str) -> Any:  # noqa: PLR0911  a return per type
+    kind = _unaliased(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, np.generic):
         value = value.item()

@@ -93,6 +93,7 @@ def _pool(options: Options, size: int) -> Iterator[Pool]:
             device_size=device_size + (64 << 20),
             max_blocks=size,
             coherence=options.coherence or SOFTWARE,
+            sparse=device_size > room,  # the blocks themselves are not written
         ) as pool,
     ):
         yield pool
