@@ -41,8 +41,8 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
     return now < wait->deadline_ns ? wait->deadline_ns - now : 0;
 }
 
-/* Yield the core. Returns 1 if another thread ran, and for a short time: then it probably is the one
- * that writes the awaited line, and it waits for this thread. */
+/* Yield the core. Returns 1 if another thread ran, for a short time: it probably is the one that
+ * writes the awaited line, and it waits for this thread. */
 static inline int bl_wait_yield(const bl_memory *memory)
 {
     uint64_t before = bl_now_ns(memory);
