@@ -89,7 +89,7 @@ def test_the_command_prints_the_declaration_once(
         if len(said) < 3:
             raise DeposedError("another server has taken this pool over")
 
-    monkeypatch.setattr(serve, "MetaServer", Deposed)
+    monkeypatch.setattr("beluga.index.MetaServer", Deposed)
     monkeypatch.setattr(serve, "serve_until_told", run)
     serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
     assert said == [True, False, False]
