@@ -3,8 +3,9 @@
 """Small records in the pool, with which several processes agree. The first one written counts.
 
 A record is a block; its key is one row of :func:`beluga.kvcache.hash_keys`. A missed get does not
-prove its absence: another process may be writing it, or a lower tier may have it. A record counts
-as absent only if the server's index has no trace of it.
+prove its absence: another process may be writing it, or a lower tier may have it, even one that
+cannot be read at the moment. A record counts as absent only if the server's index has no trace of
+it: a second one of its name would be dropped for the first one later.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def read(
     # The engine's own limit (``onboard_ms``) is for blocks, which it could compute instead.
     if cache.onboard(key, wait_s=cache.client.timeout_s) and fetch(cache, key, [record]).hits:
         return bytes(record)
-    if MetaClient(cache.client).lookup(cache.keys(key)).state == BlockState.MISS:
+    meta, keys = MetaClient(cache.client), cache.keys(key)
+    if meta.lookup(keys).state == BlockState.MISS and not meta.tiers(keys).any():
         return None
     raise CacheError(
         "a record of the connectors is being written, or a lower tier has not replied; the call "

@@ -16,7 +16,7 @@ from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Namespace, Pool
-from beluga.connectors import era
+from beluga.connectors import era, records
 from beluga.connectors.connection import Attachment
 from beluga.connectors.era import Era
 from beluga.connectors.settings import PoolSettings
@@ -75,6 +75,33 @@ def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
     first = one.now(sessions[0])
     sessions[1].cache(one._namespace).remove(era._RECORD)
     assert one.now(sessions[0]) != first
+
+
+def test_a_record_that_a_tier_cannot_read_now_is_not_absent(shm: Path) -> None:
+    """The server answers a miss for a second after a load that failed."""
+    tier, settings = MemoryTier(), {"timeout_ms": 5000}
+    for path in (shm / "first", shm / "second"):
+        with served(path, tier):
+            session = Attachment(PoolSettings(pool=str(path), **settings))
+            try:
+                if not tier.blocks:
+                    assert records.write(session, MODEL, era._RECORD, b"first") == b"first"
+                    assert eventually(lambda: len(tier.blocks) == 1)
+                    continue
+                tier.failing = True
+                for _ in range(2):
+                    with pytest.raises(CacheError, match="a lower tier has not replied"):
+                        records.read(session, MODEL, era._RECORD, 5)
+                tier.failing = False
+
+                def again(session: Attachment = session) -> bool:
+                    with contextlib.suppress(CacheError):
+                        return records.read(session, MODEL, era._RECORD, 5) == b"first"
+                    return False
+
+                assert eventually(again)
+            finally:
+                session.close()
 
 
 class Stubborn(MemoryTier):

@@ -21,6 +21,7 @@ from beluga import KVCache, Pool
 from beluga.errors import BadRequestError, OffloadingError, TierError
 from beluga.index import (
     LOWER_NOTE,
+    LOWER_RECORD,
     NAME,
     BlockState,
     LowerWork,
@@ -32,7 +33,7 @@ from beluga.index import (
     read_names,
 )
 from beluga.metrics import REGISTRY
-from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService
+from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService, service
 from beluga.tiers.admission import Admission
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.named import add_names, named_length, take_name
@@ -333,6 +334,35 @@ def test_a_tier_without_removal_does_not_overwrite_removed_blocks(shm: Path) -> 
         served.put_all(range(1, MANY))
         target = np.zeros((1, LENGTH), np.uint8)
         assert served.cache.get(NAMES[:1], target).hits == 0
+
+
+def test_a_save_replaces_a_removed_block_that_the_disk_still_has(tmp_path: Path) -> None:
+    """Many removals may wait, and the save of a new block come before that of its key."""
+    rows = contents(range(2))
+    records = np.zeros(1, LOWER_RECORD)
+    records["key"], records["length"], records["stale"] = (1, 2), LENGTH, 2
+    blocks = np.zeros(1, BLOCK)
+    blocks["key"], blocks["length"] = (1, 2), LENGTH
+    disk = DiskTier(tmp_path / "disk", 16 << 20)
+    try:
+        assert disk.save(blocks, rows[:1]).all()
+        assert service._saved(disk, 0, records, blocks, rows[1:]).all()
+        (found,) = disk.load(np.ascontiguousarray(blocks["key"]))
+        assert found is not None and np.array_equal(found.payload, rows[1])
+    finally:
+        disk.close()
+
+
+def test_removals_wait_while_missing_blocks_are_saved(shm: Path) -> None:
+    """Otherwise a save that has read the block before its removal would follow."""
+    tier = MemoryTier("disk")
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(1))
+        assert served.offered()
+        with served.service._saving:
+            served.cache.remove(NAMES[:1])  # it waits a moment for the disk
+            assert len(tier.blocks) == 1
+        assert eventually(lambda: not tier.blocks)
 
 
 def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Path) -> None:
