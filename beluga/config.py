@@ -28,7 +28,7 @@ XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
 XDG_CACHE_HOME      the cache of reproducible data (measurements); else ~/.cache
 HF_HUB_CACHE        where the hub's client keeps models; else below HF_HOME or ~/.cache
 VLLM_USE_MODELSCOPE and SGLANG_USE_MODELSCOPE: the engine's models come from another hub
-VLLM_*              vLLM's settings, which are a part of the identity of an engine's blocks
+VLLM_*, SGLANG_*    engines' settings, which are a part of the identity of their blocks
 XDG_STATE_HOME      where the mounted default pool is stored; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
@@ -37,6 +37,7 @@ XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot b
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -145,6 +146,11 @@ def other_hub() -> str:
 def variables(names: Collection[str]) -> dict[str, str]:
     """Return those of an engine's variables that are set, in a fixed order."""
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
+
+
+def variables_like(pattern: re.Pattern[str]) -> dict[str, str]:
+    """Return the variables that are set and match a pattern, in a fixed order."""
+    return {name: os.environ[name] for name in sorted(os.environ) if pattern.fullmatch(name)}
 
 
 def hub_cache_dir() -> Path:

@@ -318,6 +318,23 @@ def test_scales_in_a_file_count_by_their_bytes(
     assert finds(backend()) == 0
 
 
+@pytest.mark.parametrize(
+    "name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGL_USE_FP8_GEMM"]
+)
+def test_environment_variables_that_choose_other_kernels_count(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert put(backend()) == [True, True]
+    for other in ("SGLANG_LOG_GC", "SGLANG_PORT", "OTHER_FP8"):
+        monkeypatch.setenv(other, "1")
+    assert finds(backend()) == 2
+    monkeypatch.setenv(name, "1")
+    assert put(backend(), 1) == [True]
+    assert finds(backend()) == 1
+    monkeypatch.setenv(name, "0")
+    assert finds(backend()) == 0
+
+
 def test_an_adapter_retrained_in_its_place_is_another(
     server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
 ) -> None:

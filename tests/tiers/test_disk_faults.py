@@ -548,6 +548,19 @@ def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
     tier.close()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_removal_is_durable_when_every_disk_has_made_it_so(tmp_path: Path, number: int) -> None:
+    disks = [FaultyDisk(tmp_path / f"disk{i}") for i in range(2)]
+    tier = SpreadTier([disk.tier for disk in disks])
+    keys = keys_of(range(20))
+    assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
+    disks[number].engine.sync_error = errno.EIO
+    assert not tier.forget(keys).any()
+    disks[number].engine.sync_error = 0
+    assert tier.forget(keys).all()
+    tier.close()
+
+
 def test_blocks_of_a_failed_disk_stay_indexed_and_are_saved_to_another(
     tmp_path: Path,
 ) -> None:

@@ -383,6 +383,19 @@ def test_a_store_that_confirms_deletes_and_keeps_the_objects_has_not_removed_the
     assert scene.get("block") is None
 
 
+def test_a_store_that_does_not_answer_after_a_delete_may_still_have_the_block(make: Make) -> None:
+    scene = make(disk=False)
+    store = scene.stored("block")
+    kept = dict(store.objects)
+    store.refused = {"exists"}
+    scene.remove("block")
+    assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
+    store.objects.update(kept)  # it has not executed what it has confirmed
+    store.heal()
+    scene.settle()
+    assert not scene.in_store("block")
+
+
 def test_a_store_that_never_deletes_is_reported_at_the_start(
     shm: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

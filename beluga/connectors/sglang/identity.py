@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The identity of an SGLang engine: its whole configuration, and the weights it started with."""
+"""The identity of an SGLang engine: its whole configuration, and the weights it started with.
+
+SGLang reads several hundred environment variables. Those that are set count if their names have one
+of the words for what they compute with: types, quantization, kernels of another kind, layouts,
+experts, and code of others. Use ``variant`` for further ones.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from beluga.config import variables_like
 from beluga.connectors.identity import (
     Model,
     ModelIdentity,
@@ -31,6 +38,13 @@ READ_FROM_MODEL = {
     *("auto", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes"),
     *("sharded_state", "layered", "fastsafetensors", "runai_streamer"),
 }
+# Environment variables that count.
+_WORDS = (
+    *("FP4", "FP8", "FP16", "FP32", "BF16", "TF32", "INT4", "INT8", "MXFP", "DTYPE", "PRECISION"),
+    *("QUANT", "SCALE", "DEEPGEMM", "DEEP_GEMM", "AITER", "MARLIN", "SIMULATE", "EXPERTS"),
+    *("HND", "LAYOUT", "ROPE", "EXTERNAL_M", "USE_CPU_ENGINE", "OVERRIDE_KV", "VIDEO", "IMAGE"),
+)
+_VARIABLES = re.compile(rf"(SGLANG|SGL)_\w*({'|'.join(_WORDS)})\w*")
 # Kinds of rotary embeddings that compute the same for every context length.
 ROPES_OF_ANY_LENGTH = {"default", "linear", "llama3", "yarn", "mrope", "dynamic", "proportional"}
 
@@ -55,11 +69,12 @@ def config_of(found: Mapping[str, Any], identity: str) -> Fields:
 
     Raises ConnectorError for a value that cannot be compared.
     """
-    left_out = LEFT_OUT["ServerArgs"]
+    left_out, environment = LEFT_OUT["ServerArgs"], variables_like(_VARIABLES)
     counted = {name: value for name, value in found.items() if name not in left_out}
     return {
         "config": digest_of(counted, LEFT_OUT, path="ServerArgs", vouched=identity),
         "length": _length(found),
+        "environment": digest_of(environment, {}) if environment else "",
     }
 
 
