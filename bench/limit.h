@@ -43,7 +43,7 @@ typedef struct limit_lines {
     uint8_t *replies;
     uint32_t slots;             /* a power of two */
     uint32_t stride;
-    uint32_t coherent;          /* 1: plain stores, nothing is dropped; fences stay */
+    uint32_t coherent;          /* 1: plain stores and no invalidations, but fences */
     uint32_t depth;             /* lines out at a time; 1 is a ping-pong */
     uint32_t batch;             /* lines that share a fence; at most depth, which it divides */
     uint32_t sequence;          /* of the first line; no slot has held it before */
@@ -64,7 +64,7 @@ typedef struct limit_table {
     uint64_t piece_lines;           /* in each of them */
     uint64_t first;                 /* line of the first piece */
     uint64_t lines;
-    uint32_t coherent;              /* 1: nothing is dropped before it is read */
+    uint32_t coherent;              /* 1: lines are not invalidated before they are read */
     limit_insert insert;
     void *index;
 } limit_table;

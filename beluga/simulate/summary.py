@@ -14,7 +14,7 @@ from beluga.simulate.result import Row
 
 # The p90 of the time to first token that a report aims at if no objective is given.
 OBJECTIVE_S = 5.0
-_ALIKE = 1.05  # two times whose ratio is less are called the same
+_ALIKE = 1.05  # two times with a smaller ratio count as equal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def stuck(tmp_path: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_a_stopped_poll_loop_is_seen_while_the_process_answers(shm: Path, stuck: Path) -> None:
+def test_a_hanging_poll_loop_is_detected_while_the_process_responds(shm: Path, stuck: Path) -> None:
     device = str(shm / "device")
     Pool.create([device], device_size=16 << 20).close()
     with subprocess.Popen(

@@ -96,7 +96,7 @@ def spread(rows: list[Row]) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_copies_are_measured_beside_a_copy_engine_and_peers(shm: Path) -> None:
+def test_copies_are_compared_with_a_copy_engine_and_peers(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
         rows = gpu_copy(recorder, pool, HostDriver)
@@ -175,7 +175,7 @@ def test_a_full_run_times_large_batches() -> None:
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("tries", "ballast"), [(0, 1), (2, 1 + 2 + 4), (9, 1 + 2 + 4 + 8)])
-def test_the_clock_hides_the_host_behind_as_much_as_it_takes(
+def test_the_clock_enqueues_enough_work_to_hide_the_host(
     monkeypatch: pytest.MonkeyPatch, tries: int, ballast: int
 ) -> None:
     class Early(HostDriver):
@@ -228,7 +228,7 @@ def test_several_gpus_share_a_device_and_a_node(shm: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_product_is_measured_alone_and_beside_copies(shm: Path) -> None:
+def test_a_product_is_measured_alone_and_during_copies(shm: Path) -> None:
     square = np.eye(64)
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))

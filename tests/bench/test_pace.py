@@ -43,7 +43,7 @@ def test_operations_queue_for_bandwidth_and_latencies_overlap() -> None:
     assert ends == [1650, 2650, 3650, 4650]
 
 
-def test_an_idle_time_gives_no_credit() -> None:
+def test_idle_time_accumulates_no_credit() -> None:
     device = clock(10**9)
     lib.drive_pace_take(device, 0, 1000)
     assert lib.drive_pace_take(device, 10_000, 1000) == 11_000

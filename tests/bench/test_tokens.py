@@ -12,7 +12,7 @@ def test_runs_are_counted_by_their_tokens() -> None:
     assert run_lengths(np.array([1, 2, 3, 7, 9, 10, 20])) == {1: 2, 2: 2, 3: 3}
 
 
-def test_sixteen_tokens_of_which_74_percent_stand_alone() -> None:
+def test_of_sixteen_tokens_74_percent_have_no_neighbor() -> None:
     selections = [selection(turn, 1000) for turn in range(50)]
     for tokens in selections:
         assert len(tokens) == SELECTED

@@ -92,7 +92,7 @@ def test_a_table_sets_a_commands_options(write: Write) -> None:
     assert given("gateway")["port"] == 8080
 
 
-def test_a_flag_comes_before_the_file(write: Write) -> None:
+def test_a_flag_overrides_the_file(write: Write) -> None:
     write('[serve]\nquota-calls = 10\ndisk = ["/a"]\n[pool-create]\ninterleave = false\n')
     served = given("serve", "--quota-calls", "11", "--disk", "/b")
     assert (served["quota_calls"], list(served["disk"])) == (11, ["/b"])
@@ -186,7 +186,7 @@ def test_a_mistake_is_named_with_its_place(write: Write, text: str, said: str) -
     assert "\n" not in str(refused.exception)
 
 
-def test_help_needs_no_good_file(write: Write, run: Run) -> None:
+def test_help_works_with_an_invalid_file(write: Write, run: Run) -> None:
     write("nonsense = 1")
     assert "Usage" in run("ping", "--help").stdout
     refused = run("ping")

@@ -88,7 +88,7 @@ def test_a_full_disk_gets_no_part_of_a_block(run: Run, pool: list[str], tmp_path
 
 
 @pytest.mark.parametrize("arguments", [("get", "key"), ("stat",), ("stat", "--json"), ("ls",)])
-def test_a_full_disk_behind_the_output_is_one_line(
+def test_an_output_on_a_full_disk_is_a_one_line_error(
     arguments: tuple[str, ...], run: Run, pool: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "source").write_bytes(b"forty-two")

@@ -195,7 +195,7 @@ def refused(name: str, ended: Ended, *named: str) -> None:
     assert any(word in said for word in named), ended
 
 
-def test_each_command_is_walked_or_takes_no_pool() -> None:
+def test_each_command_is_tested_or_needs_no_pool() -> None:
     assert set(ALL) - set(WITH) == WITHOUT
     assert set(ARGUMENTS) | REPORTS | MAKES <= set(WITH)
 

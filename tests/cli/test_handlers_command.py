@@ -156,7 +156,7 @@ def test_a_wrong_call_is_one_line_and_a_status(
         assert "Traceback" not in ended.stderr
 
 
-def test_beluga_serve_has_handlers_beside_the_index(
+def test_beluga_serve_has_handlers_in_addition_to_the_index(
     begin: Begin, ask: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "--handlers", "jobs:several", *pool, entry="main"))

@@ -298,9 +298,7 @@ def test_a_disk_of_another_owner_ends_serve_before_it_serves(
         (["--remote", "memory:///", "--admission", "none"], "'--admission': 'none'"),
     ],
 )
-def test_tiers_that_make_no_sense_are_refused(
-    served: list[Served], arguments: list[str], word: str
-) -> None:
+def test_invalid_tiers_are_rejected(served: list[Served], arguments: list[str], word: str) -> None:
     shown = beluga("serve", *arguments)
     assert shown.exit_code == 2
     assert word in " ".join(shown.output.replace("│", " ").split())
@@ -326,7 +324,7 @@ def test_event_options_reach_their_service(
         (["--events-form", "json"], "--events-form is json; give vllm or dynamo"),
     ],
 )
-def test_event_options_that_make_no_sense_are_refused(
+def test_invalid_event_options_are_rejected(
     served: list[Served], arguments: list[str], word: str
 ) -> None:
     shown = beluga("serve", *arguments)
@@ -693,7 +691,7 @@ def test_a_prefill_worker_runs_until_a_signal_and_closes_its_queue(
         (None, 0),
     ],
 )
-def test_a_command_ends_with_a_line_or_well(
+def test_a_command_fails_with_one_line_or_succeeds(
     monkeypatch: pytest.MonkeyPatch, raised: Exception | None, status: object
 ) -> None:
     handlers: dict[int, Callable[[int, Any], None]] = {}

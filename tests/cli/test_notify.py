@@ -91,7 +91,7 @@ def test_a_server_notifies_its_manager_of_ready_alive_and_stopping(
     assert server.wait(timeout=WAIT_S) == 0
 
 
-def test_a_standby_is_ready_when_it_has_seen_the_server(
+def test_a_standby_is_ready_after_its_first_check_of_the_server(
     launch: Start, server: subprocess.Popen[str], heard: Heard
 ) -> None:
     standby = launch("--standby", WATCHDOG_USEC="1000000")

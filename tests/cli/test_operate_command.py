@@ -164,9 +164,7 @@ def test_quota_is_shown_and_changed_without_a_restart(
         ("bytes=many", "many"),
     ],
 )
-def test_a_quota_that_makes_no_sense_is_refused(
-    run: Run, pool: list[str], change: str, why: str
-) -> None:
+def test_an_invalid_quota_is_rejected(run: Run, pool: list[str], change: str, why: str) -> None:
     ended = run("quota", *pool, "--set", change)
     assert ended.returncode == 2
     assert why in " ".join(ended.stderr.replace("│", " ").split())

@@ -127,7 +127,7 @@ def test_serve_bounds_sessions(start: Start, run: Run, pool: list[str]) -> None:
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_a_deposed_server_stands_by_again_only_where_it_watches(
+def test_a_deposed_server_stands_by_again_only_with_watch(
     pool: list[str],
     watch: bool,
     monkeypatch: pytest.MonkeyPatch,

@@ -58,7 +58,7 @@ def fault_of(choice: str, offset: int, size: int, mask: int) -> str:
 
 @pytest.mark.parametrize("choice", ["bl_flush", "bl_drop"])
 @pytest.mark.parametrize("offset", [0, 64, 1000, 4095])
-def test_flush_faults_in_the_line_it_was_given(flush_path: str, choice: str, offset: int) -> None:
+def test_a_flush_faults_at_its_argument(flush_path: str, choice: str, offset: int) -> None:
     fault = int(fault_of(choice, offset, 1, lib.bl_cpu_features()))
     assert fault // 64 == offset // 64
 

@@ -301,7 +301,7 @@ def test_copies_are_unscheduled_without_a_usable_link(
     ]
 
 
-def test_a_session_that_is_not_had_leaves_no_pool_mapped(
+def test_a_failed_session_leaves_no_pool_mapped(
     pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Pool] = []

@@ -63,7 +63,7 @@ def test_objects_are_loaded_by_another_server(server: MetaServer, adapter: MakeA
     assert second.accessed == keys
 
 
-def test_hits_behind_misses_are_found(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_hits_after_misses_are_found(server: MetaServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(12)
     other = [ObjectKey(key.chunk_hash, kv_rank=2, object_group_id=1) for key in keys]
     some = [0, 1, 4, 5, 6, 11]
@@ -356,7 +356,7 @@ def test_pins_are_released_when_a_batch_fails_half_way(
         attachment.close()
 
 
-def test_without_room_for_pins_objects_are_found_all_the_same(
+def test_without_room_for_pins_objects_are_still_found(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = MetaClient.lookup

@@ -93,7 +93,7 @@ def test_an_object_of_another_process_is_deleted_without_a_size(
     assert other.deleted == [(keys[0], memories[0].get_size())]  # for LMCache it was a hit
 
 
-def test_objects_are_deleted_in_layouts_that_this_process_never_saw(
+def test_objects_are_deleted_in_layouts_unknown_to_this_process(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)

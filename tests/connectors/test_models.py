@@ -145,7 +145,7 @@ def test_the_files_that_are_loaded_with_a_gguf_file_count(
 
 
 @pytest.mark.parametrize("name", ["LICENSE.safetensors", "merges.txt.bin", "NOTICE-1.gguf"])
-def test_weights_count_whatever_their_name(tmp_path: Path, digests: FileDigests, name: str) -> None:
+def test_weights_count_under_any_file_name(tmp_path: Path, digests: FileDigests, name: str) -> None:
     """Engines load all files with the suffix of weights."""
     path = folder(tmp_path / "model")
     before = of(path, digests)

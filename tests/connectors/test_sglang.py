@@ -302,7 +302,7 @@ def test_indices_in_memory_of_a_device_move_nothing(server: MetaServer, backend:
     assert one.batch_get_v1(keys(2), Elsewhere()) == [False, False]
 
 
-def test_pages_behind_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
+def test_pages_after_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
     source, target = HostPool(), HostPool()
     source.kv_buffer[:] = 5
     one, other = backend(source), backend(target)
@@ -314,7 +314,7 @@ def test_pages_behind_a_miss_are_fetched(server: MetaServer, backend: Make) -> N
     assert [bool((target.page(i)[0] == 5).all()) for i in range(1, 6)] == expected
 
 
-def test_flat_pages_behind_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
+def test_flat_pages_after_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
     one = backend(v1=False)
     rows = [Flat(np.full(4096, i + 1, dtype=np.uint8)) for i in range(2)]
     assert one.batch_set([keys(3)[0], keys(3)[2]], rows)
@@ -431,7 +431,7 @@ def test_calls_without_targets_or_sources_move_nothing(server: MetaServer, backe
     assert one.get_stats() is None
 
 
-def test_pages_that_are_there_are_as_good_as_put(server: MetaServer, backend: Make) -> None:
+def test_present_pages_count_as_stored(server: MetaServer, backend: Make) -> None:
     one = backend()
     assert one.batch_set_v1(keys(1), indices([0])) == [True]
     assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]

@@ -429,7 +429,7 @@ def test_a_release_whose_keys_include_adapters_is_accepted(
     assert put(backend()) == [True, True]
 
 
-def test_a_scheduler_whose_updates_cannot_be_seen_is_refused(
+def test_a_scheduler_whose_updates_cannot_be_observed_is_rejected(
     backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, weights._SCHEDULER, types.ModuleType("scheduler"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from herd import WAIT_S, Member, StuckError
-from worker import KEPT, Told, is_named, names, serve, use
+from worker import KEPT, Message, is_named, names, serve, use
 
 from beluga.index import check_pool, read_names
 from beluga.pool import Pool
@@ -51,21 +51,21 @@ class Arena:
         """Start a server that is about to take the pool over."""
         self._droppable, self.torn_entries = self.torn_entries, 0
         self.server = Member(serve, self._paths, first)
-        if self.server.hear() is None and "arm" not in first:
+        if self.server.receive() is None and "arm" not in first:
             raise StuckError(f"a server died of {self.server.ended} while it took over")
         return self.server
 
     def client(self, slot: int, **first: object) -> Member:
         """Start a client that is about to attach."""
         member = Member(use, self._paths, {"slot": slot, **first})
-        if member.hear() is None and "arm" not in first:
+        if member.receive() is None and "arm" not in first:
             raise StuckError(f"a client died of {member.ended} while it attached")
         return member
 
     def replace_dead(self) -> None:
         """Replace the processes that died or were stopped."""
         for member in (self.server, *self.clients):
-            member.look()
+            member.poll()
         if self.server.stopped or self.server.ended is not None:
             self.server.kill()
             self.server = self.start()
@@ -74,7 +74,7 @@ class Arena:
                 member.kill()
                 self.clients[slot] = self.client(slot)
 
-    def remember(self, answer: Told) -> None:
+    def remember(self, answer: Message) -> None:
         """Record the blocks that a client reported as stored."""
         if not self.small:
             self.stored.update(number for number in answer["stored"] if number < KEPT)
@@ -84,12 +84,12 @@ class Arena:
         intact.
         """
         for member in self.clients:
-            member.ask({"ping": 1})  # an idle client does not detect a new server
+            member.request({"ping": 1})  # an idle client does not detect a new server
         self._settle()
         report = check_pool(self._pool, payload=True)
         if report.finding_count:
             raise AssertionError(f"pool check: {'; '.join(report.findings[:5])}")
-        there = self.clients[0].ask({"audit": 1})["there"]
+        there = self.clients[0].request({"audit": 1})["there"]
         if lost := self.stored - set(there):
             raise AssertionError(f"blocks {sorted(lost)} were stored and are lost")
         if len(there) != report.block_count:
@@ -102,27 +102,27 @@ class Arena:
     def _check_names(self, half: int) -> None:
         """Check that each name belongs to its block, and that no acknowledged name is lost."""
         found = read_names(self._pool, half)["name"]
-        told = set(found["block_hash"].tolist())
-        right = names(sorted(told))
+        message = set(found["block_hash"].tolist())
+        right = names(sorted(message))
         tokens = found["tokens_hash"][np.argsort(found["block_hash"])]
         if not np.array_equal(tokens, right["tokens_hash"]):
             raise AssertionError("a name is not the one that its block was put with")
-        if lost := {number for number in self.stored if is_named(number)} - told:
+        if lost := {number for number in self.stored if is_named(number)} - message:
             raise AssertionError(f"the names of blocks {sorted(lost)} were stored and are lost")
 
     def empty(self) -> None:
         """Remove every block, and check that all stripes are free."""
         self.stored.clear()
-        stat = self.clients[0].ask({"clear": 1})
+        stat = self.clients[0].request({"clear": 1})
         if stat["free_stripe_count"] != stat["stripe_count"] or stat["used_bytes"]:
             raise AssertionError(f"stripes leak: {stat}")
 
     def close(self) -> None:
         """End all processes in order: they leave no blocks behind."""
         for member in self.clients:
-            member.ask({"close": 1})
+            member.request({"close": 1})
             member.kill()
-        self.server.ask({"stop": 1})
+        self.server.request({"stop": 1})
         self.server.kill()
         self.start()  # it removes the files of processes that died before they had a lane
         end = time.monotonic() + WAIT_S
@@ -132,7 +132,7 @@ class Arena:
             if time.monotonic() > end:
                 raise AssertionError(f"files of processes that have ended: {left}")
             time.sleep(0.005)
-        self.server.ask({"stop": 1})
+        self.server.request({"stop": 1})
         self.server.kill()
         self._pool.close()
 
@@ -145,7 +145,7 @@ class Arena:
         """Wait until the sessions, grants, pins and space of dead processes are released."""
         end = time.monotonic() + WAIT_S
         while True:
-            stat = self.server.ask({"stat": 1})
+            stat = self.server.request({"stat": 1})
             if stat["failure"]:
                 raise AssertionError(f"the server stopped: {stat['failure']}")
             wrong = {

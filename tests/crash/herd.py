@@ -18,10 +18,10 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from worker import Talk, Told
+from worker import Message, Talk
 
 WAIT_S = 120.0
-Body = Callable[[Talk, list[Path], Told], None]
+Body = Callable[[Talk, list[Path], Message], None]
 
 
 class StuckError(AssertionError):
@@ -31,7 +31,7 @@ class StuckError(AssertionError):
 class Member:
     """A forked process that runs ``body`` on the pool on ``paths``, and sends a first reply."""
 
-    def __init__(self, body: Body, paths: list[Path], first: Told) -> None:
+    def __init__(self, body: Body, paths: list[Path], first: Message) -> None:
         self.name = body.__name__
         self._socket, theirs = socket.socketpair()
         self._read = b""
@@ -51,15 +51,15 @@ class Member:
         """Whether it stopped or died at a crash point, not by our signal."""
         return not self._signalled and (self.stopped or self.ended == signal.SIGKILL)
 
-    def tell(self, told: Told) -> None:
+    def send(self, message: Message) -> None:
         """Send an order; a dead process does not get it."""
         self._number += 1
         try:
-            self._socket.sendall(json.dumps(told | {"number": self._number}).encode() + b"\n")
+            self._socket.sendall(json.dumps(message | {"number": self._number}).encode() + b"\n")
         except OSError:
-            self.look()
+            self.poll()
 
-    def look(self, timeout_s: float = 0.0) -> Told | None:
+    def poll(self, timeout_s: float = 0.0) -> Message | None:
         """Return the reply to the last order, if any, and record whether the process has died or
         stopped.
 
@@ -76,29 +76,29 @@ class Member:
         self._wait_status()
         while b"\n" in self._read:
             line, _, self._read = self._read.partition(b"\n")
-            answer: Told = json.loads(line)
+            answer: Message = json.loads(line)
             if "error" in answer:
                 raise AssertionError(f"{self.name} {self.pid}: {answer['error']}")
             if answer.pop("number") == self._number:
                 return answer
         return None
 
-    def hear(self, timeout_s: float = WAIT_S) -> Told | None:
+    def receive(self, timeout_s: float = WAIT_S) -> Message | None:
         """Wait for its reply. Returns None if the process died or stopped instead."""
         end = time.monotonic() + timeout_s
         while True:
-            answer = self.look(0.002)
+            answer = self.poll(0.002)
             if answer is not None or self.ended is not None or self.stopped:
                 return answer
             if time.monotonic() > end:
                 raise StuckError(f"{self.name} {self.pid} did not answer in {timeout_s:.0f} s")
 
-    def ask(self, told: Told) -> Told:
+    def request(self, message: Message) -> Message:
         """Send an order and return the reply. Raises StuckError if the process dies."""
-        self.tell(told)
-        answer = self.hear()
+        self.send(message)
+        answer = self.receive()
         if answer is None:
-            raise StuckError(f"{self.name} {self.pid} died of {self.ended} when told {told}")
+            raise StuckError(f"{self.name} {self.pid} died of {self.ended} after {message}")
         return answer
 
     def signal(self, number: signal.Signals) -> None:
@@ -139,21 +139,21 @@ class Member:
             self.ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
 
 
-def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> None:
+def _live(body: Body, paths: list[Path], first: Message, theirs: socket.socket) -> None:
     """Run a forked process to its end; never returns."""
     stream = theirs.makefile("rw")
     number = 0
 
-    def talk(answer: Told | None) -> Told:
+    def talk(answer: Message | None) -> Message:
         nonlocal number
         stream.write(json.dumps((answer or {}) | {"number": number}) + "\n")
         stream.flush()
         line = stream.readline()
         if not line:  # the harness has ended
             os._exit(0)
-        told: Told = json.loads(line)
-        number = told.pop("number")
-        return told
+        message: Message = json.loads(line)
+        number = message.pop("number")
+        return message
 
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -28,19 +28,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from arena import Arena
 from herd import WAIT_S, Member, StuckError
 from points import named
-from worker import Told
+from worker import Message
 
 # The process that passes a point, by the point's name or its first word.
 SCENES = {
     "attach ask detach call put get payload": "client",
-    "drop": "bereaved",  # a client whose server dies
+    "drop": "client of a killed server",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
     "grant reserve commit abort lookup release remove tomb": "server",
-    "take elect register recover tomb.tier_written": "heir",  # a standby that takes over
-    "pidfds": "reaper",  # a server whose client dies
-    "stop": "leaver",  # a server that is stopped with SIGTERM
+    "take elect register recover tomb.tier_written": "successor",  # a standby that takes over
+    "pidfds": "server of a killed client",  # a server whose client dies
+    "stop": "stopping server",  # a server that is stopped with SIGTERM
     "heartbeat": "client",
-    "ask.withdrawn": "forsaken",  # a client whose server is stopped while it attaches
+    # its server is stopped while it attaches
+    "ask.withdrawn": "client of a stopped server",
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
 ROUNDS_PER_POOL = 60
@@ -89,7 +90,7 @@ class Plan:
         return f"{self.point}~" if self.words else str(self.point)
 
     @property
-    def arming(self) -> Told:
+    def arming(self) -> Message:
         """Return the order that arms the point in a process."""
         if self.point is None:
             return {}
@@ -202,20 +203,24 @@ class Loop:
     def _play(self, arena: Arena, plan: Plan) -> None:
         """Run one round until every call has ended and no process is stopped."""
         arming = plan.arming
-        victim = arena.server if plan.scene in ("server", "leaver", "reaper") else arena.clients[-1]
-        if arming and plan.scene != "heir":
+        victim = (
+            arena.server
+            if plan.scene in ("server", "stopping server", "server of a killed client")
+            else arena.clients[-1]
+        )
+        if arming and plan.scene != "successor":
             self._arm(victim, arming, plan)
         seed = self._dice.randrange(1 << 30)
-        told: Told = {} if plan.walk else {"churn": CHURN}
-        if plan.scene == "forsaken":
+        message: Message = {} if plan.walk else {"churn": CHURN}
+        if plan.scene == "client of a stopped server":
             arena.server.halt()
-            told["hasty"] = 1
-        elif plan.scene == "bereaved":
+            message["hasty"] = 1
+        elif plan.scene == "client of a killed server":
             arena.server.kill()  # first, so that the client calls a dead server
         for number, member in enumerate(arena.clients):
-            member.tell({"seed": seed + number} | told)
+            member.send({"seed": seed + number} | message)
         self._strike(arena, victim, plan)
-        self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
+        self._attend(arena, victim, plan, arming if plan.scene == "successor" else {})
         if plan.point and victim.ended is None:
             self._arm(victim, {"arm": [None, 0, False, 0]}, plan)
         if arming.get("brings_tier"):
@@ -223,12 +228,12 @@ class Loop:
 
     def _strike(self, arena: Arena, victim: Member, plan: Plan) -> None:
         """While the clients work, kill or stop the process of a round without a point."""
-        if plan.scene == "leaver":
-            victim.tell({"stop": 1})
-        elif plan.scene == "heir":
+        if plan.scene == "stopping server":
+            victim.send({"stop": 1})
+        elif plan.scene == "successor":
             time.sleep(self._dice.uniform(0, 0.01))
             arena.server.kill()
-        elif plan.scene == "reaper":
+        elif plan.scene == "server of a killed client":
             time.sleep(self._dice.uniform(0, 0.01))
             arena.clients[-1].kill()
         elif plan.point is None:
@@ -240,23 +245,23 @@ class Loop:
                     member.kill()
                 self._count(plan)
 
-    def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
+    def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Message) -> None:
         """Wait for the end of the work. Replaces a dead server (the first successor is armed), and
         continues stopped processes after a while.
         """
         waiting = dict(enumerate(arena.clients))
-        leaving = plan.scene == "leaver"
+        leaving = plan.scene == "stopping server"
         stopped_at: dict[int, float] = {}
         end = time.monotonic() + 2 * WAIT_S
         # armed: the successor has not started yet
         while waiting or leaving or stopped_at or arming:
             for slot, member in list(waiting.items()):
-                answer = member.look(0.0005)
+                answer = member.poll(0.0005)
                 if answer is not None:
                     arena.remember(answer)
                 if answer is not None or member.ended is not None:
                     del waiting[slot]
-            if arena.server.look() is not None and leaving:
+            if arena.server.poll() is not None and leaving:
                 arena.server.kill()  # it has announced its stop
             if victim.fell:
                 self._hit(plan, victim)
@@ -282,10 +287,10 @@ class Loop:
             if not member.stopped:
                 stopped_at.pop(member.pid, None)
 
-    def _arm(self, member: Member, arming: Told, plan: Plan) -> None:
+    def _arm(self, member: Member, arming: Message, plan: Plan) -> None:
         """Arm or disarm a process, which may pass the point at once."""
-        member.tell(arming)
-        while member.hear() is None and member.ended is None:
+        member.send(arming)
+        while member.receive() is None and member.ended is None:
             self._hit(plan, member)
             member.signal(signal.SIGCONT)
         if member.fell:

@@ -24,26 +24,26 @@ def loop(rounds: int, seed: int, *more: str) -> dict[str, Any]:
         command, capture_output=True, text=True, timeout=280 * PATIENCE, check=False
     )
     assert process.stdout, process.stderr
-    told: dict[str, Any] = json.loads(process.stdout)
-    assert told["errors"] == []
+    message: dict[str, Any] = json.loads(process.stdout)
+    assert message["errors"] == []
     assert process.returncode == 0, process.stderr
-    assert told["rounds"] >= rounds
-    return told
+    assert message["rounds"] >= rounds
+    return message
 
 
 def test_some_deaths_and_stops_do_no_harm() -> None:
-    told = loop(24, seed=1)
-    assert told["kills"] > 0
-    assert told["stops"] > 0
-    assert told["blocks_checked"] > 0
+    message = loop(24, seed=1)
+    assert message["kills"] > 0
+    assert message["stops"] > 0
+    assert message["blocks_checked"] > 0
 
 
 @pytest.mark.long
 def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
-    told = loop(len(killloop.walk(lines=True)) + 10, 3, "--lines")
-    assert told["missed"] == []
-    assert told["kills"] >= told["points"]
-    assert {spot.partition("+")[0] for spot in told["hit"]} == {
+    message = loop(len(killloop.walk(lines=True)) + 10, 3, "--lines")
+    assert message["missed"] == []
+    assert message["kills"] >= message["points"]
+    assert {spot.partition("+")[0] for spot in message["hit"]} == {
         *("ask.line", "lobby.line", "session.line"),  # of the lobby, of sessions
         *("call.line", "serve.line"),  # of lanes
         *("entry.line", "entry.clear_line", "entry.tomb_line", "extent.line"),
@@ -55,7 +55,7 @@ def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
 
 @pytest.mark.slow
 def test_every_crash_point_is_passed_and_survived() -> None:
-    told = loop(len(killloop.walk()) + 30, seed=2)
-    assert told["missed"] == []
-    assert len(told["hit"]) == told["points"]
-    assert told["takeovers"] > 0
+    message = loop(len(killloop.walk()) + 30, seed=2)
+    assert message["missed"] == []
+    assert len(message["hit"]) == message["points"]
+    assert message["takeovers"] > 0

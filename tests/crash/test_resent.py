@@ -42,7 +42,7 @@ def armed(monkeypatch: pytest.MonkeyPatch, paths: list[Path], point: str) -> Pro
         return Process("serve_index", paths)
 
 
-class Bereaved:
+class DeadServer:
     """A client whose server dies in the middle of its call; a successor answers."""
 
     def __init__(self, pool: Pool, first: Process) -> None:
@@ -54,11 +54,11 @@ class Bereaved:
         with ThreadPoolExecutor(1) as thread:
             answer = thread.submit(action)
             assert self.first.died() == -signal.SIGKILL
-            heir = MetaServer(self.pool)
-            heir.start()
-            return answer.result(timeout=120 * PATIENCE), heir
+            successor = MetaServer(self.pool)
+            successor.start()
+            return answer.result(timeout=120 * PATIENCE), successor
 
-    def __enter__(self) -> Bereaved:
+    def __enter__(self) -> DeadServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,9 +69,9 @@ class Bereaved:
 def test_a_reserve_grants_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    with armed(monkeypatch, paths, point) as first, Bereaved(pool, first) as bereaved:
-        meta = bereaved.meta
-        grants, heir = bereaved.call(lambda: meta.reserve(keys([1]), length=4096))
+    with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
+        meta = dead.meta
+        grants, successor = dead.call(lambda: meta.reserve(keys([1]), length=4096))
         assert states(grants) == ["GRANTED"]
         assert (meta.stat().grant_count, meta.stat().refuse_count) == (1, 0)
         assert meta.commit(grants) == [0]
@@ -80,7 +80,7 @@ def test_a_reserve_grants_once(
         assert (meta.stat().grant_count, meta.stat().block_count) == (0, 1)
         assert meta.remove(keys([1])) == 1
         assert meta.stat().free_stripe_count == meta.stat().stripe_count
-        heir.stop()
+        successor.stop()
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_commit_counts_once(
     # The same applies to the reserve before its reply: the second reply is that of the commit.
     passage = 2 if point.startswith("serve") else 1
     armed_server = armed(monkeypatch, paths, f"{point}:{passage}")
-    with armed_server as first, Bereaved(pool, first) as bereaved:
-        meta = bereaved.meta
+    with armed_server as first, DeadServer(pool, first) as dead:
+        meta = dead.meta
         grants = meta.reserve(keys([1]), length=4096)
-        statuses, heir = bereaved.call(lambda: meta.commit(grants))
+        statuses, successor = dead.call(lambda: meta.commit(grants))
         entered = point != "commit.claimed"
         assert statuses == [0 if entered else NO_GRANT]
         assert held(meta, [1]) == ({1} if entered else set())
@@ -103,7 +103,7 @@ def test_a_commit_counts_once(
         assert (stat.block_count, stat.commit_count) == (int(entered), 0)
         assert eventually(lambda: meta.stat().held_bytes == 0)
         assert meta.stat().grant_count == 0
-        heir.stop()
+        successor.stop()
 
 
 @pytest.mark.parametrize(
@@ -112,34 +112,34 @@ def test_a_commit_counts_once(
 def test_a_remove_removes_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    with armed(monkeypatch, paths, point) as first, Bereaved(pool, first) as bereaved:
-        meta = bereaved.meta
+    with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
+        meta = dead.meta
         put(meta, [1], length=4096)
-        removed, heir = bereaved.call(lambda: meta.remove(keys([1])))
+        removed, successor = dead.call(lambda: meta.remove(keys([1])))
         assert removed == (1 if point == "remove.found" else 0)
         stat = meta.stat()
         assert (stat.block_count, stat.remove_count) == (0, removed)
         assert held(meta, [1]) == set()
         assert eventually(lambda: meta.stat().free_stripe_count == meta.stat().stripe_count)
-        heir.stop()
+        successor.stop()
 
 
 @pytest.mark.parametrize("point", ["release.counted", "release.unpinned", "serve.fenced:4"])
 def test_a_release_unpins_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    with armed(monkeypatch, paths, point) as first, Bereaved(pool, first) as bereaved:
-        meta = bereaved.meta
+    with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
+        meta = dead.meta
         put(meta, [1], length=4096)
         pinned = meta.lookup(keys([1]), pin=True).hits
-        released, heir = bereaved.call(lambda: meta.release(pinned))
+        released, successor = dead.call(lambda: meta.release(pinned))
         assert released == 0  # the successor had no record of a pin
         again = meta.lookup(keys([1]), pin=True).hits
         assert meta.stat().pinned_count == 1
         assert meta.release(again) == 1
         assert meta.release(again) == 0
         assert meta.stat().pinned_count == 0
-        heir.stop()
+        successor.stop()
 
 
 @pytest.mark.parametrize("point", ["grant.made", "commit.entered", "serve.fenced"])
@@ -180,10 +180,10 @@ class _Hasty:
 def test_an_abort_of_a_lost_grant_is_none(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with armed(monkeypatch, paths, "abort.unindexed") as first, Bereaved(pool, first) as bereaved:
-        meta = bereaved.meta
+    with armed(monkeypatch, paths, "abort.unindexed") as first, DeadServer(pool, first) as dead:
+        meta = dead.meta
         grants = meta.reserve(keys([1]), length=4096)
-        aborted, heir = bereaved.call(lambda: meta.abort(grants))
+        aborted, successor = dead.call(lambda: meta.abort(grants))
         assert aborted == 0
         assert eventually(lambda: meta.stat().free_stripe_count == meta.stat().stripe_count)
-        heir.stop()
+        successor.stop()

@@ -46,8 +46,8 @@ def mirrored(data: bytes) -> bytes:
     return data[::-1]
 
 
-Told = dict[str, Any]
-Talk = Callable[[Told | None], Told]  # replies, then reads the next order
+Message = dict[str, Any]
+Talk = Callable[[Message | None], Message]  # replies, then reads the next order
 
 NUMBERS = 160  # blocks that the clients of a pool share
 KEPT = 24  # the first ones are never removed
@@ -85,16 +85,16 @@ def names(numbers: list[int]) -> NDArray[np.void]:
     return named
 
 
-def arm(told: Told) -> None:
+def arm(message: Message) -> None:
     """Execute ``arm``: the crash point (or None), the passage, whether to stop there, and the words
     of its line that reach memory.
     """
-    name, passage, stop, words = told["arm"]
+    name, passage, stop, words = message["arm"]
     if lib.bl_crash_arm(name.encode() if name else ffi.NULL, passage, stop, words) < 0:
         raise ValueError(f"no crash point {name}")
 
 
-def serve(talk: Talk, paths: list[Path], first: Told) -> None:
+def serve(talk: Talk, paths: list[Path], first: Message) -> None:
     """Run a server: ``stat``, ``arm``, ``stop``."""
     if "arm" in first:
         arm(first)
@@ -109,12 +109,12 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
         server.register(handlers, threads=2)
         server.start()
         remover = Remover(server, pool, token)
-        told = talk({"epoch": server.stat().epoch})
-        while told:
-            answer: Told = {}
-            if "arm" in told:
-                arm(told)
-            elif "stop" in told:
+        message = talk({"epoch": server.stat().epoch})
+        while message:
+            answer: Message = {}
+            if "arm" in message:
+                arm(message)
+            elif "stop" in message:
                 remover.stop()
                 server.stop()
             else:
@@ -122,7 +122,7 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
                 counters = dataclasses.asdict(server.meta_stat())
                 answer = counters | dataclasses.asdict(server.stat())
                 answer["failure"] = str(server.failure or "")
-            told = talk(answer)
+            message = talk(answer)
 
 
 def check_budgets(server: MetaServer) -> None:
@@ -179,27 +179,27 @@ class Client:
         self._stored: set[int] = set()
         self._checked = 0
 
-    def answer(self, told: Told) -> Told:
+    def answer(self, message: Message) -> Message:
         """Execute the order."""
-        if "arm" in told:
-            arm(told)
+        if "arm" in message:
+            arm(message)
             return {}
-        if "ping" in told:
+        if "ping" in message:
             self._cache.client.ping()
             return {}
-        if "audit" in told:
+        if "audit" in message:
             return {"there": self._audit()}
-        if "clear" in told:
+        if "clear" in message:
             self._cache.remove(keys(EVERY))
             return dataclasses.asdict(self._cache.stat())
-        if "hasty" in told:
+        if "hasty" in message:
             self._attach_in_vain()
         self._stored, self._checked = set(), 0
-        dice = random.Random(told["seed"])
+        dice = random.Random(message["seed"])
         steps = [self._store, self._fetch, self._doom, self._give_up, self._own_class, self._call]
         steps.append(self._hint)
-        if "churn" in told:
-            steps = dice.choices([*steps, self._attach_anew], k=told["churn"])
+        if "churn" in message:
+            steps = dice.choices([*steps, self._attach_anew], k=message["churn"])
         else:
             steps = [*steps, self._store, self._attach_anew, self._fetch]
         for step in steps:
@@ -311,14 +311,14 @@ class Client:
         return [number for number in EVERY if self._right([number])]
 
 
-def use(talk: Talk, paths: list[Path], first: Told) -> None:
+def use(talk: Talk, paths: list[Path], first: Message) -> None:
     """Run a client until it is ordered to close."""
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:
         client = Client(pool, first["slot"])
-        told = talk({})
-        while "close" not in told:
-            told = talk(client.answer(told))
+        message = talk({})
+        while "close" not in message:
+            message = talk(client.answer(message))
         client.close()
         talk({})

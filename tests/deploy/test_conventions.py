@@ -61,7 +61,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("root", PLACES, ids=str)
-def test_files_name_no_directory_beside_the_shared_one(root: str) -> None:
+def test_files_name_no_directory_except_the_shared_one(root: str) -> None:
     assert str(PLACES[root]) == root
     strange = [
         f"{path.relative_to(ROOT)}: {text[found.start() : found.end() + 20]!r}"

@@ -239,7 +239,7 @@ def test_the_role_permits_the_calls_of_the_lease() -> None:
     assert asked == allowed
 
 
-def test_the_schema_takes_the_values_and_refuses_mistakes() -> None:
+def test_the_schema_accepts_the_values_and_rejects_mistakes() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     jsonschema.Draft7Validator.check_schema(schema)

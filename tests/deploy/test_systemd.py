@@ -93,7 +93,7 @@ def is_so(machine: Booted, unit: str, status: str) -> Callable[[], bool]:
 
 
 @pytest.mark.slow
-def test_a_standby_follows_and_the_killed_server_stands_by(booted: Booted) -> None:
+def test_a_standby_takes_over_and_the_restarted_server_stands_by(booted: Booted) -> None:
     for unit in ("beluga-pool", "beluga-serve", "beluga-standby"):
         started = booted.run("systemctl", "start", unit)
         assert started.returncode == 0, booted.log()

@@ -294,7 +294,7 @@ def test_a_present_task_is_dequeued_at_once(backend: Backend) -> None:
     asyncio.run(asyncio.wait_for(play(), 10))  # a second per wait would be far too long
 
 
-def test_a_queue_that_is_closed_leaves_no_task_of_the_loop(backend: Backend) -> None:
+def test_a_closed_queue_leaves_no_asyncio_task(backend: Backend) -> None:
     faults: list[object] = []
 
     async def play() -> None:
@@ -369,7 +369,7 @@ def test_an_invalid_task_leaves_the_queue(
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
 @pytest.mark.parametrize("failures", [2, 3])
-def test_a_task_that_cannot_be_read_is_tried_thrice_at_once(
+def test_an_unreadable_task_is_tried_three_times_at_once(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     async def play() -> None:

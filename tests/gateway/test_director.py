@@ -112,7 +112,7 @@ class Desk:
         return found.value.status, str(found.value)
 
 
-def test_a_request_is_on_the_account_from_its_place_to_its_end() -> None:
+def test_a_request_is_counted_from_its_placement_to_its_end() -> None:
     async def scenario() -> None:
         desk = Desk()
         placement = await desk.place()

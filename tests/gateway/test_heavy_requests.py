@@ -51,7 +51,7 @@ def test_a_form_costs_no_more_than_its_length() -> None:
     assert read(large) < 64 * max(read(small), 1e-4)  # with quadratic cost it would be 256 times
 
 
-def test_a_forms_model_is_read_behind_other_fields() -> None:
+def test_a_forms_model_is_read_after_other_fields() -> None:
     form = (
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n'
         b"Content-Type: audio/wav\r\n\r\n" + bytes(1 << 16) + PART * 3 + b"\r\n"
@@ -94,7 +94,7 @@ def test_a_file_is_digested_at_any_position(before: int) -> None:
     assert 0 <= isl.pop() - before // 4 - FILE_TOKENS < 100
 
 
-def test_large_requests_are_parsed_and_hashed_beside_the_loop(
+def test_large_requests_are_parsed_and_hashed_on_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, bool]] = []

@@ -145,7 +145,7 @@ def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
 
 
 @pytest.mark.parametrize(("size", "aside"), [(100, False), (1 << 14, False), (1 << 15, True)])
-def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> None:
+def test_a_long_prompt_is_tokenized_on_a_thread(size: int, aside: bool) -> None:
     """Other requests do not wait for it. A short prompt needs no thread."""
     seen: list[bool] = []
 

@@ -107,7 +107,7 @@ def test_a_request_that_waits_for_its_own_pause_blocks_no_other() -> None:
     run(scenario)
 
 
-def test_a_request_of_a_paused_worker_goes_to_one_that_starts() -> None:
+def test_a_request_of_a_paused_worker_is_taken_by_a_new_worker() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.status, a.faults.retry_after = 503, "15"

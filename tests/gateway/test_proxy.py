@@ -52,7 +52,7 @@ def test_an_event_is_forwarded_before_the_next_is_sent() -> None:
     run(scenario)
 
 
-def test_the_account_follows_a_request_to_its_end() -> None:
+def test_a_request_is_tracked_to_its_end() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold, engine.faults.hold_first = asyncio.Event(), asyncio.Event()

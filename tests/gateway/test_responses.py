@@ -77,7 +77,7 @@ def test_a_request_for_a_response_goes_to_the_engine_that_made_it(stream: bool) 
     run(scenario)
 
 
-def test_a_request_for_a_dead_engines_response_goes_to_no_other() -> None:
+def test_a_request_for_a_dead_engines_response_is_sent_to_no_other_engine() -> None:
     async def scenario() -> None:
         first, second = FakeEngine(), FakeEngine()
         async with routed(first, second) as site:

@@ -61,7 +61,7 @@ def test_an_invalid_url_is_rejected(url: str) -> None:
         read_url(url)
 
 
-def test_words_that_make_no_sense_are_refused() -> None:
+def test_invalid_words_are_rejected() -> None:
     for workers, models, events in (
         ((), ("m",), ()),
         ((), ("=http://a",), ()),
@@ -110,7 +110,7 @@ def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
         ("http://a events=b events=b", "the KV events of http://a at b are configured twice"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_rejected(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "workers"
     path.write_text(text)
     with pytest.raises(RouterError, match=said):
@@ -214,7 +214,7 @@ def test_a_setting_that_the_policy_lacks_is_rejected_with_any_value(
     asyncio.run(enter(asked))
 
 
-def test_a_size_of_blocks_that_no_engine_has_is_neither_taken_nor_learned() -> None:
+def test_a_block_size_that_no_engine_has_is_rejected() -> None:
     def cache(size: int) -> Cache:
         return Cache(
             wanted=True,

@@ -118,7 +118,7 @@ def test_a_torn_reply_is_rejected(liar: Liar, at: int, bit: int, piece: int) -> 
     times=st.integers(1, 100),
     piece=st.sampled_from((1, 4, 8, 16, 32)),
 )
-def test_a_reply_that_changes_while_it_is_read_is_one_of_those_that_stood_there(
+def test_a_reply_that_changes_during_a_read_is_one_of_the_stored_ones(
     liar: Liar, words: list[bytes], times: int, piece: int
 ) -> None:
     def lie(lane: Lane, sequence: int) -> None:

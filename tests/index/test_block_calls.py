@@ -136,7 +136,7 @@ def test_the_coldest_block_makes_room(meta: MetaClient) -> None:
     assert meta.stat().evict_count == 2 * DATA_BLOCKS - len(there)
 
 
-def test_a_chain_is_eaten_from_its_tail(meta: MetaClient) -> None:
+def test_a_chain_is_evicted_from_its_end(meta: MetaClient) -> None:
     put(meta, range(20))
     put(meta, range(100, 138))
     assert len(meta.lookup(keys(range(20))).hits) == 20
@@ -151,7 +151,7 @@ def test_a_chain_is_eaten_from_its_tail(meta: MetaClient) -> None:
     assert size < 20
 
 
-def test_a_chain_that_was_only_committed_is_eaten_from_its_tail(meta: MetaClient) -> None:
+def test_a_chain_that_was_only_committed_is_evicted_from_its_end(meta: MetaClient) -> None:
     grants = meta.reserve(keys(range(20)), length=MIB)
     assert meta.commit(grants) == [0] * 20
     for number in range(200, 200 + DATA_BLOCKS - 10):
@@ -268,7 +268,7 @@ def test_freed_space_can_hold_any_other_size(meta: MetaClient) -> None:
         assert stat.free_stripe_count == stat.stripe_count
 
 
-def test_a_pool_emptied_of_one_size_takes_another(meta: MetaClient) -> None:
+def test_a_pool_whose_blocks_were_removed_accepts_other_sizes(meta: MetaClient) -> None:
     put(meta, range(DATA_BLOCKS))
     meta.remove(keys(range(DATA_BLOCKS)))
     put(meta, range(100, 110), length=5 * MIB // 2)

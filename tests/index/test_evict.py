@@ -110,7 +110,7 @@ def test_an_unknown_policy_is_refused() -> None:
 
 @every_policy
 @pytest.mark.parametrize("length", [2, 17])
-def test_chain_touched_deepest_first_is_eaten_from_its_tail(policy: int, length: int) -> None:
+def test_a_chain_touched_deepest_first_is_evicted_from_its_end(policy: int, length: int) -> None:
     order = create(length, policy)
     for hits in range(2):  # the first touch adds it, the second is a hit
         for block in reversed(range(length)):
@@ -161,7 +161,7 @@ def test_an_unpinned_block_is_evicted_if_the_other_queue_is_all_pinned() -> None
     assert [evict(order), evict(order)] == [50, -1]
 
 
-def test_a_scan_does_not_wash_hot_blocks_out_of_s3fifo() -> None:
+def test_a_scan_does_not_evict_hot_blocks_from_s3fifo() -> None:
     hot, order = range(20), create(200, S3FIFO)
     for number in hot:
         add(order, number)

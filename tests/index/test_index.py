@@ -90,7 +90,7 @@ def test_the_only_bucket_is_searched() -> None:
     assert lib.bl_index_find(index, (5, 6)) == -1
 
 
-def test_index_without_room_takes_nothing() -> None:
+def test_an_index_without_room_stores_nothing() -> None:
     index = create(0)
     assert lib.bl_index_add(index, (1, 2), 3) < 0
     assert lib.bl_index_find(index, (1, 2)) == -1

@@ -161,7 +161,7 @@ def test_an_index_that_cannot_be_made_is_an_error(pool: Pool, core: WatchedCore)
 # ---- Checks and repairs.
 
 
-def test_the_report_of_damaged_superblocks_omits_the_tables_behind(
+def test_the_report_of_damaged_superblocks_omits_later_tables(
     shm: Path,
 ) -> None:
     path = shm / "a"

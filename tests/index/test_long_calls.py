@@ -93,7 +93,7 @@ def test_a_release_of_which_the_second_message_fails_is_an_error(
         meta.release(hits(MOST + 1))
 
 
-def test_keys_of_several_messages_are_each_removed_and_asked_for_once(
+def test_keys_of_several_messages_are_each_removed_and_polled_once(
     script: Script, meta: MetaClient
 ) -> None:
     names = keys(range(MOST + 40))
@@ -105,7 +105,7 @@ def test_keys_of_several_messages_are_each_removed_and_asked_for_once(
         assert script.calls(method) == 2
 
 
-def test_a_removal_asks_a_disk_again_until_it_has_tried(script: Script, meta: MetaClient) -> None:
+def test_a_removal_polls_until_the_disk_has_tried(script: Script, meta: MetaClient) -> None:
     names = keys(range(MOST + 40))
 
     def asked(count: int) -> bytes:
@@ -139,7 +139,7 @@ def test_a_removal_without_a_disk_takes_one_call(script: Script, meta: MetaClien
 
 
 @pytest.mark.parametrize("fewer", [1, MOST])
-def test_a_server_that_answers_for_fewer_keys_than_were_asked_for_is_an_error(
+def test_a_reply_for_fewer_keys_than_requested_is_an_error(
     script: Script, meta: MetaClient, fewer: int
 ) -> None:
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)

@@ -68,7 +68,7 @@ def test_the_names_of_a_chain() -> None:
         named(range(1), rank=2, rank_count=2)
 
 
-def test_names_are_kept_beside_the_entries(pool: Pool, server: MetaServer) -> None:
+def test_names_are_stored_with_the_entries(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(40), named(range(40)))
         put(cache, range(40, 50), None)

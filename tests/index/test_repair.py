@@ -36,7 +36,7 @@ def kept(pool: Pool) -> set[int]:
         return held(MetaClient(client), range(COUNT))
 
 
-def test_a_healthy_pool_is_left_alone(pool: Pool) -> None:
+def test_a_repair_does_not_change_a_healthy_pool(pool: Pool) -> None:
     fill(pool)
     acts, report = repair_pool(pool)
     assert (acts, report.findings) == ((), ())

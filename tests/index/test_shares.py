@@ -109,7 +109,7 @@ def test_a_flood_costs_a_tenant_within_its_share_no_hit(pool: Pool, eviction: st
         assert requests(pool, {"idle": 0.01}, eviction, floods=10) < alone / 2, "this is no flood"
 
 
-def test_a_flood_of_small_blocks_takes_no_line_of_the_table_from_others(pool: Pool) -> None:
+def test_a_flood_of_small_blocks_evicts_no_table_lines_of_others(pool: Pool) -> None:
     lines = pool.geometry.block_count_max
     with serving(pool, {"victim": 0.3}) as (server, meta):
         for number in range(lines // 4):
@@ -121,7 +121,7 @@ def test_a_flood_of_small_blocks_takes_no_line_of_the_table_from_others(pool: Po
 
 
 @pytest.mark.parametrize("length", [PAGE, 3 * MIB // 4, 5 * MIB])
-def test_a_flood_of_other_sizes_takes_no_block_from_others(pool: Pool, length: int) -> None:
+def test_a_flood_of_other_sizes_evicts_no_blocks_of_others(pool: Pool, length: int) -> None:
     with serving(pool, {"victim": 0.3}) as (server, meta):
         own = range(room(server) // 5)
         for number in own:
@@ -132,7 +132,7 @@ def test_a_flood_of_other_sizes_takes_no_block_from_others(pool: Pool, length: i
         assert held(meta, own) == set(own)
 
 
-def test_an_unused_share_is_lent_and_returned(pool: Pool) -> None:
+def test_others_use_an_unused_share_until_its_tenant_needs_it(pool: Pool) -> None:
     with serving(pool, {"victim": 0.3, "idle": 0.5}) as (server, meta):
         count = room(server)
         for number in range(1000, 1000 + count):
@@ -218,9 +218,7 @@ def test_tenants_of_any_namespace_and_salt_are_known_by_their_name(pool: Pool) -
         ({f"t{n}": 0.01 for n in range(32)}, "32 shares are too many; give 31 at most"),
     ],
 )
-def test_shares_that_make_no_sense_are_refused(
-    pool: Pool, shares: dict[str, float], why: str
-) -> None:
+def test_invalid_shares_are_rejected(pool: Pool, shares: dict[str, float], why: str) -> None:
     with pytest.raises(BadValueError, match=why):
         MetaServer(pool, shares=shares)
     for wrong in {1: 0.3}, {"a": "30%"}, ["a"]:

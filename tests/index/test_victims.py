@@ -187,7 +187,7 @@ def striped(fixed: Iterator[bool]) -> Scene:
     return scene
 
 
-def test_a_walk_without_enough_victims_takes_a_window_with_neighbors() -> None:
+def test_a_walk_without_enough_victims_selects_a_window_with_neighbors() -> None:
     scene = striped(iter(lambda: False, True))
     chosen, place = scene.choose(20)
     scene.check(chosen, place, 20)

@@ -445,7 +445,7 @@ def test_hot_blocks_that_are_expected_are_prefetched() -> None:
     assert scene.moved("prefetch") == 2
 
 
-def test_a_prefetch_takes_only_room_that_no_reservation_waits_for() -> None:
+def test_a_prefetch_uses_only_room_that_no_reservation_waits_for() -> None:
     scene = Scene()
     scene.sunk()
     heat_up(scene, 1, 2)

@@ -37,7 +37,7 @@ def store(
     return pool.register(blocks)
 
 
-def test_a_block_goes_through_its_states_and_refuses_wrong_transitions() -> None:
+def test_a_block_passes_its_states_and_rejects_invalid_transitions() -> None:
     pool = make()
     (block,) = pool.reserve("r", 1).result(0)
     assert block.state is BlockPhase.RESET

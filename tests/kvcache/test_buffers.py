@@ -180,7 +180,7 @@ def test_an_empty_batch_has_no_runs_and_empty_blocks_are_rejected() -> None:
         runs(np.zeros((2, 0), dtype=np.uint8), writable=False)
 
 
-def test_a_block_that_is_refused_without_a_reason_is_an_error_all_the_same() -> None:
+def test_a_block_refused_without_a_reason_is_an_error() -> None:
     states = np.array([BlockState.GRANTED, BlockState.REFUSED], dtype=np.uint8)
     result = PutResult(states, np.zeros(2, dtype=np.int32))
     with pytest.raises(CacheError, match="without a reason"):

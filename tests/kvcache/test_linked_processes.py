@@ -74,7 +74,7 @@ def moved(link: Link, seconds: float) -> tuple[list[int], float]:
 
 @pytest.mark.long
 @needs_a_cpu("too few pieces pass in a second to compare their shares")
-def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Start) -> None:
+def test_gets_have_their_share_during_endless_puts(link: Link, process: Start) -> None:
     """The shares are 8 to 1 of a link that each of them could fill alone."""
     for what in ("get", "put"):
         process(what)

@@ -61,7 +61,7 @@ def test_cache_copies_with_the_named_engine(pool: Pool, server: MetaServer) -> N
     assert not engine.is_open
 
 
-def test_measured_as_faster_it_copies_beside_the_cpu(
+def test_an_engine_measured_as_faster_is_used_in_addition_to_the_cpu(
     pool: Pool, server: MetaServer, measured: dict[str, Cost]
 ) -> None:
     with KVCache(pool, namespace="test") as cache:

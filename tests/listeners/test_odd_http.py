@@ -29,7 +29,7 @@ WHOLE_HEAD = BEHIND + b"".join(b"X-%d: %s\r\n" % (n, b"y" * 60_000) for n in ran
 
 
 @pytest.mark.parametrize("sent", [BEHIND + MANY_HEADERS, WHOLE_HEAD * 13], ids=["one", "many"])
-def test_input_behind_a_running_request_is_bounded(served: Site, sent: bytes) -> None:
+def test_input_after_a_running_request_is_bounded(served: Site, sent: bytes) -> None:
     """Each connection has a response that does not end, and sends 12 MiB of further heads."""
     served.engine.chunks = 1 << 20
     clients = served.http["clients"]

@@ -32,7 +32,7 @@ def test_the_client_that_was_silent_longest_loses_its_slot(clock: Clock) -> None
     assert clock.slowest(2) == ["old", "middle"]
 
 
-def test_a_client_that_is_worked_for_keeps_its_place(clock: Clock) -> None:
+def test_a_client_with_a_running_request_keeps_its_connection(clock: Clock) -> None:
     one = clock.places.take("one", "a")
     one.work()
     clock.now += 1000

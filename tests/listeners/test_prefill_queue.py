@@ -45,7 +45,7 @@ def test_a_task_reaches_no_other_path_of_an_engine(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_task_reaches_what_computes(path: str) -> None:
+def test_a_task_is_sent_only_to_paths_that_compute(path: str) -> None:
     task = PrefillTask(request_id="a", model="m", text="t", path=path)
     assert decode_task(encode_task(task)) == task
 

@@ -44,7 +44,7 @@ def test_a_token_that_is_soon_guessed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-8"])
-def test_a_token_is_read_behind_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
+def test_a_token_is_read_after_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
     """Editors of Windows put one in front, which no client sends."""
     file = tmp_path / "token"
     file.write_bytes(f"{SECRET}\r\nmore\r\n".encode(encoding))

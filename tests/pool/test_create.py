@@ -98,7 +98,7 @@ def test_force_makes_a_new_empty_pool(two: list[Path]) -> None:
         assert again.id == new.id
 
 
-def test_force_takes_the_size_that_is_there(two: list[Path]) -> None:
+def test_force_keeps_the_existing_size(two: list[Path]) -> None:
     Pool.create(two, device_size=SIZE).close()
     with Pool.create(two, force=True) as pool:
         assert pool.geometry.device_size == SIZE

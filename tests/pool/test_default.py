@@ -42,7 +42,7 @@ def mounted() -> str:
         return pool.id
 
 
-def test_nothing_mounted_is_refused_with_what_to_run() -> None:
+def test_without_a_mounted_pool_the_error_names_the_command() -> None:
     with refused(NoDefaultPoolError, "beluga mount --create", "--pool"):
         Pool.mount()
 

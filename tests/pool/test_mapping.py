@@ -75,7 +75,7 @@ def test_a_process_maps_a_pool_once_however_often_it_opens_it(shm: Path) -> None
         assert [mapping_count(path) for path in paths] == [1, 1]
 
 
-def test_a_pool_that_was_made_again_is_mapped_beside_the_old_one(shm: Path) -> None:
+def test_a_recreated_pool_can_be_mapped_together_with_the_old_one(shm: Path) -> None:
     paths = [shm / "a"]
     with Pool.create(paths, device_size=16 << 20, sparse=True) as old:
         with Pool.create(paths, sparse=True, force=True) as new:

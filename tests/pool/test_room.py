@@ -69,7 +69,7 @@ def test_file_cache_of_a_control_group_counts_as_free(tmp_path: Path, root: Path
     assert found(tmp_path, root)["the memory limit of control group a"] == 250 * MIB
 
 
-def test_control_group_seen_from_inside_a_container_limits(tmp_path: Path, root: Path) -> None:
+def test_the_control_group_of_a_container_limits(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/only/outside/sees/this")
     group_v2(root, ".", str(100 * MIB), 36 * MIB)
     assert found(tmp_path, root)["the memory limit of control group cgroup"] == 64 * MIB

@@ -26,7 +26,7 @@ def pool(two: list[Path]) -> list[Path]:
     return two
 
 
-def test_the_directory_is_beside_the_first_device(pool: list[Path], tmp_path: Path) -> None:
+def test_the_directory_is_next_to_the_first_device(pool: list[Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(pool[0])
     with Pool.open([pool[1], tmp_path / "link"]) as opened:
         assert opened.runtime_dir == pool[0].with_name("pool.0.run")

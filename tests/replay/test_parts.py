@@ -268,7 +268,7 @@ def test_the_first_failure_ends_it() -> None:
         clients_of((0, {"done": 2}), (2, ReplayError("gone"))).watch(lambda done: None)
 
 
-def test_a_process_is_listened_to_until_its_tally_or_its_end() -> None:
+def test_reports_of_a_process_are_read_until_its_result_or_end() -> None:
     made = clients_of()
     reports = iter([{"done": 1}, {"tally": {}}, {"done": 9}])
     made._read_reports(1, SimpleNamespace(next_report=lambda: next(reports)))

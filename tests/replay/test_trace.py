@@ -57,7 +57,7 @@ def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "trace")
 
 
-def test_ideal_hits_are_leading_and_seen_before() -> None:
+def test_ideal_hits_are_leading_blocks_of_earlier_requests() -> None:
     assert ideal_hit_rate([request(1, 2), request(1, 2, 3), request(9, 1, 2)]) == 2 / 8
 
 

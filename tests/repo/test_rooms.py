@@ -226,7 +226,7 @@ def test_every_name_of_the_objects_has_its_file(both: dict[str, References]) -> 
 
 
 @needs_tools
-def test_no_include_and_no_call_goes_up(found: list[Reference]) -> None:
+def test_no_include_and_no_call_leads_to_a_higher_layer(found: list[Reference]) -> None:
     assert arrows_up(found, folders(CSRC)) == []
 
 

@@ -150,7 +150,7 @@ def test_a_script_with_help_prints_help_and_does_nothing_else(sources: Path, opt
     assert state(sources) == before
 
 
-def test_help_is_found_behind_other_arguments(tmp_path: Path) -> None:
+def test_help_is_found_after_other_arguments(tmp_path: Path) -> None:
     (tmp_path / "made").write_text(
         f"#!/usr/bin/env bash\n# made: it is.\n\n. {ROOT}/scripts/dev/help.sh\necho done\n"
     )

@@ -194,7 +194,7 @@ def test_a_server_whose_word_is_refused_leaves_nothing(pool: Pool, core: Watched
     del refused
 
 
-def test_a_server_that_is_being_stopped_takes_no_new_calls_and_waits_for_the_others(
+def test_a_stopping_server_accepts_no_new_calls_and_waits_for_running_ones(
     pool: Pool, core: WatchedCore
 ) -> None:
     server = Server(pool)

@@ -288,7 +288,7 @@ def test_a_call_outside_a_message_is_rejected(client: Client, call: bytes) -> No
     assert client.call("length", b"ab") == 2
 
 
-def test_a_slow_handler_holds_up_neither_the_index_nor_others(pool: Pool) -> None:
+def test_a_slow_handler_delays_neither_the_index_nor_other_handlers(pool: Pool) -> None:
     held, answers = Held(), list[object]()
     with MetaServer(pool) as server, Client(pool) as slow, Client(pool) as other:
         server.register(Handlers(held.hold, length), threads=2)
@@ -402,7 +402,7 @@ def test_many_sessions_get_each_its_own_results(pool: Pool) -> None:
     assert wrong == []
 
 
-def test_requests_behind_one_that_a_thread_answers_wait_for_it(client: Client) -> None:
+def test_requests_wait_for_an_earlier_one_on_a_thread(client: Client) -> None:
     """Replies of a lane are in order, whichever thread makes them."""
     size, count = 32, 100
     heads = [parts._HEAD.pack(parts.MORE, number, 0, 0) for number in range(count)]

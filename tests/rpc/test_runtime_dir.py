@@ -121,9 +121,7 @@ def test_a_server_that_stopped_is_followed_from_another_directory(
         assert server.stat().epoch == 2
 
 
-def test_a_directory_that_was_emptied_takes_an_operators_word(
-    pool: Pool, paths: list[Path]
-) -> None:
+def test_an_emptied_directory_needs_an_operators_declaration(pool: Pool, paths: list[Path]) -> None:
     with Process("serve", paths) as server:
         server.kill()
     shutil.rmtree(pool.runtime_dir)

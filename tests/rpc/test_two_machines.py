@@ -54,7 +54,7 @@ def test_a_server_of_an_earlier_boot_is_followed(pool: Pool, elsewhere: Elsewher
         assert second.stat().epoch == 2
 
 
-def test_a_standby_follows_a_server_of_an_earlier_boot_that_left_a_torn_beat(
+def test_a_standby_replaces_a_server_of_an_earlier_boot_that_left_a_torn_heartbeat(
     pool: Pool, elsewhere: Elsewhere
 ) -> None:
     first = Server(pool)
@@ -71,7 +71,7 @@ def test_a_standby_follows_a_server_of_an_earlier_boot_that_left_a_torn_beat(
     second.stop()
 
 
-def test_a_standby_that_saw_a_server_alive_does_not_take_its_place(pool: Pool) -> None:
+def test_a_standby_that_observed_a_live_server_does_not_replace_it(pool: Pool) -> None:
     with Server(pool) as first:
         second = Server(pool)
         assert not second.watch(0.1, silent_s=30.0)
@@ -139,7 +139,7 @@ def test_a_client_is_refused_while_an_inherited_session_of_its_number_beats(pool
         assert second.stat().inherited_count == 0
 
 
-def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> None:
+def test_a_rebooted_machine_waits_and_is_admitted(pool: Pool) -> None:
     with Server(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         with beating(pool, 0, NONCE):

@@ -1001,8 +1001,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lane_rebooted"): {
         ("lane->moved", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
-            "d_is_let_in"
+            "tests/rpc/test_two_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
         ),
         ("lane->moved", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
@@ -1015,8 +1014,7 @@ TESTED: Conditions = {
             "tbeat_stops"
         ),
         ("lane->heartbeat_count != 0", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
-            "d_is_let_in"
+            "tests/rpc/test_two_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
         ),
     },
     ("rpc/housekeeping.c", "bl_lobby_clash_check"): {
@@ -1273,7 +1271,7 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_remove_blocks"): {
         ("status == 0", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_removal_asks_a_disk_again_until_it_has_tried"
+            "tests/index/test_long_calls.py::test_a_removal_polls_until_the_disk_has_tried"
         ),
         ("!bl_removal_nap(&wait)", 0, "false"): (
             "tests/index/test_long_calls.py::test_a_removal_does_not_wait_for_ever_for_a_disk_that_"
@@ -1394,8 +1392,8 @@ TESTED: Conditions = {
             "tests/rpc/test_descriptors.py::test_a_standby_checks_again_without_more_descriptors"
         ),
         ("status == 1", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_standby_that_saw_a_server_alive_does_no"
-            "t_take_its_place"
+            "tests/rpc/test_two_machines.py::test_a_standby_that_observed_a_live_server_does_not_re"
+            "place_it"
         ),
         ("status == 1", 0, "false"): (
             "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
@@ -1409,12 +1407,12 @@ TESTED: Conditions = {
             "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("watch->count != 0", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
-            "boot_that_left_a_torn_beat"
+            "tests/rpc/test_two_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"
+            "at_left_a_torn_heartbeat"
         ),
         ("count > watch->count", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
-            "boot_that_left_a_torn_beat"
+            "tests/rpc/test_two_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"
+            "at_left_a_torn_heartbeat"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_farewell"): {
@@ -1429,8 +1427,8 @@ TESTED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_plan"): {
         ("!bl_declared(server, line[half].nonce)", 0, "true"): (
-            "tests/rpc/test_runtime_dir.py::test_a_directory_that_was_emptied_takes_an_operat"
-            "ors_word"
+            "tests/rpc/test_runtime_dir.py::test_an_emptied_directory_needs_an_operators_declaratio"
+            "n"
         ),
         ("line[newest].epoch == 0", 0, "false"): (
             "tests/index/test_repair.py::test_other_hosts_must_be_declared_gone"

@@ -65,7 +65,7 @@ def test_message_passing_survives_stale_reads_and_delivers() -> None:
     assert total(runs, "prefetches") > 0
 
 
-def test_torn_lines_are_seen_and_rejected() -> None:
+def test_torn_lines_are_detected_and_rejected() -> None:
     runs = [play("torn_line", seed) for seed in range(RUNS)]
     assert total(runs, "torn_lines") > 0
     assert total(runs, "results") > 0

@@ -196,7 +196,7 @@ def test_copies_from_the_pool_cross_the_devices_an_adapter_and_a_path() -> None:
     assert network("pool", devices=1000).read.speeds[0] == costs.SWITCH
 
 
-def test_dram_of_its_own_has_a_path_of_its_own() -> None:
+def test_own_dram_has_its_own_path() -> None:
     made = network("split", local_bandwidth=9.0)
     routes = [
         (far.route_in, far.route_out) for far in (made.join(SimulatedTier(10, 5)) for _ in range(2))

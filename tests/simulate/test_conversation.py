@@ -38,7 +38,7 @@ def mean(trace: Trace, options: Options, policy: str, memory: str) -> Row:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "memory"), TABLE)
-def test_the_references_replay_comes_out_again(trace: Trace, policy: str, memory: str) -> None:
+def test_the_references_replay_is_reproduced(trace: Trace, policy: str, memory: str) -> None:
     ttft_s, hit_rate = TABLE[policy, memory]
     row = mean(trace, PRESETS["feasibility"](Options(speed=2.0)), policy, memory)
     assert row.ttft_mean_s == pytest.approx(ttft_s, rel=0.15)

@@ -91,7 +91,7 @@ def test_token_ids_share_their_common_prefix(tmp_path: Path) -> None:
     assert trace.arrival_s == [0, 1, 2]
 
 
-def test_prompts_without_times_come_at_a_rate(tmp_path: Path) -> None:
+def test_prompts_without_times_arrive_at_a_rate(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text((json.dumps({"prompt": "word" * 40, "output_tokens": 7}) + "\n") * 500)
     trace = load_trace(path, rate=10)

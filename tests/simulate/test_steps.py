@@ -119,7 +119,7 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
     assert 0 < engine.busy_s <= cluster.end_s
 
 
-def test_a_prompt_that_comes_as_a_step_ends_is_in_the_next() -> None:
+def test_a_prompt_that_arrives_at_the_end_of_a_step_is_in_the_next_one() -> None:
     """Steps of 1 ms per token of context end at 1, 3, 6, 10 and 15 ms."""
     model = dataclasses.replace(MODEL, a=0.0, b=1.0, c=0.0, e=0.0, f=0.0, g=1.0, h=0.0)
     prompts = [TraceEntry(0, 1, 9, ()), TraceEntry(0.006, 2, 1, ())]

@@ -114,7 +114,7 @@ def test_a_tier_matches_a_naive_model(seed: int) -> None:
         assert tier.used == naive.held() + naive.reserved
 
 
-def test_a_chain_is_eaten_from_its_tail() -> None:
+def test_a_chain_is_evicted_from_its_end() -> None:
     tier = SimulatedTier(10, 4)
     tier.put(ids(0, 1, 2), 3)
     tier.put(ids(5, 6, 7), 3)

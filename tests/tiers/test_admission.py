@@ -39,7 +39,7 @@ def test_the_table_drops_displaced_keys_and_no_others() -> None:
     assert np.count_nonzero(policy.admit(keys(0, 500))) == 0
 
 
-def test_the_table_takes_no_key_for_another() -> None:
+def test_the_table_confuses_no_keys() -> None:
     policy = SecondTouch(1)
     assert not any(policy.admit(keys(n, 1))[0] for n in range(1000))
 

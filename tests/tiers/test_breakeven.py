@@ -30,7 +30,7 @@ def test_latency_counts_once() -> None:
     assert QWEN.pays(0, 1024, 1024 * TOKEN, 26e9, 0.0012)
 
 
-def test_nothing_comes_without_bandwidth_unless_it_is_always_fetched() -> None:
+def test_nothing_is_fetched_without_bandwidth_except_by_always() -> None:
     assert not QWEN.pays(0, 16, 16 * TOKEN, 0.0)
     assert AlwaysFetch().pays(0, 16, 16 * TOKEN, 0.0)
 

@@ -351,7 +351,7 @@ def until_it_is_reopened(disk: FaultyDisk, number: int) -> None:
     assert all(disk.save(range(number, number + 1)))
 
 
-def test_a_file_that_comes_back_has_none_of_its_blocks(disk: FaultyDisk) -> None:
+def test_a_removed_and_restored_file_has_no_blocks(disk: FaultyDisk) -> None:
     """A file system was unmounted and is mounted again: the file has missed removals, and another
     file has executed them.
     """
@@ -441,7 +441,7 @@ def test_another_server_is_refused(tmp_path: Path) -> None:
     DiskTier(tmp_path / "disk", SIZE).close()
 
 
-def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
     for change, text in (
         ({"size": MIB}, "too small"),
         ({"size": 1 << 60}, "bytes free"),

@@ -155,7 +155,7 @@ def device(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([losetup, "--detach", str(path)], check=True)
 
 
-def test_a_blank_device_serves_as_a_file_does(device: Path) -> None:
+def test_a_blank_device_works_like_a_file(device: Path) -> None:
     tier = DiskTier(device, 32 * MIB)
     fill(tier)
     with pytest.raises(TierError, match="in use by process"):

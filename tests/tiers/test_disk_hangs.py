@@ -108,7 +108,7 @@ def test_space_of_a_late_write_is_not_reused(disk: FaultyDisk) -> None:
 
 
 @pytest.mark.parametrize("first", ["write", "sync"])
-def test_saves_behind_one_that_hangs_leave_too(disk: FaultyDisk, first: str) -> None:
+def test_saves_queued_after_a_hanging_one_are_abandoned_too(disk: FaultyDisk, first: str) -> None:
     assert all(disk.save(range(1)))
     disk.engine.hung = {first}
     for number in range(1, 4):

@@ -114,7 +114,7 @@ def test_a_removal_that_a_disk_has_refused_waits_for_that_disk(pool: Path, tmp_p
         assert eventually(lambda: served.server.lower_stat().removal_count == 0, LONG_S)
 
 
-def test_a_file_that_comes_back_after_another_one_has_no_blocks(pool: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_and_restored_has_no_blocks(pool: Path, tmp_path: Path) -> None:
     """A removal that the file in its place has executed is not one of the file that comes back."""
     disk = tmp_path / "disk"
     with serving(pool, disk) as served:
@@ -181,7 +181,7 @@ def test_a_disk_from_before_there_were_sets_keeps_its_blocks(
         assert not served.has("b")
 
 
-def test_a_disk_that_comes_from_another_set_is_empty(tmp_path: Path) -> None:
+def test_a_disk_of_another_set_is_empty(tmp_path: Path) -> None:
     """It may have missed removals of the set that it is in now."""
     for disk_set, has in ((1, 0), (1, 3), (None, 3), (2, 0), (1, 0), (None, 3)):
         tier = DiskTier(tmp_path / "disk", SIZE, disk_set=disk_set)

@@ -98,7 +98,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("beluga.tiers.service._OPEN_PERIOD_S", 0.05)
 
 
-def test_a_tier_that_is_not_open_has_nothing_and_takes_nothing_until_it_is(
+def test_a_tier_that_is_not_open_misses_and_saves_nothing_until_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inner, error = MemoryTier(), TierError("in use")
@@ -192,7 +192,7 @@ def test_a_service_ends_while_its_disk_is_not_open(pool: Pool, tmp_path: Path) -
     DiskTier(tmp_path / "disk", DISK, server=pool.id).close()
 
 
-def test_a_standby_serves_for_a_server_that_stands_still_and_has_the_disk_and_endpoints(
+def test_a_standby_replaces_a_stopped_server_and_gets_its_disk_and_endpoints(
     start: Start, run: Run, shm: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("zmq")

@@ -111,7 +111,7 @@ def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(make: Callable[...,
     store = scene.store
     assert isinstance(store, CountingStore)
     put_below(scene, [f"mine {number}" for number in range(20)])
-    store.slow = True  # and no get overtakes
+    store.slow = True  # and no later get completes first
     for name in "abc":
         cold(scene, name)
     store.first.wait()
@@ -136,7 +136,7 @@ def test_many_chains_take_turns(make: Callable[..., Scene]) -> None:
     assert len(store.asked) <= 6 * 32
 
 
-def test_a_chain_of_hits_comes_whole(make: Callable[..., Scene]) -> None:
+def test_a_chain_of_hits_is_complete(make: Callable[..., Scene]) -> None:
     scene = make(disk=False)
     names = [f"mine {number}" for number in range(40)]
     put_below(scene, names)

@@ -44,7 +44,7 @@ def test_a_string_is_read_whole(lines: Lines, size: int) -> None:
     assert bytes(_read_string(near, 1, ARENA) or b"") == b"x", "the next answer is the next"
 
 
-def test_a_string_that_comes_byte_by_byte_is_read_whole(lines: Lines) -> None:
+def test_a_string_that_arrives_byte_by_byte_is_read_completely(lines: Lines) -> None:
     near, far = lines
     far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 

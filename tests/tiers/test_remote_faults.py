@@ -155,9 +155,7 @@ def test_an_answer_that_is_an_error_is_a_miss(status: int) -> None:
 
 
 @pytest.mark.parametrize(("status", "is_of_one"), [(400, True), (413, True), (429, False)])
-def test_an_object_that_the_store_does_not_take_stops_no_other(
-    status: int, is_of_one: bool
-) -> None:
+def test_a_rejected_object_does_not_stop_others(status: int, is_of_one: bool) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     server = FakeS3()
     tier = open_remote(server.url(), settings=SETTINGS)

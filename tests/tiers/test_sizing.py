@@ -218,7 +218,7 @@ def test_onboarding_pays_above_the_bandwidth_of_break_even() -> None:
         (TierSize("memory", 0), 1, "--memory 0 bytes is out of range for a pool"),
     ],
 )
-def test_tiers_that_hold_nothing_are_refused(tier: TierSize, tokens: int, message: str) -> None:
+def test_tiers_without_capacity_are_rejected(tier: TierSize, tokens: int, message: str) -> None:
     with pytest.raises(BelugaError, match=message):
         advise(KvShape(8, "U8", kv_heads=8, head_dim=128), [tier], block_tokens=tokens)
 

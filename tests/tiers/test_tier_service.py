@@ -456,7 +456,7 @@ def test_a_block_removed_during_its_save_is_not_onboarded(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_block_that_is_removed_while_it_is_onboarded_does_not_come(shm: Path, anew: bool) -> None:
+def test_a_block_removed_during_its_onboard_is_not_onboarded(shm: Path, anew: bool) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))

@@ -115,7 +115,7 @@ def test_by_default_sides_try_for_3_s_and_wait_for_60(pool: Pool, sides: FakeSid
 
 
 @pytest.mark.parametrize(("role", "other"), ["ab", "ba"])
-def test_a_side_whose_peer_stays_away_names_it(pool: Pool, role: str, other: str) -> None:
+def test_a_side_without_a_peer_names_it(pool: Pool, role: str, other: str) -> None:
     with pytest.raises(VerifyError, match=f"^side {other} did not come .* --role {other}' on"):
         verify_pool(pool, role=role, seconds=0, patience=0.05)
 

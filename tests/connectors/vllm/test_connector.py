@@ -530,7 +530,7 @@ def test_parts_of_ranks_are_requested_in_rank_order(
     engine.scheduler._lookups.ranks = ()
 
 
-def test_behind_another_connector_s_handshake_ranks_are_known_from_their_first_reports(
+def test_after_another_connectors_handshake_ranks_are_known_from_their_first_reports(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     """MultiConnector gives every connector the handshake of the first one that has any."""

@@ -284,7 +284,7 @@ def test_a_part_that_left_is_a_miss_for_all_ranks(
     assert (check_first.memory[:, 8:10] == check_first.own(whole)[:, :2]).all()
 
 
-def test_when_the_first_engine_s_blocks_fail_the_other_s_are_not_loaded_behind_them(
+def test_after_a_failed_part_of_one_engine_those_of_others_are_not_loaded(
     make: Callable[..., Engine], whole: np.ndarray
 ) -> None:
     own, other = make(2), make(1)

@@ -95,7 +95,7 @@ def test_two_servers_share_a_pool_by_their_own_metrics(demo: Demo) -> None:
     assert report["outputs_identical"] is True
 
 
-def test_a_request_loads_beside_others_that_decode(demo: Demo) -> None:
+def test_a_request_loads_while_others_decode(demo: Demo) -> None:
     report = result_of(demo("--beside", "--tokens", "4097", "--repetitions", "1"))
     rows = {row["way"]: row for row in report["rows"]}
     assert [rows[way]["cached_tokens"] for way in ("alone", "own", "pool")] == [0, 4096, 4096]

@@ -28,7 +28,7 @@ def test_the_other_settings_decide_for_every_load(load: str, beside: bool) -> No
         assert pauses(load).beside(blocks) is beside
 
 
-def test_a_load_is_beside_if_its_bytes_take_too_long() -> None:
+def test_a_load_runs_beside_forwards_if_its_bytes_take_too_long() -> None:
     rule = pauses()
     at_once = int(8e9 * LIMIT_S) // MIB  # at the speed that is assumed
     assert not rule.beside(at_once)

@@ -111,7 +111,7 @@ def test_recorded_calls_of_real_engines_store_only_correct_blocks(
     assert ("other" in replay.hooks) is kind.startswith("multi")
 
 
-def test_loads_that_auto_runs_beside_steps_are_those_of_async(
+def test_loads_that_auto_runs_beside_steps_equal_those_of_async(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every load is too long here, so vLLM must make the same calls."""

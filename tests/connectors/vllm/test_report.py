@@ -110,7 +110,7 @@ def test_one_bit_of_a_logprob_is_a_difference(tmp_path: Path) -> None:
     assert report_of(setting_of(tmp_path), samples, limits, {})["outputs_identical"] is False
 
 
-def test_one_miss_among_hits_is_seen(tmp_path: Path) -> None:
+def test_one_miss_among_hits_is_reported(tmp_path: Path) -> None:
     samples, limits = measured(tmp_path)
     hit = samples["beluga"][2].hit
     assert hit is not None

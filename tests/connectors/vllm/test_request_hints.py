@@ -114,7 +114,9 @@ def test_a_favoring_hint_without_a_time_ends_an_hour_after_the_last_use(
     assert given.take(1) == [(5, "high", FAVOR_S, False)]
 
 
-def test_a_request_without_a_hint_gives_none(server: MetaServer, make: Make, given: Given) -> None:
+def test_a_request_without_a_hint_hints_no_blocks(
+    server: MetaServer, make: Make, given: Given
+) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 1, fill=7)
     engine.run(asking("b", {}, further(TOKENS, 1)), 6, fill=8)
@@ -291,7 +293,7 @@ def test_parameters_that_are_not_an_object_are_ignored() -> None:
         assert requests.hint(made) == NO_HINT
 
 
-def test_a_hostile_client_keeps_to_the_tenant_s_budget(
+def test_a_hostile_client_cannot_exceed_the_tenants_budget(
     pool: Pool, make: Make, given: Given
 ) -> None:
     with MetaServer(pool, hint_budget=0.0) as server:

@@ -25,7 +25,7 @@ def parsed(python: str, lines: list[list[str]]) -> subprocess.CompletedProcess[s
     )
 
 
-def test_vllm_takes_the_shown_commands(vllm_python: str) -> None:
+def test_vllm_accepts_the_shown_commands(vllm_python: str) -> None:
     shown = [s.words[1:] for p in PAGES for b in blocks(p) for s in commands(b)]
     lines = [words for words in shown if words[:1] == ["serve"] and "--kv-transfer-config" in words]
     assert len(lines) >= 3

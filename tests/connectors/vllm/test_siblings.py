@@ -201,7 +201,7 @@ def test_requests_that_share_a_prefix_with_one_whose_load_failed_save_nothing_wr
     world.kept.check()
 
 
-def test_a_remote_prefill_behind_a_hit_is_saved(world: World, pair: Pair) -> None:
+def test_a_remote_prefill_after_a_hit_is_saved(world: World, pair: Pair) -> None:
     """Its request ends in the step that loads."""
     seed = pair.engine.pid * 1000 + 200
     tokens = prompt(TOKENS, seed=seed)

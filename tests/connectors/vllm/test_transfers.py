@@ -126,7 +126,7 @@ def test_a_miss_is_reported_by_its_blocks(side: Side) -> None:
     assert side.counters.take()["load_failed_blocks"] == 2
 
 
-def test_ranges_behind_a_failed_one_of_their_request_are_reported(side: Side) -> None:
+def test_ranges_after_a_failed_one_of_their_request_are_reported(side: Side) -> None:
     """They are not read, although the pool has them: the engine computes on the failed ones."""
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2, 3])]))
     side.saved("r")

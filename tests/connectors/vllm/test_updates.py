@@ -115,7 +115,7 @@ def test_methods_that_leave_the_weights_alone_change_nothing(
     assert one.hits() == ALL
 
 
-def test_blocks_on_old_kv_of_the_engine_s_own_cache_are_neither_hit_nor_saved(
+def test_blocks_based_on_old_kv_in_the_engines_cache_are_neither_hit_nor_saved(
     server: MetaServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = make()

@@ -145,7 +145,7 @@ def test_blocks_on_the_device_are_free_and_those_of_the_pool_take_the_link() -> 
     assert cost(worker(0, Overlap(shared=10))) == pytest.approx(1.0 + 0.102)
 
 
-def test_copies_run_beside_the_prefills_that_are_ahead() -> None:
+def test_copies_run_during_earlier_prefills() -> None:
     waiting = worker(0, Overlap(shared=10), prefill_s=3.0)
     assert cost(waiting) == pytest.approx(3.0 + 0.102)
 

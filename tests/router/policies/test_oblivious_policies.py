@@ -56,12 +56,12 @@ def test_random_reaches_everyone() -> None:
     assert min(counts.values()) > 150
 
 
-def test_two_choices_never_takes_the_fullest() -> None:
+def test_two_choices_never_selects_the_fullest_worker() -> None:
     assert set(chosen_ids("two-choices", candidates(9, 0, 5))) == {2, 3}
     assert set(chosen_ids("two-choices", candidates(7))) == {1}
 
 
-def test_least_tokens_takes_the_emptiest() -> None:
+def test_least_tokens_selects_the_least_loaded_worker() -> None:
     assert set(chosen_ids("least-tokens", candidates(9, 1, 5))) == {2}
 
 

@@ -167,7 +167,7 @@ def test_the_articles_scores_send_the_request_to_worker_1(name: str) -> None:
     assert choice.hit_rate == 0.75
 
 
-def test_alpha_gamma_weighs_load_more_when_loads_are_apart() -> None:
+def test_alpha_gamma_weighs_load_more_when_loads_differ() -> None:
     states = [
         candidate(0, overlap=Overlap(device=4), kv_active_blocks=90, kv_total_blocks=100),
         candidate(1, kv_active_blocks=10, kv_total_blocks=100),

@@ -33,7 +33,7 @@ def candidate(place: int, requests: int = 0, held: int = 0, **load: float) -> Ca
     return Candidate(Worker(place), state, Overlap(device=held))
 
 
-def test_cache_aware_takes_the_longest_match_while_loads_are_level() -> None:
+def test_cache_aware_selects_the_longest_match_while_loads_are_balanced() -> None:
     states = [candidate(0, 30, held=1), candidate(1, 40, held=3), candidate(2, 20)]
     assert CacheAware().choose(QUERY, states).worker == Worker(1)
 
@@ -41,7 +41,7 @@ def test_cache_aware_takes_the_longest_match_while_loads_are_level() -> None:
 @pytest.mark.parametrize(
     ("requests", "apart"), [((0, 32), False), ((0, 33), True), ((400, 440), False)]
 )
-def test_loads_are_apart_by_both_bounds(requests: tuple[int, int], apart: bool) -> None:
+def test_loads_are_unbalanced_by_both_bounds(requests: tuple[int, int], apart: bool) -> None:
     states = [candidate(0, requests[0]), candidate(1, requests[1], held=4)]
     assert CacheAware().imbalanced(states) is apart
     assert CacheAware().choose(QUERY, states).worker == Worker(0 if apart else 1)

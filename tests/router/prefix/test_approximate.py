@@ -108,7 +108,7 @@ def test_prompts_with_one_prefix_follow_the_first() -> None:
     assert index.find_matches([1, 2, 3], 6.0).held.keys() == {B}
 
 
-def test_prediction_takes_the_place_of_lower_tiers() -> None:
+def test_predictions_replace_lower_tiers() -> None:
     events = Indexer(workers=4, blocks=100)
     index = PredictiveIndexer(events)
     hashes = list(range(1, 9))

@@ -55,7 +55,7 @@ def test_a_salt_is_compact_json_without_what_is_empty() -> None:
     assert salted[0] == xxh3_64_intdigest(packed(1, 2, 3, 4), salt_seed("t", "a"))
 
 
-def test_an_adapter_of_era_a_is_hashed_behind_the_tokens() -> None:
+def test_an_adapter_of_era_a_is_hashed_after_the_tokens() -> None:
     local = BlockHasher(block_size=4, era="a", lora_name="ab").local(TOKENS)
     assert local[0] == xxh3_64_intdigest(packed(1, 2, 3, 4) + b"\x02\0\0\0ab", 1337)
 

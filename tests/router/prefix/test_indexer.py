@@ -134,7 +134,7 @@ def test_r5_block_counts_only_if_those_before_it_do(index: Indexer) -> None:
         index.apply(stored(A, [16], [6], parent=12))
 
 
-def test_r5_blocks_behind_a_gap_count_again_when_it_is_filled(index: Indexer) -> None:
+def test_r5_blocks_after_a_gap_count_again_when_it_is_filled(index: Indexer) -> None:
     index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
     index.apply(removed(A, 12))
     index.apply(removed(A, 11))

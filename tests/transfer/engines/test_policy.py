@@ -37,7 +37,7 @@ def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("initiator", Initiator)
-def test_unknown_takes_the_safest_row(initiator: Initiator) -> None:
+def test_an_unknown_platform_uses_the_safest_row(initiator: Initiator) -> None:
     safest = policy.row(initiator, Memory.WRITE_BACK, Ddio.UNKNOWN)
     for memory, ddio in itertools.product(Memory, Ddio):
         row = policy.row(initiator, memory, ddio)

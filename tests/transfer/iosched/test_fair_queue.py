@@ -52,7 +52,7 @@ class Fixture:
             )
 
 
-def test_equal_classes_are_served_alike() -> None:
+def test_equal_classes_are_served_equally() -> None:
     fix = Fixture()
     a, b = fix.direction.add(10), fix.direction.add(10)
     fix.push(a, 100)
@@ -279,7 +279,7 @@ def test_counters_may_wrap() -> None:
     assert fix.direction.handle.nodes[a].accumulated < 100 * WEIGHT
 
 
-def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
+def test_a_group_is_served_again_after_all_its_classes_were_stopped() -> None:
     """Its class has used up its bandwidth; only time makes it eligible again, without another
     push.
     """
@@ -302,7 +302,7 @@ def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
     assert times[-1] >= 4  # and the class was suspended
 
 
-def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
+def test_a_group_is_served_again_after_its_pieces_waited_for_their_device() -> None:
     """The queue is polled continuously, so no waiter is woken; no other piece is pushed."""
     fix = Fixture()
     group, other = fix.direction.add(10), fix.direction.add(10)

@@ -112,7 +112,7 @@ def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: 
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("step", ["grab", "refund", "release"])
-def test_a_death_between_any_two_counters_is_put_right(
+def test_a_death_between_any_two_counters_is_corrected(
     step: str, recorded: bool, moved: bool
 ) -> None:
     """A process may die at any point of the three operations on its record."""

@@ -262,7 +262,7 @@ def test_a_piece_larger_than_the_bucket_is_admitted_at_full_cost() -> None:
         assert 44 * MS <= now <= 47 * MS
 
 
-def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
+def test_a_link_that_lags_raises_the_cost_of_pieces() -> None:
     """Without a cap, the flow ratio limits classes that start pieces faster than these complete."""
     direction = LinkDirection(limit=MS * 1000, now_ns=0)
     queue = Queue(direction, goal_ns=MS // 10, now_ns=0)

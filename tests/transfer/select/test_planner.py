@@ -91,7 +91,7 @@ class Noted:
         self._asked.append((self.name, Direction.WRITE, -1))
 
 
-def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
+def test_each_plan_uses_its_cheapest_engine() -> None:
     asked: list[tuple[str, Direction, int]] = []
     engine = PlannedEngine(Planner(default_costs()), {way: Noted(str(way), asked) for way in HOST})
     small, large = (

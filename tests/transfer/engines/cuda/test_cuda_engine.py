@@ -203,7 +203,7 @@ def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
     assert engine.stat.registered_bytes == 2 * 16 * STRIPE
 
 
-def test_windows_that_are_wanted_are_registered_first(pool: Pool) -> None:
+def test_requested_windows_are_registered_first(pool: Pool) -> None:
     gate = threading.Event()
     order: list[int] = []
 
@@ -225,7 +225,7 @@ def test_windows_that_are_wanted_are_registered_first(pool: Pool) -> None:
     assert set(rest[:2]) == lowest  # low offsets first
 
 
-def test_a_refused_registration_is_said_and_bounced_for_ever(pool: Pool) -> None:
+def test_a_refused_registration_is_logged_and_its_copies_are_bounced(pool: Pool) -> None:
     def refuse(_: int) -> None:
         raise DriverError("cudaErrorMemoryAllocation: out of memory")
 
@@ -294,7 +294,7 @@ def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
     assert gpu.launches == []
 
 
-def test_without_a_gpu_one_line_says_what_is_missing() -> None:
+def test_without_a_gpu_one_line_names_what_is_missing() -> None:
     try:
         CupyDriver().close()
     except EngineUnavailableError as error:

@@ -99,7 +99,7 @@ def test_a_closed_engine_raises_a_clear_error(pool: Pool, gpu: Gpu) -> None:
         engine.gather_write(blocks.plan)
 
 
-def test_a_forked_child_is_told_to_open_the_pool_anew(pool: Pool, gpu: Gpu) -> None:
+def test_the_error_in_a_forked_child_is_to_open_the_pool_again(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     child = os.fork()
     if child == 0:
@@ -332,7 +332,7 @@ class Leaving(FailingGpu):
         super().free(address)
 
 
-def test_a_closed_engine_takes_no_memory_from_copies_that_are_under_way(pool: Pool) -> None:
+def test_a_closed_engine_frees_no_memory_of_copies_in_flight(pool: Pool) -> None:
     gpu = Leaving()
     engine = engine_on(pool, gpu)
     assert engine.settle(PATIENCE_S)
@@ -350,7 +350,7 @@ def test_a_closed_engine_takes_no_memory_from_copies_that_are_under_way(pool: Po
     gpu.close()
 
 
-def test_memory_stays_taken_where_nobody_can_say_that_a_copy_has_ended(pool: Pool) -> None:
+def test_memory_stays_allocated_while_the_end_of_a_copy_is_unknown(pool: Pool) -> None:
     gpu = Leaving()
     engine = engine_on(pool, gpu)
     assert engine.settle(PATIENCE_S)

@@ -61,7 +61,7 @@ def plan_of(memory: Any, pool: Pool, blocks: int = 4) -> Plan:
     )
 
 
-def test_blocks_come_back_and_damage_is_found(cupy: Any, pool: Pool) -> None:
+def test_saved_blocks_are_loaded_and_damage_is_detected(cupy: Any, pool: Pool) -> None:
     engine = CudaEngine(pool, window_size=8 * STRIPE)
     assert engine.settle(120)
     assert engine.stat.fault is None, engine.stat.fault

@@ -168,7 +168,7 @@ OVERLAPPING = ((0, 8000), (0, 8000), (100, 4000), (1000, 6100), (1000, 1), (4095
 
 
 @pytest.mark.parametrize("ragged", [0, 1, 8])
-def test_bytes_that_several_rows_want_are_read_and_summed_once(
+def test_bytes_of_several_rows_are_read_and_summed_once(
     process: KernelProcess, ragged: int
 ) -> None:
     scene, plan, targets, payload = overlapping(process, ragged)
@@ -209,7 +209,7 @@ def test_a_part_of_a_plan_counts_its_own_chunks(process: KernelProcess) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [0, 16384])
-def test_a_fragment_as_long_as_stripes_comes_and_goes_whole(
+def test_a_fragment_as_long_as_stripes_is_written_and_read_correctly(
     process: KernelProcess, chunk_size: int
 ) -> None:
     shape = Shape((81_936, STRIPE + 1280), (STRIPE + 256,), THREE, chunk_size=chunk_size)
@@ -272,7 +272,7 @@ def test_enough_bytes_are_in_flight(process: KernelProcess) -> None:
         assert first["store"][: 2 * UNROLL].tolist() == [0] * UNROLL + [1] * UNROLL
 
 
-def test_small_rows_are_given_half_a_warp(process: KernelProcess) -> None:
+def test_small_rows_use_half_a_warp(process: KernelProcess) -> None:
     scene = Scene(process, Shape((1280,) * 16, (STRIPE,), ONE, chunk_size=16384))
     for outcome in (scene.gathered(), scene.scattered()):
         assert outcome.launch.lanes == 16

@@ -63,9 +63,7 @@ def until(engine: CudaEngine, blocks: Blocks, condition: Callable[[], bool]) -> 
     raise AssertionError("not after a hundred copies")
 
 
-def test_a_window_that_was_missed_often_takes_the_place_of_an_idle_one(
-    pool: Pool, engine: CudaEngine
-) -> None:
+def test_a_window_with_many_misses_replaces_an_idle_one(pool: Pool, engine: CudaEngine) -> None:
     blocks = Blocks.make(pool, stripe=FAR)
     (wanted,) = windows_of(engine, blocks)
     before = ready(engine)
@@ -87,7 +85,7 @@ def registered(engine: CudaEngine, pool: Pool, stripe: int) -> None:
     until(engine, blocks, lambda: windows_of(engine, blocks) <= ready(engine))
 
 
-def test_the_least_recently_used_window_goes(pool: Pool, engine: CudaEngine) -> None:
+def test_the_least_recently_used_window_is_unregistered(pool: Pool, engine: CudaEngine) -> None:
     near = [Blocks.make(pool, stripe=stripe) for stripe in range(NEAR)]
     of_blocks = [windows_of(engine, blocks) for blocks in near]
     for stripe in (1, 0, 2):
@@ -152,7 +150,7 @@ def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool) -> None:
     assert blocks.stored(pool)
 
 
-def test_what_cannot_be_registered_is_not_tried_again(pool: Pool) -> None:
+def test_memory_that_cannot_be_registered_is_not_tried_again(pool: Pool) -> None:
     tried: list[int] = []
 
     def refuse(size: int) -> None:
@@ -188,7 +186,7 @@ def test_a_graph_keeps_its_windows(pool: Pool, gpu: Gpu, engine: CudaEngine) -> 
         engine.runs(Blocks.make(pool, stripe=28).plan)
 
 
-def test_a_window_that_is_wanted_while_it_is_registered_is_registered_once(pool: Pool) -> None:
+def test_a_window_requested_during_its_registration_is_registered_once(pool: Pool) -> None:
     begun, gate = threading.Event(), threading.Event()
 
     def held(_: int) -> None:

@@ -237,7 +237,7 @@ REFUSALS: dict[str, tuple[int, int, Fields, int]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_descriptors_that_a_device_rejects_are_rejected_alike(device: Device, name: str) -> None:
+def test_descriptors_that_a_device_rejects_are_rejected_here_too(device: Device, name: str) -> None:
     opcode, flags, fields, status = REFUSALS[name]
     record = device.run(opcode, flags, **fields(device))
     assert record.status == status

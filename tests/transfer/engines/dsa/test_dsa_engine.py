@@ -257,7 +257,7 @@ while True:
 """
 
 
-def test_a_process_that_is_killed_harms_nothing_beside_its_target(shm: Path) -> None:
+def test_a_killed_process_corrupts_only_its_target(shm: Path) -> None:
     """The software queue ends with its process, and its open work is never done."""
     path = shm / "victim"
     with Pool.create([path], device_size=8 * STRIPE_SIZE, sparse=True) as pool:
