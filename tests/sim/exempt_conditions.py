@@ -467,6 +467,9 @@ REASONED: Conditions = {
     ("rpc/lobby.c", "bl_lobby_reply_read"): {
         ("out->sequence == out->sequence_end", 0, "true"): _PIECE,
     },
+    ("index/lookup.c", "bl_lookup_deferred"): {
+        ("neighbors >= 0 && neighbors < count", 0, "false"): "prefetches less, which costs time",
+    },
     ("index/lookup.c", "bl_lookup_find"): {
         ("number < 0", 0, "false"): "asks for memory of no block, which is a hint",
     },
@@ -1144,9 +1147,6 @@ TESTED: Conditions = {
         ("block->pin_count == 0", 0, "true"): (
             "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_are_evicted"
         ),
-    },
-    ("index/lookup.c", "bl_lookup_deferred"): {
-        ("neighbors >= 0 && neighbors < count", 0, "false"): "prefetches less, which costs time",
     },
     ("index/lookup.c", "bl_handle_remove"): {
         ("keys == NULL", 0, "false"): (
