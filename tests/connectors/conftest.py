@@ -90,6 +90,7 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
         attached: bool = True,
         layers: int = 4,
         model_name: str = "model",
+        metadata: Any = None,
         layerwise: bool = False,
         **settings: Any,
     ) -> Any:
@@ -101,8 +102,8 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
         }
         extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
         config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
-        metadata = Metadata(layers, model_name)
-        made.append(lmcache.BelugaBackend("cpu", config, metadata, Allocator(), None))
+        about = metadata or Metadata(layers, model_name)
+        made.append(lmcache.BelugaBackend("cpu", config, about, Allocator(), None))
         assert eventually(lambda: made[-1].attached == attached, LONG_S)
         return made[-1]
 

@@ -507,6 +507,27 @@ def hinted(name: str, hint: object) -> ChunkKey:
     return ChunkKey(f"model@1@0@{name}@bf16", {"lmcache.beluga": hint, "lmcache.tag.a": 1})
 
 
+class OtherDtype(Metadata):
+    """An engine whose chunks have as many bytes, of another type."""
+
+    def get_dtypes(self) -> list[Any]:
+        return [fakes.Dtype("float16")]
+
+
+def test_chunks_of_another_layout_or_engine_are_not_found(
+    server: MetaServer, backend: Callable[..., Any]
+) -> None:
+    key = ChunkKey("a")
+    one = backend()
+    one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
+    assert eventually(lambda: one.contains(key), LONG_S)
+    assert backend(metadata=Metadata()).contains(key)
+    same_class = type("Metadata", (OtherDtype,), {})  # so that the types of memory differ alone
+    assert not backend(metadata=same_class()).contains(key)
+    newer = dataclasses.make_dataclass("Metadata", [("added", int, 1)], bases=(Metadata,))
+    assert not backend(metadata=newer()).contains(key)
+
+
 def test_a_request_s_hint_is_for_the_chunks_that_it_stores(
     server: MetaServer, backend: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

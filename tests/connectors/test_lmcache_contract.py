@@ -488,8 +488,14 @@ def test_a_chunk_that_is_being_put_is_removed_after_that(
     monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
     one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
     removed: list[bool] = []
+    begun, call, remove = threading.Event(), one._writer.call, objects.remove
+    monkeypatch.setattr(one._writer, "call", lambda doing: (begun.set(), call(doing))[1])
+    monkeypatch.setattr(
+        objects, "remove", lambda *given: (result := remove(*given), begun.set(), result)[-1]
+    )
     removing = threading.Thread(target=lambda: removed.append(one.remove(key)))
     removing.start()
+    assert begun.wait(LONG_S)  # it waits for the put, or has not
     go.set()
     removing.join(LONG_S)
     assert removed == [True]
