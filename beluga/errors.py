@@ -198,7 +198,7 @@ class NoServerError(RpcError):
 
 
 class CallTimeoutError(RpcError):
-    """Run 'beluga ping': a server that is stopped or starved does not answer in time."""
+    """Run 'beluga trace': it shows whether the server serves, was killed, or hangs."""
 
 
 class LobbyBusyError(CallTimeoutError):
@@ -431,7 +431,11 @@ INT_MAX = (1 << 31) - 1
 CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (ForkedSessionError, "this session belongs to the parent process; attach a new one after fork"),
     (NoServerError, "no server answers on this pool; start one with 'beluga serve'"),
-    (CallTimeoutError, "the server did not answer in time; is it alive? see 'beluga ping'"),
+    (
+        CallTimeoutError,
+        "the server did not answer in time: it was killed, hangs or is starved; see 'beluga "
+        "trace', and start 'beluga serve' if it has ended",
+    ),
     (DeposedError, "another server has taken this pool over; this one has stopped"),
     (ServerAliveError, "the pool's server is alive, or not proven gone; stop it first"),
     (HostClashError, "another machine uses this host number; give each its own with --host N"),

@@ -253,6 +253,18 @@ def test_a_server_that_cannot_start_in_the_background_reports_the_reason(
     assert "/dev/null/none" in refused.stderr
 
 
+def test_ping_of_a_killed_server_advises_another_command(
+    run: Run, pool: list[str], server: Server
+) -> None:
+    server.kill()
+    server.wait(timeout=60)
+    ended = run("ping", *pool, "--timeout", "0.5")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "beluga ping" not in ended.stderr
+    assert "'beluga serve'" in ended.stderr
+    assert eventually(lambda: "was killed" in run("trace", *pool).stderr)
+
+
 def test_only_the_server_started_in_the_background_is_stopped(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, pool: list[str]
 ) -> None:
