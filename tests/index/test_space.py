@@ -77,6 +77,8 @@ def test_twelve_files_of_any_size_are_kept_in_the_pool_of_the_quick_start(
 
 
 LEAST = 32 * KIB  # smallest size of many blocks, because puts take most of the time
+PRIMES = (32_771, 65_537, 99_991, 131_101, 299_993, 524_309, 999_983, 2_097_169, 3_999_971)
+HALF = 120 * MIB  # about half of the pool's space
 
 
 def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
@@ -91,14 +93,17 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
             "shrinking": max(top - turn * 1999, LEAST),
             "mostly small": rng.choice(sizes) if rng.random() < 0.05 else LEAST + sizes[0] // 50,
             "tenants": sizes[turn // 50 % min(count, 3)],
+            "primes": PRIMES[rng.randrange(len(PRIMES))],
+            "two sizes": top if rng.random() < 0.3 else LEAST + 1,
+            "half the pool": HALF if turn % 9 == 5 else max(sizes[turn % count], LEAST),
         }[kind]
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        *("some sizes", "tenants"),
-        *map(long, ("growing", "mostly small", "shrinking")),
+        *("some sizes", "tenants", "primes", "half the pool"),
+        *map(long, ("growing", "mostly small", "shrinking", "two sizes")),
     ],
 )
 @settings(max_examples=fewer(3), deadline=None)
@@ -106,15 +111,20 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
 def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
     kind: str, memory_root: Path, seed: int, *, removes: bool
 ) -> None:
-    """Blocks are up to 1/64 of the pool. If sizes only grow, space of removed blocks is too
-    short.
+    """Blocks are up to 1/64 of the pool, if some are removed. If sizes only grow, space of removed
+    blocks is too short. The pool has one device or four.
     """
     rng = random.Random(seed)
+    removes = removes and kind != "half the pool"
+    device_count = rng.choice([1, 4])
     least = 0.75 if removes and kind == "growing" else 0.85
     with (
         tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
         Pool.create(
-            [Path(folder) / "a"], device_size=256 * MIB, sparse=True, max_blocks=100_000
+            [Path(folder) / str(number) for number in range(device_count)],
+            device_size=256 * MIB // device_count,
+            sparse=True,
+            max_blocks=100_000,
         ) as pool,
         MetaServer(pool),
         Client(pool) as client,

@@ -15,6 +15,7 @@ from redis_server import RedisServer, need_redis_server
 from remote_blocks import blocks, same
 
 from beluga.tiers.remote import RemoteSettings, RemoteTier, open_remote
+from beluga.tiers.remote.store import RefusedError
 
 SETTINGS = RemoteSettings(operation_s=20, load_s=40, save_s=40)
 
@@ -115,3 +116,23 @@ def test_a_block_outlives_the_process_that_saved_it(url: str) -> None:
     loader = open_remote(url, settings=SETTINGS)
     assert all(same(loader.load(records["key"]), records, payload))
     loader.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_an_object_that_is_too_large_is_not_read(kind: str, tmp_path: Path) -> None:
+    """Any client of the store may have written it."""
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    url = "memory:///" if kind == "memory" else f"file://{tmp_path}/blocks"
+    settings = RemoteSettings(block_bytes=4096)
+    tier = open_remote(url, settings=settings)
+    try:
+        most = settings.object_bytes
+        tier._store.put("largest", memoryview(bytes(most)))
+        tier._store.put("larger", memoryview(bytes(most + 1)))
+        found = tier._store.get("largest")
+        assert found is not None
+        assert len(found) == most
+        with pytest.raises(RefusedError, match=f"an object of {most + 1} bytes is too large"):
+            tier._store.get("larger")
+    finally:
+        tier.close()
