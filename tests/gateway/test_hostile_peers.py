@@ -246,6 +246,34 @@ def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPat
     run(scenario)
 
 
+def test_a_body_that_arrives_late_takes_no_more_room_than_there_is() -> None:
+    """There was room when its head arrived."""
+
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.hold_first = asyncio.Event()
+        async with routed(engine) as site:
+            site.service._handlers._requests_max = 1
+            reader, late = await asyncio.open_connection(*site.service.address)
+            late.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"
+            )
+            places = site.service._clients.places
+            await until(lambda: any(place.connection._handled for place in places))
+            other = asyncio.ensure_future(site.completed(stream=False))
+            await until(lambda: engine.under_way == 1)
+            late.write(b'"model": "fake"}')
+            assert b" 503 " in await reader.readline()
+            assert b"1 requests are running" in await reader.read(4096)
+            late.close()
+            engine.faults.hold_first.set()
+            assert (await other)[0] == 200
+            assert len(engine.seen) == 1
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("size", [50_000, 300_000])
 def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
     """The first one arrives with its head."""

@@ -638,6 +638,7 @@ class Waiting:
 
     def __init__(self, queued_max: int = 3) -> None:
         self.let_in: set[int] = set()
+        self.room = -1  # for so many more; below 0 for any number
         self.tried: list[int] = []
         self.back: list[int] = []
         self.wait_queue: WaitQueue[int] = WaitQueue(
@@ -647,7 +648,10 @@ class Waiting:
     def attempt(self, number: int) -> Callable[[], int | None]:
         def attempt() -> int | None:
             self.tried.append(number)
-            return number if number in self.let_in else None
+            if number not in self.let_in or self.room == 0:
+                return None
+            self.room -= 1
+            return number
 
         return attempt
 
@@ -682,6 +686,23 @@ def test_no_request_overtakes_the_next_one() -> None:
         waiting.wait_queue.look()
         assert (await one, await two) == (1, 2)
         assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (0, False)
+
+    run(scenario)
+
+
+def test_lines_take_turns() -> None:
+    """A worker has room for one request at a time; that of the line served before comes last."""
+
+    async def scenario() -> None:
+        waiting = Waiting(queued_max=9)
+        tasks = {n: await waiting.enter(n, line=f"m{n % 2}") for n in (1, 3, 5, 2, 4, 6)}
+        served: list[int] = []
+        while len(served) < len(tasks):
+            waiting.let_in, waiting.room = set(tasks), 1
+            waiting.wait_queue.look()
+            await asyncio.sleep(0)
+            served += [n for n, task in tasks.items() if task.done() and n not in served]
+        assert served == [1, 2, 3, 4, 5, 6]
 
     run(scenario)
 
