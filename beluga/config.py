@@ -48,10 +48,10 @@ _preferred_pool: list[str] = []
 
 def pool_paths() -> list[str]:
     """Return the devices in BELUGA_POOL, or else the preferred ones; there may be none."""
-    return told_pool_paths() or list(_preferred_pool)
+    return environment_pool_paths() or list(_preferred_pool)
 
 
-def told_pool_paths() -> list[str]:
+def environment_pool_paths() -> list[str]:
     """Return the devices in BELUGA_POOL; there may be none."""
     return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
 

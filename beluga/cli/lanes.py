@@ -66,7 +66,7 @@ def serve_lanes(
         server.handle(METHOD_USER, bytes)
         if registered is not None:
             server.register(registered, threads=handler_threads)
-        serve.serve_until_told(server, json=json)
+        serve.serve_until_stopped(server, json=json)
 
 
 def call(

@@ -137,11 +137,11 @@ def _make(name: str, place: str | Inner) -> Any:
     module, _, function = place.partition(":")
     single = typer.Typer(add_completion=False)
     command = getattr(import_module(f"{_PACKAGE}.{module}"), function)
-    single.command(name, cls=_Told, epilog=epilog_of(command))(command)
+    single.command(name, cls=_CommandWithFile, epilog=epilog_of(command))(command)
     return typer.main.get_command(single)
 
 
-class _Told(TyperCommand):
+class _CommandWithFile(TyperCommand):
     """A command whose errors show which options come from ``beluga.toml``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

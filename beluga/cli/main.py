@@ -89,13 +89,13 @@ def _run(name: str, module: str) -> NoReturn:
         app(prog_name=name)
     except (BelugaError, OSError) as error:
         # Each program's message has its own server command.
-        logs.fail(name, _told(error).replace("'beluga serve'", f"'{name} serve'"))
+        logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"))
     except UnicodeError:
         logs.fail(name, "an argument has bytes that are not UTF-8; give text")
     sys.exit(0)
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """Return an error's text, without the number of an OSError."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)

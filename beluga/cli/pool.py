@@ -378,7 +378,7 @@ def _say_what_comes_before(specs: list[str]) -> None:
     """Report if other settings override the mounted pool."""
     named = config.pool_paths()
     if named and set(named) != set(specs):
-        source = "BELUGA_POOL" if config.told_pool_paths() else "beluga.toml"
+        source = "BELUGA_POOL" if config.environment_pool_paths() else "beluga.toml"
         print_note(f"other commands use {', '.join(named)}: {source} overrides the mounted pool")
 
 

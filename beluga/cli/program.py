@@ -58,16 +58,16 @@ def of(program: str) -> Callable[..., None]:
         ctx.default_map = dict(ctx.obj.defaults)
         shared = ctx.obj.shared
         config.prefer_pool(shared.get("pool", []))
-        told = _told()
+        given = _from_environment()
         logs.choose(
-            log_level or told["log_level"] or shared.get("log_level"),
-            log_format or told["log_format"] or shared.get("log_format"),
+            log_level or given["log_level"] or shared.get("log_level"),
+            log_format or given["log_format"] or shared.get("log_format"),
         )
 
     return prepare
 
 
-def _told() -> dict[str, str | None]:
+def _from_environment() -> dict[str, str | None]:
     """Return the log settings of the environment. Raises SettingsError."""
     try:
         level, form = config.log_level(), config.log_format()
@@ -82,7 +82,7 @@ def _told() -> dict[str, str | None]:
 def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
     """Return the flag or variable that overrides a key of the file, by key."""
     said: dict[str, Any] = {
-        "BELUGA_POOL": ("pool", config.told_pool_paths()),
+        "BELUGA_POOL": ("pool", config.environment_pool_paths()),
         "BELUGA_LOG_LEVEL": ("log_level", config.log_level()),
         "BELUGA_LOG_FORMAT": ("log_format", config.log_format()),
         "--log-level": ("log_level", log_level),

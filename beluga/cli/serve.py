@@ -257,7 +257,7 @@ def serve(
         return
     logs.begin(log_level, log_format)
     held, told = _lease(lease), threading.Event()
-    run = partial(serve_until_told, told=told, json=json, silent_s=silent_s, lease=held)
+    run = partial(serve_until_stopped, told=told, json=json, silent_s=silent_s, lease=held)
     with open_pool(pool) as opened:
         while True:
             server = make(opened, declared_gone=declare_gone)
@@ -475,7 +475,7 @@ def _answering(
         endpoint.stop()
 
 
-def serve_until_told(
+def serve_until_stopped(
     server: Server,
     *,
     told: threading.Event | None = None,

@@ -85,7 +85,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
     if live:
         print_table(_CLIENTS, _clients(live, directory), spare=("puts", "pins", "age"), wide=wide)
     for one in held:
-        print_line(_told(one))
+        print_line(_row(one))
 
 
 def _taken(found: MetaStat) -> int:
@@ -215,7 +215,7 @@ def _quarantine(
     return rows
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _row(row: Mapping[str, Any]) -> str:
     """Format one row of the quarantine in lines of at most 78 columns."""
     from beluga.pool import show_size
 

@@ -127,7 +127,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 def test_a_server_serves_until_a_signal(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     server: Any = Server()
-    serve.serve_until_told(server)
+    serve.serve_until_stopped(server)
     assert server.did == ["start", "stop"]
     assert server.looks == 2
     assert set(told.waited) == {0.5}
@@ -139,14 +139,14 @@ def test_signals_stop_it(told: Told, number: int) -> None:
     server: Any = Server()
     start = server.start
     server.start = lambda: (start(), told.handlers[number]())  # type: ignore[attr-defined]
-    serve.serve_until_told(server)
+    serve.serve_until_stopped(server)
     assert (server.did, server.looks) == (["start", "stop"], 0)
 
 
 def test_a_fatal_error_is_raised_and_the_server_is_stopped(told: Told) -> None:
     server: Any = Server(fails_after=2)
     with pytest.raises(DeposedError):
-        serve.serve_until_told(server)
+        serve.serve_until_stopped(server)
     assert server.did == ["start", "stop"]
 
 
@@ -166,7 +166,7 @@ def test_a_standby_serves_after_the_server_ends(
 
     monkeypatch.setattr("beluga.rpc.stand_by", stand_by)
     server: Any = Server()
-    serve.serve_until_told(server, silent_s=3.0)
+    serve.serve_until_stopped(server, silent_s=3.0)
     assert asked == [((server, told), {"silent_s": 3.0, "lease": None})]
     assert server.did == ["stop"]
     shown = capsys.readouterr().err.splitlines()
@@ -184,7 +184,7 @@ def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("beluga.rpc.LeaseKeeper", keeper)
     monkeypatch.setattr("beluga.rpc.stand_by", lambda *_, **__: True)
     server, lease = Server(), object()
-    serve.serve_until_told(server, silent_s=1.0, lease=lease)  # type: ignore[arg-type]
+    serve.serve_until_stopped(server, silent_s=1.0, lease=lease)  # type: ignore[arg-type]
     assert kept == [server, lease]
 
 
@@ -213,7 +213,7 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.setattr("beluga.lease.open_lease", lambda url: f"lease {url}")
     monkeypatch.setattr(
         serve,
-        "serve_until_told",
+        "serve_until_stopped",
         lambda server, told, admin, health, **how: found.append(Served(server, how)),
     )
     return found

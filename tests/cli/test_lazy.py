@@ -19,7 +19,7 @@ from beluga.cli import cxl_rpc, lazy
 from beluga.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOLD = """
+RECORDED = """
 import atexit, json, sys
 atexit.register(lambda: json.dump(list(sys.modules), open({path!r}, "w")))
 from beluga.cli.main import main
@@ -42,7 +42,7 @@ def loaded(tmp_path: Path) -> Loaded:
         path, file = tmp_path / "modules", tmp_path / "beluga.toml"
         file.write_text(settings)
         subprocess.run(
-            [sys.executable, "-c", TOLD.format(path=str(path), arguments=arguments)],
+            [sys.executable, "-c", RECORDED.format(path=str(path), arguments=arguments)],
             cwd=ROOT,
             env=os.environ | {"BELUGA_CONFIG": str(file)} | environment,
             capture_output=True,

@@ -135,12 +135,12 @@ def test_a_deposed_server_stands_by_again_only_with_watch(
 ) -> None:
     served = []
 
-    def serve_until_told(server: MetaServer, **_: object) -> None:
+    def serve_until_stopped(server: MetaServer, **_: object) -> None:
         served.append(server)
         if len(served) == 1:
             raise DeposedError("another server has taken over")
 
-    monkeypatch.setattr(serve, "serve_until_told", serve_until_told)
+    monkeypatch.setattr(serve, "serve_until_stopped", serve_until_stopped)
     if watch:
         serve.serve(pool=pool[1::2], standby=True, watch=True)
         assert len(served) == 2 and served[0] is not served[1]

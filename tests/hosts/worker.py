@@ -38,14 +38,14 @@ T = TypeVar("T")
 class Worker:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._target = np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
         self._ran_out = 0
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
         print("ready", flush=True)
-        while line := self._told.get():
+        while line := self._lines.get():
             verb, *numbers = line.split()
             answer = getattr(self, verb)(*map(int, numbers))
             print(json.dumps(answer), flush=True)
@@ -73,14 +73,14 @@ class Worker:
         for rounds in itertools.count():
             if rounds == BEGUN:
                 print(json.dumps({"begun": rounds}), flush=True)
-            if rounds >= BEGUN and not self._told.empty():
+            if rounds >= BEGUN and not self._lines.empty():
                 break
             start = dice.randrange(first, end, CHAIN)
             numbers = range(start, start + dice.randint(1, CHAIN))
             hits, bad, mismatches = self._get(numbers)
             there.update(self._put(numbers[hits:]))
             got, wrong, changed = got + hits, wrong + bad, changed + mismatches
-        self._told.get()
+        self._lines.get()
         return {"there": sorted(there), "got": got, "wrong": wrong, "changed": changed}
 
     def stat(self) -> dict[str, object]:
@@ -117,8 +117,8 @@ class Worker:
 
     def _read(self) -> None:
         for line in sys.stdin:
-            self._told.put(line.rstrip("\n"))
-        self._told.put("")
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put("")
 
 
 def main() -> None:

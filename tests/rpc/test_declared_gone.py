@@ -90,6 +90,6 @@ def test_the_command_prints_the_declaration_once(
             raise DeposedError("another server has taken this pool over")
 
     monkeypatch.setattr("beluga.index.MetaServer", Deposed)
-    monkeypatch.setattr(serve, "serve_until_told", run)
+    monkeypatch.setattr(serve, "serve_until_stopped", run)
     serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
     assert said == [True, False, False]

@@ -29,14 +29,14 @@ class FakeLease:
 
     def acquire(self, timeout_s: float) -> bool:
         self.calls.append("acquire")
-        return _told(self.acquires)
+        return _result(self.acquires)
 
     def renew(self) -> bool:
         self.calls.append("renew")
         if not self.renewals:
             self.renewed.set()
             return True
-        return _told(self.renewals)
+        return _result(self.renewals)
 
     def release(self) -> None:
         self.calls.append("release")
@@ -47,7 +47,7 @@ class FakeLease:
         return [call for call in self.calls if call != "renew"]
 
 
-def _told(answers: list[bool | Exception]) -> bool:
+def _result(answers: list[bool | Exception]) -> bool:
     answer = answers.pop(0) if len(answers) > 1 else answers[0]
     if isinstance(answer, Exception):
         raise answer

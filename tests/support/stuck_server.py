@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from beluga.admin import Admin, ServerHealth
-from beluga.cli.serve import serve_until_told
+from beluga.cli.serve import serve_until_stopped
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Server
 
@@ -31,7 +31,7 @@ def main() -> None:
         admin = Admin(health.routes(), address=("127.0.0.1", 0))
         admin.start()
         print(admin.url, flush=True)
-        serve_until_told(server, health=health)
+        serve_until_stopped(server, health=health)
 
 
 if __name__ == "__main__":
