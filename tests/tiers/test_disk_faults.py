@@ -359,12 +359,12 @@ def test_a_removed_and_restored_file_has_no_blocks(disk: FaultyDisk) -> None:
     first, away = disk.path / "blocks", disk.path / "away"
     first.rename(away)
     until_it_is_reopened(disk, 20)
-    assert not disk.tier.forget(keys_of(range(1))).any()  # the former file may come back
+    assert not disk.tier.remove_durably(keys_of(range(1))).any()  # the former file may come back
     first.rename(disk.path / "between")
     away.rename(first)
     until_it_is_reopened(disk, 30)
     assert disk.load(range(4)) == [False] * 4
-    assert disk.tier.forget(keys_of(range(1))).all()
+    assert disk.tier.remove_durably(keys_of(range(1))).all()
     disk.tier.close()
     disk.open()
     assert disk.load(range(4)) == [False] * 4
@@ -555,9 +555,9 @@ def test_a_removal_is_durable_when_every_disk_has_made_it_so(tmp_path: Path, num
     keys = keys_of(range(20))
     assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
     disks[number].engine.sync_error = errno.EIO
-    assert not tier.forget(keys).any()
+    assert not tier.remove_durably(keys).any()
     disks[number].engine.sync_error = 0
-    assert tier.forget(keys).all()
+    assert tier.remove_durably(keys).all()
     tier.close()
 
 
