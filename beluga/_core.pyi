@@ -3342,7 +3342,7 @@ class Lib:
     BL_METHOD_ONBOARD: Final[int]
     BL_METHOD_TIERS: Final[int]
     BL_METHOD_LOWER_TAKE: Final[int]
-    BL_METHOD_LOWER_REPORT: Final[int]
+    BL_METHOD_LOWER_TELL: Final[int]
     BL_METHOD_REPORT: Final[int]
     BL_METHOD_USER: Final[int]
     BL_LOOKUP_PIN: Final[int]

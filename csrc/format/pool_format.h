@@ -281,7 +281,7 @@ enum bl_method {
                                  * that the pool has or gets */
     BL_METHOD_TIERS = 13,       /* bl_block_request, keys -> bl_block_reply, a byte per key */
     BL_METHOD_LOWER_TAKE = 14,  /* bl_lower_request -> bl_block_reply, bl_lower_records */
-    BL_METHOD_LOWER_REPORT = 15, /* bl_lower_request, bl_lower_notes -> bl_block_reply */
+    BL_METHOD_LOWER_TELL = 15,  /* bl_lower_request, bl_lower_notes -> bl_block_reply */
     BL_METHOD_REPORT = 16,      /* bl_report -> : what a client counts in its own process */
     BL_METHOD_USER = 64
 };

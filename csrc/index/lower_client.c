@@ -124,7 +124,7 @@ int64_t bl_lower_report(bl_session *session, uint64_t token, const bl_lower_note
     for (uint32_t left = count; left > 0;) { /* last first, as the server does */
         uint32_t part = (uint32_t)bl_least(left, batch);
         bl_lower_request head = {.token = token, .count = part};
-        bl_lower_ask ask = {BL_METHOD_LOWER_REPORT, sizeof head, part * (uint32_t)sizeof *notes, 0,
+        bl_lower_ask ask = {BL_METHOD_LOWER_TELL, sizeof head, part * (uint32_t)sizeof *notes, 0,
                             &head, notes + (left - part)};
         const uint8_t *none;
         int64_t got = bl_lower_call(session, &ask, part, &none, timeout_ns);

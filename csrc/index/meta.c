@@ -98,7 +98,7 @@ int bl_meta_serve(bl_meta *meta)
         {BL_METHOD_TASK_EXTEND, bl_handle_task_extend},
         {BL_METHOD_TASK_COUNT, bl_handle_task_count}, {BL_METHOD_ONBOARD, bl_handle_onboard},
         {BL_METHOD_TIERS, bl_handle_tiers}, {BL_METHOD_LOWER_TAKE, bl_handle_lower_take},
-        {BL_METHOD_LOWER_REPORT, bl_handle_lower_report}, {BL_METHOD_SESSIONS, bl_handle_sessions},
+        {BL_METHOD_LOWER_TELL, bl_handle_lower_report}, {BL_METHOD_SESSIONS, bl_handle_sessions},
         {BL_METHOD_REMOVAL_REASONS, bl_handle_removal_reasons},
         {BL_METHOD_REMOVING, bl_handle_removing},
         {BL_METHOD_HINT, bl_handle_hint},

@@ -34,7 +34,7 @@ static inline void bl_allowance_fill(bl_allowance *allowance, uint32_t calls_per
 static inline int bl_call_gives(uint32_t method)
 {
     return method == BL_METHOD_COMMIT || method == BL_METHOD_ABORT ||
-           method == BL_METHOD_RELEASE || method == BL_METHOD_LOWER_REPORT;
+           method == BL_METHOD_RELEASE || method == BL_METHOD_LOWER_TELL;
 }
 
 /* Take the token of one call. Returns 1, or 0 if the call must be refused. */
