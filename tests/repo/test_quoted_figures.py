@@ -103,9 +103,7 @@ def of_readme() -> Iterator[str]:
         ("read", "read", "bare flushes and loads", "5.98 us"),
     ):
         row = found("latency", case, bytes=16 << 10, memory="tmpfs/DRAM")
-        own, limit = (
-            duration((16 << 10) / speed) for speed in (row["gb_per_s"], row["limit"])
-        )
+        own, limit = (duration((16 << 10) / speed) for speed in (row["gb_per_s"], row["limit"]))
         yield line(f"`latency`, 16 KiB {word}", own, f"{limit}, {bare}", paper)
 
 
