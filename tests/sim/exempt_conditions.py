@@ -55,13 +55,18 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 # The reason of each condition.
 REASONED: Conditions = {
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
-        ("i > 0 && next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
+        ("next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
             "takes care of each range by itself, of lines at their seams twice, which costs time"
         ),
-        ("i > 0", 0, "true"): "no plan has a range at offset 0, where the server's lines are",
-        ("i > 0", 1, "true"): (
+        ("range.end > 0", 0, "true"): (
             "takes care of the empty range before the first one, which costs time"
         ),
+        (
+            "at < job->end",
+            0,
+            "true",
+        ): "clips the ranges behind the job to nothing, which costs time",
+        ("i < job->count", 0, "true"): "the job's bytes end with the last range",
     },
     ("transfer/cache_maintenance.c", "bl_maintenance_take"): {
         ("maintenance == BL_MAINTENANCE_FLUSH", 0, "true"): (
@@ -851,6 +856,9 @@ REASONED: Conditions = {
 }
 
 # The failing Python test of each condition.
+_LINES_ONCE = (
+    "tests/transfer/engines/dsa/test_dsa_rules.py::test_threads_flush_each_line_of_a_plan_once"
+)
 TESTED: Conditions = {
     ("index/recover.c", "bl_recover_block"): {
         ("!claimed", 0, "false"): (
@@ -1141,6 +1149,17 @@ TESTED: Conditions = {
         ("keys == NULL", 0, "false"): (
             "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
+        ),
+    },
+    ("transfer/cache_maintenance.c", "bl_maintenance_clip"): {
+        ("job->start > at", 0, "true"): _LINES_ONCE,
+        ("job->end > at", 0, "false"): _LINES_ONCE,
+        ("until > before", 0, "false"): _LINES_ONCE,
+    },
+    ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
+        ("next.offset <= range.end", 0, "true"): (
+            "tests/transfer/engines/dsa/test_dsa_rules.py::test_a_plans_ranges_are_all_its_lines_"
+            "and_no_more"
         ),
     },
     ("index/lookup.c", "bl_hit_record"): {
