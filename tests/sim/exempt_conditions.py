@@ -54,6 +54,11 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 
 # The reason of each condition.
 REASONED: Conditions = {
+    ("rpc/housekeeping.c", "bl_lane_of_old"): {
+        ("!bl_lane_here(server, lane)", 0, "true"): (
+            "a lane of this boot is not one of a boot that has ended"
+        ),
+    },
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
             "takes care of each range by itself, of lines at their seams twice, which costs time"
@@ -450,6 +455,9 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
+        ("reply->nonce == turn->nonce", 0, "true"): (
+            "the sequence and the epoch of a reply are those of one request of this host"
+        ),
         ("serving", 3, "true"): _RINGS,
         ("!turn->rung", 0, "true"): _RINGS,
         ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
@@ -567,9 +575,6 @@ REASONED: Conditions = {
         ("status == 0", 0, "true"): "only which error a bad request gets differs",
     },
     ("rpc/server.c", "bl_server_loop"): {
-        ("server->crowded && served == 0", 0, "false"): (
-            "tests/rpc/test_idle.py::test_a_server_and_a_client_on_one_core_yield_to_each_other"
-        ),
         ("server->crowded", 0, "true"): "yields in each idle round, which costs time",
         ("served == 0", 0, "true"): "yields in each round on a shared core, which costs time",
         ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
@@ -716,6 +721,9 @@ REASONED: Conditions = {
         ("gone < 0", 0, "true"): _NEGATIVE,
     },
     ("rpc/takeover.c", "bl_takeover_inherit"): {
+        ("line.epoch != 0", 0, "true"): (
+            "a damaged line has epoch 0 instead of the last one; both are earlier epochs"
+        ),
         ("earlier", 0, "false"): (
             "which earlier epoch a session is of decides nothing, only that it is not this one"
         ),
@@ -802,6 +810,12 @@ REASONED: Conditions = {
         ("session->attached", 0, "true"): _ENDED,
     },
     ("index/recover.c", "bl_recover_block"): {
+        (
+            "bl_extents_cover(meta->extents, first, "
+            "bl_stripe_of(meta, block->offset + size - 1) - first + 1)",
+            0,
+            "true",
+        ): "keeps a whole block whose mark was lost; its entry and checksums are still verified",
         ("claimed", 0, "true"): (
             "gives back nothing: an entry whose space cannot be claimed names none that is open, "
             "and never another's, for space has a new owner only when the old entry is cleared "
@@ -860,6 +874,11 @@ _LINES_ONCE = (
     "tests/transfer/engines/dsa/test_dsa_rules.py::test_threads_flush_each_line_of_a_plan_once"
 )
 TESTED: Conditions = {
+    ("rpc/server.c", "bl_server_loop"): {
+        ("server->crowded && served == 0", 0, "false"): (
+            "tests/rpc/test_idle.py::test_a_server_and_a_client_on_one_core_yield_to_each_other"
+        ),
+    },
     ("index/recover.c", "bl_recover_block"): {
         ("!claimed", 0, "false"): (
             "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
