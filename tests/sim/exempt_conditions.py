@@ -56,7 +56,7 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 REASONED: Conditions = {
     ("rpc/housekeeping.c", "bl_lane_of_old"): {
         ("!bl_lane_here(server, lane)", 0, "true"): (
-            "a lane of this boot is not one of a boot that has ended"
+            "the liveness lock of a lane of this host decides there, too"
         ),
     },
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
