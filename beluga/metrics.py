@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -146,13 +146,18 @@ class Histogram:
 
     def observe(self, value: float, **labels: str) -> None:
         """Count one value in the series of these labels."""
-        key, place = _labels(labels), bisect.bisect_left(self.bounds, value)
+        self.observe_all((value,), **labels)
+
+    def observe_all(self, values: Iterable[float], **labels: str) -> None:
+        """Count values in the series of these labels."""
+        key, bounds = _labels(labels), self.bounds
         with self._lock:
             found = self._series.get(key)
             if found is None:
-                found = self._series[key] = _Counts([0] * (len(self.bounds) + 1))
-            found.counts[place] += 1
-            found.total += value
+                found = self._series[key] = _Counts([0] * (len(bounds) + 1))
+            for value in values:
+                found.counts[bisect.bisect_left(bounds, value)] += 1
+                found.total += value
 
     def value(self, **labels: str) -> Distribution:
         """Return the series of these labels, which may be empty."""

@@ -28,20 +28,23 @@ class Heat:
         self._limit, self._half_life_s, self._clock = limit, half_life_s, clock
         self._touches: OrderedDict[Key, tuple[float, float]] = OrderedDict()
 
-    def touch(self, keys: Iterable[Key]) -> None:
-        """Count one touch of each key."""
-        now, touches = self._clock(), self._touches
+    def touch(self, keys: Iterable[Key]) -> list[float]:
+        """Count one touch of each key. Returns their heat after it."""
+        now, touches, half_life_s = self._clock(), self._touches, self._half_life_s
+        heat = []
         for key in keys:
-            touches[key] = (self._decayed(key, now) + 1, now)
-            touches.move_to_end(key)
+            last = touches.pop(key, None)
+            count = 1.0 if last is None else last[0] * 0.5 ** ((now - last[1]) / half_life_s) + 1
+            touches[key] = (count, now)
+            heat.append(count / (count + 1))
         while len(touches) > self._limit:
             touches.popitem(last=False)
+        return heat
 
     def of(self, key: Key) -> float:
         """Return the heat of a key, from 0 to below 1."""
-        count = self._decayed(key, self._clock())
+        last = self._touches.get(key)
+        if last is None:
+            return 0.0
+        count: float = last[0] * 0.5 ** ((self._clock() - last[1]) / self._half_life_s)
         return count / (count + 1)
-
-    def _decayed(self, key: Key, now: float) -> float:
-        count, since = self._touches.get(key, (0.0, now))
-        return count * 0.5 ** ((now - since) / self._half_life_s) if count else 0.0

@@ -195,9 +195,7 @@ class BlockPool:
         They are active until they are released, or until ``request`` is.
         """
         with self._exclusive:
-            self._heat.touch(keys)
-            for key in keys:
-                self._metrics.heat.observe(self._heat.of(key), tier=self.name)
+            self._metrics.heat.observe_all(self._heat.touch(keys), tier=self.name)
             found = []
             for key in keys:
                 block = self._registered.get(key)
