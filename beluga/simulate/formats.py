@@ -362,7 +362,7 @@ def _with_unit(
     unit = TIME_UNITS[reading.time_unit]
     return [
         TraceEntry(
-            time if isinstance(time, _Seconds) else time * unit,
+            time if isinstance(time, _Seconds) else time / unit,
             one.input_tokens,
             one.output_tokens,
             one.blocks,

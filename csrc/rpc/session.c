@@ -31,8 +31,7 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     session->pool = pool;
     session->host = host;
     session->liveness_lock = -1;
-    * out = session; /* after a fork during the attachment, the child finds the session and its
-    * lock */
+    *out = session; /* before the attachment: a child forked during it finds the session's lock */
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                            -1, 0);

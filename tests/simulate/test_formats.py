@@ -169,6 +169,17 @@ def test_times_and_lengths_may_have_several_names(
     assert trace.blocks() == [[], [0]]
 
 
+def test_milliseconds_become_the_nearest_seconds(tmp_path: Path) -> None:
+    times = [0, 9, 13, 27_482, 3_599_999]  # of which a product with 0.001 misses some
+    path = tmp_path / "t.jsonl"
+    rows = [
+        {"timestamp": time, "input_length": 1, "output_length": 1, "hash_ids": [0]}
+        for time in times
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load_trace(path).arrival_s == [time / 1000 for time in times]
+
+
 def test_text_counts_four_characters_a_token(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     texts = ["abcdefgh" * 8, "abcdefgh" * 8 + "i", "abcdefgi" * 8, "x" * 63]
