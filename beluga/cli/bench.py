@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import beluga_bench
 import typer
 
+from beluga.choices import BENCHES
 from beluga.cli.bench_report import REPORT, report_files, report_run
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, Wide, among, check_output, need
 from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import BelugaError
+
+if TYPE_CHECKING:  # slow to import
+    import beluga_bench
 
 Smoke = Annotated[
     bool,
@@ -100,7 +103,7 @@ def bench(
         list[str],
         typer.Argument(
             metavar="NAME...",
-            autocompletion=among(*beluga_bench.BENCHES, "all", REPORT),
+            autocompletion=among(*BENCHES, "all", REPORT),
             help=(
                 "The benchmarks, or all; see docs/understand/benchmarks.md. report (by itself, or "
                 "before the names of some) runs them and writes one HTML page."
@@ -120,6 +123,8 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure this machine's memory and a pool in it, relative to the machine's own limit."""
+    import beluga_bench
+
     page = names[0] == REPORT
     if not page and (out is not None or sources):
         raise typer.BadParameter("--out and --from need beluga bench report; add report")
@@ -172,6 +177,8 @@ def _run(
 
     Raises BelugaError if a benchmark failed.
     """
+    import beluga_bench
+
     show = partial(_show, wide=wide)
     done = beluga_bench.run(beluga_bench.BENCHES, names, options, finished=None if json else show)
     rows: list[beluga_bench.Row] = done.rows

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import beluga_bench
 import typer
 
 from beluga.cli.options import check_output, write_whole
@@ -15,12 +15,17 @@ from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError
 
+if TYPE_CHECKING:  # slow to import
+    import beluga_bench
+
 REPORT = "report"
 _PAGE = Path("beluga-bench.html")
 
 
 def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> None:
     """Write a page of recorded results, without running anything."""
+    import beluga_bench
+
     target = _target(out)
     rows: list[beluga_bench.Row] = []
     recorded: list[beluga_bench.Recorded] = []
@@ -52,6 +57,8 @@ def report_run(
 
     Raises BelugaError, after writing the page, if a benchmark failed.
     """
+    import beluga_bench
+
     target = _target(out)
     machine = beluga_bench.facts()
     done = beluga_bench.run(beluga_bench.BENCHES, names, options)
@@ -89,5 +96,7 @@ def _target(out: Path | None) -> Path:
 
 
 def _write(target: Path, results: beluga_bench.Results) -> None:
+    import beluga_bench
+
     write_whole(target, beluga_bench.report(results).encode())
     print_note(f"wrote {target}")

@@ -10,24 +10,33 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from beluga.choices import (
+    COST_MODELS,
+    DEFAULT_COST_MODEL,
+    GPU_PATHS_GB_PER_S,
+    LOCAL_DRAM_GB_PER_S,
+    STEP_TOKENS,
+)
 from beluga.cli.options import among
 from beluga.errors import RouterError
-from beluga.router import CostEstimator, costs
+
+if TYPE_CHECKING:  # slow to import
+    from beluga.router import CostEstimator
 
 Costs = Annotated[
     str,
     typer.Option(
         "--costs",
         metavar="MODEL",
-        autocompletion=among(*costs.MODELS),
+        autocompletion=among(*COST_MODELS),
         help=(
             "The model and its GPU for the time estimates of min-ttft and least-cost, and for how "
             "long a prompt waits for a prefill worker (--model of `beluga simulate`): "
-            f"{', '.join(costs.MODELS)}."
+            f"{', '.join(COST_MODELS)}."
         ),
     ),
 ]
@@ -44,7 +53,7 @@ LocalBandwidth = Annotated[
 GpuPath = Annotated[
     str,
     typer.Option(
-        autocompletion=among(*costs.GPU_PATHS),
+        autocompletion=among(*GPU_PATHS_GB_PER_S),
         help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7.",
     ),
 ]
@@ -56,7 +65,7 @@ StepTokens = Annotated[
     ),
 ]
 
-LOCAL_BANDWIDTH = costs.LOCAL_DRAM / 1e9
+LOCAL_BANDWIDTH = LOCAL_DRAM_GB_PER_S
 GPU_PATH = "root-complex"
 
 
@@ -84,11 +93,11 @@ def with_estimator(command: Callable[..., None]) -> Callable[..., None]:
 _ADDED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     for name, default, annotation in (
-        ("costs_of", costs.DEFAULT_MODEL, Costs),
+        ("costs_of", DEFAULT_COST_MODEL, Costs),
         ("bandwidth", None, Bandwidth),
         ("local_bandwidth", LOCAL_BANDWIDTH, LocalBandwidth),
         ("gpu_path", GPU_PATH, GpuPath),
-        ("step_tokens", costs.STEP_TOKENS, StepTokens),
+        ("step_tokens", STEP_TOKENS, StepTokens),
     )
 ]
 
@@ -99,6 +108,8 @@ def _estimator(
     """Return the estimator for a model with these options. Raises RouterError for an unknown model,
     and BadParameter for an option that is out of range.
     """
+    from beluga.router import CostEstimator, costs
+
     known = costs.model_costs(model)
     if gpu_path not in costs.GPU_PATHS:
         raise typer.BadParameter(

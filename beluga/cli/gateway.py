@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from beluga.choices import (
+    BLOCK_TOKENS_MAX,
+    DEFAULT_POLICY,
+    POLICIES,
+    PREFILL_RULES,
+    QUEUE_ORDERS,
+    RANKS,
+    RANKS_MAX,
+)
 from beluga.cli import logs
 from beluga.cli.caller_options import CallerOptions, with_callers
 from beluga.cli.cost_options import with_estimator
@@ -18,18 +27,7 @@ from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
 from beluga.cli.policy_options import with_settings_and_their_names
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
-from beluga.router import (
-    DEFAULT_POLICY,
-    ORDERS,
-    POLICIES,
-    RULES,
-    BlockHasher,
-    CostEstimator,
-    Goals,
-    Indexer,
-    PolicySettings,
-    policy_name,
-)
+from beluga.policy_settings import PolicySettings
 
 if TYPE_CHECKING:
     from beluga.gateway import Limits, Prefill, Service
@@ -76,7 +74,8 @@ Queues = Annotated[
 RuleName = Annotated[
     str,
     typer.Option(
-        autocompletion=among(*RULES), help=f"The rule for remote prefill: {', '.join(RULES)}."
+        autocompletion=among(*PREFILL_RULES),
+        help=f"The rule for remote prefill: {', '.join(PREFILL_RULES)}.",
     ),
 ]
 Thresholds = Annotated[
@@ -122,7 +121,7 @@ BlockSize = Annotated[
     int,
     typer.Option(
         min=0,
-        max=BlockHasher.BLOCK_SIZE_MOST,
+        max=BLOCK_TOKENS_MAX,
         help="The tokens per block of the engines. 0: the engines report it.",
     ),
 ]
@@ -130,7 +129,7 @@ IndexRanks = Annotated[
     int,
     typer.Option(
         min=1,
-        max=Indexer.WORKERS_MOST,
+        max=RANKS_MAX,
         help=(
             "The number of workers that the index of caches has room for, counting every "
             "data-parallel rank. More ranks take more memory per block."
@@ -140,7 +139,8 @@ IndexRanks = Annotated[
 QueueOrder = Annotated[
     str,
     typer.Option(
-        autocompletion=among(*ORDERS), help=f"The order of waiting requests: {', '.join(ORDERS)}."
+        autocompletion=among(*QUEUE_ORDERS),
+        help=f"The order of waiting requests: {', '.join(QUEUE_ORDERS)}.",
     ),
 ]
 QueueThreshold = Annotated[
@@ -210,7 +210,7 @@ def gateway(
     chat_template: ChatTemplate = None,
     trust_request_chat_template: TrustTemplates = False,
     block_size: BlockSize = 0,
-    index_ranks: IndexRanks = Indexer.WORKERS,
+    index_ranks: IndexRanks = RANKS,
     queue: QueueOrder = "fcfs",
     queue_threshold: QueueThreshold = 16.0,
     queue_wait: QueueWait = 60.0,
@@ -237,13 +237,13 @@ def gateway(
     callers: CallerOptions,
     settings: PolicySettings,
     named: frozenset[str],
-    estimator: CostEstimator,
+    estimator: Any,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     bodies = (max_body, max_bodies, body_wait)
     asked = service.Settings(
-        policy=policy_name(policy),
+        policy=_policy_name(policy),
         policy_settings=settings,
         policy_settings_named=named,
         estimator=estimator,
@@ -268,9 +268,17 @@ def gateway(
     service.run(service.serve(asked, partial(_say_where, json=json)))
 
 
+def _policy_name(text: str) -> str:
+    from beluga.router import policy_name
+
+    return policy_name(text)
+
+
 def _advice(
     interval_s: float, ttft_goal: float | None, token_goal: float | None
 ) -> dict[str, object]:
+    from beluga.router import Goals
+
     goals = Goals(ttft_s=ttft_goal, between_tokens_s=token_goal)
     return {"advise_s": interval_s, "goals": goals}
 

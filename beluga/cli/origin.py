@@ -10,11 +10,11 @@ import shlex
 import sys
 from pathlib import Path
 
-import beluga_bench
-
 
 def origin() -> dict[str, str]:
     """Return the names and values for the page's header."""
+    import beluga_bench  # slow to import
+
     system = platform.uname()
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The options for the settings of policies, shared by ``beluga simulate`` and ``beluga gateway``.
 
-They are generated from the fields of :class:`beluga.router.PolicySettings`, so both commands have
-all settings.
+They are generated from the fields of :class:`beluga.policy_settings.PolicySettings`, so both
+commands have all settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from beluga.errors import RouterError
-from beluga.router import PolicySettings
+from beluga.policy_settings import PolicySettings
 
 # Options that are not named after their field.
 _NAMED = {"ttft_objective_s": "--slo", "between_tokens_objective_s": "--token-slo"}

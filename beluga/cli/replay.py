@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from beluga.admin import read_address
+from beluga.choices import ENGINE_OFFLOADS, SPEED_MAX, SPEED_MIN
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import AdminAddress, Json, among, as_bad_value, one_of, size
 from beluga.cli.output import print_facts, print_json, print_note, progress
@@ -24,12 +24,10 @@ from beluga.cli.tiers import (
 )
 from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, Read, TimeUnit, named
 from beluga.errors import ReplayError, TierError
-from beluga.kvbm import OFFLOAD_POLICIES
-from beluga.pool import show_size
-from beluga.replay import ReplayOptions, Result, TraceRequest
-from beluga.replay import replay as run_replay
-from beluga.simulate import SPEED_MAX, SPEED_MIN, Reading, trace_requests
-from beluga.tiers import TierSettings
+
+if TYPE_CHECKING:  # slow to import
+    from beluga.replay import Result, TraceRequest
+    from beluga.simulate import Reading
 
 _BUNDLED_BLOCK_SIZE = 128 << 10
 _POOL_SIZE_MAX = 1 << 48  # of both devices of the pool
@@ -42,6 +40,8 @@ def _pool_size(text: str | int) -> int:
     """Parse the size of a pool."""
     value = size(text)
     if value > _POOL_SIZE_MAX:
+        from beluga.pool import show_size
+
         raise typer.BadParameter(f"'{text}' is too large; give at most {show_size(_POOL_SIZE_MAX)}")
     return value
 
@@ -95,9 +95,9 @@ EngineBlocks = Annotated[
 EngineOffload = Annotated[
     str,
     typer.Option(
-        parser=one_of(*OFFLOAD_POLICIES),
-        autocompletion=among(*OFFLOAD_POLICIES),
-        metavar="|".join(OFFLOAD_POLICIES),
+        parser=one_of(*ENGINE_OFFLOADS),
+        autocompletion=among(*ENGINE_OFFLOADS),
+        metavar="|".join(ENGINE_OFFLOADS),
         help=(
             "When an engine offloads a block: wait offloads it when it is computed and evicts it "
             "only then, drop may evict it earlier, and watermark offloads the coldest blocks when "
@@ -105,6 +105,19 @@ EngineOffload = Annotated[
         ),
     ),
 ]
+
+
+Speed = Annotated[
+    float | None,
+    typer.Option(
+        min=SPEED_MIN,
+        max=SPEED_MAX,
+        help="Replay at this multiple of the trace's own speed. Default: as fast as possible.",
+    ),
+]
+
+
+Compare = Annotated[bool, typer.Option(help="Compare every fetched byte with the stored one.")]
 
 
 _LEGEND = Legend(
@@ -137,17 +150,8 @@ def replay(
     ] = 2,
     block_bytes: BlockBytes = None,
     pool_bytes: PoolBytes = None,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            min=SPEED_MIN,
-            max=SPEED_MAX,
-            help="Replay at this multiple of the trace's own speed. Default: as fast as possible.",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option(help="Compare every fetched byte with the stored one.")
-    ] = True,
+    speed: Speed = None,
+    compare: Compare = True,
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
     remote: Remotes = None,
@@ -168,6 +172,10 @@ def replay(
     if the server is killed meanwhile, it is restarted. With --engine-blocks, each process is an
     engine with its own memory. With --admin, a page shows the replay.
     """
+    from beluga.admin import read_address
+    from beluga.replay import ReplayOptions
+    from beluga.replay import replay as run_replay
+
     _refuse_without_engine(engine_offload, engine_blocks)
     _check_tiers(disk, disk_bytes, remote)
     if not (disk or remote):
@@ -210,6 +218,8 @@ def _refuse_without_engine(engine_offload: str, engine_blocks: int) -> None:
 
 def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | None) -> None:
     """Check disks and stores before reading the trace."""
+    from beluga.tiers import TierSettings
+
     with as_bad_value(TierError):
         tiers = TierSettings(
             disks=tuple(disks or ()), disk_bytes=disk_bytes, remotes=tuple(remotes or ())
@@ -219,6 +229,8 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
 
 def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
     """Return the requests of a trace, and how it was read, for display."""
+    from beluga.simulate import trace_requests
+
     requests, how = trace_requests(**given)
     if how is not None:
         print_note(f"read {how}")

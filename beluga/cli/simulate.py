@@ -9,10 +9,23 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from beluga.choices import (
+    COST_MODELS,
+    DEFAULT_COST_MODEL,
+    MEMORIES,
+    POLICIES,
+    PRESETS,
+    SIMULATED_COUNT_MAX,
+    SIMULATED_ENGINES,
+    SPEED_MAX,
+    SPEED_MIN,
+    STEP_TOKENS,
+    TIER_ORDERS,
+)
 from beluga.cli.cost_options import (
     GPU_PATH,
     LOCAL_BANDWIDTH,
@@ -37,24 +50,11 @@ from beluga.cli.output import print_json, print_note, print_table, progress
 from beluga.cli.policy_options import with_policy_settings
 from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, TimeUnit, read_named
 from beluga.errors import RouterError, SimulateError
-from beluga.router import POLICIES, Goals, PolicySettings, costs, policy_name
-from beluga.simulate import (
-    COUNT_MAX,
-    ENGINES,
-    MEMORIES,
-    ORDERS,
-    PRESETS,
-    SPEED_MAX,
-    SPEED_MIN,
-    Options,
-    Row,
-    Scale,
-    Trace,
-    check_report,
-    make_report,
-    sweep,
-    unequal_memory,
-)
+from beluga.policy_settings import PolicySettings
+
+if TYPE_CHECKING:  # slow to import
+    from beluga.router import Goals
+    from beluga.simulate import Options, Row, Scale, Trace
 
 _DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
 _SCALE = re.compile(r"([0-9]{1,12}(?:\.[0-9]+)?):([+-][1-9][0-9]{0,11})")
@@ -117,6 +117,8 @@ def _policies(text: str) -> list[str]:
     """Parse names of policies: all, or some separated by commas."""
     if text == "all":
         return list(POLICIES)
+    from beluga.router import policy_name
+
     with as_bad_value(RouterError):
         return [policy_name(name.strip()) for name in text.split(",")]
 
@@ -139,7 +141,7 @@ Policies = Annotated[
     ),
 ]
 Workers = Annotated[
-    int, typer.Option(min=1, max=COUNT_MAX, help="The number of workers (engines).")
+    int, typer.Option(min=1, max=SIMULATED_COUNT_MAX, help="The number of workers (engines).")
 ]
 PoolBytes = Annotated[
     int | None,
@@ -173,7 +175,7 @@ Adapters = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=COUNT_MAX,
+        max=SIMULATED_COUNT_MAX,
         help="The number of CXL adapters (O8). Default: one per two workers.",
     ),
 ]
@@ -181,7 +183,7 @@ Devices = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=COUNT_MAX,
+        max=SIMULATED_COUNT_MAX,
         help="The number of the pool's memory devices. Default: one per 256 GiB.",
     ),
 ]
@@ -198,20 +200,26 @@ Speed = Annotated[
 Model = Annotated[
     str,
     typer.Option(
-        autocompletion=among(*costs.MODELS),
-        help=f"The model and its GPU: {', '.join(costs.MODELS)}.",
+        autocompletion=among(*COST_MODELS),
+        help=f"The model and its GPU: {', '.join(COST_MODELS)}.",
     ),
 ]
 Engine = Annotated[
     str,
     typer.Option(
-        autocompletion=among(*ENGINES),
-        help=f"The batching of engines: {' or '.join(ENGINES)}. Serial engines only prefill.",
+        autocompletion=among(*SIMULATED_ENGINES),
+        help=(
+            f"The batching of engines: {' or '.join(SIMULATED_ENGINES)}. Serial engines only "
+            "prefill."
+        ),
     ),
 ]
 Eviction = Annotated[
     str,
-    typer.Option(autocompletion=among(*ORDERS), help=f"The eviction order: {' or '.join(ORDERS)}."),
+    typer.Option(
+        autocompletion=among(*TIER_ORDERS),
+        help=f"The eviction order: {' or '.join(TIER_ORDERS)}.",
+    ),
 ]
 Seeds = Annotated[
     int,
@@ -221,7 +229,7 @@ Processes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=COUNT_MAX,
+        max=SIMULATED_COUNT_MAX,
         metavar="N",
         help=(
             "The number of parallel runs, each in its own process. Default: one per CPU. The "
@@ -237,7 +245,7 @@ PlannerOption = Annotated[
     typer.Option(
         "--planner",
         min=1,
-        max=COUNT_MAX,
+        max=SIMULATED_COUNT_MAX,
         metavar="N",
         help="Let the planner add and stop workers, up to N.",
     ),
@@ -271,11 +279,11 @@ def simulate(
     bandwidth: Bandwidth = None,
     local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
     gpu_path: GpuPath = GPU_PATH,
-    step_tokens: StepTokens = costs.STEP_TOKENS,
+    step_tokens: StepTokens = STEP_TOKENS,
     adapters: Adapters = None,
     devices: Devices = None,
     speed: Speed = "1",
-    model: Model = costs.DEFAULT_MODEL,
+    model: Model = DEFAULT_COST_MODEL,
     engine: Engine = "chunked",
     eviction: Eviction = "lru",
     seeds: Seeds = 1,
@@ -324,7 +332,7 @@ def simulate(
     loaded = read_named(trace, form, rate, time_unit, block_tokens)
     rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, processes, quiet=json)
     if report is not None:
-        write_whole(report, make_report(report, loaded, options, rows, origin()))
+        _write(report, loaded, options, rows)
     if json:
         print_json(_with_reading(loaded, rows))
     else:
@@ -333,6 +341,9 @@ def simulate(
 
 def _options(*, model: str, **values: Any) -> Options:
     """Return the options of the simulation. Field names in its errors are replaced by options."""
+    from beluga.router import costs
+    from beluga.simulate import Options
+
     with as_bad_value(RouterError):
         costs_of = costs.model_costs(model)
     try:
@@ -360,6 +371,8 @@ def _speeds(text: str) -> list[float]:
 
 
 def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
+    from beluga.router import Goals
+
     if planner is None:
         return None
     return Goals(ttft_s=settings.ttft_objective_s, workers_max=planner)
@@ -368,6 +381,8 @@ def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
 def _check(report: Path | None) -> None:
     """Check in advance that the report can be drawn and written."""
     if report is not None:
+        from beluga.simulate import check_report
+
         check_report(report)
         if report.suffix == ".png":
             need("plot", "matplotlib")
@@ -382,11 +397,19 @@ def _rows(
     *,
     quiet: bool,
 ) -> list[Row]:
+    from beluga.simulate import sweep
+
     runs_in_all = len(cases) * len(runs["policies"]) * len(runs["memories"]) * runs["seeds"]
     what = f"simulating {runs_in_all} runs of {len(trace):,} requests"
     with progress(what, shown=not quiet) as advance:
         at_once = processes or os.cpu_count() or 1
         return sweep(trace, cases, processes=at_once, advance=advance, **runs)
+
+
+def _write(report: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:
+    from beluga.simulate import make_report
+
+    write_whole(report, make_report(report, trace, options, rows, origin()))
 
 
 def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:
@@ -435,11 +458,11 @@ def _memories(text: str) -> Sequence[str]:
 
 
 def _with_preset(name: str, options: Options) -> Options:
-    if name not in PRESETS:
-        raise typer.BadParameter(
-            f"there is no --preset {name!r}; choose one of {', '.join(PRESETS)}"
-        )
-    return PRESETS[name](options)
+    from beluga.simulate import PRESETS as KNOWN
+
+    if name not in KNOWN:
+        raise typer.BadParameter(f"there is no --preset {name!r}; choose one of {', '.join(KNOWN)}")
+    return KNOWN[name](options)
 
 
 def _scale(text: str | None) -> Scale | None:
@@ -448,11 +471,15 @@ def _scale(text: str | None) -> Scale | None:
     match = _SCALE.fullmatch(text)
     if match is None:
         raise typer.BadParameter(f"--scale-at {text!r} is not T:+N; write 600:+2 or 600:-1")
+    from beluga.simulate import Scale
+
     return Scale(float(match[1]), int(match[2]))
 
 
 def _warn(options: Options) -> None:
     """Warn about unequal memory."""
+    from beluga.simulate import unequal_memory
+
     if text := unequal_memory(options):
         print_note(f"memory is not equal: {text}")
 

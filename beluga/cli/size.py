@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from beluga.choices import COST_MODELS, GPU_PATHS_GB_PER_S
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, Wide, among, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.cli.trace_options import read_named
 from beluga.errors import TierError
-from beluga.pool import show_size
-from beluga.router import costs
-from beluga.simulate import Trace, found_shares
-from beluga.tiers import KvShape, SizingAdvice, TierSize, advise, read_model
+
+if TYPE_CHECKING:  # slow to import
+    from beluga.simulate import Trace
+    from beluga.tiers import KvShape, SizingAdvice
 
 _DTYPES = ("F32", "F16", "BF16", "FP8", "U8")
 _GB = 1e9
 _GIB = 1 << 30
-_QWEN3_32B = KvShape(64, "BF16", 8, 128)  # the model of beluga simulate's default
 
 Model = Annotated[
     Path | None,
@@ -88,9 +88,9 @@ RecomputeMs = Annotated[
 ModelCosts = Annotated[
     str | None,
     typer.Option(
-        autocompletion=among(*costs.MODELS),
+        autocompletion=among(*COST_MODELS),
         metavar="NAME",
-        help=f"The costs of a model instead: {', '.join(costs.MODELS)}.",
+        help=f"The costs of a model instead: {', '.join(COST_MODELS)}.",
     ),
 ]
 TraceFile = Annotated[
@@ -136,7 +136,7 @@ def size_tiers(
     head_dim: HeadDim = 0,
     latent_dim: LatentDim = 0,
     dtype: Dtype = None,
-    memory_bandwidth: MemoryBandwidth = costs.GPU_PATHS["root-complex"] / _GB,
+    memory_bandwidth: MemoryBandwidth = GPU_PATHS_GB_PER_S["root-complex"],
     disk_bandwidth: DiskBandwidth = None,
     recompute_ms: RecomputeMs = None,
     model_costs: ModelCosts = None,
@@ -148,6 +148,8 @@ def size_tiers(
     """Show how many blocks and tokens of a model's KV cache each tier holds, how fast a tier must
     be for a fetch to beat computing again, and which share of a trace hits.
     """
+    from beluga.tiers import KvShape, TierSize, advise, read_model
+
     if model is not None and (layers or kv_heads or head_dim or latent_dim):
         raise typer.BadParameter("give a model or its numbers, not both")
     if recompute_ms is not None and model_costs is not None:
@@ -163,7 +165,7 @@ def size_tiers(
         raise typer.BadParameter("the model's numbers need --layers; add it")
     else:
         print_note("no model is named; these are the numbers of Qwen3-32B")
-        shape = _QWEN3_32B if dtype is None else KvShape(64, dtype, 8, 128)
+        shape = KvShape(64, dtype or "BF16", 8, 128)
     if model_costs is not None:
         recompute_ms = _recompute_ms(model_costs, position)
     loaded = read_named(trace)
@@ -192,6 +194,8 @@ def size_tiers(
 
 def _found(advice: SizingAdvice, trace: Trace) -> list[float]:
     """Return the share of a trace that hits in each tier or those above it."""
+    from beluga.simulate import found_shares
+
     tokens = accumulate(tier.tokens for tier in advice.tiers)
     return found_shares(trace, [min(one // trace.block_tokens, trace.id_count) for one in tokens])
 
@@ -205,6 +209,8 @@ def _show(
     *,
     wide: bool,
 ) -> None:
+    from beluga.pool import show_size
+
     facts: dict[str, object] = {
         "KV per token": show_size(advice.bytes_per_token),
         "block": f"{advice.block_tokens} tokens, {show_size(advice.block_bytes)}",
@@ -242,6 +248,8 @@ def _show(
 
 def _recompute_ms(name: str, position: int) -> float:
     """Return the time that one more token at a position adds to a long prefill."""
+    from beluga.router import costs
+
     if name not in costs.MODELS:
         raise typer.BadParameter(
             f"there are no --model-costs {name!r}; choose one of {', '.join(costs.MODELS)}"

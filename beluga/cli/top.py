@@ -13,21 +13,19 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.live import Live
 
-from beluga.admin import request_any
 from beluga.cli.help import width
 from beluga.cli.legend import explains
 from beluga.cli.options import PoolPaths, runtime_dir_of
 from beluga.cli.output import print_note
 from beluga.cli.top_frame import LEGENDS, draw_frame
 from beluga.errors import AdminError, NoServerError
-from beluga.live import Snapshot
+
+if TYPE_CHECKING:
+    from beluga.live import Snapshot
 
 Interval = Annotated[
     float, typer.Option(min=0.1, max=3600, help="The refresh interval in seconds.")
@@ -56,6 +54,8 @@ def top(
         if json:
             _print_line(body)
         else:
+            from rich.console import Console
+
             Console(highlight=False).print(draw_frame(_decode(body), Console().width))
     elif json:
         for body in _follow(directory, interval):
@@ -65,10 +65,16 @@ def top(
 
 
 def _ask(directory: Path) -> bytes:
+    from beluga.admin import request_any
+
     return request_any(directory, "/live").body
 
 
 def _decode(body: bytes) -> Snapshot:
+    import msgspec
+
+    from beluga.live import Snapshot
+
     try:
         return msgspec.json.decode(body, type=Snapshot)
     except msgspec.ValidationError as error:
@@ -98,6 +104,9 @@ def _follow(directory: Path, interval: float) -> Iterator[bytes]:
 
 def _show(directory: Path, interval: float) -> None:
     """Show frames until q or Ctrl-C: on the terminal's alternate screen, or one after another."""
+    from rich.console import Console
+    from rich.live import Live
+
     if not sys.stdout.isatty():
         console = Console(highlight=False, width=width())  # 80, or COLUMNS
         for body in _follow(directory, interval):

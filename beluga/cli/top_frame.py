@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-from rich.console import Group, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from beluga.cli.legend import Legend
 from beluga.cli.output import plain
-from beluga.live import SessionFacts, SlowCall, Snapshot, TenantFacts, TierFacts
-from beluga.pool import show_size
+
+if TYPE_CHECKING:  # the help of `beluga top` has the legends and must not import rich or numpy
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from beluga.live import Snapshot
 
 _ROWS = 8
 _STATE_STYLES = {"serving": "bold green", "standby": "bold yellow", "stopped": "bold red"}
@@ -28,6 +29,9 @@ def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> R
     """Return a frame. ``failure`` is why the last request failed; without a snapshot there was none
     yet.
     """
+    from rich.console import Group
+    from rich.text import Text
+
     lines: list[Text] = []
     if failure:
         lines.append(Text(failure, style="bold red"))
@@ -44,6 +48,8 @@ def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> R
 
 
 def _head(snapshot: Snapshot, width: int) -> list[Text]:
+    from rich.text import Text
+
     server = snapshot.server
     state = {"serving": f"serving, epoch {server.epoch}", "standby": "standing by"}
     text = Text("beluga ", style="bold", no_wrap=True)
@@ -89,6 +95,8 @@ def _figures(snapshot: Snapshot, width: int) -> list[Text]:
 
 def _flow(facts: Sequence[tuple[str, str]], width: int) -> list[Text]:
     """Return names and values in lines of this width."""
+    from rich.text import Text
+
     lines = [Text(no_wrap=True)]
     for name, value in facts:
         item = len(name) + 1 + len(value)
@@ -101,8 +109,10 @@ def _flow(facts: Sequence[tuple[str, str]], width: int) -> list[Text]:
 
 
 def _bar(name: str, part: int, whole: int, width: int, told: str | None = None) -> Text:
+    from rich.text import Text
+
     share = part / whole if whole else 0.0
-    text = told if told is not None else f"of {show_size(whole)}"
+    text = told if told is not None else f"of {_size(whole)}"
     told_width = len(text) + 9
     room = min(width - len(name) - told_width - 2, _BAR_MAX)
     line = Text(f"{name} ", style="dim", no_wrap=True)
@@ -116,6 +126,8 @@ def _bar(name: str, part: int, whole: int, width: int, told: str | None = None) 
 
 def _devices(snapshot: Snapshot, width: int) -> list[Text]:
     """Return a line for each device: the fill level of its parts, from start to end."""
+    from rich.text import Text
+
     found = []
     for device in snapshot.pool.devices[:_ROWS]:
         name = plain(device.path)
@@ -154,25 +166,20 @@ class _Column(NamedTuple):
     """
 
     name: str
-    show: Callable[[object], str]
+    show: Callable[[Any], str]
     rank: int
     left: bool
     meaning: str
 
 
-def _of(kind: type, show: Callable[..., str]) -> Callable[[object], str]:
-    def shown(row: object) -> str:
-        assert isinstance(row, kind)  # noqa: S101  ensured by the tables below
-        return show(row)
-
-    return shown
+def _columns(*columns: tuple[str, Callable[[Any], str], int, bool, str]) -> list[_Column]:
+    return [_Column(*column) for column in columns]
 
 
-def _columns(kind: type, *columns: tuple[str, Callable[..., str], int, bool, str]) -> list[_Column]:
-    return [
-        _Column(name, _of(kind, show), rank, left, meaning)
-        for name, show, rank, left, meaning in columns
-    ]
+def _size(count: int) -> str:
+    from beluga.pool import show_size
+
+    return show_size(count)
 
 
 def _pid(pid: int | None) -> str:
@@ -180,7 +187,6 @@ def _pid(pid: int | None) -> str:
 
 
 _SESSION_COLUMNS = _columns(
-    SessionFacts,
     ("session", lambda row: row.session[:8], 0, True, "the first digits of the session"),
     ("host", lambda row: str(row.host), 3, False, "the client's number among the pool's hosts"),
     ("pid", lambda row: _pid(row.pid), 1, False, "its process on that host"),
@@ -198,14 +204,13 @@ _SESSION_COLUMNS = _columns(
     ("writing", lambda row: f"{row.grants:,}", 7, False, "the number of blocks it is writing"),
     (
         "holds",
-        lambda row: show_size(row.bytes),
+        lambda row: _size(row.bytes),
         8,
         False,
         "the bytes of the pool it is writing and has pinned",
     ),
 )
 _TENANT_COLUMNS = _columns(
-    TenantFacts,
     (
         "namespace",
         lambda row: plain(row.name or row.fingerprint)[:40],
@@ -213,32 +218,31 @@ _TENANT_COLUMNS = _columns(
         True,
         "a tenant: the name of a namespace, or its fingerprint",
     ),
-    ("block", lambda row: show_size(row.block_bytes), 4, False, "the size of each of its blocks"),
+    ("block", lambda row: _size(row.block_bytes), 4, False, "the size of each of its blocks"),
     ("blocks", lambda row: f"{row.blocks:,}", 2, False, "the number of its blocks in the pool"),
-    ("size", lambda row: show_size(row.bytes), 0, False, "the bytes of its blocks"),
+    ("size", lambda row: _size(row.bytes), 0, False, "the bytes of its blocks"),
     ("hits", lambda row: _count(row.hits), 3, False, "the hits of its keys"),
     ("evicted", lambda row: _count(row.evictions), 5, False, "the number of its evicted blocks"),
 )
 _TIER_COLUMNS = _columns(
-    TierFacts,
     ("tier", lambda row: plain(row.name)[:40], 0, True, "a lower tier"),
     (
         "used",
-        lambda row: "-" if row.used_bytes is None else show_size(row.used_bytes),
+        lambda row: "-" if row.used_bytes is None else _size(row.used_bytes),
         1,
         False,
         "the bytes that it holds",
     ),
     (
         "saved",
-        lambda row: show_size(row.saved_bytes),
+        lambda row: _size(row.saved_bytes),
         3,
         False,
         "the bytes written to it",
     ),
     (
         "loaded",
-        lambda row: show_size(row.loaded_bytes),
+        lambda row: _size(row.loaded_bytes),
         2,
         False,
         "the bytes fetched from it",
@@ -252,7 +256,6 @@ _TIER_COLUMNS = _columns(
     ),
 )
 _CALL_COLUMNS = _columns(
-    SlowCall,
     (
         "at",
         lambda row: time.strftime("%H:%M:%S", time.localtime(row.time_s)),
@@ -283,6 +286,8 @@ def _table(
     title: str, columns: Sequence[_Column], rows: Sequence[object], width: int
 ) -> list[Text]:
     """Return a title, headings and rows: the columns that fit, by their rank."""
+    from rich.text import Text
+
     if not rows:
         return []
     shown = rows[:_ROWS]

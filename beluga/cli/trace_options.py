@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
+from beluga.choices import TIME_UNITS, TRACE_FORMATS
 from beluga.cli.options import among, one_of
 from beluga.cli.output import print_note
-from beluga.replay import BUNDLED
-from beluga.simulate import FORMATS, TIME_UNITS, Trace, load_trace
+
+if TYPE_CHECKING:  # slow to import
+    from beluga.simulate import Trace
 
 RATE = 1.0  # requests per second
 _RATE_MIN, _RATE_MAX = 1e-6, 1e9
@@ -33,10 +35,13 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        parser=one_of(*FORMATS),
-        autocompletion=among(*FORMATS),
+        parser=one_of(*TRACE_FORMATS),
+        autocompletion=among(*TRACE_FORMATS),
         metavar="NAME",
-        help=f"The format of the trace: {', '.join(FORMATS)}. Default: detected from its content.",
+        help=(
+            f"The format of the trace: {', '.join(TRACE_FORMATS)}. Default: detected from its "
+            "content."
+        ),
     ),
 ]
 TimeUnit = Annotated[
@@ -83,6 +88,8 @@ def named(
     block_tokens: int | None,
 ) -> Read:
     """Return the arguments for reading the given trace, or the bundled one."""
+    from beluga.replay import BUNDLED
+
     if trace is None:
         given = (form, time_unit, block_tokens) != (None, None, None)
         if given or rate != RATE:
@@ -108,6 +115,8 @@ def read_named(
     block_tokens: int | None = None,
 ) -> Trace:
     """Read the given trace, or the bundled one, and show the assumptions."""
+    from beluga.simulate import load_trace
+
     loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))
     print_note(f"read {loaded.reading}")
     return loaded

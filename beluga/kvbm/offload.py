@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from beluga.choices import ENGINE_OFFLOADS
 from beluga.kvbm.handles import WeakBlock
 from beluga.kvbm.state import Key
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 BATCH = 16
 """Blocks per copy."""
 
-OFFLOAD_POLICIES = ("wait", "drop", "watermark")
+OFFLOAD_POLICIES = ENGINE_OFFLOADS
 """When blocks are offloaded: ``wait`` and ``drop`` when they are registered, ``watermark`` when the
 device's usage is above its watermark. Only ``wait`` never evicts a block before the pool has it.
 """

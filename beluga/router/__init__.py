@@ -4,6 +4,7 @@
 simulator call the same code.
 """
 
+from beluga.policy_settings import PolicySettings
 from beluga.router.candidates import Candidates
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
@@ -22,7 +23,6 @@ from beluga.router.policies.registry import (
     policy_name,
     settings_known,
 )
-from beluga.router.policies.settings import PolicySettings
 from beluga.router.policy import Candidate, Choice, Policy, Query, Usual
 from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
 from beluga.router.prefix.events import (

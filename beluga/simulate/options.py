@@ -7,16 +7,17 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from beluga import choices
 from beluga.errors import SimulateError
 from beluga.pool import show_size
 from beluga.router import Goals, PolicySettings, costs
 from beluga.simulate.tier import ORDERS
 
-MEMORIES = ("pool", "split")
-ENGINES = ("chunked", "serial")
+MEMORIES = choices.MEMORIES
+ENGINES = choices.SIMULATED_ENGINES
 GIB = 1 << 30
-COUNT_MAX = 1 << 16  # of workers, adapters and devices
-SPEED_MIN, SPEED_MAX = 1e-6, 1e6
+COUNT_MAX = choices.SIMULATED_COUNT_MAX  # of workers, adapters and devices
+SPEED_MIN, SPEED_MAX = choices.SPEED_MIN, choices.SPEED_MAX
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import beluga_bench
 import pytest
 from page.bench_row import row
 from page.well_formed import Page
 from typer.testing import CliRunner, Result
 
-from beluga.cli import bench
 from beluga.cli.app import app
 from beluga.errors import BelugaError
 
@@ -26,7 +26,7 @@ def benches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Benches:
     """Replace the benchmarks by one that has a row. The current folder is an empty one."""
     monkeypatch.chdir(tmp_path)
     made: Benches = {"rpc": lambda options: [row()]}
-    monkeypatch.setattr(bench.beluga_bench, "BENCHES", made)
+    monkeypatch.setattr(beluga_bench, "BENCHES", made)
     return made
 
 

@@ -32,7 +32,6 @@ from beluga.cli import (
     main,
     ping,
     prefill_worker,
-    replay,
     scrub,
     serve,
     stat,
@@ -493,7 +492,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch, **change: Any) -> list[tuple[int, 
         asked.append((len(requests), options))
         return ReplayResult(**figures)
 
-    monkeypatch.setattr(replay, "run_replay", run)
+    monkeypatch.setattr("beluga.replay.replay", run)
     return asked
 
 
@@ -557,9 +556,9 @@ def test_benchmarks_get_their_options_and_show_what_any_row_has(
     one = {**fields, "bench": "a", "memory": "m", "coherence": None, "case": "c", "p50_ns": 5}
     rows = [one, {**one, "case": "d", "p50_ns": None, "note": "odd"}, {**one, "memory": "n"}]
     monkeypatch.setattr(bench, "need", lambda *what: drawn.append(what))
-    monkeypatch.setattr(bench.beluga_bench, "plot", lambda *what: drawn.append(what))
+    monkeypatch.setattr("beluga_bench.plot", lambda *what: drawn.append(what))
     benches = {"a": lambda options: asked.append(options) or rows, "b": lambda options: []}
-    monkeypatch.setattr(bench.beluga_bench, "BENCHES", benches)
+    monkeypatch.setattr("beluga_bench.BENCHES", benches)
     shown = beluga("bench", "all")
     assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in asked] == [
         (False, None, None, None, None)

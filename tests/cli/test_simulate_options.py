@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from beluga.cli import simulate as command
-from beluga.cli import trace_options
 from beluga.cli.app import app
 from beluga.errors import SimulateError
 from beluga.router import POLICIES, Goals, PolicySettings, costs
@@ -71,8 +69,8 @@ class SimpleTrace(list[None]):
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
     made = Simulation()
-    monkeypatch.setattr(trace_options, "load_trace", made.load)
-    monkeypatch.setattr(command, "sweep", made.run)
+    monkeypatch.setattr("beluga.simulate.load_trace", made.load)
+    monkeypatch.setattr("beluga.simulate.sweep", made.run)
     return made
 
 
@@ -193,7 +191,9 @@ def test_a_report_has_all_rows(
     simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
-    monkeypatch.setattr(command, "make_report", lambda *what: written.append(what) or b"page")
+    monkeypatch.setattr(
+        "beluga.simulate.make_report", lambda *what: written.append(what) or b"page"
+    )
     beluga("t", "--report", tmp_path / "r.html")
     [(path, trace, options, rows, origin)] = written
     assert (tmp_path / "r.html").read_bytes() == b"page"

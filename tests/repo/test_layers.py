@@ -16,7 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
     ("errors", "_build", "_checkout", "conventions", "choices"),
-    ("_shared", "arguments", "config", "child", "limit", "metrics", "text", "threads"),
+    (
+        "_shared",
+        "arguments",
+        "config",
+        "child",
+        "limit",
+        "metrics",
+        "policy_settings",
+        "text",
+        "threads",
+    ),
     ("_ffi", "listening", "page"),
     ("coherence", "lease"),
     ("pool",),

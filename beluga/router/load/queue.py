@@ -15,12 +15,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Generic, TypeVar
 
+from beluga import choices
 from beluga.errors import RouterError
 from beluga.router.policy import Query
 
 ItemT = TypeVar("ItemT")
 
-ORDERS = ("fcfs", "lcfs", "wspt")
+ORDERS = choices.QUEUE_ORDERS
 REFRESH_S = 10.0  # an older overlap is looked up again when the request is next
 
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 
 from beluga.errors import RouterError
+from beluga.policy_settings import PolicySettings
 from beluga.router.policies.alpha_gamma import AlphaGamma
 from beluga.router.policies.cache_aware import CacheAware, CacheAwareTree
 from beluga.router.policies.least_cost import LeastCost
@@ -18,7 +19,6 @@ from beluga.router.policies.logit2 import Logit2
 from beluga.router.policies.min_ttft import MinTtft
 from beluga.router.policies.random_worker import RandomWorker
 from beluga.router.policies.round_robin import RoundRobin
-from beluga.router.policies.settings import PolicySettings
 from beluga.router.policies.two_choices import TwoChoices
 from beluga.router.policy import Policy
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The settings of the policies, defined once: ``beluga simulate`` and ``beluga gateway`` generate
-their options from these fields, and make their policies with them.
+their options from these fields, and make their policies with them. They are apart from the
+policies, because the help of these commands needs neither those nor numpy.
 """
 
 from __future__ import annotations
