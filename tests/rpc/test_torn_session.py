@@ -12,7 +12,7 @@ from support.blocks import eventually, keys
 from support.forge import line_hash, read, write
 
 from beluga._ffi import ffi, lib
-from beluga.index import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer, check_pool
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -72,6 +72,24 @@ def test_a_damaged_line_keeps_the_lane_until_its_process_is_gone(pool: Pool, byt
         assert second.stat().inherited_count == 1
         client.close()
         assert eventually(lambda: second.stat().inherited_count == 0)
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 1 << 40], ids=["none", "the successor's", "a late one"])
+def test_a_line_with_a_damaged_epoch_is_of_an_earlier_session(pool: Pool, epoch: int) -> None:
+    with MetaServer(pool) as first:
+        client = Client(pool)
+        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        first.stop()
+    offset = session_offset(pool, 0, epoch=1)
+    line = bytearray(read(pool, offset))
+    line[32:40] = epoch.to_bytes(8, "little")
+    write(pool, offset, bytes(line))
+    with MetaServer(pool) as second:
+        assert second.stat().inherited_count == 1
+        assert not check_pool(pool).findings  # the line that it has written
+        client.close()
+        assert eventually(lambda: second.stat().inherited_count == 0)
+        assert second.meta_stat().held_bytes == 0
 
 
 def test_a_client_without_a_reply_has_no_lane(pool: Pool) -> None:

@@ -6,16 +6,19 @@ advances. Another machine has other lock files: here, another runtime directory.
 
 from __future__ import annotations
 
+import signal
 import time
+from pathlib import Path
 
 import pytest
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
 from support.blocks import eventually, keys
 from support.elsewhere import imitate
-from support.forge import read
+from support.forge import read, sealed, write
+from support.processes import Process
 
 from beluga._ffi import ffi, lib
-from beluga.errors import HostClashError, ServerAliveError
+from beluga.errors import CallTimeoutError, HostClashError, ServerAliveError
 from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -188,3 +191,41 @@ def test_a_rejected_machine_does_not_hold_the_number(pool: Pool) -> None:
         with Client(pool, host=3) as another:
             another.ping()
         client.ping()
+
+
+def test_a_session_of_this_boot_without_a_lock_file_is_not_one_of_an_earlier_boot(
+    pool: Pool,
+) -> None:
+    """Its process may be stopped in another mount namespace, and write later."""
+    with Server(pool) as first:
+        with Client(pool) as client:
+            offset = session_offset(pool, client.stat().lane, epoch=1)
+            line = ffi.from_buffer("bl_session_line *", read(pool, offset))
+            here = (line.boot_id[0], line.boot_id[1])
+        for nonce in (NONCE, NONCE + 1):
+            assert OtherMachine(pool, host=0, boot_id=here).attach(nonce) == 0
+        first.stop()
+    rewrite(pool, "bl_session_line", session_offset(pool, 1, epoch=1), 1, boot_id=OTHER)
+    with Server(pool) as second:
+        assert eventually(lambda: second.stat().inherited_count == 1)  # that of the earlier boot
+        assert OtherMachine(pool, host=5, boot_id=OTHER).attach(NONCE + 2) == 0
+        heartbeat = pool.geometry.lane_offset + 1 * pool.geometry.lane_stride
+        last = (1 << 64) - 1
+        rewrite(pool, "bl_heartbeat_line", heartbeat, NONCE + 2, count=last, nonce=NONCE + 2)
+        assert eventually(lambda: second.stat().end_count == 2)  # all sessions were checked again
+        assert second.stat().inherited_count == 1
+
+
+def test_a_reply_to_another_machines_request_gives_no_lane(pool: Pool, paths: list[Path]) -> None:
+    """Two machines of one number have written requests of one sequence number, and the server has
+    replied to the other one's.
+    """
+    with Process("serve", paths) as server:
+        server.signal(signal.SIGSTOP)
+        assert server.stopped()
+        line = ffi.from_buffer("bl_lobby_request *", read(pool, lib.BL_LOBBY_OFFSET))
+        reply = ffi.new("bl_lobby_reply *", {"nonce": NONCE, "epoch": 1, "lane": 0})
+        offset = lib.BL_LOBBY_OFFSET + (1 + 1) * lib.BL_POLL_STRIDE  # of the server's half
+        write(pool, offset, sealed(bytes(ffi.buffer(reply)), line.sequence + 1, 0))
+        with pytest.raises(CallTimeoutError):
+            Client(pool, timeout_s=0.2)

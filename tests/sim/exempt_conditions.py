@@ -20,7 +20,6 @@ _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
 _COUNTED = (
     "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_client_report.py"
 )
-_EARLIER = "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
 _ENDED = "a grant ends with its session, so the abort is refused for every caller"
 _FENCED = "a full fence more, which costs time"
 _FLUSH = "flushes what no device has written, or flushes it before its time too, which costs time"
@@ -54,11 +53,6 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 
 # The reason of each condition.
 REASONED: Conditions = {
-    ("rpc/housekeeping.c", "bl_lane_of_old"): {
-        ("!bl_lane_here(server, lane)", 0, "true"): (
-            "the liveness lock of a lane of this host decides there, too"
-        ),
-    },
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
             "takes care of each range by itself, of lines at their seams twice, which costs time"
@@ -455,9 +449,6 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
-        ("reply->nonce == turn->nonce", 0, "true"): (
-            "the sequence and the epoch of a reply are those of one request of this host"
-        ),
         ("serving", 3, "true"): _RINGS,
         ("!turn->rung", 0, "true"): _RINGS,
         ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
@@ -721,14 +712,9 @@ REASONED: Conditions = {
         ("gone < 0", 0, "true"): _NEGATIVE,
     },
     ("rpc/takeover.c", "bl_takeover_inherit"): {
-        ("line.epoch != 0", 0, "true"): (
-            "a damaged line has epoch 0 instead of the last one; both are earlier epochs"
-        ),
         ("earlier", 0, "false"): (
             "which earlier epoch a session is of decides nothing, only that it is not this one"
         ),
-        ("earlier", 0, "true"): _EARLIER,
-        ("line.epoch < server->epoch", 0, "true"): _EARLIER,
         ("inherits", 1, "true"): (
             "where nobody ever served, nobody wrote a session line: it is zero, so it has no nonce"
         ),
@@ -810,12 +796,6 @@ REASONED: Conditions = {
         ("session->attached", 0, "true"): _ENDED,
     },
     ("index/recover.c", "bl_recover_block"): {
-        (
-            "bl_extents_cover(meta->extents, first, "
-            "bl_stripe_of(meta, block->offset + size - 1) - first + 1)",
-            0,
-            "true",
-        ): "keeps a whole block whose mark was lost; its entry and checksums are still verified",
         ("claimed", 0, "true"): (
             "gives back nothing: an entry whose space cannot be claimed names none that is open, "
             "and never another's, for space has a new owner only when the old entry is cleared "
@@ -873,13 +853,27 @@ REASONED: Conditions = {
 _LINES_ONCE = (
     "tests/transfer/engines/dsa/test_dsa_rules.py::test_threads_flush_each_line_of_a_plan_once"
 )
+_DAMAGED_EPOCH = (
+    "tests/rpc/test_torn_session.py::test_a_line_with_a_damaged_epoch_is_of_an_earlier_session"
+)
 TESTED: Conditions = {
     ("rpc/server.c", "bl_server_loop"): {
         ("server->crowded && served == 0", 0, "false"): (
             "tests/rpc/test_idle.py::test_a_server_and_a_client_on_one_core_yield_to_each_other"
         ),
     },
+    ("rpc/takeover.c", "bl_takeover_inherit"): {
+        ("line.epoch != 0", 0, "true"): _DAMAGED_EPOCH,
+        ("line.epoch < server->epoch", 0, "true"): _DAMAGED_EPOCH,
+        ("earlier", 0, "true"): _DAMAGED_EPOCH,
+    },
     ("index/recover.c", "bl_recover_block"): {
+        (
+            "bl_extents_cover(meta->extents, first, "
+            "bl_stripe_of(meta, block->offset + size - 1) - first + 1)",
+            0,
+            "true",
+        ): "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone",
         ("!claimed", 0, "false"): (
             "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
         ),
@@ -1123,6 +1117,9 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
+        ("reply->nonce == turn->nonce", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_reply_to_another_machines_request_gives_no_lane"
+        ),
         ("!bl_wait_turn(memory, turn->wait)", 0, "false"): (
             "tests/rpc/test_host_clash.py::test_a_client_is_refused_while_another_machine_has"
             "_its_number"
@@ -1599,6 +1596,10 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_of_old"): {
+        ("!bl_lane_here(server, lane)", 0, "true"): (
+            "tests/rpc/test_two_machines.py::"
+            "test_a_session_of_this_boot_without_a_lock_file_is_not_one_of_an_earlier_boot"
+        ),
         ("lane->epoch == server->epoch", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_session_of_this_server_never_counts_as_one_of"
             "_an_earlier_boot"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -82,6 +83,15 @@ def test_every_mutant_was_caught_once_or_has_an_exemption() -> None:
         found = mutants.mutants(mutants.survey(min(2, os.cpu_count() or 1)))
         new = [str(m) for m in found if m.name not in known_catches() and not mutants.exempt(m)]
     assert new == []
+
+
+def test_no_function_is_twice_in_a_table_of_conditions() -> None:
+    """The second entry would replace the first one."""
+    source = Path(__file__).with_name("exempt_conditions.py").read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Dict):
+            counts = Counter(ast.unparse(key) for key in node.keys if key is not None)
+            assert [key for key, count in counts.items() if count > 1] == []
 
 
 def test_the_tests_named_for_conditions_exist() -> None:
