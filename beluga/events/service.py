@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from beluga.errors import BelugaError, RouterError, RpcError
 from beluga.events.replays import Replays
 from beluga.events.table import NameTable
+from beluga.events.zmtp import ZmtpSockets
 from beluga.index import read_names
 from beluga.router import Cleared, PoolEvent, ReplayBuffer, encode_dynamo, encode_pool
 from beluga.rpc import Client
@@ -43,9 +44,7 @@ BATCH_CHANGES = 4096  # of one message
 PERIOD_S = 0.02  # between two polls of the changes: a poll costs as much as many changes
 IDLE_S = 1.0  # an empty message after this time reveals missed messages
 BATCHES_KEPT = 10_000
-_PENDING_MAX = 100_000  # unread messages of a slow router: vLLM's own high-water mark
-_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|(?!tcp:)[a-z]+://.+")  # of ZMQ
-_MESSAGE_MAX = 1 << 10  # bytes of a frame that a router may send: it sends 8, or a topic
+_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # of ZMQ
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,19 +73,11 @@ class EventSettings:
 
 
 class EventService:
-    """Publishes the events of ``server``. Make it before the server starts, and start it after.
-
-    Raises RouterError if pyzmq is missing.
-    """
+    """Publishes the events of ``server``. Make it before the server starts, and start it after."""
 
     def __init__(
         self, server: MetaServer, pool: Pool, settings: EventSettings, *, host: int | None = None
     ) -> None:
-        try:
-            import zmq
-        except ModuleNotFoundError:
-            raise RouterError("events need pyzmq; pip install 'beluga-kv[router]'") from None
-        self._zmq = zmq
         self._server, self._pool, self._host = server, pool, host
         self._settings = settings
         self._table = NameTable(pool.geometry.block_count_max)
@@ -99,21 +90,19 @@ class EventService:
 
     def start(self) -> None:
         """Bind the endpoints and start. Raises RouterError if they cannot be bound."""
-        zmq = self._zmq
         self._epoch = self._server.stat().epoch
         self._kept: ReplayBuffer[bytes] = ReplayBuffer(
             first=self._epoch << EPOCH_SHIFT, ring=self._settings.batches_kept
         )
-        self._context = zmq.Context()
+        self._sockets = ZmtpSockets()
         try:
-            self._live = self._context.socket(zmq.PUB)
-            self._live.setsockopt(zmq.SNDHWM, _PENDING_MAX)
-            self._live.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_MAX)
-            self._live.bind(self._settings.endpoint)
-            self._replays = Replays(self._context, self._settings.replay)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise RouterError(f"no events can be published: {error}") from None
+            self._sockets.bind(self._settings.endpoint, b"PUB")
+            self._replays = Replays(self._sockets, self._settings.replay)
+        except OSError as error:
+            self._sockets.close()
+            raise RouterError(
+                f"no events can be published at {error.filename}: {error.strerror}"
+            ) from None
         self._thread = Thread(target=self._publish, name="beluga-events", daemon=True)
         self._thread.start()
 
@@ -123,7 +112,7 @@ class EventService:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._context.destroy(linger=0)
+            self._sockets.close()
 
     def _publish(self) -> None:
         try:
@@ -168,7 +157,7 @@ class EventService:
         number = self._kept.next_number
         batch = self._encode(events, number)
         self._kept.add(batch)
-        self._live.send_multipart([TOPIC, number.to_bytes(8, "big"), batch])
+        self._sockets.publish([TOPIC, number.to_bytes(8, "big"), batch])
         self._sent_s = time.monotonic()
 
     def _encode(self, events: list[PoolEvent], number: int) -> bytes:

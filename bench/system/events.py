@@ -157,10 +157,6 @@ def bench_events(options: Options) -> list[Row]:
         in_loop=True,
         note="the loop's time for the calls of " + _PUT,
     )
-    try:
-        import zmq  # noqa: F401
-    except ImportError:
-        return [recorder.skipped(loop.name, "events need pyzmq")]
     if here == there:
         return [recorder.skipped(loop.name, "needs two cores")]
     with (

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.blocks import eventually
 
 from beluga.events import replays
+from beluga.events.zmtp import ZmtpSockets
 
 zmq = pytest.importorskip("zmq")
 
@@ -18,9 +20,10 @@ zmq = pytest.importorskip("zmq")
 class Site:
     """The replays of one endpoint, and routers that request one each, with their numbers."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self.replays = replays.Replays(context, "inproc://replays")
+    def __init__(self, context: Any, endpoint: str) -> None:
+        self._context, self._endpoint = context, endpoint
+        self.sockets = ZmtpSockets()
+        self.replays = replays.Replays(self.sockets, endpoint)
         self.begun: list[int] = []
         self.routers: list[Any] = []
 
@@ -28,7 +31,7 @@ class Site:
         for _ in range(count):
             router = self._context.socket(zmq.DEALER)
             router.setsockopt(zmq.RCVHWM, 1)
-            router.connect("inproc://replays")
+            router.connect(self._endpoint)
             router.send_multipart([b"", len(self.routers).to_bytes(8, "big")])
             self.routers.append(router)
 
@@ -37,14 +40,16 @@ class Site:
 
     def _find(self, first: int) -> replays.Messages:
         self.begun.append(first)
-        return [(number, b"batch") for number in range(3 * replays.SENT_MAX)]
+        return [(number, bytes(10_000)) for number in range(1000)]
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[Site]:
     context = zmq.Context()
-    yield Site(context)
+    site = Site(context, f"ipc://{tmp_path}/replays")
+    yield site
     context.destroy(linger=0)
+    site.sockets.close()
 
 
 def test_routers_that_do_not_read_lose_their_replays(
@@ -55,7 +60,7 @@ def test_routers_that_do_not_read_lose_their_replays(
         site.ask(1)
         assert eventually(lambda: site.serve() or len(site.begun) == len(site.routers)), number
     assert site.replays.dropped > 0
-    assert site.routers[-1].recv_multipart()[2] == b"batch"
+    assert site.routers[-1].recv_multipart()[2] == bytes(10_000)
 
 
 def test_few_routers_wait_in_line_and_further_ones_are_counted(
@@ -67,3 +72,21 @@ def test_few_routers_wait_in_line_and_further_ones_are_counted(
     site.ask(5)
     assert eventually(lambda: site.serve() or site.replays.dropped == 3)
     assert len(site.begun) == replays.RUNNING_MAX
+
+
+def test_a_router_that_has_left_does_not_wait_in_line(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.ask(replays.RUNNING_MAX)
+    assert eventually(lambda: site.serve() or len(site.begun) == replays.RUNNING_MAX)
+    monkeypatch.setattr(replays, "WAITING_MAX", 2)
+    site.ask(2)
+    assert eventually(lambda: site.serve() or len(site.replays._waiting) == 2)
+    for router in site.routers[-2:]:
+        router.close(linger=0)
+    assert eventually(
+        lambda: site.serve() or all(router.closed for router in site.replays._waiting)
+    )
+    site.ask(1)
+    assert eventually(lambda: site.serve() or len(site.replays._waiting) == 1)
+    assert site.replays.dropped == 0

@@ -20,6 +20,7 @@ class Cell(NamedTuple):
 
 _SLOW, _SIZES, _CALLERS = "test_slow_clients.py", "test_sizes.py", "test_callers.py"
 _QUEUE, _ODD = "test_prefill_queue.py", "test_odd_http.py"
+_ZMTP = "../events/test_zmtp.py"
 _CONNECTS = Cell("listens nowhere")
 _OWN = Cell("no browser reaches it")
 _ZMQ = Cell("speaks no HTTP")
@@ -34,26 +35,29 @@ TABLE: dict[str, tuple[Cell, ...]] = {
     "silent clients": _http(
         "the slowest connection is closed",
         f"{_SLOW}::test_stalled_clients_do_not_block_others",
-        Cell("libzmq ends a handshake after 30 s; their number has no bound"),
+        Cell(
+            "the slowest connection is closed",
+            f"{_ZMTP}::test_silent_connections_exclude_no_router",
+        ),
         _CONNECTS,
     ),
     "a byte now and then": _http(
         "counts as silent",
         f"{_SLOW}::test_slow_clients_do_not_block_others",
-        Cell("as silent ones"),
+        Cell("counts as silent", f"{_ZMTP}::test_a_silent_handshake_ends"),
         _CONNECTS,
     ),
     "half-sent bodies": (
         Cell("count as silent", f"{_SLOW}::test_half_sent_bodies_block_no_request"),
         *[Cell("count as silent", f"{_SLOW}::test_stalled_clients_do_not_block_others")] * 3,
-        Cell("as silent ones"),
+        Cell("frames of 1 KiB", f"{_SIZES}::test_a_router_that_sends_much_is_cut_off"),
         _CONNECTS,
     ),
     "clients that do not read": _http(
         "the slowest connection is closed",
         f"{_SLOW}::test_clients_that_do_not_read_do_not_block_others",
         Cell(
-            "at most 1,000 messages wait; a replay ends after 10 s",
+            "closed after 30 s, a replay ends after 10 s; at most 10,000 messages wait",
             f"{_SIZES}::test_routers_that_do_not_read_have_few_messages_here",
         ),
         _CONNECTS,
@@ -64,8 +68,8 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell(
-            "frames of 1 KiB; their number and subscriptions have no bound",
-            f"{_SIZES}::test_a_router_that_sends_much_is_cut_off",
+            "4 frames of a message, 64 subscriptions",
+            f"{_SIZES}::test_messages_without_an_end_are_cut_off",
         ),
         Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_a_task_is_bounded"),
     ),

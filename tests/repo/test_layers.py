@@ -78,7 +78,6 @@ EXTRAS = {
     "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},
-    "events": {"zmq"},
     "gateway": {
         *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
     },
