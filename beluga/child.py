@@ -14,7 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from subprocess import Popen
+    from typing import NoReturn
 
 
 def command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
@@ -36,6 +38,25 @@ def start(module: str, *arguments: str, **options: Any) -> Popen[Any]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def run_program(main: Callable[[], int | None]) -> NoReturn:
+    """Run the main function of a program that a user starts. Ctrl-C, SIGTERM and SIGHUP end it with
+    the status 130, 143 or 129, without a traceback; it cleans up first.
+    """
+    import os
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of the output has ended
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  so that the exit flushes nothing
+        sys.exit(1)
+
+
 def _main() -> None:
     own_folder = __file__.rpartition("/")[0]
     if sys.path[0] == own_folder:  # Python puts it there, unless PYTHONSAFEPATH is set
@@ -44,7 +65,10 @@ def _main() -> None:
 
     module = sys.argv[1]
     del sys.argv[0]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # while it imports; see run_program
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -56,9 +57,20 @@ def announce(text: str, event: str, *, json: bool = False, **fields: object) -> 
     """
     if json:
         line = msgspec.json.encode({"event": event, **fields}, enc_hook=str)
-        sys.stdout.write(line.decode() + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(line.decode() + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # a server outlives the reader of its events
+            _discard(sys.stdout)
+            logs.log_message("the reader of standard output has ended; events are only logged")
     logs.log_message(text, event=event, **fields)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send a stream's further output, and what it has buffered, to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def print_table(

@@ -14,13 +14,16 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from beluga.child import run_program
 from beluga.cli.output import print_facts, print_json
 from beluga.errors import BelugaError, ReplayError
 from beluga.index import MetaServer
@@ -36,7 +39,7 @@ _OUTSTANDING = 2 * _WORKERS  # requests in flight
 _DEVICES, _DEVICE_SIZE = ("a", "b"), 96 << 20
 _BLOCK_TOKENS = 16
 _START_S = 300.0  # a first start compiles the kernels
-_END_S = 10.0
+_END_S = 1.0  # a worker that is compiling or copying is killed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,7 +169,12 @@ def _start(stack: ExitStack, devices: list[str], capacity: int) -> Connection:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=work, args=(theirs, devices, capacity), daemon=True)
-    process.start()
+    resource_tracker.ensure_running()  # starting it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()  # Ctrl-C does not reach it: the connection's end stops it
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
 
     def end() -> None:
@@ -260,4 +268,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -94,8 +94,11 @@ def work(connection: Connection, devices: list[str], capacity: int) -> None:
                         worker.evicted_count(),
                     )
                 )
+    except EOFError:  # the demo was interrupted
+        return
     except (BelugaError, OSError) as error:
-        connection.send(str(error))
+        with contextlib.suppress(BrokenPipeError):  # as above
+            connection.send(str(error))
 
 
 def _driver() -> tuple[CudaDriver, str]:

@@ -20,6 +20,7 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from beluga.child import run_program
 from beluga.router import DEFAULT_POLICY, POLICIES
 from beluga.simulate import Options, Trace, TraceEntry, make_trace, simulate
 
@@ -301,4 +303,4 @@ def main(first: str, end: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_program(partial(main, *sys.argv[1:]))

@@ -22,6 +22,7 @@ from random import Random
 import numpy as np
 
 from beluga import Client, MetaServer
+from beluga.child import run_program
 from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.router import Query, Router, Worker, costs, make_policy
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

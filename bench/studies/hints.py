@@ -29,6 +29,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -36,6 +37,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from beluga.child import run_program
 from beluga.simulate.hinted import LEVELS, HintedPool
 from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
@@ -252,4 +254,4 @@ def main(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_program(partial(main, *sys.argv[1:]))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
@@ -28,6 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 from beluga import page as page_charts
+from beluga.child import run_program
 from beluga.router import DEFAULT_POLICY, POLICIES
 from beluga.simulate import (
     MEMORIES,
@@ -461,4 +463,4 @@ def main(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_program(partial(main, *sys.argv[1:]))

@@ -16,12 +16,14 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import msgspec
 
+from beluga.child import run_program
 from beluga.router import POLICIES
 from beluga.simulate import (
     MEMORIES,
@@ -132,4 +134,4 @@ def main(source: str, target: str, processes: str = "1") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_program(partial(main, *sys.argv[1:]))

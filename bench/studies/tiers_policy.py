@@ -23,7 +23,7 @@ import datetime
 import heapq
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi
+from beluga.child import run_program
 from beluga.index import EVICTIONS
 from beluga.simulate import Trace, TraceEntry, load_trace, make_trace
 from beluga.simulate.tier import SimulatedTier
@@ -284,4 +285,4 @@ def main(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_program(partial(main, *sys.argv[1:]))

@@ -21,6 +21,7 @@ from pathlib import Path
 from worker import Message, Talk
 
 WAIT_S = 120.0
+_running: set[int] = set()  # pids of members that have not ended
 Body = Callable[[Talk, list[Path], Message], None]
 
 
@@ -43,7 +44,9 @@ class Member:
         self.pid = os.fork()
         if self.pid == 0:
             self._socket.close()
+            _running.clear()
             _live(body, paths, first, theirs)
+        _running.add(self.pid)
         theirs.close()
 
     @property
@@ -136,7 +139,16 @@ class Member:
         if os.WIFSTOPPED(status):
             self.stopped = True
         else:
+            _running.discard(self.pid)
             self.ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
+
+
+def kill_all() -> None:
+    """Kill every member that has not ended, also a stopped one."""
+    for pid in tuple(_running):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        _running.discard(pid)
 
 
 def _live(body: Body, paths: list[Path], first: Message, theirs: socket.socket) -> None:
@@ -156,7 +168,9 @@ def _live(body: Body, paths: list[Path], first: Message, theirs: socket.socket) 
         return message
 
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         body(talk, paths, first)
     except BaseException as error:  # the child must not return into the harness
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -26,9 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from arena import Arena
-from herd import WAIT_S, Member, StuckError
+from herd import WAIT_S, Member, StuckError, kill_all
 from points import named
 from worker import Message
+
+from beluga.child import run_program
 
 # The process that passes a point, by the point's name or its first word.
 SCENES = {
@@ -325,6 +327,7 @@ def run(rounds: int, seed: int, *, report: bool = False, lines: bool = False) ->
     try:
         Loop(directory, result, tour).run(rounds, report)
     finally:
+        kill_all()
         shutil.rmtree(directory, ignore_errors=True)
     result.points = len(spots)
     result.hit &= spots
@@ -363,4 +366,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

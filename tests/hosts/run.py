@@ -24,6 +24,8 @@ from typing import Any
 from guest import DEVICE_SIZE, WAIT_S, Guest, GuestError, GuestProcess
 from image import Image, UnavailableError, image
 
+from beluga.child import run_program
+
 NODES = ("/dev/dax0.0", "/dev/dax1.0")
 SKIPPED = 77  # exit status: guests cannot run here
 BELUGA = "beluga.cli.main:main"
@@ -239,4 +241,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

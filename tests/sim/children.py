@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked in children, which are killed
 RUN_CPU_S = 60.0  # CPU seconds of a run in which no process makes progress
 
 Job = TypeVar("Job")
@@ -53,13 +54,31 @@ def answers(
     context = multiprocessing.get_context("fork")
     waiting = iter(jobs)
     running: dict[Any, tuple[Job, Any]] = {}
+    try:
+        yield from _answers(context, waiting, running, body, processes)
+    finally:  # after an interrupt, some still run
+        for _, process in running.values():
+            if process.pid is not None:  # it has started
+                process.kill()
+                process.join()
+
+
+def _answers(
+    context: Any,
+    waiting: Iterator[Job],
+    running: dict[Any, tuple[Job, Any]],
+    body: Callable[[Job], Any],
+    processes: int,
+) -> Iterator[tuple[Job, Any]]:
     while True:
         while len(running) < processes and (job := next(waiting, None)) is not None:
             mine, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_child, args=(theirs, body, job))
-            process.start()
-            theirs.close()
             running[mine] = (job, process)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+            process.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
         if not running:
             return
         for ready in wait(list(running)):

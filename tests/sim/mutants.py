@@ -28,7 +28,6 @@ import json
 import mmap
 import os
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,6 +39,8 @@ import simulator
 from children import Death, answers, still_alive
 from exemptions import EXEMPTIONS, Name
 from simulator import CHANGES, KINDS, Site, play, scenarios, sites, told
+
+from beluga.child import run_program
 
 SEEDS = 2000  # for each scenario and kind, at most
 STEPS = 400_000_000  # steps of the simulator, for one mutant in all scenarios: half a minute or so
@@ -351,4 +352,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

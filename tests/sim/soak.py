@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from dataclasses import dataclass, replace
 from children import Death, answers, still_alive
 from regressions import Case, keep, parse
 from simulator import KINDS, play, scenarios, told
+
+from beluga.child import run_program
 
 BATCH = 4  # seeds of one scenario and kind for one child: a pass takes 15 s
 # times as many seeds, because their failures are rare
@@ -122,4 +123,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)
