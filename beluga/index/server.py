@@ -149,6 +149,17 @@ class MetaServer(Server):
                 if lib.bl_lower_give_up(self._meta, one) < 0:
                     raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
 
+    def pending_removals(self, name: str) -> NDArray[np.uint64]:
+        """Return the keys whose removal from the tier of this name may be pending, from the lines
+        of this server and of its predecessor.
+        """
+        found = [np.zeros((0, 2), np.uint64)]
+        for half in range(2):
+            for lines in read_entries(self._pool, half):
+                mine = lines["fingerprint"] == _tier_id(name)
+                found.append(lines["key"][mine & (lines["state"] == lib.BL_ENTRY_REMOVED)])
+        return np.unique(np.concatenate(found), axis=0)
+
     def _disk_sets(self) -> set[int]:
         """Return the ids of the sets of disks that the pool lists."""
         found: set[int] = set()

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from beluga.index import MetaServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
+    from beluga.tiers.disk.file import DiskSet
     from beluga.tiers.tier import LowerTier, StoredBlock
 
 TIERS_MAX = 7
@@ -143,14 +144,14 @@ class TierService:
     ) -> None:
         self._server, self._pool, self._host = server, pool, host
         self._settings = tiers if isinstance(tiers, TierSettings) else None
-        self._disk_set = 0
+        self._disk_set: DiskSet | None = None
         self.tiers: tuple[LowerTier, ...] = ()
         if isinstance(tiers, TierSettings):
             wait, admission = tiers.waits, tiers.policy(server, pool)
             names, count_max = list(tiers.names), tiers.block_count_max(pool)
             self._disk_set = tiers.disk_set()
-            if tiers.disks and self._disk_set:  # 0: from before there were sets
-                names[0] = f"disk {self._disk_set:x}"
+            if tiers.disks:
+                names[0] = _name_of_set(self._disk_set.number)
             knows = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
@@ -192,7 +193,12 @@ class TierService:
     def _start(self) -> None:
         if self._settings is not None:
             self.tiers = tuple(
-                self._settings.open(self._pool, patient=self._patient, disk_set=self._disk_set)
+                self._settings.open(
+                    self._pool,
+                    patient=self._patient,
+                    disk_set=self._disk_set,
+                    missed=self._missed,
+                )
             )
         client = self._client()
         self._work = LowerWork(client, self._token)
@@ -223,6 +229,11 @@ class TierService:
         counters = CountersService(self._server)
         counters.start()
         self._counters = counters
+
+    def _missed(self) -> NDArray[np.uint64]:
+        """Return the keys whose removal from the former set of disks is pending."""
+        former = None if self._disk_set is None else self._disk_set.former
+        return self._server.pending_removals("" if former is None else _name_of_set(former))
 
     def stop(self) -> None:
         """Finish running work and stop the threads. Idempotent."""
@@ -631,6 +642,11 @@ class _SlowTier:
             _failed(self._tier.name, error)
         finally:
             self._sides.put(side)
+
+
+def _name_of_set(number: int) -> str:
+    """Return the name of a set of disks in remembered removals."""
+    return f"disk {number:x}" if number else "disk"  # 0: from before there were sets
 
 
 def _bit(number: int) -> int:

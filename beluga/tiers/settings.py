@@ -15,7 +15,7 @@ from beluga.choices import OFFLOADS
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, REMEMBERED_MAX, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.file import check_owner, check_room, plan_layout, set_of
+from beluga.tiers.disk.file import DiskSet, check_owner, check_room, plan_layout, set_of
 from beluga.tiers.disk.owner import owner_of
 from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from beluga.index import MetaServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
+    from beluga.tiers.disk.store import Keys
     from beluga.tiers.tier import LowerTier
 
 _PAGE_SIZE = 4096
@@ -106,8 +107,8 @@ class TierSettings:
         """
         return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
 
-    def disk_set(self) -> int:
-        """Return the number of the set of these disks, which their files have, or a new one."""
+    def disk_set(self) -> DiskSet:
+        """Return the set of these disks, which their files have, or a new one."""
         return set_of([Path(path) for path in self.disks])
 
     def others(self, names: Sequence[str]) -> list[str]:
@@ -152,9 +153,15 @@ class TierSettings:
         return kind() if issubclass(kind, Always) else kind(remembered)
 
     def open(
-        self, pool: Pool, *, patient: bool = False, disk_set: int | None = None
+        self,
+        pool: Pool,
+        *,
+        patient: bool = False,
+        disk_set: DiskSet | None = None,
+        missed: Callable[[], Keys] | None = None,
     ) -> list[LowerTier]:
-        """Open the tiers, with the disks of a set. Raises :class:`~beluga.errors.TierError`.
+        """Open the tiers, with the disks of a set. ``missed`` returns the keys to remove from disks
+        that leave the former set. Raises :class:`~beluga.errors.TierError`.
 
         With ``patient``, the disk is a :class:`~beluga.tiers.late.LateTier`, which the caller opens
         as soon as possible.
@@ -162,7 +169,7 @@ class TierSettings:
         tiers: list[LowerTier] = []
         try:
             if self.disks:
-                opens = partial(self._open_disks, pool, disk_set)
+                opens = partial(self._open_disks, pool, disk_set, missed)
                 tiers.append(self._late_disks(pool, opens) if patient else opens())
             tiers.extend(open_remote(url) for url in self.remotes)
         except BaseException:
@@ -178,7 +185,9 @@ class TierSettings:
             block_count_max=self.block_count_max(pool),
         )
 
-    def _open_disks(self, pool: Pool, disk_set: int | None) -> LowerTier:
+    def _open_disks(
+        self, pool: Pool, disk_set: DiskSet | None, missed: Callable[[], Keys] | None
+    ) -> LowerTier:
         part, owner = self.disk_bytes // len(self.disks), owner_of(pool, self.owner)
         opened: list[DiskTier] = []
         try:
@@ -191,6 +200,7 @@ class TierSettings:
                     eviction=self.eviction,
                     smallest_block=self.smallest_block(pool),
                     disk_set=disk_set,
+                    missed=missed,
                 )
                 for path in self.disks
             )

@@ -119,7 +119,7 @@ def test_a_header_torn_by_a_power_cut_is_recreated(
     ready = file.read_bytes()[:4096]
     layout = disk_file.plan_layout(SIZE, 16384, "")
     made = disk_file._HEADER.unpack_from(ready)
-    layout = disk_file.replace(layout, id=made[3], disk_set=made[-1])
+    layout = disk_file.replace(layout, id=made[3], disk_set=made[-2], disk_count=made[-1])
     half = disk_file._header_of(layout, disk_file._FORMATTING)
     assert disk_file._header_of(layout, disk_file._MAGIC) == ready
     cut = 512 * sectors

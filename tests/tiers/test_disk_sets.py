@@ -139,13 +139,13 @@ def test_more_disks_and_fewer_are_the_same_set(pool: Path, tmp_path: Path) -> No
     with serving(pool, one) as served:
         assert not served.has("a")
         assert served.on_disk("b")
-        assert served.server.lower_stat().tier_count == 1
+        assert served.server.lower_stat().tier_count == 2  # this disk has left the set of both
     with serving(pool, third) as served:
         served.save("c")
     with serving(pool, one, third) as served:  # a disk of another set is formatted again
         assert served.on_disk("b")
         assert not served.has("a")
-        assert served.server.lower_stat().tier_count == 2
+        assert served.server.lower_stat().tier_count == 3
 
 
 def test_disks_that_will_not_return_are_forgotten_at_once(pool: Path, tmp_path: Path) -> None:
@@ -183,8 +183,49 @@ def test_a_disk_from_before_there_were_sets_keeps_its_blocks(
 
 def test_a_disk_of_another_set_is_empty(tmp_path: Path) -> None:
     """It may have missed removals of the set that it is in now."""
-    for disk_set, has in ((1, 0), (1, 3), (None, 3), (2, 0), (1, 0), (None, 3)):
+    for number, has in ((1, 0), (1, 3), (None, 3), (2, 0), (1, 0), (None, 3)):
+        disk_set = None if number is None else file.DiskSet(number, 1)
         tier = DiskTier(tmp_path / "disk", SIZE, disk_set=disk_set)
-        assert len(tier.keys()) == has, disk_set
+        assert len(tier.keys()) == has, number
         assert tier.save(records_of(range(3), 4096), payload_of(range(3), 4096)).all()
         tier.close()
+
+
+NAMES = [f"block {number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("order", ["away", "away and here", "here and away"])
+def test_a_removal_reaches_a_disk_that_was_taken_out_of_the_set(
+    pool: Path, tmp_path: Path, order: str
+) -> None:
+    disks = {name: tmp_path / name for name in ("away", "here")}
+    with serving(pool, disks["away"]) as served:
+        served.save(*NAMES)
+    with serving(pool, *disks.values()) as served:
+        assert all(served.has(name) for name in NAMES)
+    with serving(pool, disks["here"]) as served:
+        served.remove(*NAMES)
+    with serving(pool, *(disks[name] for name in order.split(" and "))) as served:
+        assert not any(served.has(name) for name in NAMES)
+
+
+@pytest.mark.parametrize("forget", ["", "disk"])
+def test_a_disk_that_leaves_a_set_executes_its_removals(
+    pool: Path, tmp_path: Path, forget: str
+) -> None:
+    """They are pending, because a disk of the set has refused them."""
+    disks = [tmp_path / name for name in ("here", "away")]
+    with serving(pool, disks[0]) as served:
+        served.save(*NAMES)
+    with serving(pool, *disks) as served:
+        for disk in disks:
+            (disk / "blocks").rename(disk / "away")
+        served.remove(*NAMES[:4])
+        assert served.server.lower_stat().removal_count > 0
+    for disk in disks:
+        (disk / "away").replace(disk / "blocks")
+    with serving(pool, disks[0], forget=forget) as served:
+        assert not any(served.has(name) for name in NAMES[:4])
+        assert any(served.on_disk(name) for name in NAMES[4:])
+    with serving(pool, disks[0]) as served:
+        assert not any(served.has(name) for name in NAMES[:4])

@@ -5,16 +5,20 @@
 The first page is the header::
 
     0 magic 8 | 8 version 4, slot_count 4 | 16 id 8 | 24 size 8 | 32 data_offset 8
-    40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | 208 set 8 | zeros
+    40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | 208 set 8
+    216 disks of the set 8 | zeros
     508 CRC-32C of all between the magic and this | zeros | 4092 CRC-32C of all before it
 
 The index follows (csrc/disk/entry.h), then the data at ``data_offset``, in stripes of 2 MiB. The
 header is written once everything after it is ready, and again when the owner changes. A power
 failure then may leave a mix of old and new sectors of 512 bytes; each version of the first sector
 is whole and has its own checksum. (Files of earlier versions have no owner's pool and no set, but
-zeros.) The disks of a server are a set with a random number. A disk that comes from another set is
-formatted again: it may have missed removals. A tier that is opened with another size keeps its
-index, and has more or fewer stripes than the header states.
+zeros.) The disks of a server are a set with a random number, and each has their number. A disk that
+comes from another set is formatted again: it may have missed removals. If a disk of a set is
+missing at a start, the others leave the set and become a new one, because the missing disk will
+miss removals. They keep their blocks, but for those whose removal from the former set is pending. A
+tier that is opened with another size keeps its index, and has more or fewer stripes than the header
+states.
 
 Beluga formats only an empty file, a device whose first MiB is zero, and the remains of its own
 interrupted format. A format first writes the page with another magic, which marks it as incomplete.
@@ -54,13 +58,24 @@ _MAGIC = b"BELUGADT"
 _FORMATTING = b"BELUGADF"  # the magic of the header during a format
 _BLANK = 1 << 20  # a device is formatted only if this many bytes at its start are zero
 _VERSION = 1
-_HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32sQ")
+_HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32sQQ")
 _SECTOR = 512
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
 _DYING_S = 10.0  # longest wait for the lock of a dead process
 _LOCK_AGAIN_S = 0.01
 _CLAIM_S = 1.0  # longest wait for a device that another process still uses
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSet:
+    """A set of disks: its number, how many disks it has, and the number of the set that these disks
+    leave because another disk of it is missing.
+    """
+
+    number: int
+    count: int
+    former: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,7 @@ class FileLayout:
     server: str
     pool: str = ""
     disk_set: int = 0
+    disk_count: int = 0  # disks of the set; 0: from before they were counted
 
     @property
     def owner(self) -> Owner:
@@ -119,6 +135,7 @@ def _header_of(layout: FileLayout, magic: bytes) -> bytes:
         layout.server.encode(errors="replace")[:NAME_SIZE],
         layout.pool.encode()[:32],
         layout.disk_set,
+        layout.disk_count,
     ).ljust(_SECTOR - _CRC.size, b"\0")
     head = (head + _first_crc(head)).ljust(PAGE - _CRC.size, b"\0")
     return head + _CRC.pack(crc32c(head))
@@ -184,7 +201,7 @@ class LockedFile:
         if (not page.any() if self.is_device else length == 0) or _is_half_made(whole):
             return None
         fields = _HEADER.unpack_from(whole)
-        magic, version, slots, ident, had, data, stripes, *owner, disk_set = fields
+        magic, version, slots, ident, had, data, stripes, *owner, disk_set, disk_count = fields
         if magic != _MAGIC:
             raise TierError(
                 f"{self.path} has data, but is not a disk tier; give another path, or {self._mend}"
@@ -197,7 +214,8 @@ class LockedFile:
         if not _is_whole(whole):
             raise TierError(f"the header of {self.path} is damaged; {self._mend}")
         name, pool = map(_text, owner)
-        layout = FileLayout(ident, had, slots, data, stripes, name, pool, disk_set)
+        where = slots, data, stripes
+        layout = FileLayout(ident, had, *where, name, pool, disk_set, disk_count)
         if self._length() < layout.data_offset:
             raise TierError(f"{self.path} is truncated; {self._mend}")
         return layout
@@ -227,7 +245,8 @@ class TierFile(LockedFile):
     Raises TierError as :class:`LockedFile` does, and if the file belongs to another server or there
     is no room for it. A file of another size is extended or truncated, and keeps the blocks that
     still fit. A file of an earlier pool of the same owner is taken over. A file of another set than
-    ``disk_set`` is formatted again; None accepts any.
+    ``disk_set`` is formatted again; None accepts any. One of its former set stays in that set until
+    :meth:`join`.
     """
 
     def __init__(
@@ -236,7 +255,7 @@ class TierFile(LockedFile):
         size: int,
         smallest_block: int,
         owner: Owner,
-        disk_set: int | None = None,
+        disk_set: DiskSet | None = None,
     ) -> None:
         path = _file_of(path)
         plan = partial(plan_layout, size, smallest_block, owner.name, owner.pool)
@@ -247,23 +266,38 @@ class TierFile(LockedFile):
             made = self.read_header()
             if made is not None:
                 _refuse_foreign(path, made.owner, owner)
-            if made is not None and disk_set not in (None, made.disk_set):
+            if made is not None and not _accepts(disk_set, made.disk_set):
                 _LOG.warning("%s was in another set of disks; its blocks are dropped", path)
                 made = None
             if made is None:
-                number = new_set() if disk_set is None else disk_set
-                self.layout = self._format(replace(plan(), disk_set=number))
+                chosen = disk_set or DiskSet(new_set(), 1)
+                self._made = replace(plan(), disk_set=chosen.number, disk_count=chosen.count)
+                self.layout = self._format(self._made)
             else:
-                self.layout = self._fit(made, size, smallest_block)
+                self.layout, self._made = self._fit(made, size, smallest_block), made
                 if owner not in (made.owner, Owner()):
-                    self.write_header(replace(made, server=owner.name, pool=owner.pool))
+                    self._made = replace(made, server=owner.name, pool=owner.pool)
+                    self.write_header(self._made)
                     _LOG.info("%s now belongs to the server %s", path, owner.name)
+                if disk_set is not None and disk_set.number == made.disk_set:
+                    self.join(disk_set)
         except OSError as error:
             self.close()
             raise TierError(f"{path}: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
+
+    def join(self, disk_set: DiskSet) -> None:
+        """Write into the header that the file is in this set. Raises OSError."""
+        made = replace(self._made, disk_set=disk_set.number, disk_count=disk_set.count)
+        if made != self._made:
+            self.write_header(made)
+            self._made = made
+
+    def leaves(self, disk_set: DiskSet) -> bool:
+        """Return whether the file is still in the former set of ``disk_set``."""
+        return self._made.disk_set == disk_set.former
 
     def vanished(self) -> bool:
         """Return whether the path no longer refers to this file."""
@@ -365,20 +399,30 @@ def new_set() -> int:
     return secrets.randbits(64) | 1
 
 
-def set_of(paths: Sequence[Path]) -> int:
-    """Return the set of disks: that of the first one that has a header, or a new one."""
-    for path in paths:
-        found = _visible(path)
-        if found is not None:
-            return int(found[-1])
-    return new_set()
+def _accepts(disk_set: DiskSet | None, number: int) -> bool:
+    """Return whether a disk of the set of this number keeps its blocks in ``disk_set``."""
+    return disk_set is None or number in (disk_set.number, disk_set.former)
+
+
+def set_of(paths: Sequence[Path]) -> DiskSet:
+    """Return the set of disks: that of the first one that has a header, or a new one; and a new one
+    if a disk of that set is missing.
+    """
+    found = [fields[-2:] for fields in map(_visible, paths) if fields is not None]
+    if not found:
+        return DiskSet(new_set(), len(paths))
+    number = int(found[0][0])
+    counts = [int(count) for one, count in found if one == number]
+    if len(counts) < max(counts):
+        return DiskSet(new_set(), len(paths), former=number)
+    return DiskSet(number, len(paths))
 
 
 def check_owner(path: Path, owner: Owner) -> None:
     """Raise TierError if a disk has another owner, as far as this is visible without its lock."""
     found = _visible(path)
     if found is not None:
-        *_, name, pool, _ = found
+        *_, name, pool, _, _ = found
         file = path / _FILE if path.is_dir() else path
         _refuse_foreign(file, Owner(_text(name), _text(pool)), owner)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from beluga.errors import TierError, raise_for_status
 from beluga.index import EVICTIONS
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.engine import REQUEST, DiskEngine, EngineMaker, Requests
-from beluga.tiers.disk.file import PAGE, TierFile
+from beluga.tiers.disk.file import PAGE, DiskSet, TierFile
 from beluga.tiers.disk.owner import Owner
 from beluga.tiers.tier import BLOCK
 
@@ -62,7 +63,8 @@ class StoreSettings:
     smallest_block: int
     depth: int
     maker: EngineMaker
-    disk_set: int | None = None
+    disk_set: DiskSet | None = None
+    missed: Callable[[], Keys] | None = None  # keys to remove from a disk that leaves its set
 
 
 class Store:
@@ -110,9 +112,24 @@ class Store:
         self._store = out[0]
         try:
             self._recover()
+            if settings.disk_set is not None and self.file.leaves(settings.disk_set):
+                self._leave(settings, settings.disk_set)
         except BaseException:
             self.close()
             raise
+
+    def _leave(self, settings: StoreSettings, disk_set: DiskSet) -> None:
+        """Leave the file's set for the one that it is in now: first execute the removals that the
+        former one has not executed, because the file will not get them again.
+        """
+        try:
+            keys = settings.missed() if settings.missed is not None else None
+            if keys is not None and len(keys):
+                self.remove(keys)
+                self.flush(durable=True)
+            self.file.join(disk_set)
+        except OSError as error:
+            raise TierError(f"{self.file.path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Free all resources. No other method may be running or be called again."""

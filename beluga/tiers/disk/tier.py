@@ -33,7 +33,7 @@ from beluga.metrics import REGISTRY
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.calls import DiskCall, DiskThreads
 from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
-from beluga.tiers.disk.file import PAGE
+from beluga.tiers.disk.file import PAGE, DiskSet
 from beluga.tiers.disk.health import DirectionHealth
 from beluga.tiers.disk.owner import Owner
 from beluga.tiers.disk.store import (
@@ -87,8 +87,9 @@ class DiskTier:
     At most ``size`` bytes of the disk are used. ``server`` is the name of the blocks' owner, and
     ``pool`` the id of its pool: a path of another server and another pool is refused. ``eviction``
     is the policy, ``smallest_block`` the block size that the index is made for. ``disk_set`` is the
-    number of the server's set of disks; None accepts any. ``io`` is "uring",
-    "threads", "auto" or the factory of an engine, and ``depth`` its concurrent requests per call.
+    server's set of disks; None accepts any. ``missed`` returns the keys to remove if the disk
+    leaves the former set. ``io`` is "uring", "threads", "auto" or the factory of an engine, and
+    ``depth`` its concurrent requests per call.
 
     A disk hangs if an operation takes longer than ``limit_s`` plus one second per 4 MiB. Its caller
     then returns misses, or unsaved blocks. The memory and the space that the operation may still
@@ -110,12 +111,21 @@ class DiskTier:
         io: str | EngineMaker = "auto",
         depth: int = 32,
         limit_s: float = 10.0,
-        disk_set: int | None = None,
+        disk_set: DiskSet | None = None,
+        missed: Callable[[], Keys] | None = None,
     ) -> None:
         self.name = f"disk:{os.fspath(path)}"
         maker = make_engine(io) if isinstance(io, str) else io
         self._settings = StoreSettings(
-            Path(path), size, Owner(server, pool), eviction, smallest_block, depth, maker, disk_set
+            Path(path),
+            size,
+            Owner(server, pool),
+            eviction,
+            smallest_block,
+            depth,
+            maker,
+            disk_set,
+            missed,
         )
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)
