@@ -21,6 +21,7 @@ from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
 from beluga.gateway.prompt_threads import in_prompt_thread
 from beluga.gateway.responses import Responses
 from beluga.gateway.settings import Limits
+from beluga.gateway.standing import NOBODY, GatewayClient
 from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Query, Router
 
@@ -38,7 +39,12 @@ class Placement:
     """A request on a worker. The tracking ends with the context."""
 
     def __init__(
-        self, director: Director, name: int, parsed: ParsedRequest, choice: Choice, client: str
+        self,
+        director: Director,
+        name: int,
+        parsed: ParsedRequest,
+        choice: Choice,
+        client: GatewayClient,
     ) -> None:
         self.client = client
         self.engine = director.engine_of(choice)
@@ -104,7 +110,7 @@ class Placement:
 class Past:
     """The sender of a request, and its earlier attempts; see :meth:`Director.place`."""
 
-    client: str = ""
+    client: GatewayClient = NOBODY
     tried: Set[int] = frozenset()
     without: frozenset[int] = frozenset()
 
@@ -158,7 +164,7 @@ class Director:
         tried: Set[int],
         arrived: float,
         *,
-        client: str = "",
+        client: GatewayClient = NOBODY,
         without: Collection[int] = (),
     ) -> Placement:
         """Return a placement on a worker as soon as one has a free slot. Raises Refusal.

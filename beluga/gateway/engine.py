@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from beluga.gateway.settings import EngineSpec
-from beluga.gateway.standing import PROBE_S, Standing
+from beluga.gateway.standing import PROBE_S, GatewayClient, Standing
 from beluga.router import Worker
 
 PROBLEMS = ("events", "block_size", "tokenizer", "template", "metrics", "pool")
@@ -108,7 +108,7 @@ class Engine:
         self.hit_tokens += round(hit_rate * isl)
         self.prompt_tokens += isl
 
-    def avoided_by(self, client: str) -> bool:
+    def avoided_by(self, client: GatewayClient) -> bool:
         """Whether this client should use another engine, because of its recent requests."""
         return self._standing.avoided_by(client)
 
@@ -123,7 +123,7 @@ class Engine:
             self._standing.served()
             self._cool_until = 0.0
 
-    def busy(self, client: str, pause_s: float) -> None:
+    def busy(self, client: GatewayClient, pause_s: float) -> None:
         """Record that it was too busy for a client's request, and requested a pause."""
         self._standing.busy(client, pause_s)
         if self._standing.is_busy:
@@ -133,7 +133,7 @@ class Engine:
         """Send it no requests for this many seconds."""
         self._cool_until = max(self._cool_until, time.monotonic() + seconds)
 
-    def broke_off(self, client: str, why: str) -> None:
+    def broke_off(self, client: GatewayClient, why: str) -> None:
         """Record that it aborted a client's request. It gets no requests until a check, which
         starts at once, has passed. If this client's requests also caused the previous abort, they
         may be the problem, and the engine stays in use.

@@ -6,6 +6,9 @@ A busy response (429, 503) may be due to one client's rate limit, and an engine 
 one client's prompt. So a failed request keeps only its own client away from the engine, if that
 client has another one. All clients are kept away only if a second client gets the same without a
 success in between, and even then one request per second is sent: its success ends the pause.
+
+A client may have any number of keys. So what several clients of one address cause keeps away the
+clients of that address, and counts as one client's for all others.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import NamedTuple
 
 PROBE_S = 1.0
 """Seconds for which a busy engine gets no request at all, whatever pause it requests."""
@@ -28,12 +32,24 @@ CLIENTS_MAX = 1024
 _KEY = os.urandom(16)
 
 
-def client_of(headers: Mapping[str, str], remote: str | None) -> str:
-    """Identify the sender of a request: a digest of its API key, or else its address."""
+class GatewayClient(NamedTuple):
+    """The sender of a request: a digest of its API key, or else its address; and its address."""
+
+    name: str = ""
+    address: str = ""
+
+
+NOBODY = GatewayClient()
+
+
+def client_of(headers: Mapping[str, str], remote: str | None) -> GatewayClient:
+    """Identify the sender of a request."""
+    address = remote or ""
     secret = headers.get("Authorization") or headers.get("X-Api-Key")
     if not secret:
-        return remote or ""
-    return hashlib.blake2b(secret.encode(errors="replace"), key=_KEY, digest_size=16).hexdigest()
+        return GatewayClient(address, address)
+    digest = hashlib.blake2b(secret.encode(errors="replace"), key=_KEY, digest_size=16)
+    return GatewayClient(digest.hexdigest(), address)
 
 
 class _Until:
@@ -55,36 +71,47 @@ class Standing:
     """The results of the last requests to one engine."""
 
     def __init__(self) -> None:
-        self._kept_away = _Until()
-        self._accusers = _Until()
-        self._refused: set[str] = set()  # clients with a busy response since the last success
+        self._kept_away = _Until()  # names
+        self._kept_away_addresses = _Until()
+        self._accusers = _Until()  # names
+        self._accusers_addresses = _Until()
+        # Clients with a busy response since the last success: two of one address, or of two
+        self._refused: list[GatewayClient] = []
 
     @property
     def is_busy(self) -> bool:
-        """Whether several clients got busy responses without a success in between."""
-        return len(self._refused) > 1
+        """Whether clients of several addresses got busy responses without a success in between."""
+        return len({client.address for client in self._refused}) > 1
 
-    def avoided_by(self, client: str) -> bool:
+    def avoided_by(self, client: GatewayClient) -> bool:
         """Whether this client should use another engine."""
-        return client in self._kept_away
+        return client.name in self._kept_away or client.address in self._kept_away_addresses
 
-    def busy(self, client: str, pause_s: float) -> None:
+    def busy(self, client: GatewayClient, pause_s: float) -> None:
         """Record that the engine was too busy for a client's request."""
-        self._kept_away.note(client, time.monotonic() + pause_s)
-        if not self.is_busy:
-            self._refused.add(client)
+        now = time.monotonic()
+        self._kept_away.note(client.name, now + pause_s)
+        if self.is_busy:
+            return
+        if any(one.name == client.name for one in self._refused):
+            return
+        if any(one.address == client.address for one in self._refused):
+            self._kept_away_addresses.note(client.address, now + min(pause_s, PROBE_S))
+            return
+        self._refused.append(client)
 
     def served(self) -> None:
         """Record that the engine has accepted a request."""
         self._refused.clear()
 
-    def broke_off(self, client: str) -> bool:
+    def broke_off(self, client: GatewayClient) -> bool:
         """Record that the engine aborted a client's request. Returns whether this is a reason to
-        suspend the engine; not for a client whose requests were the reason before.
+        suspend the engine; not for a client or an address whose requests were the reason before.
         """
         now = time.monotonic()
-        self._kept_away.note(client, now + BROKEN_S)
-        if client in self._accusers:
+        self._kept_away.note(client.name, now + BROKEN_S)
+        if client.name in self._accusers or client.address in self._accusers_addresses:
             return False
-        self._accusers.note(client, now + ACCUSED_S)
+        self._accusers.note(client.name, now + ACCUSED_S)
+        self._accusers_addresses.note(client.address, now + ACCUSED_S)
         return True

@@ -9,7 +9,8 @@ workers can take does not block one that few can take. The line that was served 
 first.
 
 The number of waiting requests is limited. At the limit, the newest request of the client that has
-the most is refused for one of a client that has fewer, so no client can fill the queue alone.
+the most is refused for one of a client that has fewer, so no client can fill the queue alone. The
+same holds for addresses, which come first: a client may have any number of keys.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from beluga.gateway.answers import Refusal
+from beluga.gateway.standing import NOBODY, GatewayClient
 from beluga.router import Query, RouterQueue
 
 PlacedT = TypeVar("PlacedT")
@@ -35,7 +37,7 @@ class _Waiter(Generic[PlacedT]):
     attempt: Callable[[], PlacedT | None]
     placed: asyncio.Future[PlacedT]
     line: RouterQueue[_Waiter[PlacedT]]
-    client: str
+    client: GatewayClient
 
 
 class WaitQueue(Generic[PlacedT]):
@@ -70,7 +72,7 @@ class WaitQueue(Generic[PlacedT]):
         *,
         overlap: int,
         patience_s: float,
-        client: str = "",
+        client: GatewayClient = NOBODY,
     ) -> PlacedT:
         """Wait in a line until ``attempt`` returns a result, and return it. ``overlap`` is the
         number of the request's blocks that a worker holds, and ``client`` is its sender.
@@ -107,16 +109,26 @@ class WaitQueue(Generic[PlacedT]):
         text = f"every worker is busy, and {self._queued_max} requests are waiting already"
         return Refusal(503, text, retry_after_s=1)
 
-    def _displace(self, client: str) -> bool:
-        """Refuse the newest request of the client that has the most, if this client then still has
-        no more than that one. Returns whether there is room now.
+    def _displace(self, client: GatewayClient) -> bool:
+        """Refuse the newest request of the address that has the most, and there of the client that
+        has the most, if this address, or else this client, then still has no more than that one.
+        Returns whether there is room now.
         """
         waiting = [waiter for waiter in self._waiters if not waiter.placed.done()]
-        counts = Counter(waiter.client for waiter in waiting)
-        if not waiting or max(counts.values()) <= counts[client] + 1:
+        addresses = Counter(waiter.client.address for waiter in waiting)
+        address = addresses.most_common(1)[0][0] if waiting else ""
+        own = addresses[address] <= addresses[client.address] + 1
+        if own:  # the clients of this address share what it has
+            address = client.address
+        waiting = [waiter for waiter in waiting if waiter.client.address == address]
+        names = Counter(waiter.client.name for waiter in waiting)
+        most = max(names.values(), default=0)
+        if own and most <= names[client.name] + 1:
             return False
-        (most, _), *_ = counts.most_common(1)
-        newest = next(waiter for waiter in reversed(waiting) if waiter.client == most)
+        if most > 1:
+            (name, _), *_ = names.most_common(1)
+            waiting = [waiter for waiter in waiting if waiter.client.name == name]
+        newest = waiting[-1]
         newest.line.discard(newest)
         newest.placed.set_exception(self._full())
         return True

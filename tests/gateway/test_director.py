@@ -23,6 +23,7 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest
+from beluga.gateway.standing import GatewayClient
 from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Overlap, Query, Router, Worker
 
@@ -264,11 +265,12 @@ def test_workers_that_requested_a_pause_are_skipped() -> None:
 def test_a_client_avoids_a_worker_only_if_there_is_another() -> None:
     async def scenario() -> None:
         desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"))
-        desk.engines[0].busy("one", 60)
-        for client, expected in (("one", {2}), ("two", {1, 2})):
+        one, two = GatewayClient("one", "1"), GatewayClient("two", "2")
+        desk.engines[0].busy(one, 60)
+        for client, expected in ((one, {2}), (two, {1, 2})):
             await desk.director.place(PARSED, set(), 0.0, client=client)
             assert desk.router.allowed[-1] == expected
-        await desk.director.place(PARSED, {2}, 0.0, client="one")
+        await desk.director.place(PARSED, {2}, 0.0, client=one)
         assert desk.router.allowed[-1] == {1}
 
     run(scenario)

@@ -26,6 +26,7 @@ from beluga.gateway.standing import (
     BROKEN_S,
     CLIENTS_MAX,
     PROBE_S,
+    GatewayClient,
     Standing,
     client_of,
 )
@@ -167,12 +168,15 @@ def test_large_prompts_keep_no_name_lookup_waiting(monkeypatch: pytest.MonkeyPat
         go_on.set()
 
 
+ONE, TWO = GatewayClient("one", "1"), GatewayClient("two", "2")
+
+
 def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) -> None:
     engine = up()
     for _ in range(9):
-        engine.busy("one", 60)
+        engine.busy(ONE, 60)
         assert engine.ready
-    engine.busy("two", 60)
+    engine.busy(TWO, 60)
     assert not engine.ready
     assert engine.serving
     assert engine.cooling_s == PROBE_S  # not the minute that it requests
@@ -185,13 +189,13 @@ def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) ->
     engine.answered(200)
     assert engine.ready
     engine.placed()
-    engine.busy("two", 60)
+    engine.busy(TWO, 60)
     assert engine.ready
 
 
 def test_a_success_in_between_shows_that_each_client_has_its_own_limit() -> None:
     engine = up()
-    for client in ("one", "two", "three"):
+    for client in (ONE, TWO, GatewayClient("three", "3")):
         engine.busy(client, 60)
         engine.answered(200)
         assert engine.ready
@@ -199,59 +203,86 @@ def test_a_success_in_between_shows_that_each_client_has_its_own_limit() -> None
 
 def test_a_client_is_not_sent_to_an_engine_during_its_pause(clock: Any) -> None:
     standing = Standing()
-    standing.busy("one", 60)
-    standing.busy("one", 1)
-    assert standing.avoided_by("one")
-    assert not standing.avoided_by("two")
+    standing.busy(ONE, 60)
+    standing.busy(ONE, 1)
+    assert standing.avoided_by(ONE)
+    assert not standing.avoided_by(TWO)
     clock.now += 60
-    assert not standing.avoided_by("one")
+    assert not standing.avoided_by(ONE)
 
 
 def test_the_table_of_clients_is_bounded() -> None:
     standing = Standing()
     for number in range(CLIENTS_MAX + 1):
-        standing.busy(str(number), 60)
-    assert not standing.avoided_by("0")
-    assert standing.avoided_by("1")
-    assert standing.avoided_by(str(CLIENTS_MAX))
+        standing.busy(GatewayClient(str(number), str(number)), 60)
+    assert not standing.avoided_by(GatewayClient("0"))
+    assert standing.avoided_by(GatewayClient("1"))
+    assert standing.avoided_by(GatewayClient(str(CLIENTS_MAX)))
 
 
 def test_an_engine_is_suspected_by_one_client_once_a_minute(clock: Any) -> None:
     engine = up()
-    engine.broke_off("one", "cut")
+    engine.broke_off(ONE, "cut")
     assert (engine.health, engine.suspected, engine.failures) == (Health.DOWN, True, 1)
-    assert engine.avoided_by("one")
+    assert engine.avoided_by(ONE)
     assert engine.passed(1)
     assert not engine.suspected
-    assert engine.avoided_by("one")  # the engine is alive, so this client's request was the cause
+    assert engine.avoided_by(ONE)  # the engine is alive, so this client's request was the cause
     clock.now += BROKEN_S
-    assert not engine.avoided_by("one")
+    assert not engine.avoided_by(ONE)
     engine.look.clear()
-    engine.broke_off("one", "cut")
+    engine.broke_off(ONE, "cut")
     assert engine.ready
     assert engine.look.is_set()
-    engine.broke_off("two", "cut")
+    engine.broke_off(TWO, "cut")
     assert (engine.health, engine.failures) == (Health.DOWN, 2)
-    engine.broke_off("one", "cut")
+    engine.broke_off(ONE, "cut")
     assert engine.passed(2)  # failures of the first client do not cancel a passed check
     clock.now += ACCUSED_S
-    engine.broke_off("one", "cut")
+    engine.broke_off(ONE, "cut")
     assert engine.health is Health.DOWN
 
 
 def test_an_engine_that_was_down_starts_with_a_clean_standing() -> None:
     engine = up()
-    engine.busy("one", 60)
-    engine.broke_off("two", "cut")
+    engine.busy(ONE, 60)
+    engine.broke_off(TWO, "cut")
     engine.fail("/health returned 503")  # the next health check
     assert not engine.suspected
     assert engine.passed(2)
-    assert not (engine.avoided_by("one") or engine.avoided_by("two"))
+    assert not (engine.avoided_by(ONE) or engine.avoided_by(TWO))
+
+
+def test_names_of_one_address_pause_an_engine_for_that_address_alone(clock: Any) -> None:
+    engine = up()
+    for number in range(1000):
+        engine.busy(GatewayClient(f"name {number}", "1"), 60)
+    assert engine.ready
+    assert engine.avoided_by(GatewayClient("another name", "1"))
+    assert not engine.avoided_by(TWO)
+    clock.now += PROBE_S
+    assert not engine.avoided_by(GatewayClient("another name", "1"))
+    engine.busy(TWO, 60)
+    assert not engine.ready
+
+
+def test_names_of_one_address_make_an_engine_suspected_once_a_minute(clock: Any) -> None:
+    engine = up()
+    for number in range(1000):
+        engine.broke_off(GatewayClient(f"name {number}", "1"), "cut")
+    assert (engine.health, engine.failures) == (Health.DOWN, 1)
+    assert engine.passed(1)
+    clock.now += ACCUSED_S - 1
+    engine.broke_off(GatewayClient("another name", "1"), "cut")
+    assert engine.ready
+    engine.broke_off(TWO, "cut")
+    assert (engine.health, engine.failures) == (Health.DOWN, 2)
 
 
 def test_clients_are_identified_by_key_then_by_address() -> None:
     one, two = ({"Authorization": f"Bearer {name}"} for name in ("one", "two"))
-    assert client_of(one, "::1") == client_of(one, "::2") != client_of(two, "::1")
+    assert client_of(one, "::1").name == client_of(one, "::2").name != client_of(two, "::1").name
     assert client_of({"X-Api-Key": "k"}, "::1") != client_of({}, "::1") != client_of({}, "::2")
-    assert "one" not in client_of(one, None)
-    assert client_of({}, None) == ""
+    assert "one" not in client_of(one, None).name
+    assert client_of({}, None) == ("", "")
+    assert client_of(one, "::1").address == client_of({}, "::1").address == "::1"

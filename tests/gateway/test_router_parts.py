@@ -37,6 +37,7 @@ from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest, parse_request
 from beluga.gateway.relay import Lines, relay
 from beluga.gateway.settings import read_queues, read_url
+from beluga.gateway.standing import GatewayClient
 from beluga.gateway.waiting import WaitQueue
 from beluga.gateway.workers_file import SETTLED_LOOKS, WorkersFile
 from beluga.router import Choice, Indexer, Load, Overlap, Query, Worker
@@ -656,9 +657,15 @@ class Waiting:
         return attempt
 
     async def enter(
-        self, number: int, *, patience_s: float = 60.0, client: str = "", line: str = "m"
+        self,
+        number: int,
+        *,
+        patience_s: float = 60.0,
+        client: str = "",
+        address: str | None = None,
+        line: str = "m",
     ) -> asyncio.Task[int]:
-        """Add a request that waits."""
+        """Add a request that waits, of a client with an address of its own if there is none."""
         task = asyncio.ensure_future(
             self.wait_queue.wait(
                 line,
@@ -666,7 +673,7 @@ class Waiting:
                 self.attempt(number),
                 overlap=0,
                 patience_s=patience_s,
-                client=client,
+                client=GatewayClient(client, client if address is None else address),
             )
         )
         await asyncio.sleep(0)
@@ -741,6 +748,53 @@ def test_no_client_fills_the_queue_alone() -> None:
         assert [await task for task in (*flood[:2], *others, third)] == [0, 1, 10, 11, 12, 20]
         assert len(waiting.wait_queue) == 0
         assert not any(waiting.wait_queue.waiting(line) for line in ("m", "m0", "m1"))
+
+    run(scenario)
+
+
+async def ended(*tasks: asyncio.Task[int]) -> None:
+    """Cancel tasks that still wait."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_flood_of_names_keeps_no_other_address_out() -> None:
+    """Each request of the flood has a name of its own, as a client with many API keys has."""
+
+    async def scenario() -> None:
+        waiting = Waiting(queued_max=100)
+        flood = [await waiting.enter(n, client=f"{n}", address="1") for n in range(1000)]
+        others = [await waiting.enter(1000 + n, client="b", address="2") for n in range(50)]
+        await asyncio.sleep(0)
+        assert [n for n, task in enumerate(flood) if not task.done()] == list(range(50))
+        assert not any(task.done() for task in others)
+        for client, address in (("c", "1"), ("b", "2")):
+            with pytest.raises(Refusal, match="100 requests are waiting already"):
+                await (await waiting.enter(2000, client=client, address=address))
+        third = await waiting.enter(2001, client="c", address="3")
+        assert not third.done()
+        await ended(*flood, *others, third)
+
+    run(scenario)
+
+
+def test_clients_of_one_address_are_fair_to_each_other() -> None:
+    """Many clients may come through one proxy."""
+
+    async def scenario() -> None:
+        waiting = Waiting(queued_max=6)
+        flood = [await waiting.enter(n, client="a", address="1") for n in range(4)]
+        direct = [await waiting.enter(10 + n, client="d", address="2") for n in range(2)]
+        others = [await waiting.enter(20 + n, client=f"b{n}", address="1") for n in range(2)]
+        await asyncio.sleep(0)
+        assert [task.done() for task in flood] == [False, False, True, True]
+        assert not any(task.done() for task in (*others, *direct))
+        direct += [await waiting.enter(30, client="e", address="2")]
+        await asyncio.sleep(0)
+        assert [task.done() for task in flood] == [False, True, True, True]
+        assert not any(task.done() for task in (*others, *direct))
+        await ended(*flood, *others, *direct)
 
     run(scenario)
 
