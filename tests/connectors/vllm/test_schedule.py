@@ -295,6 +295,19 @@ def test_blocks_computed_on_a_failed_load_are_never_saved(engine: Engine, aborte
     assert engine.saves(anew, 21) == [("anew", [20, 11, 12, 13, 90])]
 
 
+def test_blocks_of_a_load_that_another_connector_reports_late_are_offered_again(
+    engine: Engine,
+) -> None:
+    """vLLM computes them again, whenever a connector reports them."""
+    made = request("r", TOKENS)
+    engine.start(made)
+    assert engine.saves(made, 3 * BLOCK_TOKENS) == [("r", [10, 11, 12])]
+    engine.schedule.reported(None, {11})
+    made.num_computed_tokens = BLOCK_TOKENS
+    assert engine.saves() == []
+    assert engine.saves(made, 4 * BLOCK_TOKENS) == [("r", [11, 12, 13, 14])]
+
+
 @pytest.mark.parametrize("order", ["rst", "tsr"])
 def test_a_doubt_follows_blocks_through_requests_that_share_only_some(
     engine: Engine, order: str
