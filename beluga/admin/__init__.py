@@ -13,7 +13,7 @@ from beluga.admin.endpoint import Admin
 from beluga.admin.health import ServerHealth
 from beluga.admin.page import page_routes
 from beluga.admin.route import AdminRequest, AdminResponse, Route, Routes, json_response
-from beluga.admin.routes import server_routes
+from beluga.admin.routes import lane_routes, server_routes
 
 __all__ = [
     "Admin",
@@ -24,6 +24,7 @@ __all__ = [
     "ServerHealth",
     "ask",
     "json_response",
+    "lane_routes",
     "page_routes",
     "read_address",
     "request_any",

@@ -16,6 +16,9 @@ import typer
 
 from beluga.cli import logs, serve
 from beluga.cli.options import (
+    AdminAddress,
+    AdminTls,
+    AdminToken,
     Host,
     Json,
     JsonLines,
@@ -49,16 +52,22 @@ def serve_lanes(
     host: Host = None,
     declare_gone: serve.DeclaredGone = False,
     handler_threads: serve.HandlerThreads = 1,
+    admin: AdminAddress = "",
+    admin_token: AdminToken = None,
+    admin_tls: AdminTls = "",
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
 ) -> None:
     """Serve handlers over the pool, without the block index. Method 64 echoes its request.
 
-    `beluga serve --handlers` serves handlers and the block index. See docs/use/rpc.md.
+    `beluga serve --handlers` serves handlers and the block index. With --admin, Prometheus reads
+    the calls of each handler. See docs/use/rpc.md.
     """
+    from beluga.admin import ServerHealth, lane_routes
     from beluga.rpc import METHOD_USER, Server, load_handlers
 
+    secured = serve.secured_endpoint(admin, admin_token, admin_tls)
     registered = load_handlers(handlers) if handlers else None
     logs.begin(log_level, log_format)
     with open_pool(pool) as opened:
@@ -66,7 +75,10 @@ def serve_lanes(
         server.handle(METHOD_USER, bytes)
         if registered is not None:
             server.register(registered, threads=handler_threads)
-        serve.serve_until_stopped(server, json=json)
+        health = ServerHealth()
+        routes = {**lane_routes(server, opened), **health.routes()}
+        with serve.answering(secured, routes, opened, json) as endpoint:
+            serve.serve_until_stopped(server, json=json, admin=endpoint, health=health)
 
 
 def call(

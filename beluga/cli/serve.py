@@ -247,7 +247,7 @@ def serve(
     silent_s = _silence(silent, stands_by=standby or bool(lease), watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     forgotten = _forgotten(forget_tier or (), tiers)
-    secured = _secured(admin, admin_token, admin_tls)
+    secured = secured_endpoint(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
     quota = _quota(quota_grants, quota_pins, quota_bytes, quota_calls)
     make = partial(_evicting(eviction, share, hint_budget), host=host, quota=quota)
@@ -266,7 +266,7 @@ def serve(
             services = _services(server, opened, tiers, published, host, patient=bool(silent_s))
             health, routes = _routes(server, opened, services)
             try:
-                with _answering(secured, routes, opened, json) as endpoint:
+                with answering(secured, routes, opened, json) as endpoint:
                     run(server, admin=endpoint, health=health, services=services)
                 return
             except (DeposedError, LeaseError) as error:
@@ -446,7 +446,7 @@ def _saving(services: Sequence[RestartableService]) -> TierService | None:
     return cast("TierService | None", next(saving, None))
 
 
-def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
+def secured_endpoint(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
     """Return a factory of the admin endpoint with these options. Raises SettingsError."""
     from beluga.admin import Admin, read_address
     from beluga.listening import read_tls, read_token
@@ -460,14 +460,15 @@ def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]
 
 
 @contextmanager
-def _answering(
+def answering(
     make: Callable[..., Admin], routes: Routes, pool: Pool, json: bool
 ) -> Iterator[Admin]:
     """Run an admin endpoint in the meantime, also while the server stands by."""
     endpoint = make(routes, directory=pool.runtime_dir)
     endpoint.start()
     if endpoint.url:
-        text = f"page at {endpoint.url}, metrics at {endpoint.metrics_url}"
+        page = f"page at {endpoint.url}, " if ("GET", "/") in routes else ""
+        text = f"{page}metrics at {endpoint.metrics_url}"
         announce(text, "admin", json=json, url=endpoint.url, metrics=endpoint.metrics_url)
     try:
         yield endpoint

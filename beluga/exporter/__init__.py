@@ -6,7 +6,7 @@ The collector reads counters that the poll loop maintains anyway, so the loop ne
 ``names.py`` lists all metrics.
 """
 
-from beluga.exporter.collect import Collector
-from beluga.exporter.names import METRICS, TIER_PREFIXES
+from beluga.exporter.collect import Collector, ServerCollector
+from beluga.exporter.names import HANDLER_PREFIX, METRICS, REGISTRY_PREFIXES
 
-__all__ = ["METRICS", "TIER_PREFIXES", "Collector"]
+__all__ = ["HANDLER_PREFIX", "METRICS", "REGISTRY_PREFIXES", "Collector", "ServerCollector"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import beluga
 from beluga.errors import BelugaError
-from beluga.exporter.names import METRICS, TIER_PREFIXES
+from beluga.exporter.names import METRICS, REGISTRY_PREFIXES
 from beluga.metrics import REGISTRY, Distribution, Sample
 from beluga.rpc import DEMOTIONS, KINDS, LOST, REASONS, SECONDS, TAKEN, Figure, Operation
 from beluga.transfer import Direction, Link, TransferClass, host_link_now
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from beluga.index import MetaServer
     from beluga.pool import Pool
+    from beluga.rpc import Server
 
 _STRIPE = 2 << 20
 _PICOSECONDS = 10**12
@@ -39,10 +40,10 @@ _FIGURES = {
 }
 
 
-class Collector:
-    """Collects the metrics of one server and its pool. Not thread-safe."""
+class ServerCollector:
+    """Collects the metrics of one server of handlers, and of its pool. Not thread-safe."""
 
-    def __init__(self, server: MetaServer, pool: Pool) -> None:
+    def __init__(self, server: Server, pool: Pool) -> None:
         self._server, self._pool = server, pool
         self._started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + _started_s()
         self._scrapes = 0
@@ -55,20 +56,20 @@ class Collector:
         self._found = {}
         self._scrapes += 1
         try:
-            self._of_server()
-            self._of_index()
-            self._of_tenants()
-            self._of_clients()
-            self._of_lower()
+            self._of_running()
         except BelugaError:  # the server has stopped
             self._put("beluga_server_serving", 0)
         self._of_link()
         self._of_process()
-        self._of_tiers()
+        self._of_registry()
         self._put("beluga_exporter_scrapes_total", self._scrapes)
         self._spent_s += time.thread_time() - started_s
         self._put("beluga_exporter_seconds_total", self._spent_s)
         return {name: self._found[name] for name in sorted(self._found)}
+
+    def _of_running(self) -> None:
+        """Add the metrics of a server that has not stopped."""
+        self._of_server()
 
     def _put(self, name: str, value: float | Distribution, *labels: str) -> None:
         """Set a series of a metric; ``labels`` are the values of its labels."""
@@ -110,102 +111,6 @@ class Collector:
         )
         for device in self._pool.devices:
             self._put("beluga_device_bytes", self._pool.geometry.device_size, str(device.path))
-
-    def _of_index(self) -> None:
-        stat = self._server.meta_stat()
-        retired = stat.retired_stripe_count * _STRIPE
-        self._all(
-            (
-                ("blocks", stat.block_count),
-                ("blocks_limit", stat.block_count_max),
-                ("blocks_pinned", stat.pinned_count),
-                ("grants", stat.grant_count),
-                ("lookup_keys_total", stat.lookup_count),
-                ("lookup_hits_total", stat.hit_count),
-                ("commits_total", stat.commit_count),
-                ("aborts_total", stat.abort_count),
-                ("evictions_total", stat.evict_count),
-                ("table_evictions_total", stat.table_evict_count),
-                ("removals_total", stat.remove_count),
-                ("damaged_entries_total", stat.damaged_count),
-                ("pool_bytes", stat.data_bytes),
-                ("pool_used_bytes", stat.used_bytes),
-                ("pool_payload_bytes", stat.block_bytes),
-                ("pool_free_bytes", stat.data_bytes - stat.used_bytes - stat.held_bytes - retired),
-                ("pool_quarantined_bytes", stat.held_bytes),
-                ("pool_retired_bytes", retired),
-                ("pool_extents", stat.extent_count),
-                ("pool_free_run_bytes", stat.free_run_bytes),
-            )
-        )
-        for reason, count in self._server.refusals().items():
-            self._put("beluga_refusals_total", count, reason)
-
-    def _of_tenants(self) -> None:
-        for tenant in self._server.tenants():
-            name = f"{tenant.fingerprint:016x}" if tenant.length else "other"
-            for metric, value in (
-                ("blocks", tenant.block_count),
-                ("bytes", tenant.block_count * tenant.length),
-                ("commits_total", tenant.commit_count),
-                ("hits_total", tenant.hit_count),
-                ("evictions_total", tenant.evict_count),
-            ):
-                self._put(f"beluga_tenant_{metric}", value, name, str(tenant.length))
-
-        for share in self._server.shares():
-            for metric, value in (
-                ("bytes", share.bytes),
-                ("used_bytes", share.used_bytes),
-                ("blocks", share.blocks),
-                ("evictions_total", share.evictions),
-                ("hint_bytes", share.hint_bytes),
-                ("hinted_bytes", share.hinted_bytes),
-            ):
-                self._put(f"beluga_share_{metric}", value, share.name)
-
-        hints = self._server.hints()
-        self._all(
-            (
-                ("hinted_blocks", hints.hint_count),
-                ("hinted_bytes", hints.favored_bytes),
-                ("hints_total", hints.given_count),
-                ("hints_absent_total", hints.absent_count),
-                ("hints_refused_total", hints.refuse_count),
-                ("hints_expired_total", hints.expire_count),
-            )
-        )
-
-    def _of_clients(self) -> None:
-        for number, kind in enumerate(KINDS):
-            reported = self._server.reported(number)
-            if number and not reported:
-                continue
-            for figure, name in _FIGURES.items():
-                self._put(f"beluga_client_{name}_total", reported[figure], kind)
-            self._put("beluga_saved_tokens_total", reported[Figure.SAVED_TOKENS], kind)
-            seconds = reported[Figure.SAVED_NS] / 1e9
-            self._put("beluga_saved_prefill_seconds_total", seconds, kind)
-            for operation in Operation:
-                counts, total = reported.times(operation)
-                name = f"beluga_client_{operation.name.lower()}_seconds"
-                self._put(name, Distribution(SECONDS, counts, total), kind)
-
-    def _of_lower(self) -> None:
-        stat = self._server.lower_stat()
-        self._all(
-            (
-                ("lower_known_keys", stat.name_count),
-                ("lower_dirty_blocks", stat.dirty_count),
-                ("lower_wanted_keys", stat.wanted_count),
-                ("lower_asked_keys_total", stat.onboard_count),
-                ("lower_unsaved_blocks_total", stat.unsaved_count),
-                ("lower_removals", stat.removal_count),
-                ("lower_failed_removals", stat.removal_failed),
-                ("lower_removals_parked", stat.removal_parked),
-                ("lower_removals_max", stat.removal_max),
-            )
-        )
 
     def _of_link(self) -> None:
         """Add the counters of this host's link, if engines use one now."""
@@ -251,10 +156,121 @@ class Collector:
             self._put("beluga_demotions_total", LOST.value(reason=reason), reason)
         self._put("process_open_fds", sum(1 for _ in Path("/proc/self/fd").iterdir()))
 
-    def _of_tiers(self) -> None:
+    def _of_registry(self) -> None:
         for name, sample in REGISTRY.snapshot().items():
-            if name.startswith(TIER_PREFIXES):
+            if name.startswith(REGISTRY_PREFIXES):
                 self._found[name] = sample
+
+
+class Collector(ServerCollector):
+    """Collects the metrics of one server with the block index, and of its pool. Not thread-safe."""
+
+    def __init__(self, server: MetaServer, pool: Pool) -> None:
+        super().__init__(server, pool)
+        self._index = server
+
+    def _of_running(self) -> None:
+        super()._of_running()
+        self._of_index()
+        self._of_tenants()
+        self._of_clients()
+        self._of_lower()
+
+    def _of_index(self) -> None:
+        stat = self._index.meta_stat()
+        retired = stat.retired_stripe_count * _STRIPE
+        self._all(
+            (
+                ("blocks", stat.block_count),
+                ("blocks_limit", stat.block_count_max),
+                ("blocks_pinned", stat.pinned_count),
+                ("grants", stat.grant_count),
+                ("lookup_keys_total", stat.lookup_count),
+                ("lookup_hits_total", stat.hit_count),
+                ("commits_total", stat.commit_count),
+                ("aborts_total", stat.abort_count),
+                ("evictions_total", stat.evict_count),
+                ("table_evictions_total", stat.table_evict_count),
+                ("removals_total", stat.remove_count),
+                ("damaged_entries_total", stat.damaged_count),
+                ("pool_bytes", stat.data_bytes),
+                ("pool_used_bytes", stat.used_bytes),
+                ("pool_payload_bytes", stat.block_bytes),
+                ("pool_free_bytes", stat.data_bytes - stat.used_bytes - stat.held_bytes - retired),
+                ("pool_quarantined_bytes", stat.held_bytes),
+                ("pool_retired_bytes", retired),
+                ("pool_extents", stat.extent_count),
+                ("pool_free_run_bytes", stat.free_run_bytes),
+            )
+        )
+        for reason, count in self._index.refusals().items():
+            self._put("beluga_refusals_total", count, reason)
+
+    def _of_tenants(self) -> None:
+        for tenant in self._index.tenants():
+            name = f"{tenant.fingerprint:016x}" if tenant.length else "other"
+            for metric, value in (
+                ("blocks", tenant.block_count),
+                ("bytes", tenant.block_count * tenant.length),
+                ("commits_total", tenant.commit_count),
+                ("hits_total", tenant.hit_count),
+                ("evictions_total", tenant.evict_count),
+            ):
+                self._put(f"beluga_tenant_{metric}", value, name, str(tenant.length))
+
+        for share in self._index.shares():
+            for metric, value in (
+                ("bytes", share.bytes),
+                ("used_bytes", share.used_bytes),
+                ("blocks", share.blocks),
+                ("evictions_total", share.evictions),
+                ("hint_bytes", share.hint_bytes),
+                ("hinted_bytes", share.hinted_bytes),
+            ):
+                self._put(f"beluga_share_{metric}", value, share.name)
+
+        hints = self._index.hints()
+        self._all(
+            (
+                ("hinted_blocks", hints.hint_count),
+                ("hinted_bytes", hints.favored_bytes),
+                ("hints_total", hints.given_count),
+                ("hints_absent_total", hints.absent_count),
+                ("hints_refused_total", hints.refuse_count),
+                ("hints_expired_total", hints.expire_count),
+            )
+        )
+
+    def _of_clients(self) -> None:
+        for number, kind in enumerate(KINDS):
+            reported = self._index.reported(number)
+            if number and not reported:
+                continue
+            for figure, name in _FIGURES.items():
+                self._put(f"beluga_client_{name}_total", reported[figure], kind)
+            self._put("beluga_saved_tokens_total", reported[Figure.SAVED_TOKENS], kind)
+            seconds = reported[Figure.SAVED_NS] / 1e9
+            self._put("beluga_saved_prefill_seconds_total", seconds, kind)
+            for operation in Operation:
+                counts, total = reported.times(operation)
+                name = f"beluga_client_{operation.name.lower()}_seconds"
+                self._put(name, Distribution(SECONDS, counts, total), kind)
+
+    def _of_lower(self) -> None:
+        stat = self._index.lower_stat()
+        self._all(
+            (
+                ("lower_known_keys", stat.name_count),
+                ("lower_dirty_blocks", stat.dirty_count),
+                ("lower_wanted_keys", stat.wanted_count),
+                ("lower_asked_keys_total", stat.onboard_count),
+                ("lower_unsaved_blocks_total", stat.unsaved_count),
+                ("lower_removals", stat.removal_count),
+                ("lower_failed_removals", stat.removal_failed),
+                ("lower_removals_parked", stat.removal_parked),
+                ("lower_removals_max", stat.removal_max),
+            )
+        )
 
 
 def _started_s() -> float:

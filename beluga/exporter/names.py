@@ -3,15 +3,19 @@
 """All metrics of a server by name, with kind and description.
 
 ``docs/operate/monitoring.md`` has this table (``scripts/dev/gen_monitoring.py``). The metrics of
-the lower tiers and of emulated engines are elsewhere: in the registry (:mod:`beluga.metrics`) that
-begin with one of :data:`TIER_PREFIXES`.
+handlers, lower tiers and emulated engines are those of the registry (:mod:`beluga.metrics`) that
+begin with one of :data:`REGISTRY_PREFIXES`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-TIER_PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_", "beluga_kvbm_")
+HANDLER_PREFIX = "beluga_handler_"
+REGISTRY_PREFIXES = (
+    *("beluga_tier_", "beluga_onboard_", "beluga_offload_", "beluga_kvbm_"),
+    HANDLER_PREFIX,
+)
 
 
 class Metric(NamedTuple):

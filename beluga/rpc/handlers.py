@@ -151,6 +151,10 @@ class Handlers:
         """Iterate over the names of the functions, sorted."""
         return iter(sorted(set(self._handlers) - {LIST}))
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a function of this name."""
+        return name in self._handlers
+
     def __len__(self) -> int:
         """Return the number of functions."""
         return len(self._handlers) - 1

@@ -9,6 +9,7 @@ delays its caller and the calls that wait for a free thread, but not the block i
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from beluga.errors import (
     QuotaError,
     RpcError,
 )
+from beluga.metrics import REGISTRY
 from beluga.rpc.encoding import converted, pack, unpack
 from beluga.rpc.handlers import Handlers
 from beluga.rpc.parts import MESSAGE_MAX, Assembly
@@ -36,6 +38,14 @@ _RAISED: dict[str, type[BelugaError]] = {
     one.__name__: one
     for one in (BadRequestError, BadTypeError, HandlerError, NoMethodError, QuotaError)
 }
+_CALLS = REGISTRY.counter("beluga_handler_calls_total", "Calls of each handler (`handler`).")
+_ERRORS = REGISTRY.counter(
+    "beluga_handler_errors_total", "Calls of each handler that returned an error."
+)
+_SECONDS = REGISTRY.histogram(
+    "beluga_handler_seconds", "Duration of each handler's calls, in seconds, without waiting."
+)
+_UNKNOWN = "(unknown)"  # the label of calls of handlers that do not exist; no name has parentheses
 _TEXT_MAX = 1000  # characters of an error that a message carries
 
 
@@ -47,7 +57,10 @@ class Workers:
 
     def __init__(self, handlers: Handlers, running: Running, room: int, threads: int) -> None:
         self._handlers, self._running = handlers, running
-        self._assembly = Assembly(self._run, room)
+        self._assembly = Assembly(self._counted, room)
+        for name in handlers:  # a rate needs a first value
+            _CALLS.add(0, handler=name)
+            _ERRORS.add(0, handler=name)
         for number in range(threads):
             Thread(target=self._work, name=f"beluga-handler-{number}", daemon=True).start()
 
@@ -75,20 +88,30 @@ class Workers:
             known = isinstance(error, QuotaError)
             return b"", -(lib.BL_ERROR_QUOTA if known else lib.BL_ERROR_BAD_REQUEST)
 
-    def _run(self, message: bytearray) -> bytearray:
-        """Call the handler of a request, and return the message with its result."""
+    def _counted(self, message: bytearray) -> bytearray:
+        """Call the handler of a request, count the call, and return the message with its result."""
+        started_s, name = time.perf_counter(), _UNKNOWN
         try:
-            name, arguments, named = _request_of(message)
-            bound = self._handlers.bind(name, arguments, named)
-        except (BadRequestError, BadTypeError, NoMethodError) as error:
-            return _failure(error)
+            called, arguments, named = _request_of(message)
+            if called in self._handlers:
+                name = called
+            reply = self._run(called, self._handlers.bind(called, arguments, named))
+        except BelugaError as error:
+            _ERRORS.add(handler=name)
+            reply = _failure(error)
+        _CALLS.add(handler=name)
+        _SECONDS.observe(time.perf_counter() - started_s, handler=name)
+        return reply
+
+    def _run(self, name: str, bound: Callable[[], object]) -> bytearray:
+        """Call a handler, and return the message with its result. Raises HandlerError."""
         try:
             result = bound()
         # Includes sys.exit(), because other callers share the thread
         except BaseException as error:
             log.exception("the handler %s raised", name)
             text = " ".join(f"{type(error).__name__}: {error}".split())[:_TEXT_MAX]
-            return _failure(HandlerError(f"the handler {name} raised {text}; see the server's log"))
+            raise HandlerError(f"the handler {name} raised {text}; see the server's log") from None
         try:
             kind = self._handlers.returns(name)
             made = pack({"result": converted(result, kind, f"the result of {name}")})
@@ -98,7 +121,7 @@ class Workers:
                 )
         except BadTypeError as error:
             log.error("%s", error)
-            return _failure(HandlerError(str(error)))
+            raise HandlerError(str(error)) from None
         return made
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 
 from beluga import tiers  # noqa: E402, F401  its metrics are in the registry
-from beluga.exporter import METRICS, TIER_PREFIXES  # noqa: E402
+from beluga.exporter import HANDLER_PREFIX, METRICS, REGISTRY_PREFIXES  # noqa: E402
 from beluga.kvbm.metrics import METRICS as ENGINE_METRICS  # noqa: E402
 from beluga.metrics import REGISTRY  # noqa: E402
 from beluga.tiers import disk, remote  # noqa: E402, F401
@@ -599,7 +599,12 @@ def tables() -> dict[str, list[str]]:
     lower = [
         (name, sample.kind, sample.help)
         for name, sample in REGISTRY.snapshot().items()
-        if name.startswith(TIER_PREFIXES)
+        if name.startswith(REGISTRY_PREFIXES) and not name.startswith(HANDLER_PREFIX)
+    ]
+    handlers = [
+        (name, sample.kind, sample.help)
+        for name, sample in REGISTRY.snapshot().items()
+        if name.startswith(HANDLER_PREFIX)
     ]
     engines = [(f"beluga_kvbm_{name}", *declared) for name, declared in ENGINE_METRICS.items()]
     rules = ["| alert | when | what to do |", "| --- | --- | --- |"]
@@ -610,6 +615,7 @@ def tables() -> dict[str, list[str]]:
     return {
         "metrics": metrics,
         "tiers": _named(lower),
+        "handlers": _named(handlers),
         "engines": _named(engines),
         "alerts": rules,
     }

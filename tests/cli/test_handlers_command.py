@@ -7,13 +7,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support.prometheus_lint import complaints
 
 from beluga import Client, KVCache, Pool
+from tests.exporter.scraped import raw, scrape
 
 Begin = Callable[..., "subprocess.Popen[str]"]
 RunCommand = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -227,3 +230,41 @@ def test_a_pool_is_made_with_room_for_long_calls(ask: RunCommand, shm: Path) -> 
     refused = ask("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
     assert refused.returncode == 1
     assert "--bulk-size (bulk_size) is from 4096 to 67108864, not 100" in refused.stderr
+
+
+@pytest.mark.parametrize("entry", ["cxl_rpc", "main"])
+def test_metrics_count_the_calls_of_each_handler(
+    start: Begin, ask: RunCommand, folder: Path, pool: list[str], entry: str
+) -> None:
+    """Beside the block index, and without it."""
+    handlers = ["--handlers", "jobs:handlers"] if entry == "main" else ["jobs:handlers"]
+    server = start("serve", *handlers, *pool, "--admin", "0", entry=entry, cwd=folder)
+    assert server.stderr
+    where = server.stderr.readline()
+    assert server.stderr.readline().startswith("serving, epoch 1")
+    ask("call", "add", "1", *pool)
+    ask("call", "add", '"one"', *pool)  # is no int
+    ask("call", "shout", "hello", *pool)
+    ask("call", "nothing", *pool)
+    url = where.split("metrics at ")[1].strip()
+    assert where.startswith("page at") == (entry == "main")
+    seen = scrape(url)
+    calls = {
+        handler: seen.value("beluga_handler_calls_total", handler=handler)
+        for handler in seen.labels("beluga_handler_calls_total", "handler")
+    }
+    assert {name: calls[name] for name in ("add", "shout", "norm", "(unknown)")} == {
+        "add": 2,
+        "shout": 1,
+        "norm": 0,
+        "(unknown)": 1,
+    }
+    assert seen.value("beluga_handler_errors_total", handler="add") == 1
+    assert seen.value("beluga_handler_errors_total", handler="shout") == 0
+    assert seen.value("beluga_handler_seconds_count", handler="add") == 2
+    assert seen.value("beluga_rpc_calls_total", method="function") >= 4
+    assert seen.value("beluga_server_serving") == 1
+    assert complaints(raw(url)) == []
+    ready = url.replace("metrics", "readyz")
+    with urllib.request.urlopen(ready, timeout=60) as answer:  # noqa: S310
+        assert answer.read() == b"serving\n"

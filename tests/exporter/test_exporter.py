@@ -15,7 +15,7 @@ from support.prometheus_lint import complaints
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.admin import Admin, server_routes
-from beluga.exporter import METRICS, TIER_PREFIXES
+from beluga.exporter import METRICS, REGISTRY_PREFIXES
 from beluga.index import ask_counters
 from beluga.kvcache import Namespace
 from beluga.rpc import Client, read_trace, report
@@ -227,7 +227,9 @@ def test_every_series_is_in_the_table_with_its_kind_and_labels(
         cache.put(names(1), payload(1))
         cache.get(names(1), payload(1))
         seen = look()
-    ours = {name: kind for name, kind in seen.kinds.items() if not name.startswith(TIER_PREFIXES)}
+    ours = {
+        name: kind for name, kind in seen.kinds.items() if not name.startswith(REGISTRY_PREFIXES)
+    }
     assert ours == {name: metric.kind for name, metric in METRICS.items()}
     for name, series in seen.series.items():
         base = name

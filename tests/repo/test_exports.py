@@ -62,9 +62,9 @@ EXPORTS: dict[str, str] = {
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
     "beluga.admin": (
         "Admin AdminResponse ServerHealth AdminRequest Route Routes ask request_json request_any "
-        "json_response page_routes read_address server_routes standing_by"
+        "json_response lane_routes page_routes read_address server_routes standing_by"
     ),
-    "beluga.exporter": "Collector METRICS TIER_PREFIXES",
+    "beluga.exporter": "Collector HANDLER_PREFIX METRICS REGISTRY_PREFIXES ServerCollector",
     "beluga.verify": "VerifyResult MachineRecord VerifyReport verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
