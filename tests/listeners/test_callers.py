@@ -263,6 +263,7 @@ def test_stalled_handshakes_do_not_block_others(start: Start, shm: Path) -> None
     pair, context = certificate(shm)
     gateway = start(
         *("gateway", "--worker", "http://127.0.0.1:9", "--port", 0, "--json", "--tls", pair),
+        *("--admin", ""),  # its default port may be in use
     )
     resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     url = json.loads(gateway.stdout.readline())["url"]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -253,6 +254,35 @@ def test_a_recreated_pool_has_the_blocks_of_its_disk(
     options = ["--standby"] if standby else []
     second = start("serve", "--pool", path, *below(disk), *options)
     assert said(second, "took over, epoch 1" if standby else "serving, epoch 1")
+    assert eventually(lambda: has_all(path))
+
+
+@pytest.mark.parametrize("content", [b"\0", b"\x5a"], ids=["zeros", "garbage"])
+def test_a_pool_on_volatile_memory_is_recreated_after_a_reboot(
+    shm: Path, tmp_path: Path, start: Start, run: Run, content: bytes
+) -> None:
+    """A devdax device is still there, but has lost its contents. Each command reports that in one
+    line, and the disk tier has the blocks once an operator has created the pool again.
+    """
+    path, disk = shm / "p", tmp_path / "disk"
+    made(path)
+    first = start("serve", "--pool", path, *below(disk))
+    assert said(first, "serving, epoch 1")
+    save(path, disk)
+    first.kill()  # a power cut
+    first.wait(60)
+    shutil.rmtree(f"{path}.run", ignore_errors=True)  # the runtime directory is in memory, too
+    size = path.stat().st_size
+    path.write_bytes(content * size)
+    for words in (("serve", *below(disk)), ("ping",), ("pool", "info"), ("pool", "check")):
+        refused = run(*words, "--pool", path)
+        assert refused.returncode == 1
+        errors = [line for line in refused.stderr.splitlines() if "error" in line]
+        assert len(errors) == 1
+        assert "Traceback" not in refused.stderr
+    assert run("pool", "create", "--force", path).returncode == 0
+    second = start("serve", "--pool", path, *below(disk))
+    assert said(second, "serving, epoch 1")
     assert eventually(lambda: has_all(path))
 
 
