@@ -63,8 +63,8 @@ def prefer_pool(paths: list[str]) -> None:
 
 def settings_file() -> Path | None:
     """Return the beluga.toml of BELUGA_CONFIG; it may not exist."""
-    told = os.environ.get("BELUGA_CONFIG")
-    return Path(told) if told else None
+    value = os.environ.get("BELUGA_CONFIG")
+    return Path(value) if value else None
 
 
 def settings_places() -> tuple[Path, ...]:
@@ -156,24 +156,24 @@ def variables_like(pattern: re.Pattern[str]) -> dict[str, str]:
 def hub_cache_dir() -> Path:
     """Return where the client of the Hugging Face hub keeps models; it may not exist."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if told := os.environ.get(name):
-            return Path(told).expanduser()
-    if told := os.environ.get("HF_HOME"):
-        return Path(told).expanduser() / "hub"
+        if value := os.environ.get(name):
+            return Path(value).expanduser()
+    if value := os.environ.get("HF_HOME"):
+        return Path(value).expanduser() / "hub"
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else _home() / ".cache") / "huggingface" / "hub"
 
 
 def configured_runtime_root() -> Path | None:
     """Return BELUGA_RUNTIME_DIR, the directory of all pools' lock files; it may not exist."""
-    told = os.environ.get("BELUGA_RUNTIME_DIR")
-    return Path(told).absolute() if told else None
+    value = os.environ.get("BELUGA_RUNTIME_DIR")
+    return Path(value).absolute() if value else None
 
 
 def runtime_root() -> Path:
     """Return the directory of lock files without a device file beside them; it may not exist."""
-    if (told := configured_runtime_root()) is not None:
-        return told
+    if (value := configured_runtime_root()) is not None:
+        return value
     shared = conventions.RUNTIME_ROOT
     if os.access(shared if shared.exists() else shared.parent, os.W_OK):
         return shared
@@ -183,8 +183,8 @@ def runtime_root() -> Path:
 
 def notify_socket() -> str | None:
     """Return the socket for the readiness notification of a service, as an argument of sendto()."""
-    told = os.environ.get("NOTIFY_SOCKET") or None
-    return "\0" + told[1:] if told is not None and told.startswith("@") else told
+    value = os.environ.get("NOTIFY_SOCKET") or None
+    return "\0" + value[1:] if value is not None and value.startswith("@") else value
 
 
 def with_notify_socket(address: str) -> dict[str, str]:

@@ -219,14 +219,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self, method: str) -> bytes | AdminResponse:
         """Return the request's body, or the answer to a body that cannot be read."""
-        said, *more = self.headers.get_all("Content-Length", ["0"])
+        length, *more = self.headers.get_all("Content-Length", ["0"])
         chunked = "Transfer-Encoding" in self.headers
-        if more or chunked or not (said.isascii() and said.isdecimal()):
+        if more or chunked or not (length.isascii() and length.isdecimal()):
             return _refusal(HTTPStatus.LENGTH_REQUIRED, "give one Content-Length")
         most = BODY_MAX if method == "POST" else 0
-        if len(said) > len(str(BODY_MAX)) or int(said) > most:
+        if len(length) > len(str(BODY_MAX)) or int(length) > most:
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {most} bytes")
-        return self.rfile.read(int(said))
+        return self.rfile.read(int(length))
 
     def _send(self, answer: AdminResponse) -> None:
         self.send_response(answer.status)

@@ -46,15 +46,15 @@ def dashboard(
         query = "?history=1" if "history" in request.query else ""
         return request_any(directory, f"/live{query}")
 
-    told = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stopped.set())
     admin = Admin({("GET", "/live"): live, **page_routes()}, address=("127.0.0.1", port))
     admin.start()
     try:
         _tell(admin.url, open_page, json)
         print_note("serving the page until Ctrl-C")
-        told.wait()
+        stopped.wait()
     finally:
         admin.stop()
 

@@ -47,9 +47,9 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
     name = _free(directory) if stands_by else _NAMES[0]
     log, lock = directory / f"{name}.log", directory / f"{name}.pid"
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
-    with tempfile.TemporaryDirectory(prefix="beluga-") as folder, _open(log) as said:
+    with tempfile.TemporaryDirectory(prefix="beluga-") as folder, _open(log) as output:
         address = f"{folder}/ready"
-        begin = said.tell()
+        begin = output.tell()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as held:
             _take(held, stands_by=stands_by)
             held.truncate(0)  # may have the pid of a killed process, which may be reused
@@ -58,8 +58,8 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
             child = subprocess.Popen(
                 command("beluga.cli.main", *arguments),
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 env=config.with_notify_socket(address),
                 pass_fds=[held.fileno()],
                 start_new_session=True,
@@ -118,9 +118,9 @@ def _take(lock: IO[bytes], *, stands_by: bool) -> None:
 def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin: int) -> str:
     while True:
         try:
-            told = ready.recv(4096).decode()
-            if told.startswith("READY=1\n"):
-                return told.rpartition("STATUS=")[2]
+            notice = ready.recv(4096).decode()
+            if notice.startswith("READY=1\n"):
+                return notice.rpartition("STATUS=")[2]
         except TimeoutError:
             if child.poll() is not None:
                 with log.open("rb") as file:

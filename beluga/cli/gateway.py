@@ -242,7 +242,7 @@ def gateway(
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     bodies = (max_body, max_bodies, body_wait)
-    asked = service.Settings(
+    settings_of_service = service.Settings(
         policy=_policy_name(policy),
         policy_settings=settings,
         policy_settings_named=named,
@@ -265,7 +265,7 @@ def gateway(
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    service.run(service.serve(asked, partial(_say_where, json=json)))
+    service.run(service.serve(settings_of_service, partial(_say_where, json=json)))
 
 
 def _policy_name(text: str) -> str:

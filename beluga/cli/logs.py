@@ -76,7 +76,7 @@ def log_message(text: str, **fields: object) -> None:
     if _chosen.handler is None:
         _write(text)
     else:
-        _log.info(text, extra={"told": True, **fields}, stacklevel=2)
+        _log.info(text, extra={"is_event": True, **fields}, stacklevel=2)
 
 
 def fail(program: str, text: str) -> NoReturn:
@@ -118,7 +118,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return record.getMessage() if hasattr(record, "told") else super().format(record)
+        return record.getMessage() if hasattr(record, "is_event") else super().format(record)
 
 
 class _Json(logging.Formatter):
@@ -126,7 +126,7 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc)
-        fields = {k: v for k, v in vars(record).items() if k not in _STANDARD and k != "told"}
+        fields = {k: v for k, v in vars(record).items() if k not in _STANDARD and k != "is_event"}
         event: dict[str, object] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -182,6 +182,6 @@ class _Handler(logging.Handler):
             return
         last = place.record
         text = f"{place.left_out} more like this were left out; the last: {last.getMessage()}"
-        said = logging.LogRecord(last.name, last.levelno, "", 0, text, (), None)
-        said.suppressed = place.left_out
-        _write(self.format(said))
+        summary = logging.LogRecord(last.name, last.levelno, "", 0, text, (), None)
+        summary.suppressed = place.left_out
+        _write(self.format(summary))

@@ -74,8 +74,8 @@ def explain_keys(
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        asked = _asked(opened, namespace, field, salt)
-        found = explain(client, asked, [digest(key) for key in keys])
+        named = _asked(opened, namespace, field, salt)
+        found = explain(client, named, [digest(key) for key in keys])
     if json:
         print_json([{"name": key} | asdict(one) for key, one in zip(keys, found, strict=True)])
     else:
@@ -212,8 +212,8 @@ def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
 
 
 def _fields(one: KnownNamespace) -> str:
-    told = [f"{name}={value}" for name, value in one.fields.items()]
-    return " ".join([*told, *(["(and a salt)"] if one.secret else [])])
+    shown = [f"{name}={value}" for name, value in one.fields.items()]
+    return " ".join([*shown, *(["(and a salt)"] if one.secret else [])])
 
 
 def rm(
@@ -232,8 +232,8 @@ def rm(
     from beluga.kvcache import KVCache
 
     with open_pool(pool) as opened:
-        asked = _asked(opened, namespace, field, salt)
-        with KVCache(opened, namespace=asked, host=host) as cache:
+        named = _asked(opened, namespace, field, salt)
+        with KVCache(opened, namespace=named, host=host) as cache:
             removed = {key: _remove(cache, digest(key)) for key in keys}
     if json:
         print_json(removed)
@@ -263,9 +263,9 @@ def _where(removed: Mapping[str, list[str]]) -> str:
     """Describe the blocks that were not in the pool."""
     below = sum(places == ["lower tier"] for places in removed.values())
     unknown = sum(places == ["unknown"] for places in removed.values())
-    told = ""
+    text = ""
     if below:
-        told += f"; {below} of them only from a lower tier"
+        text += f"; {below} of them only from a lower tier"
     if unknown:
-        told += f"; {unknown} uncertain: a remote tier, which may not have them, removes them later"
-    return told
+        text += f"; {unknown} uncertain: a remote tier, which may not have them, removes them later"
+    return text

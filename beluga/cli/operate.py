@@ -162,9 +162,9 @@ def _limits(limits: Quota) -> dict[str, object]:
     """Return the limits of each session, for display."""
     from beluga.pool import show_size
 
-    told = asdict(limits)
-    told["bytes"] = show_size(limits.bytes) if limits.bytes else 0
-    return {f"{word} at most": told[name] or "no limit" for name, word in _WORDS.items()}
+    values = asdict(limits)
+    values["bytes"] = show_size(limits.bytes) if limits.bytes else 0
+    return {f"{word} at most": values[name] or "no limit" for name, word in _WORDS.items()}
 
 
 def _use(sessions: Sequence[SessionView]) -> list[Sequence[object]]:
@@ -219,7 +219,7 @@ def drain(
         else:
             print_note("new blocks are accepted again")
         return
-    started, said = time.monotonic(), 0.0
+    started, printed_s = time.monotonic(), 0.0
     while not state["done"] and not state["failure"]:
         now = time.monotonic()
         if timeout and now > started + timeout:
@@ -227,9 +227,9 @@ def drain(
                 f"not drained in {timeout:g} s: {_progress(state)}; the server continues (see "
                 "'beluga quota' for sessions that write); cancel with 'beluga drain --undo'"
             )
-        if not json and now > said + _SAY_S:
+        if not json and now > printed_s + _SAY_S:
             print_note(_progress(state))
-            said = now
+            printed_s = now
         time.sleep(_LOOK_S)
         state = request_json(directory, "/drain", dict)
         if not state["draining"] and not state["done"] and now > started + _SAY_S:
@@ -246,13 +246,13 @@ def drain(
 
 
 def _progress(state: dict[str, Any]) -> str:
-    told = [f"{state['writing']:,} blocks are being written"]
+    parts = [f"{state['writing']:,} blocks are being written"]
     if state["looked"] is not None:
-        told.append(
+        parts.append(
             f"{state['dirty']:,} wait for a lower tier, {state['looked']:,} of {state['blocks']:,} "
             "are compared with it"
         )
-    return ", ".join(told)
+    return ", ".join(parts)
 
 
 def _drained(state: dict[str, Any]) -> str:
@@ -261,9 +261,9 @@ def _drained(state: dict[str, Any]) -> str:
             f"drained: nothing is being written; {state['blocks']:,} blocks stay in the pool's "
             "memory ('beluga stop' loses none)"
         )
-    told = f"drained: nothing is being written; {state['looked']:,} blocks were compared"
+    text = f"drained: nothing is being written; {state['looked']:,} blocks were compared"
     if state["missing"]:
         return (
-            f"{told}, and {state['missing']:,} of them are only in the pool: no tier accepted them"
+            f"{text}, and {state['missing']:,} of them are only in the pool: no tier accepted them"
         )
-    return f"{told}, and all of them are in a lower tier"
+    return f"{text}, and all of them are in a lower tier"

@@ -18,8 +18,8 @@ from beluga.cli.options import LogFormat, LogLevel, log_format_name, log_level_n
 from beluga.errors import SettingsError
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(given: bool) -> None:
+    if given:
         typer.echo(f"beluga-kv {beluga.__version__}")
         raise typer.Exit
 
@@ -81,14 +81,14 @@ def _from_environment() -> dict[str, str | None]:
 
 def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
     """Return the flag or variable that overrides a key of the file, by key."""
-    said: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "BELUGA_POOL": ("pool", config.environment_pool_paths()),
         "BELUGA_LOG_LEVEL": ("log_level", config.log_level()),
         "BELUGA_LOG_FORMAT": ("log_format", config.log_format()),
         "--log-level": ("log_level", log_level),
         "--log-format": ("log_format", log_format),
     }
-    return {key: name for name, (key, value) in said.items() if value}
+    return {key: name for name, (key, value) in keys.items() if value}
 
 
 def _asks_for_help() -> bool:

@@ -256,8 +256,8 @@ def serve(
         detached(pool, json, stands_by=silent_s is not None)
         return
     logs.begin(log_level, log_format)
-    held, told = _lease(lease), threading.Event()
-    run = partial(serve_until_stopped, told=told, json=json, silent_s=silent_s, lease=held)
+    held, stopping = _lease(lease), threading.Event()
+    run = partial(serve_until_stopped, stopping=stopping, json=json, silent_s=silent_s, lease=held)
     with open_pool(pool) as opened:
         while True:
             server = make(opened, declared_gone=declare_gone)
@@ -316,12 +316,12 @@ def _budget(text: str) -> float:
     return part
 
 
-def _shares(told: Sequence[str] | None) -> dict[str, float]:
+def _shares(stopping: Sequence[str] | None) -> dict[str, float]:
     """Return the shares of tenants by name, as fractions of the pool."""
     from beluga.index import check_shares
 
     shares: dict[str, float] = {}
-    for text in told or ():
+    for text in stopping or ():
         name, equals, percent = text.rpartition("=")
         part = _part(percent)
         if not equals or part is None:
@@ -479,7 +479,7 @@ def answering(
 def serve_until_stopped(
     server: Server,
     *,
-    told: threading.Event | None = None,
+    stopping: threading.Event | None = None,
     json: bool = False,
     services: Sequence[RestartableService] = (),
     admin: Admin | None = None,
@@ -493,19 +493,19 @@ def serve_until_stopped(
 
     With ``silent_s`` the server first stands by, takes over from a server whose heartbeat has not
     moved for that many seconds, and retries services that it cannot start yet. With ``lease`` it
-    serves only while the lease is held. A signal sets ``told``, which may be set before.
+    serves only while the lease is held. A signal sets ``stopping``, which may be set before.
     """
     from beluga.admin import ServerHealth
     from beluga.rpc import LeaseKeeper, stand_by
 
     beside = Services(services, patient=silent_s is not None)
-    manager, health, told = (
+    manager, health, stopping = (
         Manager(_LOOK_INTERVAL_S),
         health or ServerHealth(),
-        told or threading.Event(),
+        stopping or threading.Event(),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stopping.set())
     try:
         if silent_s is None:
             server.start()
@@ -516,7 +516,7 @@ def serve_until_stopped(
             text = "standing by; stop with Ctrl-C"
             announce(text, "standing by", json=json, pid=os.getpid())
             waits = partial(_say_waiting, server, manager, health)
-            if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
+            if not stand_by(server, stopping, silent_s=silent_s, lease=lease, waits=waits):
                 return
             health.record_start()
             stat = server.stat()
@@ -528,9 +528,9 @@ def serve_until_stopped(
             if admin is not None:
                 admin.claim()
             manager.ready(f"serving, epoch {server.stat().epoch}")
-            _look_after(server, beside, told, manager, health)
+            _look_after(server, beside, stopping, manager, health)
     finally:
-        if told.is_set():
+        if stopping.is_set():
             manager.stopping()
         beside.stop()
         server.stop()
@@ -545,14 +545,18 @@ def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: st
 
 
 def _look_after(
-    server: Server, beside: Services, told: threading.Event, manager: Manager, health: ServerHealth
+    server: Server,
+    beside: Services,
+    stopping: threading.Event,
+    manager: Manager,
+    health: ServerHealth,
 ) -> None:
     """Wait until a signal arrives. Notify the manager and ``health`` only if the server's poll loop
     has made progress since the last check. Raises the error that ended the server.
     """
     health.record_progress(serves=True)
     seen = -1
-    while not told.wait(manager.look_s):
+    while not stopping.wait(manager.look_s):
         try:
             record_progress = server.stat().housekeeping_count
         except RpcError:  # the server has stopped

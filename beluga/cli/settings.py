@@ -81,8 +81,8 @@ def find(named: Path | None) -> Path | None:
 
     The current folder is not searched, so a command behaves the same in every folder.
     """
-    told = named or config.settings_file()
-    return told or next((path for path in config.settings_places() if _exists(path)), None)
+    chosen = named or config.settings_file()
+    return chosen or next((path for path in config.settings_places() if _exists(path)), None)
 
 
 def load(
@@ -200,8 +200,8 @@ class _Reader:
 
     def _running(self) -> Iterator[tuple[str, ...]]:
         """Yield the words of each command that this run may execute."""
-        asked = self._context.invoked_subcommand
-        return (words for words in lazy.leaves(self._root) if asked in (None, words[0]))
+        invoked = self._context.invoked_subcommand
+        return (words for words in lazy.leaves(self._root) if invoked in (None, words[0]))
 
     def _table(self, name: str, values: Mapping[str, object]) -> None:
         table = name.replace("_", "-")

@@ -304,7 +304,7 @@ def simulate(
 ) -> None:
     """Simulate a cluster that serves a trace, under every policy, with a pool and without."""
     speeds = _speeds(speed)
-    asked = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
+    runs = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
     options = _options(
         workers=workers,
         model=model,
@@ -330,7 +330,7 @@ def simulate(
     _check(report)
     _warn(options)
     loaded = read_named(trace, form, rate, time_unit, block_tokens)
-    rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, processes, quiet=json)
+    rows = _rows(loaded, cases, {**runs, "courses": bool(report)}, processes, quiet=json)
     if report is not None:
         _write(report, loaded, options, rows)
     if json:

@@ -178,8 +178,8 @@ def size_tiers(
     advice = advise(shape, tiers, block_tokens=block_tokens, recompute_ms_per_token=recompute_ms)
     found = _found(advice, loaded)
     if json:
-        told = asdict(advice)
-        for tier, share in zip(told["tiers"], found, strict=True):
+        fields = asdict(advice)
+        for tier, share in zip(fields["tiers"], found, strict=True):
             tier["found"] = share
         traced = {
             "name": loaded.name,
@@ -187,7 +187,7 @@ def size_tiers(
             "bytes": need,
             "ideal_hit_rate": loaded.ideal_hit_rate,
         }
-        print_json({"model": asdict(shape), **told, "trace": traced})
+        print_json({"model": asdict(shape), **fields, "trace": traced})
         return
     _show(advice, shape, loaded, need, found, wide=wide)
 

@@ -70,7 +70,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
     others = [one for one in sessions.sessions if one.nonce != f"{own.nonce:016x}"]
     held = _quarantine(found, others, own.epoch)
     if json:
-        told = counters | {
+        shown = counters | {
             "epoch": own.epoch,
             "hit_rate": _hit_rate(found),
             "draining": sessions.draining,
@@ -78,7 +78,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
             "sessions": [asdict(one) | {"name": _name(one, directory)} for one in others],
             "quarantine": held,
         }
-        print_json(told if lower is None else told | {"lower_tiers": lower})
+        print_json(shown if lower is None else shown | {"lower_tiers": lower})
         return
     print_facts(_summary(found, sessions, others, own.epoch) | _tiers(lower))
     live = [one for one in others if one.state == "live"]
@@ -135,26 +135,28 @@ def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
     work = lower.get("work", {})
     removals = work.get("removal_count", 0)
     left = f", {removals:,} removals are not executed yet" if removals else ""
-    return {f"tier {name}": _tier(told) for name, told in lower.get("tiers", {}).items()} | {
+    return {
+        f"tier {name}": _tier(counters) for name, counters in lower.get("tiers", {}).items()
+    } | {
         "for lower tiers": f"{work.get('dirty_count', 0):,} blocks wait to be offered, "
         f"{work.get('wanted_count', 0):,} are being fetched{left}"
     }
 
 
-def _tier(told: Mapping[str, Any]) -> str:
+def _tier(counters: Mapping[str, Any]) -> str:
     from beluga.pool import show_size
 
     parts = []
-    if "blocks" in told:
-        used, size = told.get("used_bytes", 0), told.get("data_bytes", 0)
-        parts.append(f"{told['blocks']:,} blocks, {show_size(used)} of {show_size(size)}")
+    if "blocks" in counters:
+        used, size = counters.get("used_bytes", 0), counters.get("data_bytes", 0)
+        parts.append(f"{counters['blocks']:,} blocks, {show_size(used)} of {show_size(size)}")
     for word in ("saved", "loaded", "missed"):
-        parts.append(f"{told.get(f'{word}_blocks', 0):,} {word}")
-    failures = told.get("failures", told.get("errors", {}))
+        parts.append(f"{counters.get(f'{word}_blocks', 0):,} {word}")
+    failures = counters.get("failures", counters.get("errors", {}))
     if count := sum(failures.values()) if isinstance(failures, Mapping) else failures:
         parts.append(f"{count:,} failures")
-    if told.get("breaker_state", "closed") != "closed":
-        parts.append(f"breaker {told['breaker_state']}")
+    if counters.get("breaker_state", "closed") != "closed":
+        parts.append(f"breaker {counters['breaker_state']}")
     return ", ".join(parts)
 
 

@@ -90,15 +90,15 @@ def _print_line(body: bytes) -> None:
 
 
 def _follow(directory: Path, interval: float) -> Iterator[bytes]:
-    told = ""
+    printed = ""
     while True:
         try:
             yield _ask(directory)
-            told = ""
+            printed = ""
         except (NoServerError, AdminError) as error:
-            if str(error) != told:
-                told = str(error)
-                print_note(f"{told}; retrying")
+            if str(error) != printed:
+                printed = str(error)
+                print_note(f"{printed}; retrying")
         time.sleep(interval)
 
 

@@ -108,11 +108,11 @@ def _flow(facts: Sequence[tuple[str, str]], width: int) -> list[Text]:
     return lines
 
 
-def _bar(name: str, part: int, whole: int, width: int, told: str | None = None) -> Text:
+def _bar(name: str, part: int, whole: int, width: int, label: str | None = None) -> Text:
     from rich.text import Text
 
     share = part / whole if whole else 0.0
-    text = told if told is not None else f"of {_size(whole)}"
+    text = label if label is not None else f"of {_size(whole)}"
     told_width = len(text) + 9
     room = min(width - len(name) - told_width - 2, _BAR_MAX)
     line = Text(f"{name} ", style="dim", no_wrap=True)

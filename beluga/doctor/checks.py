@@ -64,8 +64,8 @@ def run_check(check: Check, machine: Machine) -> Finding:
     except UndeterminedError as failure:
         verdict = unknown(str(failure), failure.fix)
     except Exception as failure:
-        said = " ".join(f"{type(failure).__name__}: {failure}".split())
-        verdict = unknown(f"this check failed ({said[:200]})", "report this to Beluga's authors")
+        reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+        verdict = unknown(f"this check failed ({reason[:200]})", "report this to Beluga's authors")
     level, text, fix = verdict
     return Finding(check.name, level, _line(text), _line(fix))
 

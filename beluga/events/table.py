@@ -42,16 +42,16 @@ class NameTable:
 
     def begin(self, changes: NDArray[np.void]) -> None:
         """Apply changes without events."""
-        told = ffi.from_buffer("bl_change[]", changes)
-        lib.bl_events_apply(self._handle, told, len(changes), ffi.NULL)
+        pointer = ffi.from_buffer("bl_change[]", changes)
+        lib.bl_events_apply(self._handle, pointer, len(changes), ffi.NULL)
 
     def apply(self, changes: NDArray[np.void]) -> list[PoolEvent]:
         """Apply changes (:data:`beluga.index.CHANGE`) in their order. Returns the events."""
         if not len(changes):
             return []
         rows = np.empty(_EVENTS_OF_CHANGE * len(changes), _EVENT)
-        told = ffi.from_buffer("bl_change[]", changes)
-        found = lib.bl_events_apply(self._handle, told, len(changes), _pointer(rows))
+        pointer = ffi.from_buffer("bl_change[]", changes)
+        found = lib.bl_events_apply(self._handle, pointer, len(changes), _pointer(rows))
         return _joined(rows[:found])
 
     def snapshot(self) -> list[PoolEvent]:

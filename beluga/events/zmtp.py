@@ -441,6 +441,6 @@ def _address_of_interface(name: str) -> str:
 
     if name not in {known for _, known in socket.if_nameindex()}:
         return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
     return socket.inet_ntoa(answer[20:24])

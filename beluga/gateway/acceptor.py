@@ -378,16 +378,16 @@ class Acceptor:
 
     async def _room(self, listening: socket.socket) -> None:
         """Wait until another client may connect."""
-        told, places, loop = False, self._share.places, asyncio.get_running_loop()
+        warned, places, loop = False, self._share.places, asyncio.get_running_loop()
         while (count := len(places) + len(self._shaking)) >= self._share.connections_max:
-            if not told:
+            if not warned:
                 log.warning(
                     "%d clients are connected, as many as the limit of %d open files allows; slow "
                     "ones are disconnected, others wait; raise the limit (ulimit -n)",
                     count,
                     file_limit(),
                 )
-            told = True
+            warned = True
             # As many as there are waiting, because a harmless client may be the last of them.
             most = 1 + min(_info(listening, _INFO_UNACKED), count // 2)
             slowest = places.slowest(most, _LAG_MIN_S)

@@ -73,10 +73,10 @@ class AdminHandlers:
     async def _add(self, request: web.Request) -> web.Response:
         body = await _body(request)
         try:
-            asked = msgspec.json.decode(body, type=_NewWorker)
+            fields = msgspec.json.decode(body, type=_NewWorker)
             spec = EngineSpec(
-                *(read_url(asked.url), tuple(asked.models), asked.events, asked.replay),
-                other_ranks=tuple(asked.other_ranks),
+                *(read_url(fields.url), tuple(fields.models), fields.events, fields.replay),
+                other_ranks=tuple(fields.other_ranks),
             )
             return _json(described(self._fleet.add(spec)), status=201)
         except _REFUSED as error:
@@ -104,8 +104,8 @@ class AdminHandlers:
 
     async def _change_rule(self, request: web.Request) -> web.Response:
         try:
-            asked = msgspec.json.decode(await _body(request), type=dict[str, float | int | None])
-            self._decision.update(asked)
+            changes = msgspec.json.decode(await _body(request), type=dict[str, float | int | None])
+            self._decision.update(changes)
         except _REFUSED as error:
             raise Refusal(400, str(error)) from None
         log.info(

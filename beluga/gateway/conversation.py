@@ -96,11 +96,11 @@ def _ordered(value: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value[name] for name in names if name in value}
 
 
-def of_responses(fields: ChatFields, said: str | list[Message]) -> Conversation:
+def of_responses(fields: ChatFields, content: str | list[Message]) -> Conversation:
     """Return the conversation of a request to ``/v1/responses``."""
     if fields.previous_response_id is not None:
         raise ValueError("the earlier response is only available in its engine")
-    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     first = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
     goes_on = bool(items) and _is_unfinished(items[-1])
     given = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
@@ -135,10 +135,12 @@ def _tool(tool: Message) -> Message:
     """
     if tool.get("type", "function") != "function":
         raise ValueError("only tools of type function are supported")
-    said = tool.get("function", tool)
-    function = {name: said.get(name) for name in ("name", "description", "parameters")}
+    declared = tool.get("function", tool)
+    function = {name: declared.get(name) for name in ("name", "description", "parameters")}
     function |= {
-        name: said[name] for name in ("strict", "defer_loading") if said.get(name) is not None
+        name: declared[name]
+        for name in ("strict", "defer_loading")
+        if declared.get(name) is not None
     }
     return {"type": "function", "function": function}
 
@@ -185,8 +187,8 @@ def _part_of(item: Message) -> Message | None:
     if kind == "reasoning":
         if item.get("encrypted_content"):
             raise ValueError("encrypted reasoning is not supported")
-        said = item.get("content") or item.get("summary") or [{"text": ""}]
-        return {"role": "assistant", "reasoning": said[0]["text"]}
+        content_parts = item.get("content") or item.get("summary") or [{"text": ""}]
+        return {"role": "assistant", "reasoning": content_parts[0]["text"]}
     if role == "assistant":
         content = item.get("content")
         if isinstance(content, list) and content:
@@ -218,26 +220,26 @@ def for_template(messages: Iterable[Message], *, as_parts: bool) -> list[Message
     return [_for_template(message, as_parts) for message in messages]
 
 
-def _for_template(said: Message, as_parts: bool) -> Message:
-    role = said["role"]
-    texts = list(_texts(said.get("content")))
+def _for_template(message: Message, as_parts: bool) -> Message:
+    role = message["role"]
+    texts = list(_texts(message.get("content")))
     if role == "system":
         texts = [text for text in map(_without_billing, texts) if text is not None]
     whole = not as_parts or role == "tool"
     content = "\n".join(texts) if whole else [{"type": "text", "text": text} for text in texts]
     made: Message = {"role": role, "content": content}
     if role == "assistant":
-        if calls := said.get("tool_calls"):
+        if calls := message.get("tool_calls"):
             made["tool_calls"] = [_with_arguments(call) for call in calls]
-        reasoning = said.get("reasoning")
-        reasoning = said.get("reasoning_content") if reasoning is None else reasoning
+        reasoning = message.get("reasoning")
+        reasoning = message.get("reasoning_content") if reasoning is None else reasoning
         if reasoning is not None:
             made["reasoning"] = made["reasoning_content"] = reasoning
-    elif role == "tool" and "tool_call_id" in said:
-        made["tool_call_id"] = said["tool_call_id"]
+    elif role == "tool" and "tool_call_id" in message:
+        made["tool_call_id"] = message["tool_call_id"]
     elif role == "developer":
-        made["tools"] = said.get("tools")
-    made |= {name: said[name] for name in ("name", "task") if isinstance(said.get(name), str)}
+        made["tools"] = message.get("tools")
+    made |= {name: message[name] for name in ("name", "task") if isinstance(message.get(name), str)}
     return made
 
 

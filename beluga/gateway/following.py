@@ -101,8 +101,8 @@ class Following:
     def _silence(self, engine: Engine, block_size: int, now: float, silent_s: float) -> str:
         if any(listener.alone_since is not None for listener in self.listeners):
             return ""
-        heard = any(listener.heard for listener in self.listeners)
-        if heard or engine.prompt_tokens < block_size:
+        received = any(listener.received for listener in self.listeners)
+        if received or engine.prompt_tokens < block_size:
             self._computing_since = None
             return ""
         if self._computing_since is None:
@@ -114,8 +114,8 @@ class Following:
     def _ranks(self, engine: Engine) -> str:
         """Return whether an engine has data-parallel ranks without received events."""
         named = len(self.listeners)
-        heard = sum(listener.ranks for listener in self.listeners)
-        if engine.ranks <= max(named, heard):
+        announced = sum(listener.ranks for listener in self.listeners)
+        if engine.ranks <= max(named, announced):
             return ""
         return (
             f"it has {engine.ranks} data-parallel ranks, but KV events of {named} are configured; "

@@ -38,7 +38,7 @@ class Listener:
             import zmq.asyncio
         except ModuleNotFoundError:
             raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
-        self.heard = 0  # received messages
+        self.received = 0  # received messages
         self.endpoint = endpoint
         self.has_replay = replay is not None
         self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
@@ -118,7 +118,7 @@ class Listener:
     async def _listen(self) -> None:
         while True:
             frames = await self._live.recv_multipart()
-            self.heard += 1
+            self.received += 1
             self._subscription.received(frames)
             if (wanted := self._subscription.wanted) is not None:
                 await self._replay.send_multipart(wanted)

@@ -255,11 +255,11 @@ def _tokenized(
 ) -> list[int]:
     if path == _MESSAGES:
         raise ValueError("conversations in Anthropic's format are not supported")
-    said, beside = msgspec.json.decode(text), _chat_decoder.decode(body)
+    decoded, beside = msgspec.json.decode(text), _chat_decoder.decode(body)
     if fields.messages:
-        return tokenizer.chat(of_chat(beside, said))
+        return tokenizer.chat(of_chat(beside, decoded))
     if path == _RESPONSES:
-        return tokenizer.chat(of_responses(beside, said))
+        return tokenizer.chat(of_responses(beside, decoded))
     special = beside.add_special_tokens is not False
-    parts = said if isinstance(said, list) else [said]
+    parts = decoded if isinstance(decoded, list) else [decoded]
     return [token for part in parts for token in tokenizer.text(part, special_tokens=special)]

@@ -73,15 +73,15 @@ class Probe:
         except ValueError:
             return None
 
-    async def _tokens(self, engine: Engine, **asked: Any) -> list[int] | None:
+    async def _tokens(self, engine: Engine, **fields: Any) -> list[int] | None:
         """Return the engine's tokens, or None if it does not return them."""
-        body = {"model": engine.models[0] if engine.models else None, **asked}
+        body = {"model": engine.models[0] if engine.models else None, **fields}
         async with self._client.post(
             f"{engine.url}/tokenize", json=body, timeout=self._timeout
         ) as answer:
-            said = await read_whole(answer)
+            answer_body = await read_whole(answer)
             if answer.status != 200:
                 return None
-        answered = msgspec.json.decode(said)
+        answered = msgspec.json.decode(answer_body)
         tokens = answered.get("tokens") if isinstance(answered, dict) else None
         return tokens if isinstance(tokens, list) else None

@@ -341,15 +341,15 @@ def _policy(settings: Settings) -> Policy:
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
     """Run a router until SIGTERM or SIGINT, then drain. Raises RouterError or OSError."""
     raise_file_limit()
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopping.set)
     async with Service(settings) as service:
         gc.collect()
         gc.freeze()  # these objects stay, so later collections need not visit them
         started(service)
-        await told.wait()
+        await stopping.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second signal ends the process at once
         log.info("stopping; running requests have %g s", settings.limits.drain_s)

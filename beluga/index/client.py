@@ -139,11 +139,13 @@ class MetaClient:
         """Find the leading keys that are committed. With ``pin`` they are pinned until
         :meth:`release`.
         """
-        words, asked, flags = _words(keys), len(keys), lib.BL_LOOKUP_PIN if pin else 0
-        records = ffi.new("bl_block_record[]", asked)
+        words, key_count, flags = _words(keys), len(keys), lib.BL_LOOKUP_PIN if pin else 0
+        records = ffi.new("bl_block_record[]", key_count)
         with self._client.lock:
             session, state = self._client.session, self._state
-            count = lib.bl_lookup(session, words, asked, flags, records, state, self._timeout_ns)
+            count = lib.bl_lookup(
+                session, words, key_count, flags, records, state, self._timeout_ns
+            )
             after = state[0]
         if count < 0:
             raise_for_status(count, "looking blocks up")
@@ -243,10 +245,10 @@ class MetaClient:
     def removing(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """Return which lower tiers have yet to remove each key, as bits: ``1 << n`` is tier n."""
         words, found = _words(keys), np.zeros(len(keys), np.uint8)
-        told = ffi.from_buffer("uint8_t[]", found, require_writable=True)
+        out = ffi.from_buffer("uint8_t[]", found, require_writable=True)
         with self._client.lock:
             raise_for_status(
-                lib.bl_removing(self._client.session, words, len(keys), told, self._timeout_ns),
+                lib.bl_removing(self._client.session, words, len(keys), out, self._timeout_ns),
                 "asking for removals",
             )
         return found
@@ -271,10 +273,10 @@ class MetaClient:
         n.
         """
         words, found = _words(keys), np.zeros(len(keys), np.uint8)
-        told = ffi.from_buffer("uint8_t[]", found, require_writable=True)
+        out = ffi.from_buffer("uint8_t[]", found, require_writable=True)
         with self._client.lock:
             raise_for_status(
-                lib.bl_tiers(self._client.session, words, len(keys), told, self._timeout_ns),
+                lib.bl_tiers(self._client.session, words, len(keys), out, self._timeout_ns),
                 "asking for tiers",
             )
         return found
@@ -289,12 +291,12 @@ class MetaClient:
             head = ffi.new("bl_block_request *", {"count": len(part)})
             request = bytes(ffi.buffer(head)) + part.tobytes()
             reply = self._client.call(lib.BL_METHOD_REMOVAL_REASONS, request)
-            said = reply[ffi.sizeof("bl_block_reply") :]
-            if len(said) != len(part) or max(said) >= len(RemovalReason):
+            reasons = reply[ffi.sizeof("bl_block_reply") :]
+            if len(reasons) != len(part) or max(reasons) >= len(RemovalReason):
                 raise BadReplyError(
                     "the server's list of removed keys is invalid; run one version of Beluga"
                 )
-            words += said
+            words += reasons
         return [RemovalReason(word) for word in words]
 
     def stat(self) -> MetaStat:
@@ -315,8 +317,8 @@ class MetaClient:
         doing: str,
     ) -> int:
         with self._client.lock:
-            told = function(self._client.session, items, count, self._timeout_ns)
-        return raise_for_status(told, doing)
+            status = function(self._client.session, items, count, self._timeout_ns)
+        return raise_for_status(status, doing)
 
 
 def _words(keys: NDArray[np.uint64]) -> core.uint64_p:

@@ -89,11 +89,11 @@ class LowerWork:
         the kind RETRY are those of lower tier ``tier``, from 1 on.
         """
         records = np.zeros(count, LOWER_RECORD)
-        told = ffi.from_buffer("bl_lower_record[]", records, require_writable=True)
+        pointer = ffi.from_buffer("bl_lower_record[]", records, require_writable=True)
         with self._client.lock:
             found = raise_for_status(
                 lib.bl_lower_take(
-                    self._client.session, self._token, kind, tier, told, count, self._timeout_ns
+                    self._client.session, self._token, kind, tier, pointer, count, self._timeout_ns
                 ),
                 "taking work for lower tiers",
             )
@@ -103,11 +103,11 @@ class LowerWork:
         """Report outcomes: an array of :data:`LOWER_NOTE`."""
         if not len(notes):
             return
-        told = ffi.from_buffer("bl_lower_note[]", np.ascontiguousarray(notes))
+        pointer = ffi.from_buffer("bl_lower_note[]", np.ascontiguousarray(notes))
         with self._client.lock:
             raise_for_status(
                 lib.bl_lower_report(
-                    self._client.session, self._token, told, len(notes), self._timeout_ns
+                    self._client.session, self._token, pointer, len(notes), self._timeout_ns
                 ),
                 "reporting to the server",
             )

@@ -92,14 +92,14 @@ def names_at(pool: Pool, half: int, records: NDArray[np.void]) -> NDArray[np.voi
     """
     names = np.zeros(len(records), NAME)
     row = np.zeros(1, CHANGE)
-    told = ffi.from_buffer("bl_change[]", row, require_writable=True)
+    out = ffi.from_buffer("bl_change[]", row, require_writable=True)
     first = ffi.new("uint32_t *")
     for place, (block, generation) in enumerate(
         zip(records["block"].tolist(), records["generation"].tolist(), strict=True)
     ):
         first[0] = block
         with pool.using() as handle:
-            found = lib.bl_names_read(handle, half, first, 1, told)
+            found = lib.bl_names_read(handle, half, first, 1, out)
         pool.raise_for_status(found, "reading the name of a block")
         if found and int(row["generation"][0]) == generation:
             names[place] = row["name"][0]
@@ -115,10 +115,10 @@ def read_names(pool: Pool, half: int) -> NDArray[np.void]:
     first = ffi.new("uint32_t *")
     parts = []
     rows = np.zeros(_LINES, CHANGE)
-    told = ffi.from_buffer("bl_change[]", rows, require_writable=True)
+    out = ffi.from_buffer("bl_change[]", rows, require_writable=True)
     while first[0] < pool.geometry.block_count_max:
         with pool.using() as handle:
-            found = lib.bl_names_read(handle, half, first, len(rows), told)
+            found = lib.bl_names_read(handle, half, first, len(rows), out)
         pool.raise_for_status(found, "reading the names of blocks")
         parts.append(rows[:found].copy())
     return np.concatenate(parts) if parts else rows[:0]

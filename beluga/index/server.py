@@ -210,9 +210,9 @@ class MetaServer(Server):
         if len(self._changes) < count:
             self._changes = np.empty(count, CHANGE)
         lost = ffi.new("uint64_t *")
-        told = ffi.from_buffer("bl_change[]", self._changes, require_writable=True)
+        out = ffi.from_buffer("bl_change[]", self._changes, require_writable=True)
         with self._running():
-            found = lib.bl_journal_take(self._meta, told, count, lost)
+            found = lib.bl_journal_take(self._meta, out, count, lost)
         return self._changes[:found].copy(), int(lost[0])
 
     def _take(self, server: core.bl_server) -> None:
@@ -256,9 +256,9 @@ class MetaServer(Server):
         ``cell_count`` cells per device.
         """
         cells = np.zeros((self._pool.geometry.device_count, cell_count), MAP_CELL)
-        told = ffi.from_buffer("bl_map_cell[]", cells, require_writable=True)
+        out = ffi.from_buffer("bl_map_cell[]", cells, require_writable=True)
         with self._running():
-            lib.bl_meta_map(self._meta, cell_count, told)
+            lib.bl_meta_map(self._meta, cell_count, out)
         return cells
 
     def refusals(self) -> dict[str, int]:

@@ -253,7 +253,7 @@ class KVCache(OfThisProcess):
         """
         started = time.perf_counter()
         keys = self._paired(digests, sources)
-        told = _rows("names", names, NAME, len(keys))
+        name_rows = _rows("names", names, NAME, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
         largest = size = 0
@@ -267,7 +267,7 @@ class KVCache(OfThisProcess):
                     keys[part],
                     states[part],
                     statuses[part],
-                    None if told is None else told[part],
+                    None if name_rows is None else name_rows[part],
                 ),
                 "storing blocks",
             )
@@ -472,10 +472,10 @@ class KVCache(OfThisProcess):
         if self.client.report.looked_up(started):
             self.client.send_report()
 
-    def _got(self, asked: int, hits: int, size: int, started: float) -> None:
+    def _got(self, requested: int, hits: int, size: int, started: float) -> None:
         """Count a get of ``size`` bytes and send a report if one is due."""
         flushed = size if self._flushes else 0
-        if self.client.report.got(asked, hits, size, flushed, started):
+        if self.client.report.got(requested, hits, size, flushed, started):
             self.client.send_report()
 
     def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
@@ -498,10 +498,10 @@ class KVCache(OfThisProcess):
                 engine, run, keys, lambda carrier: carrier.put(run, states, statuses), names
             )
         self._tune()
-        told = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
+        out = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
         with self._selection.using() as io_queue, self.client.lock:
             batch = self._filled(run, keys, self._write_class, io_queue, names)
-            code = lib.bl_kv_put(self.client.session, batch, *told)
+            code = lib.bl_kv_put(self.client.session, batch, *out)
         return self._ended(code, "storing blocks")
 
     def _get(
@@ -521,10 +521,10 @@ class KVCache(OfThisProcess):
                 records=records,
             )
         self._tune()
-        told = ffi.from_buffer("uint8_t[]", states)
+        out = ffi.from_buffer("uint8_t[]", states)
         with self._selection.using() as io_queue, self.client.lock:
             batch = self._filled(run, keys, self._read_class, io_queue, records=records)
-            code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
+            code = lib.bl_kv_get(self.client.session, batch, out, mismatches)
         return self._ended(code, "fetching blocks")
 
     def _get_all(

@@ -67,7 +67,7 @@ class EngineBatch:
 
         If the engine raises an error, nothing is stored and the error is raised.
         """
-        told = (
+        outputs = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
@@ -75,7 +75,7 @@ class EngineBatch:
         checksums = self._checksums()
         written = -errno.ECANCELED
         code = lib.bl_kv_put_begin(
-            self._session, self._batch, *told, self._offsets(), self._pending
+            self._session, self._batch, *outputs, self._offsets(), self._pending
         )
         if code < 0:
             return int(code)
@@ -95,7 +95,7 @@ class EngineBatch:
             written = -errno.EINPROGRESS  # the grants remain
             raise
         finally:
-            code = lib.bl_kv_put_end(self._session, self._pending[0], checksums, written, *told)
+            code = lib.bl_kv_put_end(self._session, self._pending[0], checksums, written, *outputs)
         return int(code)
 
     def get(
@@ -109,9 +109,9 @@ class EngineBatch:
         ``parts_of`` plans the readable blocks of the batch and their checksums. Blocks with a wrong
         checksum are misses.
         """
-        told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
+        outputs = ffi.from_buffer("uint8_t[]", states, require_writable=True)
         out = self._offsets(), self._checksums(), self._pending
-        code = lib.bl_kv_get_begin(self._session, self._batch, told, *out)
+        code = lib.bl_kv_get_begin(self._session, self._batch, outputs, *out)
         if code < 0:
             return int(code)
         copied = -errno.ECANCELED
@@ -125,7 +125,7 @@ class EngineBatch:
             copied = -lib.BL_ERROR_DEVICE_FAULT
             raise
         finally:
-            code = lib.bl_kv_get_end(self._session, self._pending[0], copied, told, mismatches)
+            code = lib.bl_kv_get_end(self._session, self._pending[0], copied, outputs, mismatches)
         return int(code)
 
     def _read(

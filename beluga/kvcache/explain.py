@@ -137,8 +137,8 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
             cause, text = "evicted", _LEFT_BEFORE
         else:
             cause, text = _nowhere(namespace, table, known, stat)
-        said = {"stored": "hit", "pending": "pending"}.get(cause, "miss")
-        found.append(Explanation(digest.hex(), said, cause, text))
+        verdict = {"stored": "hit", "pending": "pending"}.get(cause, "miss")
+        found.append(Explanation(digest.hex(), verdict, cause, text))
     return found
 
 
@@ -206,22 +206,22 @@ def _left(stat: MetaStat) -> tuple[str, str]:
 
 
 def _nowhere(
-    asked: Namespace, table: _Table, known: Sequence[KnownNamespace], stat: MetaStat
+    requested: Namespace, table: _Table, known: Sequence[KnownNamespace], stat: MetaStat
 ) -> tuple[str, str]:
     """Explain a key that left no trace: it may have a salt, or was never stored."""
     salted = sum(
         table.counts[one.fingerprint]
         for one in known
         if one.secret
-        and one.fingerprint != asked.fingerprint
-        and dict(one.fields) == dict(asked.fields)
+        and one.fingerprint != requested.fingerprint
+        and dict(one.fields) == dict(requested.fields)
     )
     if salted:
         return "salt", (
             f"{salted} blocks are stored under the same fields with another salt; give the salt to "
             "check whether this key is one of them (--salt)"
         )
-    named = {asked.fingerprint, *(one.fingerprint for one in known)}
+    named = {requested.fingerprint, *(one.fingerprint for one in known)}
     strange = sum(count for of, count in table.counts.items() if of not in named)
     text = (
         "nothing in this pool shows that it was ever stored, in this namespace or another one "
@@ -241,20 +241,20 @@ def _nowhere(
     return "never", text
 
 
-def _made(one: KnownNamespace, asked: Namespace) -> Namespace | None:
+def _made(one: KnownNamespace, requested: Namespace) -> Namespace | None:
     """Return a namespace with what its keys need, or None if its secret is unknown: a salt other
     than that of the question.
     """
-    made = Namespace(one.fields, salt=asked.salt if one.secret else b"")
+    made = Namespace(one.fields, salt=requested.salt if one.secret else b"")
     return made if made.fingerprint == one.fingerprint else None
 
 
-def _differing(asked: Namespace, there: KnownNamespace) -> list[str]:
+def _differing(requested: Namespace, there: KnownNamespace) -> list[str]:
     """Return the fields in which two namespaces differ. The digest of a whole section of an
     engine's configuration is included only if no other field differs, because such a field is often
     part of the section as well.
     """
-    mine, theirs = dict(asked.fields), dict(there.fields)
+    mine, theirs = dict(requested.fields), dict(there.fields)
     names = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
     return [n for n in names if not n.startswith("config ")] or names
 
@@ -272,21 +272,21 @@ def _distance(names: Sequence[str]) -> tuple[int, int]:
     return len(_foreign(names)), len(names)
 
 
-def _difference(asked: Namespace, there: KnownNamespace) -> tuple[str, str]:
+def _difference(requested: Namespace, there: KnownNamespace) -> tuple[str, str]:
     """Describe the difference between the namespace of the question and the one that has the
     key.
     """
-    mine, theirs = dict(asked.fields), dict(there.fields)
-    names = _differing(asked, there)
+    mine, theirs = dict(requested.fields), dict(there.fields)
+    names = _differing(requested, there)
     if not names:
         return "salt", "it is stored without a salt, under the same fields; drop --salt to find it"
     foreign = _foreign(names)
     kinds = (kind for kind, of in _KINDS.items() if of.intersection(names) and not foreign)
     kind = next(kinds, "namespace")
-    told = ", ".join(f"{n} is {_value(theirs, n)} there and {_value(mine, n)} here" for n in names)
-    if asked.salted and not there.secret:
-        told += ", and it has no salt there"
-    return kind, f"it is stored in another namespace ({there.fingerprint:016x}): {told}"
+    shown = ", ".join(f"{n} is {_value(theirs, n)} there and {_value(mine, n)} here" for n in names)
+    if requested.salted and not there.secret:
+        shown += ", and it has no salt there"
+    return kind, f"it is stored in another namespace ({there.fingerprint:016x}): {shown}"
 
 
 def _value(fields: Mapping[str, Field], name: str) -> str:

@@ -63,9 +63,9 @@ def known_namespaces(directory: Path) -> list[KnownNamespace]:
     found = []
     for file in sorted(directory.glob(f"{_FOLDER}/*.json")):
         try:
-            told = json.loads(file.read_text())
-            fields = {str(name): _shown(value) for name, value in told["fields"].items()}
-            found.append(KnownNamespace(int(file.stem, 16), fields, bool(told["secret"])))
+            record = json.loads(file.read_text())
+            fields = {str(name): _shown(value) for name, value in record["fields"].items()}
+            found.append(KnownNamespace(int(file.stem, 16), fields, bool(record["secret"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
     return found

@@ -93,10 +93,10 @@ class Report:
     # (:func:`time.perf_counter`) and returns whether a report is due. They are single calls because
     # every operation makes one.
 
-    def got(self, asked: int, hits: int, size: int, flushed: int, started: float) -> bool:
+    def got(self, requested: int, hits: int, size: int, flushed: int, started: float) -> bool:
         """Count a get of ``size`` bytes."""
         figures = self._figures
-        figures[_ASKED] += asked
+        figures[_ASKED] += requested
         figures[_HIT] += hits
         figures[_READ] += size
         figures[_FLUSHED] += flushed

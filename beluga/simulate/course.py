@@ -45,11 +45,11 @@ def course_of(cluster: Cluster) -> Course:
 
     count = of_each([1.0] * len(served))
     found = of_each([float(one.device + one.far) for one in served])
-    asked = of_each([float(-(-one.input // size)) for one in served])
+    requested = of_each([float(-(-one.input // size)) for one in served])
     ttft = of_each([one.first_token - one.arrival for one in served])
     return Course(
         end_s=edges[1:].tolist(),
         waiting=(np.diff(waited) / np.diff(edges)).tolist(),
-        hit_rate=[f / a if a else None for f, a in zip(found, asked, strict=True)],
+        hit_rate=[f / a if a else None for f, a in zip(found, requested, strict=True)],
         ttft_mean_s=[t / n if n else None for t, n in zip(ttft, count, strict=True)],
     )

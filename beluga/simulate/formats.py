@@ -251,12 +251,12 @@ def _vllm(reading: Reading) -> list[TraceEntry]:
         text = request.input_tok_ids if request.prompt is None else request.prompt
         if not text:
             raise TraceError("neither input_tok_ids nor a prompt has a token; remove the item")
-        asked = request.output_toks or request.output_tokens or 1
+        answer_length = request.output_toks or request.output_tokens or 1
         if request.arrival_time_ns is not None:
             arrival: float | None = _Seconds(request.arrival_time_ns / 1e9)
         else:
             arrival = _moment(request.timestamp)
-        return _prompt(chain, text, asked, arrival, reading.block_tokens)
+        return _prompt(chain, text, answer_length, arrival, reading.block_tokens)
 
     prompts = list(_prompts(reading, json_items(reading.path), prompt))
     return _with_unit(reading, prompts)
@@ -284,11 +284,11 @@ def _openai(reading: Reading) -> list[TraceEntry]:
             chat = _convert(item, _Batched, _WHAT["openai"]).body
         else:
             chat = _convert(item, _Chat, _WHAT["openai"])
-        asked, output = chat.messages, chat.max_completion_tokens or chat.max_tokens or 1
-        if len(asked) > 1 and asked[-1].role == "assistant":
-            output = max(1, len(asked[-1].text()) // _TOKEN_CHARACTERS)
-            asked = asked[:-1]
-        text = "".join(f"{message.role}\n{message.text()}\n" for message in asked)
+        turns, output = chat.messages, chat.max_completion_tokens or chat.max_tokens or 1
+        if len(turns) > 1 and turns[-1].role == "assistant":
+            output = max(1, len(turns[-1].text()) // _TOKEN_CHARACTERS)
+            turns = turns[:-1]
+        text = "".join(f"{message.role}\n{message.text()}\n" for message in turns)
         if not text:
             raise TraceError("messages has no message; remove the item")
         return _prompt(chain, text, output, _moment(chat.timestamp), reading.block_tokens)

@@ -146,7 +146,7 @@ def _cards(
             than.append(f"{show(getattr(other, field))} without the pool")
         return page.Card(name, "-" if value is None else show(value), "; ".join(than))
 
-    asked = sum(trace.input_tokens)
+    requested = sum(trace.input_tokens)
     yield card("Mean time to first token", "ttft_mean_s", page.seconds)
     yield card("90th percentile of it", "ttft_p90_s", page.seconds)
     rate = rate_of(trace, summary.speed)
@@ -160,7 +160,7 @@ def _cards(
     )  # fmt: skip
     yield card(
         "Prompt tokens not computed", "tokens_saved", lambda count: page.quantity(count, ""),
-        f"of {page.quantity(asked, '')}",
+        f"of {page.quantity(requested, '')}",
     )  # fmt: skip
     yield card(
         "GPU time saved", "prefill_saved_s", lambda saved: f"{page.plain(saved)} GPU-s",

@@ -166,8 +166,8 @@ def _found(request: Request, size: int) -> int:
 
 
 def _share(requests: Sequence[Request], count: Callable[[Request], int], size: int) -> float:
-    asked = sum(-(-request.input // size) for request in requests)
-    return sum(count(request) for request in requests) / max(1, asked)
+    requested = sum(-(-request.input // size) for request in requests)
+    return sum(count(request) for request in requests) / max(1, requested)
 
 
 def _hit_rate(requests: Sequence[Request], size: int) -> float:

@@ -113,8 +113,8 @@ def read_model(path: Path, dtype: str | None = None) -> KvShape:
     try:
         return _shape(config, file, dtype or _quantized(config, file))
     except TierError as error:
-        told = str(error)
-        raise TierError(told if str(file) in told else f"{file}: {told}") from None
+        reason = str(error)
+        raise TierError(reason if str(file) in reason else f"{file}: {reason}") from None
 
 
 def _quantized(config: dict[str, Any], file: Path) -> str | None:

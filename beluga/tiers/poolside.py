@@ -76,14 +76,14 @@ class PoolSide:
         )
         fragments[:, 1] = records["length"]
         states = np.zeros(len(records), np.uint8)
-        told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
+        out = ffi.from_buffer("uint8_t[]", states, require_writable=True)
         mismatches = ffi.new("uint64_t *")
         keys = np.ascontiguousarray(records["key"])  # the batch refers to its address
         with self._queue() as io_queue:
             batch = self._batch(records[0], keys, fragments, io_queue, TransferClass.OFFLOAD)
             batch.records = ffi.from_buffer("bl_block_record[]", where)
             with self._client.lock:
-                code = lib.bl_kv_get(self._client.session, batch, told, mismatches)
+                code = lib.bl_kv_get(self._client.session, batch, out, mismatches)
         raise_for_status(code, "reading blocks for a lower tier")
         hits: NDArray[np.bool_] = states == BlockState.HIT
         return hits
@@ -97,7 +97,7 @@ class PoolSide:
             [(_address(block.payload), len(block.payload)) for block in blocks], np.uint64
         )
         states, statuses = np.zeros(len(blocks), np.uint8), np.zeros(len(blocks), np.int32)
-        told = (
+        out = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
@@ -107,7 +107,7 @@ class PoolSide:
             if names is not None:
                 batch.names = ffi.from_buffer("bl_name[]", names)
             with self._client.lock:
-                code = lib.bl_kv_put(self._client.session, batch, *told)
+                code = lib.bl_kv_put(self._client.session, batch, *out)
         raise_for_status(code, "storing blocks of a lower tier")
         return states
 

@@ -152,20 +152,20 @@ class TierService:
             self._disk_set = tiers.disk_set()
             if tiers.disks:
                 names[0] = _name_of_set(self._disk_set.number)
-            knows = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
+            listed = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
             count_max = sum(tier.block_count_max for tier in tiers)
-            knows = [_knows(tier) for tier in tiers]
+            listed = [_knows(tier) for tier in tiers]
             names = ["disk" if _knows(tier) else tier.name for tier in tiers]
-        if not 1 <= len(knows) <= TIERS_MAX:
-            raise TierError(f"there are {len(knows)} lower tiers; give 1 to {TIERS_MAX}")
-        unknown = sum(_bit(number) for number, known in enumerate(knows) if not known)
+        if not 1 <= len(listed) <= TIERS_MAX:
+            raise TierError(f"there are {len(listed)} lower tiers; give 1 to {TIERS_MAX}")
+        unknown = sum(_bit(number) for number, known in enumerate(listed) if not known)
         self._token = server.attach_lower(
             count_max, wait=wait, unknown=unknown, names=_distinct(names)
         )
         self._saving = threading.Lock()  # held while saving to or removing from the first tier
-        self.retries = [Retries() for _ in knows]
+        self.retries = [Retries() for _ in listed]
         self._admission, self._patient = admission, patient
         self._onboard_threads = onboard_threads
         self._link_settings = link
@@ -218,8 +218,8 @@ class TierService:
         for tier in self.tiers:
             if isinstance(tier, RemoteTier):
                 self._spawn("probe", tier.probe)
-        knows = [_knows(tier) for tier in self.tiers]
-        store = knows.index(False) if False in knows else 0  # the first tier to query for cold keys
+        listed = [_knows(tier) for tier in self.tiers]
+        store = listed.index(False) if False in listed else 0  # the first tier for cold keys
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", functools.partial(self._onboard, cold=store == 0))
         for number in range(_SLOW_LOADS if store else 0):
@@ -297,10 +297,10 @@ class TierService:
 
     def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
         """Save those of the records that no tier has. Returns how many no tier accepted."""
-        asked, keys = MetaClient(client), np.ascontiguousarray(records["key"])
+        index, keys = MetaClient(client), np.ascontiguousarray(records["key"])
         with self._saving:  # so a concurrent removal is executed afterwards
-            missing = records[asked.tiers(keys) & ~np.uint8(1) == 0]
-            missing["stale"] = asked.removing(np.ascontiguousarray(missing["key"]))
+            missing = records[index.tiers(keys) & ~np.uint8(1) == 0]
+            missing["stale"] = index.removing(np.ascontiguousarray(missing["key"]))
             stored = np.zeros(len(missing), np.uint8)
             for group in kinds(missing):
                 self._save(side, missing, group, stored, np.ones(len(missing), np.bool_))
@@ -506,7 +506,7 @@ class TierService:
         started_s = time.perf_counter()
         tier, bit = self.tiers[number], _bit(number)
         notes = _notes(records["key"])
-        told = np.zeros(len(records), np.bool_)
+        reported = np.zeros(len(records), np.bool_)
         try:
             bits = records["tiers"]
             may = (bits & bit != 0) | (bits == 0) | (not _knows(tier))
@@ -519,18 +519,18 @@ class TierService:
             if not _knows(tier):  # otherwise the pool would offer it to this tier, too
                 self._work.report(notes[here[came]])
             self._put(side, [block for block in found if block is not None], kind, tier.name)
-            told[here[came]] = True
+            reported[here[came]] = True
             if number + 1 == len(self.tiers):
-                _NOT_ONBOARDED.add(int(np.count_nonzero(~told)), reason="not found")
-                told[:] = True
-            elif not told.all():
-                self._slow[number].bring(records[~told], kind)
+                _NOT_ONBOARDED.add(int(np.count_nonzero(~reported)), reason="not found")
+                reported[:] = True
+            elif not reported.all():
+                self._slow[number].bring(records[~reported], kind)
         except BaseException:
-            told[:] = True  # clients would wait in vain for an unreported key
+            reported[:] = True  # clients would wait in vain for an unreported key
             raise
         finally:
-            notes["ended"] = told
-            self._work.report(notes[told | (notes["lost"] != 0)])
+            notes["ended"] = reported
+            self._work.report(notes[reported | (notes["lost"] != 0)])
         _ONBOARD_SECONDS.observe(time.perf_counter() - started_s, tier=tier.name)
 
     def _put(

@@ -217,7 +217,7 @@ def _copied_by(closing: Closing) -> str:
 def _facts(report: Report) -> dict[str, object]:
     return {
         "blocks are copied by": report.copied_by,
-        "routing policy": f"{report.policy} (knows nothing of caches)",
+        "routing policy": f"{report.policy} (ignores caches)",
         "requests, by worker": " + ".join(map(str, report.requests)),
         "blocks of an engine's GPU memory": f"{report.engine_blocks:,}",
         "blocks looked up": f"{report.blocks_looked_up:,}",

@@ -26,14 +26,14 @@ def charts(rows: Sequence[Row]) -> list[page.Chart]:
 
 def remark(rows: Sequence[Row]) -> str:
     """Return the warning to show with every figure of these rows, or nothing."""
-    said = []
+    notes = []
     if any(map(is_smoke, rows)):
-        said.append("SMOKE RUN, not a measurement")
+        notes.append("SMOKE RUN, not a measurement")
     if any(map(is_emulated, rows)):
-        said.append("emulated memory")
+        notes.append("emulated memory")
     if any(row.get("noisy") for row in rows):
-        said.append("noisy")
-    return "; ".join(said)
+        notes.append("noisy")
+    return "; ".join(notes)
 
 
 def show_ns(value: float) -> str:
@@ -72,10 +72,10 @@ def _groups(rows: Sequence[Row], *names: str) -> dict[str, list[Row]]:
     """Return the rows by the values of these fields, without fields that are the same in all
     rows.
     """
-    telling = [name for name in names if len({row[name] for row in rows}) > 1] or names[:1]
+    distinctive = [name for name in names if len({row[name] for row in rows}) > 1] or names[:1]
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        label = ", ".join(str(row[name]) for name in telling if row[name] is not None)
+        label = ", ".join(str(row[name]) for name in distinctive if row[name] is not None)
         groups.setdefault(label, []).append(row)
     return groups
 

@@ -50,8 +50,8 @@ class Peer:
         line = self._says.readline()
         if not line:
             raise BelugaError("the benchmark's other process has ended; see above")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def pause(self) -> None:
         """Stop the peer's threads, so that its core is free."""

@@ -32,6 +32,6 @@ def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
 
 def title(bench: str, rows: list[Row]) -> str:
     """Return a title with the warnings and the origin of the figures."""
-    said = remark(rows)
-    what = f"{bench} ({said})" if said else bench
+    notes = remark(rows)
+    what = f"{bench} ({notes})" if notes else bench
     return f"{what}\n{rows[0]['machine']}, {rows[0]['commit']}"

@@ -141,9 +141,9 @@ def _cards(rows: Sequence[Row]) -> Iterator[page.Card]:
         ("16 KiB read", "p50_ns", {"bench": "latency", "case": "read", "bytes": 16384}),
         ("Calls, 128 at a time", "ops_per_s", {"bench": "rpc", "case": "c", "depth": 128}),
     )
-    for name, value, wants in wanted:
+    for name, value, unit_name in wanted:
         for row in rows:
-            fits = all(row[key] == wish for key, wish in wants.items())
+            fits = all(row[key] == wish for key, wish in unit_name.items())
             if fits and row[value] is not None and row["coherence"] in ("software", None):
                 shown = _COLUMNS[value][1](row[value])
                 yield page.Card(name, shown, _judged(row))
@@ -167,9 +167,9 @@ def _bench(name: str, rows: Sequence[Row]) -> str:
     runs: dict[tuple[object, object], list[Row]] = {}
     for row in rows:
         runs.setdefault((row["machine"], row["commit"]), []).append(row)
-    said = remark(rows)
+    notes = remark(rows)
     parts = [part for own in runs.values() for part in _run(name, own)]
-    return page.section(f"{name} ({said})" if said else name, *parts, anchor=f"bench-{name}")
+    return page.section(f"{name} ({notes})" if notes else name, *parts, anchor=f"bench-{name}")
 
 
 def _run(name: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -191,9 +191,9 @@ def _origin(rows: Sequence[Row]) -> str:
     runs = dict.fromkeys(
         (str(row["machine"]), str(row["commit"]), _date(row), str(row["command"])) for row in rows
     )
-    told = (f"{machine}, commit {commit}, {date}, command: {command}"
+    origin_text = (f"{machine}, commit {commit}, {date}, command: {command}"
             for machine, commit, date, command in runs)  # fmt: skip
-    return f"From {'; and '.join(told)}"
+    return f"From {'; and '.join(origin_text)}"
 
 
 def _date(row: Row) -> str:

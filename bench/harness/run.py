@@ -98,12 +98,12 @@ def run(
     steps = None if options.progress is None else _Steps(names, options.progress)
     for at, name in enumerate(names):
         kept: list[Row] = []
-        asked = replace(options, keep=kept.append)
+        chosen = replace(options, keep=kept.append)
         if steps is not None:
-            asked = replace(asked, progress=steps.say)
+            chosen = replace(chosen, progress=steps.say)
             steps.begin(name)
         try:
-            kept = benches[name](asked)
+            kept = benches[name](chosen)
         except (BelugaError, OSError) as error:
             outcome.missing[name] = f"it failed{_after(kept)}: {error}"
             if len(names) == 1 and not kept:

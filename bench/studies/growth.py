@@ -139,10 +139,10 @@ def main() -> None:
     write = sys.stdout.write
     write(f"measured: {1e9 * found.key_s:.0f} ns a key, {1e6 * found.route_s:.0f} us a decision\n")
     write("| resource | 128 GPUs ask for | it has | used | full at |\n|---|---|---|---|---|\n")
-    for name, asked, has, unit in table(work, found):
+    for name, needed, has, unit in table(work, found):
         write(
-            f"| {name} | {asked:.3g} {unit} | {has:.3g} {unit} | {asked / has:.1%} "
-            f"| {GPUS * has / asked:,.0f} GPUs |\n"
+            f"| {name} | {needed:.3g} {unit} | {has:.3g} {unit} | {needed / has:.1%} "
+            f"| {GPUS * has / needed:,.0f} GPUs |\n"
         )
 
 

@@ -193,11 +193,11 @@ def run(
     """
     capacity = int(share * trace.id_count)
     pool = HintedPool(trace.id_count, capacity, int(budget * capacity))
-    clients, asked = _Clients(pool, strategy), sum(trace.count)
+    clients, requested = _Clients(pool, strategy), sum(trace.count)
     hits = sum(clients.serve(step) for step in steps)
     if pool.favored_max > int(budget * capacity):
         raise RuntimeError(f"hints favored {pool.favored_max} blocks, more than their budget")
-    return hits / asked, pool.favored_max / capacity, pool.refused / asked
+    return hits / requested, pool.favored_max / capacity, pool.refused / requested
 
 
 def strategies() -> Iterator[tuple[float, Strategy]]:

@@ -133,15 +133,15 @@ def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
     from .gateway_load import load
 
     count = 30 if options.smoke else 300
-    asked = Asked(_USUAL_SIZE, EVENTS)
+    sent = Asked(_USUAL_SIZE, EVENTS)
     for url in urls.values():
         # This opens connections and warms up the code.
-        load(url, asked, count=RATE // 5, rate=RATE, seed=options.seed)
+        load(url, sent, count=RATE // 5, rate=RATE, seed=options.seed)
     samples: dict[str, list[Sample]] = {name: [] for name in urls}
     for pair in range(options.pair_count):
         options.say(f"gateway: pair {pair + 1} of {options.pair_count}")
         for name in ("bare", "ours", "engine") if pair % 2 else ("ours", "bare", "engine"):
-            samples[name].append(load(urls[name], asked, count=count, rate=RATE, seed=pair))
+            samples[name].append(load(urls[name], sent, count=count, rate=RATE, seed=pair))
     return samples
 
 
@@ -157,10 +157,10 @@ def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[f
 
     count = 20 if options.smoke else 100
 
-    def each_us(name: str, asked: Asked, seed: int, count: int) -> float:
+    def each_us(name: str, sent: Asked, seed: int, count: int) -> float:
         target = targets[name]
         before = target.cpu_us()
-        load(target.url, asked, count=count, rate=RATE, seed=seed)
+        load(target.url, sent, count=count, rate=RATE, seed=seed)
         return (target.cpu_us() - before) / count
 
     pairs: dict[str, list[tuple[float, float]]] = {case: [] for case in _MOST}

@@ -21,15 +21,15 @@ from .gateway import MODEL, Asked, Sample
 _KIND = {"Content-Type": "application/json"}
 
 
-def load(url: str, asked: Asked, *, count: int, rate: float, seed: int) -> Sample:
+def load(url: str, sent: Asked, *, count: int, rate: float, seed: int) -> Sample:
     """Send ``count`` requests, ``rate`` per second on average. Raises BelugaError if one fails."""
-    return asyncio.run(_load(url, _body(asked), count, rate, random.Random(seed)))  # noqa: S311
+    return asyncio.run(_load(url, _body(sent), count, rate, random.Random(seed)))  # noqa: S311
 
 
-def _body(asked: Asked) -> bytes:
+def _body(sent: Asked) -> bytes:
     """Return a request's body of a size, which has the same prompt each time."""
-    fields = {"model": MODEL, "prompt": "", "stream": True, "max_tokens": asked.events}
-    left = asked.size - len(msgspec.json.encode(fields))
+    fields = {"model": MODEL, "prompt": "", "stream": True, "max_tokens": sent.events}
+    left = sent.size - len(msgspec.json.encode(fields))
     sentence = "The whale is white. "
     fields["prompt"] = (sentence * (left // len(sentence) + 1))[:left]
     return msgspec.json.encode(fields)

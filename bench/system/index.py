@@ -109,14 +109,14 @@ def _measure(recorder: Recorder, pool: Pool, size: int) -> list[Row]:
         for first in range(0, size, KEYS):
             ours.store(keys[first : first + KEYS])
 
-        def asked() -> Keys:
+        def some_keys() -> Keys:
             return np.ascontiguousarray(keys[rng.integers(0, size, calls * KEYS)])
 
         def fresh() -> Keys:
             return _new(rng, calls * KEYS)
 
         return [
-            _row(recorder, "lookup", asked, bare.walk, ours.lookup),
+            _row(recorder, "lookup", some_keys, bare.walk, ours.lookup),
             _row(recorder, "reserve_commit", fresh, bare.replace, ours.store),
         ]
 
@@ -171,16 +171,16 @@ class _Ours:
     def store(self, keys: Keys) -> int:
         """Reserve and commit. Returns the nanoseconds of both calls."""
         words, count = core_ffi.from_buffer("uint64_t[]", keys), len(keys)
-        asked = self._session, words, count, self._what, self._records, _TIMEOUT_NS
+        reserving = self._session, words, count, self._what, self._records, _TIMEOUT_NS
         start_ns = time.perf_counter_ns()
-        raise_for_status(core_lib.bl_reserve(*asked), "reserving blocks")
+        raise_for_status(core_lib.bl_reserve(*reserving), "reserving blocks")
         taken_ns = time.perf_counter_ns() - start_ns
         for name in ("generation", "block"):
             self._told[name] = self._granted[name]
         self._told["key"][:count] = keys
-        told = self._session, self._commits, count, self._statuses, _TIMEOUT_NS
+        committing = self._session, self._commits, count, self._statuses, _TIMEOUT_NS
         start_ns = time.perf_counter_ns()
-        raise_for_status(core_lib.bl_commit_blocks(*told), "committing blocks")
+        raise_for_status(core_lib.bl_commit_blocks(*committing), "committing blocks")
         taken_ns += time.perf_counter_ns() - start_ns
         raise_for_status(min(core_ffi.unpack(self._statuses, count)), "committing a block")
         return taken_ns

@@ -90,10 +90,10 @@ class _Ground:
         return self.paths[path].tolist()
 
 
-def _samples(work: Callable[[Any], object], asked: Iterable[object]) -> npt.NDArray[np.uint64]:
+def _samples(work: Callable[[Any], object], queries: Iterable[object]) -> npt.NDArray[np.uint64]:
     """Return the nanoseconds of each call. Its argument is made before, untimed."""
     clock, samples = time.perf_counter_ns, []
-    for one in asked:
+    for one in queries:
         start_ns = clock()
         work(one)
         samples.append(clock() - start_ns)

@@ -191,7 +191,7 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
     with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
         link = Link("bench", settings, pool=pool, directory=Path(name))
         handle = IoHandle(link)
-        bare, asking = CpuEngine(pool, 1), CpuEngine(pool, 1, handle=handle)
+        bare, admitted = CpuEngine(pool, 1), CpuEngine(pool, 1, handle=handle)
         direction = link.directions[Direction.READ]
         for case in ("in C, alone", "in C, beside another"):
             other = Queue(direction, now_ns=lib.bl_io_queue_now_ns())
@@ -201,7 +201,7 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
             costs, seconds = [], []
             for _ in range(9):
                 times = []
-                for engine in (bare, asking):
+                for engine in (bare, admitted):
                     start = time.perf_counter_ns()
                     engine.scatter_read(plan).wait()
                     times.append(time.perf_counter_ns() - start)

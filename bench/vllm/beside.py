@@ -56,12 +56,12 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
         def run(way: str, due_s: float) -> Reply:
             # They are equal, so that only one of them is saved, because saves are not measured
             # here.
-            asked, due, counts = [next(others)] * OTHERS, [0.0] * OTHERS, [ANSWER] * OTHERS
+            prompts_sent, due, counts = [next(others)] * OTHERS, [0.0] * OTHERS, [ANSWER] * OTHERS
             if way != "own":
                 station.empty()
             if way != "alone":
-                asked, due, counts = [*asked, large], [*due, due_s], [*counts, 1]
-            return station.stream(asked, due_s=due, max_tokens=counts)
+                prompts_sent, due, counts = [*prompts_sent, large], [*due, due_s], [*counts, 1]
+            return station.stream(prompts_sent, due_s=due, max_tokens=counts)
 
         run("alone", 0)
         due_s = _BEGUN * run("alone", 0)["elapsed_s"]

@@ -69,7 +69,7 @@ async def _run(
 
     async def one(tokens: list[int]) -> None:
         async with turns:
-            asked = time.perf_counter()
+            sent_s = time.perf_counter()
             course = PrefillOutcome.LOCAL
             if prefiller is not None:
                 course = await prefiller.prefill(
@@ -83,7 +83,7 @@ async def _run(
                     tokens=len(tokens),
                     local_s=_PREFILL_S,
                 )
-            waited = time.perf_counter() - asked
+            waited = time.perf_counter() - sent_s
             answer = await asyncio.to_thread(decode.complete, tokens, ANSWER_TOKENS)
             row.ttft_s.append(waited + answer["ttft_s"])
             row.courses.append(course.value)

@@ -83,13 +83,13 @@ class Engine:
         first token, how many tokens were cached, and the seconds to the first token. ``figures``
         has the connector's counts during the call.
         """
-        asked: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in prompts]
-        for prompt in asked if salt else []:
+        inputs: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in prompts]
+        for prompt in inputs if salt else []:
             prompt["cache_salt"] = salt
         before = self.figures()
         started = time.perf_counter()
         results = self._llm.generate(
-            asked,
+            inputs,
             _sampling(max_tokens, logprobs=5),
             use_tqdm=False,
             lora_request=_adapter(adapter),

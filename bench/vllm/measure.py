@@ -99,8 +99,8 @@ class Pair:
         figures = [sample.saving] + ([sample.hit["figures"]] if sample.hit else [])
         setting = self.arm.setting
         first = f"{sample.found(setting)} of {setting.hit_tokens} tokens were found: "
-        said = [line for engine in (self._a, self._b) for line in warnings(engine.log())]
-        return [first + str(faults(*figures) or "nothing counted"), *said[-_SAID_MAX:]]
+        logged = [line for engine in (self._a, self._b) for line in warnings(engine.log())]
+        return [first + str(faults(*figures) or "nothing counted"), *logged[-_SAID_MAX:]]
 
     def _figures(self) -> dict[str, float]:
         found: dict[str, float] = self._a.ask("figures")["figures"]

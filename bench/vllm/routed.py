@@ -74,11 +74,11 @@ class Play:
         if number:
             await asyncio.to_thread(wait_until_saved, self._paths)
         before = self._hits()
-        asked = [
+        requests = [
             asyncio.to_thread(complete, self.url, self._model, text, ANSWER_TOKENS)
             for text in self._texts
         ]
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*requests)
         local, pool = (now - then for now, then in zip(self._hits(), before, strict=True))
         before_it = [len(text) - self._step for text in self._texts]
         for i, text in enumerate(self._texts):
@@ -92,7 +92,7 @@ class Play:
 
     async def lose_one(self) -> dict[str, Any]:
         """Kill an engine in the middle of an answer. Returns how its client detects."""
-        asked = {
+        body = {
             "model": self._model,
             "prompt": self._texts[0],
             "max_tokens": _LONG_ANSWER_TOKENS,
@@ -101,7 +101,7 @@ class Play:
         }
         async with (
             aiohttp.ClientSession() as client,
-            client.post(f"{self.url}/v1/completions", json=asked) as answer,
+            client.post(f"{self.url}/v1/completions", json=body) as answer,
         ):
             first = await answer.content.readany()
             busy = next(engine.url for engine in self._service.fleet if engine.inflight)

@@ -35,7 +35,7 @@ def complete(url: str, model: str, tokens: list[int], max_tokens: int) -> dict[s
     """Stream a completion. Returns the seconds to its first token, its text, and the first token's
     logprobs.
     """
-    asked = {
+    body = {
         "model": model,
         "prompt": tokens,
         "max_tokens": max_tokens,
@@ -46,7 +46,7 @@ def complete(url: str, model: str, tokens: list[int], max_tokens: int) -> dict[s
     }
     request = urllib.request.Request(  # noqa: S310  a loopback address, made here
         f"{url}/v1/completions",
-        json.dumps(asked).encode(),
+        json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
     started = time.perf_counter()

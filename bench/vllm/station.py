@@ -53,8 +53,8 @@ class Station:
 
     def warnings(self) -> list[str]:
         """Return the connector's warnings since the last call."""
-        said = warnings(self._engine.log())
-        new, self._warned = said[self._warned :], len(said)
+        logged = warnings(self._engine.log())
+        new, self._warned = logged[self._warned :], len(logged)
         return new
 
     def wait(self, before: dict[str, float], tokens: int) -> None:

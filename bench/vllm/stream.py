@@ -76,9 +76,9 @@ def stream(
             continue
         for output in engine.step():
             _note(output, running, ended, time.perf_counter() - started)
-    ended.sort(key=lambda asked: asked.number)
+    ended.sort(key=lambda current: current.number)
     return {
-        "outputs": [asked.reply() for asked in ended],
+        "outputs": [current.reply() for current in ended],
         "elapsed_s": time.perf_counter() - started,
     }
 
@@ -91,13 +91,13 @@ def _may_start(
 
 def _note(output: Any, running: dict[str, Asked], ended: list[Asked], now: float) -> None:
     """Take a step's output for one request, which has all tokens so far."""
-    asked = running[output.request_id]
-    before, asked.tokens = len(asked.tokens), list(output.outputs[0].token_ids)
-    asked.cached_tokens = output.num_cached_tokens or 0
-    if asked.tokens:
+    current = running[output.request_id]
+    before, current.tokens = len(current.tokens), list(output.outputs[0].token_ids)
+    current.cached_tokens = output.num_cached_tokens or 0
+    if current.tokens:
         if before:  # tokens of one step arrive together
-            asked.gaps_s += [now - asked.last_s, *[0.0] * (len(asked.tokens) - before - 1)]
-        asked.last_s = now
-        asked.first_s = now if asked.first_s is None else asked.first_s
+            current.gaps_s += [now - current.last_s, *[0.0] * (len(current.tokens) - before - 1)]
+        current.last_s = now
+        current.first_s = now if current.first_s is None else current.first_s
     if output.finished:
         ended.append(running.pop(output.request_id))

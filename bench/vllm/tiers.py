@@ -129,14 +129,14 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
             tiered[-1].station.ready()
         plain = Station(stack, stack.enter_context(plain_arm(setting)))
         plain.ready()
-        asked = [next(fresh) for _ in range(_WARM_UPS + options.repetitions)]
+        stored = [next(fresh) for _ in range(_WARM_UPS + options.repetitions)]
         later = [next(fresh) for _ in range(_MORE)]
-        for number, prompt in enumerate([*asked, *later]):
-            say(f"storing {number + 1} of {len(asked) + len(later)}")
+        for number, prompt in enumerate([*stored, *later]):
+            say(f"storing {number + 1} of {len(stored) + len(later)}")
             for one in tiered:
                 one.store(number, prompt)
         computed: list[float] = []
-        for number, prompt in enumerate(asked):
+        for number, prompt in enumerate(stored):
             plain.empty()
             computed.append(plain.one(prompt)["ttft_s"])
             first = number % len(tiered)

@@ -56,8 +56,8 @@ def main() -> None:
     )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("sdist", type=Path)
-    told = parser.parse_args()
-    found = [*wrong_in_wheel(told.wheel), *wrong_in_sdist(told.sdist)]
+    options = parser.parse_args()
+    found = [*wrong_in_wheel(options.wheel), *wrong_in_sdist(options.sdist)]
     for line in found:
         print(line)
     sys.exit(bool(found))

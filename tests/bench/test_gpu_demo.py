@@ -80,7 +80,7 @@ def test_two_workers_share_what_either_has_stored() -> None:
 def test_the_text_report_names_the_copying_engine() -> None:
     found = demo("--conversations", "2", "--turns", "3")
     assert found.returncode == 0, found.stderr
-    assert "knows nothing of caches" in found.stdout
+    assert "ignores caches" in found.stdout
     assert ("NOT a GPU" in found.stdout) != has_gpu()
 
 

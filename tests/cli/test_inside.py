@@ -213,7 +213,7 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.setattr(
         serve,
         "serve_until_stopped",
-        lambda server, told, admin, health, **how: found.append(Served(server, how)),
+        lambda server, stopping, admin, health, **how: found.append(Served(server, how)),
     )
     return found
 

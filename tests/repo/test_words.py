@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The words that docs/reference/glossary.md lists as not used occur nowhere in the project."""
+"""The words that docs/reference/glossary.md lists as not used occur nowhere in the project, and no
+name in the code is a verb of speaking.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +20,9 @@ SECTION = "## Words that are not used"
 # The changelog may name what was renamed.
 FREE = {GLOSSARY, "CHANGELOG.md", "tests/repo/test_words.py"}
 IDENTIFIER = "[A-Za-z0-9_]"
+# Software does not speak, hear or know: a variable is named after its value (reply, request).
+_VERBS = "said says saying asked asks asking told tells telling heard hears knows wants"
+SPEAKING = frozenset(_VERBS.split())
 
 
 def forbidden() -> list[str]:
@@ -80,3 +87,25 @@ def test_an_old_word_is_found_in_any_context(word: str) -> None:
 def test_ordinary_english_is_free() -> None:
     text = "By the way, take care: port 8000 is in turn. Place it there. A vector of floats; proof."
     assert [word for word in forbidden() if found(word, text)] == []
+
+
+def names_of(source: str) -> set[str]:
+    """Return the identifiers of a Python source."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def test_no_name_is_a_verb_of_speaking() -> None:
+    """The names of variables, attributes and parameters; prose is another matter."""
+    wrong = [
+        f"{name}: {word}"
+        for name, text in files()
+        if name.endswith(".py") and not name.startswith("tests/")
+        for word in sorted(names_of(text) & SPEAKING)
+    ]
+    assert wrong == []
+
+
+def test_a_verb_of_speaking_is_found_in_code_only() -> None:
+    code = 'told = 1  # asked\nx.said = f(wants=2, a="knows")\n'
+    assert names_of(code) & SPEAKING == {"told", "said", "wants"}

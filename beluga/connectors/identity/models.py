@@ -323,9 +323,9 @@ def _repository(model: Model) -> Path:
 
 def _commit_of(model: Model) -> str:
     """Return the commit that the engine has loaded. Raises ConnectorError if it is not proven."""
-    for told in (model.commit, model.revision):
-        if told and COMMIT.fullmatch(told):
-            return told
+    for given in (model.commit, model.revision):
+        if given and COMMIT.fullmatch(given):
+            return given
     revision = model.revision or "main"
     refused = ConnectorError(
         f"beluga cannot find out which commit of {model.name}@{revision} this engine has loaded; "

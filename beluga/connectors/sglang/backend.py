@@ -109,17 +109,17 @@ class BelugaHiCache(HiCacheStorage):
         longest prefix, and all lengths at which a prefix can be restored.
         """
         count = self.batch_exists(keys, extra_info)
-        asked = [
+        requested = [
             (str(one.name), len(one.keys or ()) or 1 if one.hit_policy == _TRAILING else 0)
             for one in pool_transfers or ()
             if one.hit_policy != _OPTIONAL
         ]
-        lengths, longest = self._restorable(keys[:count], asked)
+        lengths, longest = self._restorable(keys[:count], requested)
         if max(lengths, default=0) < count:
-            for name, last in asked:  # pages of a lower tier are onboarded first
+            for name, last in requested:  # pages of a lower tier are onboarded first
                 if name in self._side:
                     self._pages.leading(name, keys[max(0, count - last) if last else 0 : count])
-            lengths, longest = self._restorable(keys[:count], asked)
+            lengths, longest = self._restorable(keys[:count], requested)
         result = PoolTransferResult(max(lengths, default=0), longest)
         if any(one.name == "restorable_prefix_pages" for one in dataclasses.fields(result)):
             result = dataclasses.replace(result, restorable_prefix_pages=lengths)
@@ -242,14 +242,14 @@ class BelugaHiCache(HiCacheStorage):
         self._pages.close()
 
     def _restorable(
-        self, keys: Sequence[str], asked: Sequence[tuple[str, int]]
+        self, keys: Sequence[str], requested: Sequence[tuple[str, int]]
     ) -> tuple[list[int], dict[str, int]]:
         """Return :func:`restorable` of pages with KV, and pools with the pages that they need."""
-        served = [name for name, _ in asked if name in self._side]
+        served = [name for name, _ in requested if name in self._side]
         there = dict(zip(served, self._pages.present(served, keys), strict=True))
         absent = [False] * len(keys)
         return restorable(
-            len(keys), [(name, last, there.get(name, absent)) for name, last in asked]
+            len(keys), [(name, last, there.get(name, absent)) for name, last in requested]
         )
 
     def _each(

@@ -74,11 +74,11 @@ class Weights:
     def version(self) -> str | None:
         """Return SGLang's version of the weights, or None while it is unknown."""
         with self._lock:
-            said = _version_setting()
+            setting = _version_setting()
             if not self._warned:
-                return said
-            if self._version is None and self._flushed and said != self._void:
-                self._version = _updated(said)  # the version was set after the change
+                return setting
+            if self._version is None and self._flushed and setting != self._void:
+                self._version = _updated(setting)  # the version was set after the change
             return None if self._session else self._version
 
     def watch(self) -> None:

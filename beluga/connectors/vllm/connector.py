@@ -502,5 +502,5 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
 def _kv_heads(model_config: Any) -> int:
     """Return the number of the model's KV heads, or 0 if vLLM does not report it."""
-    asked = getattr(model_config, "get_total_num_kv_heads", None)
-    return int(asked()) if asked is not None else 0
+    count_heads = getattr(model_config, "get_total_num_kv_heads", None)
+    return int(count_heads()) if count_heads is not None else 0

@@ -120,8 +120,10 @@ class Groups:
             return None
         masks = self._rules.lookup_mask(limit)
         parts = [*self._parts(masks, start, limit), *self._inside(start, limit)]
-        asked = [digest for group, part in parts for digest in self._digests(request, group, part)]
-        tiers = self._lookups.tiers(asked)
+        requested = [
+            digest for group, part in parts for digest in self._digests(request, group, part)
+        ]
+        tiers = self._lookups.tiers(requested)
         if tiers is None:
             return PinnedPrefix([], 0)
         names = [(group, end) for group, part in parts for end in part]

@@ -211,13 +211,13 @@ class Saves:
                 return
             part = slice(start, start + BATCH_BLOCKS)
             ids, digests = one.block_ids[part], packed[part]
-            told = None if names is None else names[part]
+            block_names = None if names is None else names[part]
 
             def put(attachment: Attachment) -> PutResult | None:
                 cache = attachment.cache(self.namespace, self._source.engine)
                 run = self._source.read(ids, one.group)  # noqa: B023  called here and now
                 try:
-                    return cache.put(digests, run, names=told)  # noqa: B023
+                    return cache.put(digests, run, names=block_names)  # noqa: B023
                 except TransferCancelledError:
                     return None
 

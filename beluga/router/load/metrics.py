@@ -150,10 +150,10 @@ def _of_text(names: _Names, text: str) -> LoadReport | None:
 
 def _space(text: str) -> int | None:
     for _, labels, _ in _samples(text, (_SPACE,)):
-        said = labels.get("space", "")
-        if re.fullmatch("[0-9a-f]{16}", said) is None:
-            raise RouterError(f"{_SPACE} is {said!r:.40}")
-        return int(said, 16)
+        reading = labels.get("space", "")
+        if re.fullmatch("[0-9a-f]{16}", reading) is None:
+            raise RouterError(f"{_SPACE} is {reading!r:.40}")
+        return int(reading, 16)
     return None
 
 
@@ -175,9 +175,9 @@ def _figures(names: _Names, text: str) -> dict[str, _Series]:
             series = figures.setdefault(name, {})
             series[key] = max(value, series.get(key, 0.0))
         for wanted, label in of_labels.get(name, ()):
-            said = labels.get(label, "")  # vLLM reports "None" until it has a value
-            if said.isdecimal() and len(said) < 16:
-                figures.setdefault(wanted, {})[key] = float(said)
+            reading = labels.get(label, "")  # vLLM reports "None" until it has a value
+            if reading.isdecimal() and len(reading) < 16:
+                figures.setdefault(wanted, {})[key] = float(reading)
     return figures
 
 
@@ -264,11 +264,11 @@ def _field(row: Any, name: str) -> float:
     return _figure(name, value)
 
 
-def _figure(name: str, said: str | float) -> float:
+def _figure(name: str, reading: str | float) -> float:
     try:
-        value = float(said)
+        value = float(reading)
     except (ValueError, OverflowError):
         value = -1.0
     if not 0 <= value <= _FIGURE_MAX:  # also false for NaN
-        raise RouterError(f"{name} is {said!r:.40}")
+        raise RouterError(f"{name} is {reading!r:.40}")
     return value

@@ -42,11 +42,11 @@ class Dump:
         self._named: dict[int, tuple[Worker, int]] = {}
 
     def of_worker(self, rows: Iterable[TreeEntry], worker: Worker) -> list[RouterEvent]:
-        chains, told = _Chains(), set()
+        chains, seen = _Chains(), set()
         for row in rows:
-            if row.depth > 1 and row.before not in told:
+            if row.depth > 1 and row.before not in seen:
                 continue
-            told.add(row.block)
+            seen.add(row.block)
             self._named.setdefault(row.block, (worker, row.name))
             parent = row.parent if row.depth > 1 else None
             chains.add(row, Tier(row.tier), worker, parent)
@@ -54,18 +54,18 @@ class Dump:
 
     def of_pool(self, rows: Iterable[TreeEntry]) -> list[RouterEvent]:
         chains = _Chains()
-        told: dict[int, Worker] = {}
+        first: dict[int, Worker] = {}
         anybody = next((worker for worker, _ in self._named.values()), Worker(0))
         for row in rows:
             parent: int | None
             if row.depth == 1:
                 speaker, parent = anybody, None
-            elif row.before in told:
-                speaker, parent = told[row.before], row.parent
+            elif row.before in first:
+                speaker, parent = first[row.before], row.parent
             elif row.before in self._named:
                 speaker, parent = self._named[row.before]
             else:
                 continue
-            told[row.block] = speaker
+            first[row.block] = speaker
             chains.add(row, Tier.SHARED, speaker, parent)
         return chains.events

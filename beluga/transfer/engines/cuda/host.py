@@ -166,10 +166,10 @@ class HostDriver:
         self._streams[stream].put(move)
 
     def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
-        run, told = getattr(self._kernels, kernel), job.tobytes()
+        run, arguments = getattr(self._kernels, kernel), job.tobytes()
         shape = _CGrid(grid.blocks, grid.threads)
         self.launches.append(kernel)
-        self._streams[stream].put(lambda: run(told, shape, None))
+        self._streams[stream].put(lambda: run(arguments, shape, None))
 
     def make_stream(self, *, urgent: bool) -> int:
         del urgent  # threads have no priorities here
@@ -252,8 +252,8 @@ def _library() -> Path:
     """Return the kernels' library for this CPU, compiled once and kept in the user's cache."""
     kernels = source.kernel_path()
     # Machines of several architectures may share a home directory.
-    told = " ".join((platform.machine(), source.digest(), *source.HOST_OPTIONS))
-    digest = hashlib.sha256(told.encode()).hexdigest()
+    inputs = " ".join((platform.machine(), source.digest(), *source.HOST_OPTIONS))
+    digest = hashlib.sha256(inputs.encode()).hexdigest()
     target = config.cache_dir() / f"kernels-{digest[:16]}.so"
     if not target.exists():
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -227,10 +227,10 @@ class DsaEngine:
         work."""
         if self._fault is None and self._handle is not None:
             stat, judged = self.stat, self._judged
-            asked, by_cpu = stat.descriptors - judged.descriptors, stat.by_cpu - judged.by_cpu
-            if asked + by_cpu >= _WINDOW:
+            by_device, by_cpu = stat.descriptors - judged.descriptors, stat.by_cpu - judged.by_cpu
+            if by_device + by_cpu >= _WINDOW:
                 self._judged = stat
-                if 2 * by_cpu >= asked:
+                if 2 * by_cpu >= by_device:
                     self._fault = "the device fails most descriptors, which the CPU then executes"
         return self._fault
 
