@@ -63,7 +63,10 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         _CONNECTS,
     ),
     "bodies": (
-        Cell("64 MiB each, 256 MiB all: 413, 503", f"{_SIZES}::test_bodies_are_bounded_in_sum"),
+        Cell(
+            "`--max-body` 64 MiB each, `--max-bodies` 256 MiB all: 413, 503",
+            f"{_SIZES}::test_bodies_are_bounded_in_sum",
+        ),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
