@@ -5,7 +5,9 @@ concurrently with forwards.
 
 A load before the forward gives the fastest first token, but no request decodes meanwhile. With the
 setting ``load`` "auto", the loads before one forward take at most ``LIMIT_S`` in total, estimated
-from their bytes and the speed of earlier loads.
+from their bytes and the speed of earlier loads. If no other request computes, the limit is
+``IDLE_LIMIT_S``: a load beside forwards costs its own request two more steps of the engine, and
+there is no forward to run beside it. A request that arrives meanwhile waits no longer than that.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT_S = 0.004  # of the loads before one forward
+IDLE_LIMIT_S = 0.020  # the same, while no other request computes
 _ASSUMED_BYTES_PER_S = 8e9  # before the first load
 _TELLING_BYTES = 4 << 20  # a smaller load is mostly overhead, and does not show the speed
 
@@ -32,11 +35,13 @@ class Pauses:
         self._speed = MeasuredBandwidth(_ASSUMED_BYTES_PER_S)
         self._planned_s = 0.0  # before the next forward
 
-    def beside(self, blocks: int) -> bool:
-        """Return whether a load of this many blocks runs concurrently with forwards."""
+    def beside(self, blocks: int, *, idle: bool) -> bool:
+        """Return whether a load of this many blocks runs concurrently with forwards. ``idle`` means
+        that no other request computes.
+        """
         if self._load != "auto":
             return self._load == "async"
-        return self._planned_s + self._takes_s(blocks) > LIMIT_S
+        return self._planned_s + self._takes_s(blocks) > (IDLE_LIMIT_S if idle else LIMIT_S)
 
     def planned(self, blocks: int) -> None:
         """Record that the next forward waits for a load."""

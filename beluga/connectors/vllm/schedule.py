@@ -142,6 +142,7 @@ class Schedule:
             names=names,
         )
         self._requests: dict[str, Tracked] = {}
+        self._computing: set[str] = set()  # the requests of the last step that have not ended
         self._loads: list[BlockRange] = []  # for the next step
         self._due: dict[str, Tracked] = {}  # scheduled, and not yet checked for saves
         self._ended: list[FinishedRequest] = []
@@ -188,7 +189,8 @@ class Schedule:
             return 0, False
         if tracked.local != local and not self._look_up(tracked, local):
             return None, False
-        tracked.beside = tracked.hits > 0 and self._pauses.beside(tracked.hits)
+        idle = self._computing <= {request.request_id}
+        tracked.beside = tracked.hits > 0 and self._pauses.beside(tracked.hits, idle=idle)
         return tracked.hits * self._block_size, tracked.beside
 
     def allocated(self, request: Any, block_ids: Any, tokens: int) -> None:
@@ -241,6 +243,7 @@ class Schedule:
         orders = Orders(self._loads, [], list(preempted), self._lookups.weights, self._hinted)
         self._loads, self._hinted = [], []
         self._pauses.began()
+        self._computing = set(scheduled_tokens)
         for name in (*scheduled_tokens, *preempted):
             if name in self._requests:
                 self._requests[name].held = False
@@ -313,6 +316,7 @@ class Schedule:
         """Note that a request has ended. Returns whether its blocks must stay until the workers
         have saved.
         """
+        self._computing.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return False

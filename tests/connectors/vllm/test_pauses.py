@@ -11,21 +11,28 @@ import pytest
 from vllm_parts import BLOCK_TOKENS, request
 
 from beluga import KVCache, MetaServer
-from beluga.connectors.vllm.pauses import LIMIT_S, Pauses
+from beluga.connectors.vllm.pauses import IDLE_LIMIT_S, LIMIT_S, Pauses
 from beluga.connectors.vllm.steps import Loaded, StepReport
 from tests.connectors.vllm.test_schedule import RANKS, TOKENS, Engine, pinned, store
 
 MIB = 1 << 20
 
 
-def pauses(load: str = "auto", size: int = MIB) -> Pauses:
-    return Pauses(load, lambda: size)
+class Rule(Pauses):
+    """The rule while other requests compute."""
+
+    def beside(self, blocks: int, *, idle: bool = False) -> bool:
+        return super().beside(blocks, idle=idle)
+
+
+def pauses(load: str = "auto", size: int = MIB) -> Rule:
+    return Rule(load, lambda: size)
 
 
 @pytest.mark.parametrize(("load", "beside"), [("sync", False), ("async", True)])
 def test_the_other_settings_decide_for_every_load(load: str, beside: bool) -> None:
-    for blocks in (1, 1000):
-        assert pauses(load).beside(blocks) is beside
+    for blocks, idle in ((1, False), (1000, False), (1, True), (1000, True)):
+        assert pauses(load).beside(blocks, idle=idle) is beside
 
 
 def test_a_load_runs_beside_forwards_if_its_bytes_take_too_long() -> None:
@@ -34,6 +41,16 @@ def test_a_load_runs_beside_forwards_if_its_bytes_take_too_long() -> None:
     assert not rule.beside(at_once)
     assert rule.beside(at_once + 1)
     assert not pauses(size=MIB // 4).beside(4 * at_once)
+
+
+def test_a_longer_load_may_run_before_a_forward_of_its_request_alone() -> None:
+    rule = pauses()
+    at_once = int(8e9 * IDLE_LIMIT_S) // MIB
+    assert rule.beside(at_once)
+    assert not rule.beside(at_once, idle=True)
+    assert rule.beside(at_once + 1, idle=True)
+    rule.planned(at_once)
+    assert rule.beside(1, idle=True)
 
 
 def test_the_speed_is_that_of_earlier_loads() -> None:
@@ -68,6 +85,7 @@ def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
     engine = Engine(pool_name)  # with the default settings
     engine.lookups.block_bytes = 8 * MIB
     assert engine.connection.wait(60)
+    engine.schedule.orders({"other": 1}, [])  # another request decodes
     yield engine
     engine.connection.close()
 
@@ -88,6 +106,18 @@ def prompts(caches: list[KVCache], *counts: int) -> list[Any]:
         store(caches, one, count, count)
         made.append(one)
     return made
+
+
+def test_the_same_load_runs_before_a_forward_once_nothing_else_computes(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    first, second, third = prompts(caches, 5, 5, 5)
+    assert engine.start(first) == 5 * BLOCK_TOKENS
+    assert [one.beside for one in engine.schedule.orders({"other": 1, "r0": 1}, []).loads] == [True]
+    engine.schedule.finished(request("other", TOKENS), [])
+    assert engine.schedule.matched_tokens(second, 0) == (5 * BLOCK_TOKENS, True)
+    engine.schedule.finished(first, engine.blocks["r0"])
+    assert engine.schedule.matched_tokens(third, 0) == (5 * BLOCK_TOKENS, False)
 
 
 def test_each_request_is_loaded_in_its_own_way(engine: Engine, caches: list[KVCache]) -> None:

@@ -117,6 +117,7 @@ def test_loads_that_auto_runs_beside_steps_equal_those_of_async(
     """Every load is too long here, so vLLM must make the same calls."""
     fake_vllm.installed(monkeypatch)
     monkeypatch.setattr(pauses, "LIMIT_S", 0.0)
+    monkeypatch.setattr(pauses, "IDLE_LIMIT_S", 0.0)
     try:
         replay = replayed(RECORDED / "async.jsonl", "async", pool_name, load="auto")
     finally:
