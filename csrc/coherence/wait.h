@@ -16,8 +16,15 @@ enum {
     BL_WAIT_NAP_NS = 50 * 1000,
     BL_WAIT_TURNS = 32,                 /* checks between two readings of the clock */
     BL_YIELD_SHORT_NS = 1000,           /* a yield that takes longer lets another thread run */
-    BL_YIELD_LONG_NS = 50 * 1000        /* a thread that runs for longer does not wait for a line */
+    BL_YIELD_LONG_NS = 50 * 1000,       /* a thread that runs for longer does not wait for a line */
+    BL_TAKEN_NS = 1000 * 1000 * 1000    /* how long a core counts as taken by such a thread */
 };
+
+/* What yields show about the core of a waiting thread. It outlives a wait. */
+typedef struct bl_core {
+    uint64_t taken_ns;          /* when a thread that waits for nothing ran last; 0: never */
+    uint32_t crowded;           /* 1: the last yield let a thread run that waits, too */
+} bl_core;
 
 typedef struct bl_wait {
     uint64_t start_ns;
@@ -25,14 +32,13 @@ typedef struct bl_wait {
     uint64_t waited_ns;
     uint32_t turns;
     uint32_t over;              /* the deadline has passed */
-    uint32_t crowded;           /* 1: the last turn yielded to a thread that waits, too; set before
-                                 * the first turn: it yields */
+    bl_core core;
 } bl_wait;
 
 static inline bl_wait bl_wait_make(const bl_memory *memory, uint64_t timeout_ns)
 {
     uint64_t now = bl_now_ns(memory);
-    return (bl_wait){now, now + timeout_ns, 0, 0, 0, 0};
+    return (bl_wait){now, now + timeout_ns, 0, 0, 0, {0, 0}};
 }
 
 static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *wait)
@@ -41,29 +47,41 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
     return now < wait->deadline_ns ? wait->deadline_ns - now : 0;
 }
 
-/* Yield the core. Returns 1 if another thread ran, for a short time: it probably is the one that
- * writes the awaited line, and it waits for this thread. */
-static inline int bl_wait_yield(const bl_memory *memory)
+/* Return 1 if the core should not be yielded: another thread uses whole time slices of it. Linux
+ * counts a yield as a used time slice, so a thread that yields runs after that thread's slice, and
+ * one that naps before its end. */
+static inline int bl_core_taken(const bl_core *core, uint64_t now_ns)
+{
+    return core->taken_ns && now_ns - core->taken_ns < BL_TAKEN_NS;
+}
+
+/* Yield the core. If another thread runs for a short time, it probably is the one that writes the
+ * awaited line, and it waits for this thread. */
+static inline void bl_core_yield(const bl_memory *memory, bl_core *core)
 {
     uint64_t before = bl_now_ns(memory);
     bl_nap(memory, 0);
-    uint64_t took_ns = bl_now_ns(memory) - before;
-    return took_ns > BL_YIELD_SHORT_NS && took_ns < BL_YIELD_LONG_NS;
+    uint64_t now = bl_now_ns(memory), took_ns = now - before;
+    core->crowded = took_ns > BL_YIELD_SHORT_NS && took_ns < BL_YIELD_LONG_NS;
+    if (took_ns >= BL_YIELD_LONG_NS)
+        core->taken_ns = now;
 }
 
-/* Wait once. Returns 0 if the deadline has passed and the caller has checked once since. */
+/* Wait once. Returns 0 if the deadline has passed and the caller has checked once since. In the
+ * first turn a thread yields if its core was crowded at the end of the last wait. */
 static inline int bl_wait_turn(const bl_memory *memory, bl_wait *wait)
 {
     if (wait->over)
         return 0;
-    if (wait->waited_ns < BL_WAIT_SPIN_NS && !(wait->waited_ns == 0 && wait->crowded)) {
-        wait->crowded = 0;
+    if (wait->waited_ns < BL_WAIT_SPIN_NS && !(wait->waited_ns == 0 && wait->core.crowded)) {
+        wait->core.crowded = 0;
         if (wait->waited_ns > 0) /* not in the first turn: a local reply arrives within a pause */
             bl_pause(memory);
         if (++wait->turns % BL_WAIT_TURNS)
             return 1;
-    } else if (wait->waited_ns < BL_WAIT_YIELD_NS) {
-        wait->crowded = (uint32_t)bl_wait_yield(memory);
+    } else if (wait->waited_ns < BL_WAIT_YIELD_NS &&
+               !bl_core_taken(&wait->core, wait->start_ns + wait->waited_ns)) {
+        bl_core_yield(memory, &wait->core);
     } else {
         bl_nap(memory, BL_WAIT_NAP_NS);
     }

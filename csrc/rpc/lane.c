@@ -132,13 +132,13 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
     const bl_memory *memory = &session->pool->memory;
     uint64_t looked = 0, ring_ns = bl_quiet_ns(memory) / BL_QUIET_RING_PART;
     int rung = bl_lane_quiet(session, wait, ring_ns), woken = 0;
-    wait->crowded = session->crowded;
+    wait->core = session->core;
     if (rung)
         bl_doorbell_ring(session);
     for (;;) {
         uint32_t taken = bl_lane_take(session, replies, count);
         if (taken > 0) {
-            session->crowded = wait->crowded;
+            session->core = wait->core;
             return (int)taken;
         }
         int asleep = !woken && bl_waker_asleep(&session->waker); /* bl_lane_take() has fenced */

@@ -351,10 +351,11 @@ static int bl_server_rest(bl_server *server, uint64_t idle_ns)
     const bl_memory *memory = &server->pool->memory;
     uint64_t nap_ns = bl_idle_nap_ns(server, idle_ns);
     bl_doorbell_hasten(server);
-    if (nap_ns == 0) {
-        server->crowded = (uint32_t)bl_wait_yield(memory);
+    if (nap_ns == 0 && !bl_core_taken(&server->core, bl_now_ns(memory))) {
+        bl_core_yield(memory, &server->core);
         return 0;
     }
+    nap_ns = bl_most(nap_ns, BL_WAIT_NAP_NS);
     if (!server->sleeper) {
         bl_nap(memory, nap_ns);
         return 0;
@@ -411,8 +412,8 @@ static int bl_server_loop(void *context)
         uint32_t served = bl_server_round(server);
         uint64_t idle_ns = now - busy_ns;
         busy |= served;
-        if (server->crowded && served == 0)
-            server->crowded = (uint32_t)bl_wait_yield(memory);
+        if (server->core.crowded && served == 0)
+            bl_core_yield(memory, &server->core);
         if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS) {
             if (bl_server_rest(server, idle_ns)) {
                 bl_sleeper_rise(server->sleeper);

@@ -135,7 +135,7 @@ struct bl_server {
     uint32_t busy_count;
     uint32_t doorbell_rounds;   /* rounds since the last poll of doorbells, */
     bl_work doorbell_done;      /* and the work done until then */
-    uint32_t crowded;           /* 1: a client probably uses the same core */
+    bl_core core;               /* crowded: a client probably uses it, too */
     uint64_t quiet_hosts;       /* hosts that have quiet lanes, as bits */
     uint64_t doorbell[BL_HOST_COUNT]; /* the value read last */
     uint32_t inherited_count;   /* SUSPECT sessions of earlier epochs */

@@ -552,7 +552,7 @@ REASONED: Conditions = {
         ("server->sleeper", 0, "true"): _NAP,
     },
     ("rpc/server.c", "bl_server_rest"): {
-        ("nap_ns == 0", 0, "false"): _NAP,
+        ("nap_ns == 0 && !bl_core_taken(&server->core, bl_now_ns(memory))", 0, "false"): _NAP,
         ("server->pidfds", 0, "true"): _LIFE,
     },
     ("rpc/server.c", "bl_lane_answer"): {
@@ -566,7 +566,7 @@ REASONED: Conditions = {
         ("status == 0", 0, "true"): "only which error a bad request gets differs",
     },
     ("rpc/server.c", "bl_server_loop"): {
-        ("server->crowded", 0, "true"): "yields in each idle round, which costs time",
+        ("server->core.crowded", 0, "true"): "yields in each idle round, which costs time",
         ("served == 0", 0, "true"): "yields in each round on a shared core, which costs time",
         ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
         ("bl_server_rest(server, idle_ns)", 0, "false"): (
@@ -857,8 +857,17 @@ _DAMAGED_EPOCH = (
     "tests/rpc/test_torn_session.py::test_a_line_with_a_damaged_epoch_is_of_an_earlier_session"
 )
 TESTED: Conditions = {
+    ("rpc/server.c", "bl_server_rest"): {
+        ("nap_ns == 0", 0, "true"): (
+            "tests/rpc/test_idle.py::test_an_idle_server_uses_little_of_a_core"
+        ),
+        ("!bl_core_taken(&server->core, bl_now_ns(memory))", 0, "true"): (
+            "tests/rpc/test_idle.py"
+            "::test_a_call_on_a_core_that_others_use_costs_less_than_their_time_slices"
+        ),
+    },
     ("rpc/server.c", "bl_server_loop"): {
-        ("server->crowded && served == 0", 0, "false"): (
+        ("server->core.crowded && served == 0", 0, "false"): (
             "tests/rpc/test_idle.py::test_a_server_and_a_client_on_one_core_yield_to_each_other"
         ),
     },
