@@ -18,11 +18,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # No command may start its work, which is replaced by a failure here.
 BEGUN = """
 import sys
-import beluga.cli.simulate, beluga.cli.bench, beluga.cli.prefill_worker
+import beluga.cli.simulate, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
 beluga.cli.simulate.read_named = beluga.cli.simulate.sweep = begun
-beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
+import beluga_bench
+beluga_bench.BENCHES = {"rpc": begun}
 beluga.cli.prefill_worker.asyncio.run = begun  # of all modules
 sys.modules["uvloop"] = None  # the gateway runs on asyncio without it
 """
