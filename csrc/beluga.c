@@ -143,6 +143,7 @@
 #include "routing/sent.c"
 #include "routing/active.c"
 #include "routing/cost.c"
+#include "routing/shared.c"
 
 #ifdef BL_SIM
 #include "sim/verdict.c"

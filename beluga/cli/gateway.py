@@ -26,11 +26,11 @@ from beluga.cli.notify import Manager
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
 from beluga.cli.policy_options import with_settings_and_their_names
-from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
+from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT, GATEWAY_PROCESSES_MAX
 from beluga.policy_settings import PolicySettings
 
 if TYPE_CHECKING:
-    from beluga.gateway import Limits, Prefill, Service
+    from beluga.gateway import Limits, Listening, Prefill
 
 Workers = Annotated[
     list[str] | None,
@@ -175,6 +175,14 @@ MaxBodies = Annotated[
         help="Memory for the bodies of all requests without a response so far.",
     ),
 ]
+Processes = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=GATEWAY_PROCESSES_MAX,
+        help="The number of processes that serve the clients' port, with one view of the workers.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
 PrefillWait = Annotated[
     float,
@@ -222,6 +230,7 @@ def gateway(
     max_body: MaxBody = 64 << 20,
     max_bodies: MaxBodies = 256 << 20,
     body_wait: BodyWait = 120.0,
+    processes: Processes = 1,
     seed: Seed = 0,
     prefill_queue: Queues = None,
     prefill_when: RuleName = "isl-bounding",
@@ -253,9 +262,7 @@ def gateway(
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,
         callers=service.Callers.read(*callers),
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        trust_request_chat_template=trust_request_chat_template,
+        **_tokens(tokenizer, chat_template, trust_request_chat_template),
         block_size=block_size,
         index_ranks=index_ranks,
         seed=seed,
@@ -265,13 +272,22 @@ def gateway(
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    service.run(service.serve(settings_of_service, partial(_say_where, json=json)))
+    ready = partial(_say_where, json=json)
+    service.run(service.serve_together(settings_of_service, processes, ready))
 
 
 def _policy_name(text: str) -> str:
     from beluga.router import policy_name
 
     return policy_name(text)
+
+
+def _tokens(tokenizer: Path | None, template: Path | None, trusts: bool) -> dict[str, object]:
+    return {
+        "tokenizer": tokenizer,
+        "chat_template": template,
+        "trust_request_chat_template": trusts,
+    }
 
 
 def _advice(
@@ -326,7 +342,7 @@ def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> An
     return service
 
 
-def _say_where(service: Service, *, json: bool) -> None:
+def _say_where(service: Listening, *, json: bool) -> None:
     operators, admin = "", None
     if service.admin_address is not None:
         admin = service.url_of(service.admin_address)

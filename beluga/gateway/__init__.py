@@ -19,12 +19,14 @@ from beluga.gateway.settings import (
     read_queues,
     read_thresholds,
 )
+from beluga.gateway.supervisor import Listening, serve_together
 
 __all__ = [
     "Address",
     "Callers",
     "EngineSpec",
     "Limits",
+    "Listening",
     "Prefill",
     "Service",
     "Settings",
@@ -33,4 +35,5 @@ __all__ = [
     "read_thresholds",
     "run",
     "serve",
+    "serve_together",
 ]

@@ -67,6 +67,10 @@ HEADS_SIZE_MAX = 64 << 20
 than HEAD_SIZE_USUAL is closed.
 """
 HEAD_SIZE_USUAL = 1 << 13
+HEADER_SIZE_MAX = 1 << 16
+"""Largest size in bytes of a header; API keys and cookies may exceed aiohttp's default, 8190."""
+HEADERS_MAX = 256
+"""The same as vLLM's."""
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
@@ -261,11 +265,82 @@ class AcceptedConnection(web.RequestHandler):
         self._share.heads_size += size
 
 
+async def listen(
+    stack: contextlib.AsyncExitStack,
+    sockets: Sequence[socket.socket],
+    app: web.Application,
+    share: Share,
+    tls: ssl.SSLContext | None,
+) -> Acceptor:
+    """Serve an application on listening sockets until the stack is closed."""
+    app.on_response_prepare.append(share.close_if_crowded)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    options = {
+        "access_log": None,
+        "logger": http_log,
+        "auto_decompress": False,  # bodies are forwarded unchanged, with their Content-Encoding
+        "max_field_size": HEADER_SIZE_MAX,
+        "max_line_size": HEADER_SIZE_MAX,
+        "max_headers": HEADERS_MAX,
+        "keepalive_timeout": PATIENCE_S,
+    }
+    server = runner.server
+    assert server is not None  # noqa: S101  for mypy
+    acceptor = Acceptor(server, sockets, share, options, tls)
+    stack.push_async_callback(acceptor.close)
+    return acceptor
+
+
 def connection_of(request: web.Request) -> AcceptedConnection:
     """Return the connection of a request."""
     connection = request.protocol
     assert isinstance(connection, AcceptedConnection)  # noqa: S101  the acceptor makes no others
     return connection
+
+
+async def bound_sockets(address: Address, processes: int = 1) -> list[list[socket.socket]]:
+    """Listen on an address. Returns the sockets of each process: the kernel distributes the
+    connections among them. Raises RouterError.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with contextlib.ExitStack() as stack:
+            sockets: list[list[socket.socket]] = [[] for _ in range(processes)]
+            for family, place in dict.fromkeys((one[0], one[4]) for one in found):
+                for of_process, made in zip(sockets, _bound(family, place, processes), strict=True):
+                    made.setblocking(False)
+                    of_process.append(stack.enter_context(made))
+            stack.pop_all()
+    except OSError as error:
+        number = error.errno or 0  # that of getaddrinfo() is negative
+        why = os.strerror(number) if number > 0 else error.strerror
+        raise RouterError(
+            f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "
+            "another --host or --port, or another --admin address"
+        ) from None
+    return sockets
+
+
+def _bound(family: int, place: Any, processes: int) -> list[socket.socket]:
+    """Return sockets that listen on the same port. Raises OSError."""
+    alone = socket.create_server(place, family=family, backlog=_BACKLOG)
+    if processes == 1:
+        return [alone]
+    # Without SO_REUSEPORT the port was free: no other gateway has it. Port 0 is a number now.
+    place = alone.getsockname()
+    alone.close()
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(
+                socket.create_server(place, family=family, backlog=_BACKLOG, reuse_port=True)
+            )
+            for _ in range(processes)
+        ]
+        stack.pop_all()
+    return made
 
 
 class Acceptor:
@@ -290,39 +365,6 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept(one)) for one in sockets]
         self._tasks.append(loop.create_task(self._end_overdue()))
-
-    @classmethod
-    async def open(
-        cls,
-        runner: web.AppRunner,
-        address: Address,
-        share: Share,
-        options: Mapping[str, Any],
-        context: ssl.SSLContext | None = None,
-    ) -> Acceptor:
-        """Listen on an address for a prepared runner. Raises RouterError."""
-        server = runner.server
-        assert server is not None  # noqa: S101  for mypy
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(
-                *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            with contextlib.ExitStack() as stack:
-                sockets = []
-                for family, place in dict.fromkeys((one[0], one[4]) for one in found):
-                    made = socket.create_server(place, family=family, backlog=_BACKLOG)
-                    made.setblocking(False)
-                    sockets.append(stack.enter_context(made))
-                stack.pop_all()
-        except OSError as error:
-            number = error.errno or 0  # that of getaddrinfo() is negative
-            why = os.strerror(number) if number > 0 else error.strerror
-            raise RouterError(
-                f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "
-                "another --host or --port, or another --admin address"
-            ) from None
-        return cls(server, sockets, share, options, context)
 
     @property
     def address(self) -> Address:

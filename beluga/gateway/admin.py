@@ -36,6 +36,8 @@ from beluga.router import Decision
 
 log = logging.getLogger(__name__)
 
+ADMIN_BODY_MAX = 1 << 16
+"""Largest size in bytes of an operator's request."""
 
 # Of a body; the second and the third are of JSON that is nested too deeply, or not UTF-8.
 _REFUSED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RouterError)
@@ -52,7 +54,8 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 class AdminHandlers:
     """The handlers of the admin API."""
 
-    def __init__(self, fleet: Fleet, cache: Cache, decision: Decision) -> None:
+    def __init__(self, fleet: Fleet, cache: Cache | None, decision: Decision) -> None:
+        """``cache`` is None in a supervisor, which follows no events itself."""
         self._fleet, self._cache, self._decision = fleet, cache, decision
 
     def routes(self) -> list[web.RouteDef]:
@@ -68,7 +71,7 @@ class AdminHandlers:
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
-        return _json([described(engine) for engine in self._fleet])
+        return json_response([described(engine) for engine in self._fleet])
 
     async def _add(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -78,40 +81,52 @@ class AdminHandlers:
                 *(read_url(fields.url), tuple(fields.models), fields.events, fields.replay),
                 other_ranks=tuple(fields.other_ranks),
             )
-            return _json(described(self._fleet.add(spec)), status=201)
+            engine = self._fleet.add(spec)
+            await self._joined(engine)
+            return json_response(await self._described(engine), status=201)
         except _REFUSED as error:
             raise Refusal(400, str(error)) from None
 
     async def _drain(self, request: web.Request) -> web.Response:
         engine = self._named(request)
         self._fleet.drain(engine)
-        return _json(described(engine))
+        return json_response(await self._described(engine))
 
     async def _remove(self, request: web.Request) -> web.Response:
         engine = self._named(request)
         self._fleet.remove(engine)
-        return _json(described(engine))
+        return json_response(await self._described(engine))
+
+    async def _joined(self, engine: Engine) -> None:
+        """Wait until a new worker has been added. Raises RouterError."""
+
+    async def _described(self, engine: Engine) -> dict[str, object]:
+        """Return a worker as JSON."""
+        return described(engine)
 
     async def _pool(self, _: web.Request) -> web.Response:
-        pool = self._cache.pool
-        if pool is None:
+        found = None if self._cache is None else pool_of(self._cache)
+        if found is None:
             raise Refusal(404, "the router follows no pool's events (--pool-events)")
-        spaces = {f"{space:016x}": blocks for space, blocks in pool.feed.spaces.items()}
-        return _json(pool.figures() | {"spaces": spaces, "problem": pool.problem})
+        return json_response(found)
 
     async def _rule(self, _: web.Request) -> web.Response:
-        return _json({"rule": self._decision.name, "thresholds": self._decision.settings})
+        return json_response({"rule": self._decision.name, "thresholds": self._decision.settings})
 
     async def _change_rule(self, request: web.Request) -> web.Response:
         try:
             changes = msgspec.json.decode(await _body(request), type=dict[str, float | int | None])
-            self._decision.update(changes)
+            self._change(changes)
         except _REFUSED as error:
             raise Refusal(400, str(error)) from None
         log.info(
             ("the rule %s now has the thresholds %s"), self._decision.name, self._decision.settings
         )
         return await self._rule(request)
+
+    def _change(self, thresholds: dict[str, float | int | None]) -> None:
+        """Change the thresholds of the rule. Raises RouterError."""
+        self._decision.update(thresholds)
 
     async def _alerts(self, _: web.Request) -> web.Response:
         return web.Response(text=ALERTS, content_type="application/yaml")
@@ -153,6 +168,16 @@ def described(engine: Engine) -> dict[str, object]:
     }
 
 
-def _json(value: object, status: int = 200) -> web.Response:
+def pool_of(cache: Cache) -> dict[str, object] | None:
+    """Return how the index follows the pool's events, or None if it follows none."""
+    pool = cache.pool
+    if pool is None:
+        return None
+    spaces = {f"{space:016x}": blocks for space, blocks in pool.feed.spaces.items()}
+    return {**pool.figures(), "spaces": spaces, "problem": pool.problem}
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """Return a value as a response."""
     body = msgspec.json.encode(value)
     return web.Response(status=status, body=body, content_type="application/json")

@@ -7,7 +7,7 @@ metrics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
@@ -43,22 +43,20 @@ _OF_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 class ClientHandlers:
     """The handlers of the clients' listener."""
 
-    def __init__(  # noqa: PLR0913  keyword-only
+    def __init__(
         self,
         *,
         fleet: Fleet,
         proxy: Proxy,
-        metrics: Metrics,
-        scrape: Callable[[], None],
+        scrape: Callable[[], Awaitable[bytes]],
         requests_max: int,
         bodies: Bodies,
     ) -> None:
-        """``scrape`` updates the gauges before they are read. ``requests_max`` is the largest
-        number of concurrent requests, which this process's limit of open files allows.
+        """``scrape`` returns the metrics. ``requests_max`` is the largest number of concurrent
+        requests, which this process's limit of open files allows.
         """
         self._fleet = fleet
         self._proxy = proxy
-        self._metrics = metrics
         self._scrape = scrape
         self._requests_max = requests_max
         self._bodies = bodies
@@ -116,8 +114,8 @@ class ClientHandlers:
         return web.Response()
 
     async def _scraped(self, _: web.Request) -> web.Response:
-        self._scrape()
-        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+        body = await self._scrape()
+        return web.Response(body=body, content_type="text/plain", charset="utf-8")
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         unread = any(engine.serving and not engine.cards for engine in self._fleet)

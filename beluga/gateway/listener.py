@@ -24,6 +24,23 @@ _HEARTBEAT_TIMEOUT_MS = 5000
 _PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
 
 
+def check_endpoint(endpoint: str, replay: str | None) -> None:
+    """Raise RouterError if pyzmq is missing or an endpoint is invalid."""
+    try:
+        import zmq
+    except ModuleNotFoundError:
+        raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
+    context = zmq.Context()
+    try:
+        for kind, address in ((zmq.SUB, endpoint), (zmq.DEALER, replay)):
+            if address is not None:
+                context.socket(kind).connect(address)
+    except zmq.ZMQError as error:
+        raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
+    finally:
+        context.destroy(linger=0)
+
+
 class Listener:
     """Feeds an index from a PUB endpoint in its own task until closed.
 

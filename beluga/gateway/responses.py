@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 
+from beluga.gateway.peers import Peers
+
 MOST = 100_000
 """The number of remembered responses."""
 
@@ -30,8 +32,10 @@ def response_of(path: str) -> str | None:
 class Responses:
     """The workers that made the last responses."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST, peers: Peers | None = None) -> None:
+        """``peers`` get the same requests."""
         self._most = most
+        self._peers = peers
         self._workers: OrderedDict[str, int] = OrderedDict()
 
     def made(self, piece: bytes, worker: int) -> None:
@@ -39,6 +43,12 @@ class Responses:
         if (found := _ID.search(piece)) is None:
             return
         name = found[1].decode()
+        self.remember(name, worker)
+        if self._peers is not None:
+            self._peers.made(name, worker)
+
+    def remember(self, name: str, worker: int) -> None:
+        """Record which worker made a response."""
         self._workers[name] = worker
         self._workers.move_to_end(name)
         while len(self._workers) > self._most:
@@ -46,4 +56,8 @@ class Responses:
 
     def worker_of(self, name: str | None) -> int | None:
         """Return the worker that made a response, or None if unknown."""
-        return None if name is None else self._workers.get(name)
+        if name is None:
+            return None
+        if name not in self._workers and self._peers is not None:
+            self._peers.read()  # its client may be faster than the event loop
+        return self._workers.get(name)

@@ -6,27 +6,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import signal
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
 from aiohttp import web
 
-from beluga.errors import RouterError
-from beluga.gateway.acceptor import PATIENCE_S, Acceptor, Share, http_log, raise_file_limit, shares
-from beluga.gateway.admin import AdminHandlers
+from beluga.errors import BelugaError, RouterError
+from beluga.gateway.acceptor import (
+    HEADER_SIZE_MAX,
+    HEADERS_MAX,
+    Share,
+    bound_sockets,
+    listen,
+    raise_file_limit,
+    shares,
+)
+from beluga.gateway.admin import ADMIN_BODY_MAX, AdminHandlers
 from beluga.gateway.advice import Adviser
 from beluga.gateway.bodies import Bodies
 from beluga.gateway.cache import Cache
 from beluga.gateway.callers import of_clients, of_operators
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import Engine
+from beluga.gateway.exposition import text_of
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.handlers import ClientHandlers, refusals
 from beluga.gateway.health import Checker, end_tasks
+from beluga.gateway.membership import Membership
 from beluga.gateway.metrics import Metrics
+from beluga.gateway.peers import ProcessResources
 from beluga.gateway.probe import Probe
 from beluga.gateway.problems import Watch
 from beluga.gateway.proxy import Proxy
@@ -41,8 +54,10 @@ from beluga.router import (
     BusyThresholds,
     Decision,
     Load,
+    LoadTracker,
     Policy,
     PredictiveIndexer,
+    RecordsPrompts,
     Router,
     Worker,
     configured_policy,
@@ -53,21 +68,20 @@ log = logging.getLogger(__name__)
 
 _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
-_HEADER_SIZE_MAX = 1 << 16  # bytes; API keys and cookies may exceed aiohttp's default, 8190
-_HEADERS_MAX = 256  # the same as vLLM's
-_ADMIN_BODY_MAX = 1 << 16  # bytes
 
 
 class Service:
     """One router as a context manager. At the end it drains: it accepts no new requests, running
     ones have ``Limits.drain_s`` to finish, and the rest is aborted.
 
-    ``address`` and ``admin_address`` are its listening addresses. Entering raises RouterError or
-    OSError.
+    ``address`` and ``admin_address`` are its listening addresses. With ``membership`` it is one
+    process of several. Entering raises RouterError or OSError.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, membership: Membership | None = None) -> None:
         self._settings = settings
+        self._membership = membership
+        self._peers = None if membership is None else membership.peers
         self._cleanup = contextlib.AsyncExitStack()
         self.fleet = Fleet()
         self.metrics = Metrics()
@@ -91,8 +105,10 @@ class Service:
         client = await stack.enter_async_context(_session())
         policy = _policy(settings)
         apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
+        peers = self._peers
         self._cache = Cache(
-            wanted=policy.uses_overlap or apart,
+            wanted=follows_caches(settings),
+            hashed=isinstance(policy, RecordsPrompts),
             block_size=settings.block_size,
             announced=any(spec.events for spec in settings.engines),
             is_adapter=self.fleet.is_adapter,
@@ -101,13 +117,18 @@ class Service:
             pool_events=settings.pool_events,
             needs_events=policy.name != DEFAULT_POLICY,
             ranks=settings.index_ranks,
+            peers=peers,
         )
         stack.callback(self._cache.close)
         self._wait_queue: WaitQueue[Placement] = WaitQueue(
-            limits.queued_max, order=settings.queue, give_back=Placement.end
+            max(1, limits.queued_max // (1 if peers is None else peers.processes)),
+            order=settings.queue,
+            give_back=Placement.end,
+            peers=peers,
         )
         self._router = Router(
             policy,
+            tracker=LoadTracker(shared=None if peers is None else peers.loads),
             find_matches=self._cache.find_matches,
             always_match=apart,
             wait_above=BusyThresholds(prefill_batches=settings.queue_threshold or None),
@@ -121,40 +142,60 @@ class Service:
             metrics=self.metrics,
             limits=limits,
             wait_queue=self._wait_queue,
+            peers=peers,
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
         rule = settings.prefill
         self._decision = Decision(rule.rule, **dict(rule.thresholds))
+        if self._membership is not None:
+            self._membership.join(
+                self.fleet, self._director, self._cache, self._decision, self._wait_queue.look
+            )
+            stack.callback(self._membership.peers.close)
         await self._open_handlers(stack, client)
+        self._watch(stack)
+        await self._open_listeners(stack)
+
+    def _watch(self, stack: contextlib.AsyncExitStack) -> None:
+        """Report problems, and advise. Of several processes only the first advises."""
         watch = Watch(self.fleet, self.metrics, self._cache.problems)
-        task = asyncio.get_running_loop().create_task(watch.run())
-        stack.push_async_callback(end_tasks, [task])
-        if settings.advise_s:
+        tasks = [asyncio.get_running_loop().create_task(watch.run())]
+        if self._settings.advise_s and (self._peers is None or self._peers.number == 0):
             adviser = Adviser(
                 fleet=self.fleet,
                 metrics=self.metrics,
-                loads=self.loads,
-                pending=self.pending,
-                goals=settings.goals,
+                loads=self._loads_of_all,
+                pending=self._pending_of_all,
+                goals=self._settings.goals,
             )
-            task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
-            stack.push_async_callback(end_tasks, [task])
+            advice = adviser.run(self._settings.advise_s)
+            tasks.append(asyncio.get_running_loop().create_task(advice))
+        stack.push_async_callback(end_tasks, tasks)
+
+    async def _open_listeners(self, stack: contextlib.AsyncExitStack) -> None:
+        """Accept connections. The supervisor of several processes has the operators' listener."""
+        settings = self._settings
         answers = refusals(self.metrics, browsers=True)
         app = web.Application(
-            client_max_size=limits.body_size_max,
+            client_max_size=settings.limits.body_size_max,
             middlewares=[self._clients.follow, answers, of_clients(settings)],
         )
         app.add_routes(self._handlers.routes())
-        self.address = await self._listen(stack, settings.listen, app, self._clients)
-        if settings.admin is not None:
+        if self._membership is None:
+            (sockets,) = await bound_sockets(settings.listen)
+        else:
+            sockets = self._membership.listeners
+        self.address = await self._listen(stack, sockets, app, self._clients)
+        if settings.admin is not None and self._membership is None:
             answers = refusals(self.metrics, browsers=False)
             check = of_operators(settings, settings.admin)
             app = web.Application(
-                client_max_size=_ADMIN_BODY_MAX,
+                client_max_size=ADMIN_BODY_MAX,
                 middlewares=[self._operators.follow, answers, check],
             )
             app.add_routes(AdminHandlers(self.fleet, self._cache, self._decision).routes())
-            self.admin_address = await self._listen(stack, settings.admin, app, self._operators)
+            (sockets,) = await bound_sockets(settings.admin)
+            self.admin_address = await self._listen(stack, sockets, app, self._operators)
 
     async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
@@ -210,49 +251,27 @@ class Service:
         self._handlers = ClientHandlers(
             fleet=self.fleet,
             proxy=proxy,
-            metrics=self.metrics,
             scrape=self._scrape,
             requests_max=self._clients.requests_max,
-            bodies=Bodies(settings.limits),
+            bodies=Bodies(settings.limits, self._peers),
         )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
         """Add the workers configured at the start."""
-        for spec in self._settings.engines:
-            self.fleet.add(spec)
-        if self._settings.workers_file is not None:
-            watched = WorkersFile(self._settings.workers_file, self.fleet)
-            watched.read()
-            task = asyncio.get_running_loop().create_task(watched.watch())
-            stack.push_async_callback(end_tasks, [task])
-        elif not self._settings.engines and self._settings.admin is None:
-            raise RouterError(
-                "no worker is configured; give one, or a file or an admin API to add one later"
-            )
+        if self._membership is None:
+            await add_workers(stack, self._settings, self.fleet)
+        else:
+            self._membership.admit_first()
 
     async def _listen(
         self,
         stack: contextlib.AsyncExitStack,
-        address: Address,
+        sockets: Sequence[socket.socket],
         app: web.Application,
         share: Share,
     ) -> Address:
-        """Serve an application. Returns the actual address. Raises OSError."""
-        app.on_response_prepare.append(share.close_if_crowded)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        options = {
-            "access_log": None,
-            "logger": http_log,
-            "auto_decompress": False,  # bodies are forwarded unchanged, with their Content-Encoding
-            "max_field_size": _HEADER_SIZE_MAX,
-            "max_line_size": _HEADER_SIZE_MAX,
-            "max_headers": _HEADERS_MAX,
-            "keepalive_timeout": PATIENCE_S,
-        }
-        acceptor = await Acceptor.open(runner, address, share, options, self._settings.callers.tls)
-        stack.push_async_callback(acceptor.close)
+        """Serve an application. Returns the actual address."""
+        acceptor = await listen(stack, sockets, app, share, self._settings.callers.tls)
         return acceptor.address
 
     async def drain(self) -> None:
@@ -273,10 +292,14 @@ class Service:
         """
         return self._router.tracker.loads
 
+    def _loads_of_all(self) -> Mapping[Worker, Load]:
+        """Return the loads of all processes."""
+        tracker = self._router.tracker
+        return {worker: tracker.load(worker) for worker in tracker.loads}
+
     def url_of(self, address: Address) -> str:
         """Return the URL of one of its addresses."""
-        url = address.url
-        return url if self._settings.callers.tls is None else url.replace("http", "https", 1)
+        return self._settings.callers.url_of(address)
 
     def index(self) -> PredictiveIndexer:
         """Return the index of caches. Raises RouterError if the policy ignores caches."""
@@ -288,7 +311,18 @@ class Service:
         """Return the number of requests that wait for a worker."""
         return len(self._wait_queue)
 
-    def _scrape(self) -> None:
+    def _pending_of_all(self) -> int:
+        """Return the number of requests that wait in all processes."""
+        return self.pending() + (0 if self._peers is None else self._peers.waiting_elsewhere())
+
+    async def _scrape(self) -> bytes:
+        """Return the metrics: of all processes, if there are several."""
+        if self._membership is not None:
+            return text_of(await self._membership.scrape())
+        self.measure()
+        return self.metrics.text()
+
+    def measure(self) -> None:
         """Update the gauges."""
         self.metrics.pending.set(self.pending())
         self._cache.scrape()
@@ -310,9 +344,9 @@ def _session() -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         # More than the listener's limit: engines return some of a client's headers.
-        max_field_size=2 * _HEADER_SIZE_MAX,
-        max_line_size=2 * _HEADER_SIZE_MAX,
-        max_headers=2 * _HEADERS_MAX,
+        max_field_size=2 * HEADER_SIZE_MAX,
+        max_line_size=2 * HEADER_SIZE_MAX,
+        max_headers=2 * HEADERS_MAX,
     )
 
 
@@ -321,6 +355,26 @@ def _connections(engine: Engine) -> int:
     checks, and those of its KV events.
     """
     return 1 + sum(1 + (replay is not None) for _, replay in engine.spec.feeds)
+
+
+async def add_workers(stack: contextlib.AsyncExitStack, settings: Settings, fleet: Fleet) -> None:
+    """Add the configured workers to a fleet, and follow the workers file. Raises RouterError."""
+    for spec in settings.engines:
+        fleet.add(spec)
+    if settings.workers_file is not None:
+        watched = WorkersFile(settings.workers_file, fleet)
+        watched.read()
+        task = asyncio.get_running_loop().create_task(watched.watch())
+        stack.push_async_callback(end_tasks, [task])
+    elif not settings.engines and settings.admin is None:
+        raise RouterError(
+            "no worker is configured; give one, or a file or an admin API to add one later"
+        )
+
+
+def follows_caches(settings: Settings) -> bool:
+    """Return whether the gateway has an index of caches. Raises RouterError."""
+    return _policy(settings).uses_overlap or bool(settings.prefill.queues)
 
 
 def _policy(settings: Settings) -> Policy:
@@ -336,6 +390,29 @@ def _policy(settings: Settings) -> Policy:
         seed=settings.seed or 0,
         estimator=settings.estimator,
     )
+
+
+async def serve_as_one(settings: Settings, place: ProcessResources) -> None:
+    """Run one process of a gateway until its supervisor stops it. An error at the start goes to the
+    supervisor.
+    """
+    raise_file_limit()
+    must_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, must_end.set)
+    seed = (settings.seed or 0) + place.number  # so that processes choose differently
+    async with contextlib.AsyncExitStack() as stack:
+        membership = await stack.enter_async_context(Membership(place, must_end))
+        try:
+            service = Service(dataclasses.replace(settings, seed=seed), membership)
+            await stack.enter_async_context(service)
+        except (BelugaError, OSError) as error:
+            await membership.failed(str(error))
+            return
+        gc.collect()
+        gc.freeze()
+        membership.ready(service)
+        await must_end.wait()
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:

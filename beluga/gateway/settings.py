@@ -117,6 +117,10 @@ class Callers:
             tls=read_tls(tls) if tls else None,
         )
 
+    def url_of(self, address: Address) -> str:
+        """Return the URL of a listener."""
+        return address.url if self.tls is None else address.url.replace("http", "https", 1)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefill:

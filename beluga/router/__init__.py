@@ -12,6 +12,7 @@ from beluga.router.load import costs
 from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.load.metrics import LoadReport, read_load
 from beluga.router.load.queue import ORDERS, RouterQueue
+from beluga.router.load.shared import SharedLoads
 from beluga.router.load.tracker import LoadTracker
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policies.min_ttft import Estimator
@@ -23,7 +24,7 @@ from beluga.router.policies.registry import (
     policy_name,
     settings_known,
 )
-from beluga.router.policy import Candidate, Choice, Policy, Query, Usual
+from beluga.router.policy import Candidate, Choice, Policy, Query, RecordsPrompts, Usual
 from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
 from beluga.router.prefix.events import (
     Cleared,
@@ -92,6 +93,7 @@ __all__ = [
     "PredictiveIndexer",
     "Prompt",
     "Query",
+    "RecordsPrompts",
     "Removed",
     "ReplayBuffer",
     "Role",
@@ -99,6 +101,7 @@ __all__ = [
     "RouterEvent",
     "RouterQueue",
     "Seen",
+    "SharedLoads",
     "Stored",
     "Subscription",
     "Tier",

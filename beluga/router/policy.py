@@ -92,3 +92,12 @@ class Remembers(Protocol):
     def forget(self, worker: Worker) -> None:
         """Drop a worker that was removed. If it returns, its cache is empty."""
         ...
+
+
+@runtime_checkable
+class RecordsPrompts(Protocol):
+    """A policy that needs the hashes of prompts, although it uses no index."""
+
+    def was_sent(self, worker: Worker, hashes: Sequence[int]) -> None:
+        """Record the blocks of a prompt that another process sent to a worker."""
+        ...

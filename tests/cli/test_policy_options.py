@@ -38,10 +38,10 @@ def test_the_gateway_gets_the_given_options(monkeypatch: pytest.MonkeyPatch) -> 
     service = pytest.importorskip("beluga.gateway", reason="the router's packages are missing")
     seen: list[Any] = []
 
-    async def serve(settings: Any, _: object) -> None:
+    async def serve(settings: Any, *_: object) -> None:
         seen.append(settings)
 
-    monkeypatch.setattr(service, "serve", serve)
+    monkeypatch.setattr(service, "serve_together", serve)
     given = "--policy linear --shared-credit 1 --no-track-prefill --slo 2.5 --costs"
     arguments = ["gateway", *given.split(), "llama-3.1-8b-h200", "--worker", "http://a:1"]
     assert CliRunner().invoke(app, arguments).exit_code == 0

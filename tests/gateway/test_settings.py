@@ -129,10 +129,10 @@ def test_the_command_and_the_settings_have_the_same_defaults(
 ) -> None:
     asked: list[Settings] = []
 
-    async def serve(settings: Settings, started: Callable[..., None]) -> None:
+    async def serve(settings: Settings, _: int, started: Callable[..., None]) -> None:
         asked.append(settings)
 
-    monkeypatch.setattr("beluga.gateway.serve", serve)
+    monkeypatch.setattr("beluga.gateway.serve_together", serve)
     gateway(worker=["http://a:1"])
     assert asked == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
 
@@ -141,10 +141,10 @@ def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Sett
     """Run the command. Returns the settings that it starts with, and what it prints."""
     asked: list[Settings] = []
 
-    async def serve(settings: Settings, started: Callable[..., None]) -> None:
+    async def serve(settings: Settings, _: int, started: Callable[..., None]) -> None:
         asked.append(settings)
 
-    monkeypatch.setattr("beluga.gateway.serve", serve)
+    monkeypatch.setattr("beluga.gateway.serve_together", serve)
     monkeypatch.setenv("COLUMNS", "200")
     app = typer.Typer()
     app.command()(gateway)

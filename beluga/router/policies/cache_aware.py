@@ -96,6 +96,9 @@ class CacheAwareTree(CacheAware):
     def forget(self, worker: Worker) -> None:
         self.sent.forget(worker)
 
+    def was_sent(self, worker: Worker, hashes: Sequence[int]) -> None:
+        self.sent.add(worker, hashes)
+
     def _choose(self, query: Query, rows: Candidates) -> Choice:
         if not self.imbalanced(rows) and query.hashes:
             places = {worker: place for place, worker in enumerate(rows.workers)}
