@@ -64,7 +64,7 @@ void bl_load_share_add(const bl_load_table *table, uint32_t slot, double now, bl
 }
 
 void bl_load_shares_add(const bl_load_table *table, const uint32_t *slots, uint32_t count,
-                              double now, bl_candidate *rows)
+                        double now, bl_candidate *rows)
 {
     for (uint32_t i = 0; i < count; i++)
         bl_load_share_add(table, slots[i], now, &rows[i].load);
