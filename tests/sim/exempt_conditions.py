@@ -13,6 +13,10 @@ Conditions = dict[tuple[str, str], dict[tuple[str, int, str], str]]
 
 _ANN = "decides what the simulator's oracle gets, which can only make it miss something here"
 _ASK = "a request goes to a server that does not serve, which costs time"
+_VECTOR = (
+    "checks the bytes with a damaged vector, which they do not match; old bytes with their own "
+    "vector are not read, since both are refetched after the entry"
+)
 _CHECKED = "checks bytes though the caller does without, which costs time"
 _CLOCK = "reads a clock for latencies that are not requested"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
@@ -239,6 +243,9 @@ REASONED: Conditions = {
         ("bl_lane_here(server, lane)", 0, "true"): (
             "flushes for another host's session, too, which costs time"
         ),
+        ("lane->liveness_lock < 0", 0, "false"): (
+            "a lock that is not open has no size, and counts as one with devices all the same"
+        ),
     },
     ("rpc/housekeeping.c", "bl_lane_over"): {
         ("!inherited", 0, "true"): (
@@ -371,7 +378,15 @@ REASONED: Conditions = {
         ("throttle != NULL", 0, "false"): _LINK,
         ("throttle != NULL", 0, "true"): _LINK,
     },
+    ("kvcache/get.c", "bl_checksums_read"): {
+        (
+            "bl_checksums_crc(work->checksums, work->chunk_count) == entry->checksums_crc",
+            0,
+            "true",
+        ): _VECTOR,
+    },
     ("kvcache/get.c", "bl_kv_read_guarded"): {
+        ("status < 0", 0, "false"): _VECTOR,
         ("batch->check_checksums", 0, "true"): _CHECKED,
         ("check", 0, "true"): _CHECKED,
         ("work->chunk_count > 0", 0, "true"): (
