@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import beluga_bench
 import pytest
 from beluga_bench import Options, Row, run
 from beluga_bench.harness.row import Recorder
 from typer.testing import CliRunner
 
-from beluga.cli import bench
 from beluga.cli.app import app
 from beluga.errors import BelugaError, CallTimeoutError
 
@@ -38,7 +38,7 @@ def rows_then(count: int, end: BaseException | None = None) -> Bench:
 @pytest.fixture
 def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bench]:
     made: dict[str, Bench] = {}
-    monkeypatch.setattr(bench.beluga_bench, "BENCHES", made)
+    monkeypatch.setattr(beluga_bench, "BENCHES", made)
     return made
 
 

@@ -168,8 +168,8 @@ def _live(body: Body, paths: list[Path], first: Message, theirs: socket.socket) 
         return message
 
     try:
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         body(talk, paths, first)
     except BaseException as error:  # the child must not return into the harness
