@@ -26,7 +26,7 @@ _FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _RULE = re.compile(r"[─-╿\s]*$")
 # Names whose values depend on the machine or the run.
-_OF_THE_MACHINE = {"pool", "DDIO", "engines"}
+_OF_THE_MACHINE = {"pool", "DDIO", "engines", "targets missed"}  # a busy machine misses some
 
 
 @dataclasses.dataclass(frozen=True)
