@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Waiting for a line to change: spin while a reply is likely, then yield, then nap. Every wait has
- * a deadline (D12). A thread that oversleeps its deadline on a busy machine checks once more, so a
+ * Waiting for a line to change: spin while a reply is likely, then yield, then nap. On a core that
+ * other processes use, a nap takes the place of a yield. Every wait has a deadline (D12). A thread that oversleeps its deadline on a busy machine checks once more, so a
  * reply that has arrived by then is accepted.
  */
 #ifndef BL_WAIT_H
