@@ -2,8 +2,9 @@
  * Copyright The Beluga Authors
  *
  * Waiting for a line to change: spin while a reply is likely, then yield, then nap. On a core that
- * other processes use, a nap takes the place of a yield. Every wait has a deadline (D12). A thread that oversleeps its deadline on a busy machine checks once more, so a
- * reply that has arrived by then is accepted.
+ * other processes use, a nap takes the place of a yield. Every wait has a deadline (D12). A thread
+ * that oversleeps its deadline on a busy machine checks once more, so a reply that has arrived by
+ * then is accepted.
  */
 #ifndef BL_WAIT_H
 #define BL_WAIT_H
