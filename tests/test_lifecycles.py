@@ -24,7 +24,7 @@ from support.lifecycle_scenes import ELSEWHERE, MAKERS, closable
 @pytest.mark.parametrize(
     "phase", [long(name) if name.endswith("the_pool") else name for name in PHASES]
 )
-def test_every_closable_object_outlives_its_users(shm: Path, phase: str) -> None:
+def test_every_closable_object_can_be_closed_before_its_users(shm: Path, phase: str) -> None:
     script = Path(__file__).with_name("support") / "lifecycle_process.py"
     ended = subprocess.run(
         [sys.executable, script, shm, phase],

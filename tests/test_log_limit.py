@@ -31,7 +31,7 @@ def test_each_kind_is_logged_at_once_and_then_once_in_a_period() -> None:
     assert limit.passes("load", "timeout") == 0
 
 
-def test_kinds_that_others_make_take_bounded_memory() -> None:
+def test_message_kinds_from_outside_take_bounded_memory() -> None:
     clock = Clock()
     limit = LogLimit(clock=lambda: clock.now_s)
     assert limit.passes("mine") == 0
@@ -45,7 +45,7 @@ def test_kind_of_an_error_has_its_errno() -> None:
     assert (and_more(0), and_more(3)) == ("", " (3 more of this kind since it was last logged)")
 
 
-def test_no_file_limits_its_log_by_itself() -> None:
+def test_only_one_module_limits_log_messages() -> None:
     own = [
         f"{path.relative_to(ROOT)}: {found[0]}"
         for path in tracked(".py")

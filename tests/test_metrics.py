@@ -93,7 +93,7 @@ def test_the_text_of_prometheus_escapes_labels_and_counts_buckets_up() -> None:
     ]
 
 
-def test_numbers_that_are_none_are_written_as_prometheus_reads_them() -> None:
+def test_nan_and_infinity_are_written_for_prometheus() -> None:
     registry = Registry()
     gauge = registry.gauge("g", "G.")
     for name, value in (("a", math.inf), ("b", -math.inf), ("c", math.nan)):

@@ -40,7 +40,7 @@ def test_signals_may_be_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_environment_may_be_bare(tmp_path: Path) -> None:
+def test_commands_work_in_an_empty_environment(tmp_path: Path) -> None:
     """No HOME, no terminal, no locale, a strict umask, closed stdin."""
     bare = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     run_tests([COMMANDS], "umask 077; exec <&-", bare, tmp_path)

@@ -95,9 +95,7 @@ def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("how", "text"), [("value", "no such value"), ("ours", "no room"), ("bug", "the server's log")]
 )
-def test_errors_of_routes_are_answers_of_one_line(
-    make: Make, tmp_path: Path, how: str, text: str
-) -> None:
+def test_error_responses_have_one_line(make: Make, tmp_path: Path, how: str, text: str) -> None:
     make().claim()
     with pytest.raises(AdminError, match=text):
         ask(tmp_path, f"/fail?how={how}")
@@ -113,7 +111,7 @@ def test_tcp_only_reads(make: Make) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
-def test_a_name_that_is_not_this_machines_is_refused(make: Make, host: str) -> None:
+def test_a_foreign_host_name_is_rejected(make: Make, host: str) -> None:
     """A request with another host name is refused, even if the name resolves to this machine."""
     admin = make(address="0")
     assert over_tcp(admin, Host=host) == HTTPStatus.MISDIRECTED_REQUEST
@@ -121,11 +119,11 @@ def test_a_name_that_is_not_this_machines_is_refused(make: Make, host: str) -> N
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "[::1]:9", "[::1]", "10.0.0.7:9466"])
-def test_addresses_and_own_names_are_answered(make: Make, host: str) -> None:
+def test_addresses_and_names_of_this_machine_are_accepted(make: Make, host: str) -> None:
     assert over_tcp(make(address="0"), Host=host) == HTTPStatus.OK
 
 
-def test_scrapers_may_use_any_name_where_other_machines_may_connect(make: Make) -> None:
+def test_any_host_name_is_accepted_on_a_public_listener(make: Make) -> None:
     admin = make(address="0.0.0.0:0")
     service = "beluga-server.cluster.local"
     assert over_tcp(admin, path="/metrics", Host=service) == HTTPStatus.OK
@@ -133,7 +131,7 @@ def test_scrapers_may_use_any_name_where_other_machines_may_connect(make: Make) 
     assert over_tcp(admin, Host=service) == HTTPStatus.MISDIRECTED_REQUEST
 
 
-def test_no_other_site_may_read_an_answer(make: Make) -> None:
+def test_other_origins_cannot_read_a_response(make: Make) -> None:
     admin = make(address="0")
     connection = http.client.HTTPConnection("127.0.0.1", int(admin.url.rstrip("/").split(":")[2]))
     connection.request("GET", "/echo", headers={"Origin": "http://evil.example"})
@@ -164,7 +162,7 @@ def test_bodies_that_cannot_be_read_are_refused(
         assert peer.recv(100).split()[1] == str(int(status)).encode()
 
 
-def test_a_further_connection_gets_the_place_of_the_slowest(make: Make, tmp_path: Path) -> None:
+def test_a_new_connection_replaces_the_slowest_one(make: Make, tmp_path: Path) -> None:
     make().claim()
     peers = [socket.socket(socket.AF_UNIX) for _ in range(70)]
     try:
@@ -179,7 +177,7 @@ def test_a_further_connection_gets_the_place_of_the_slowest(make: Make, tmp_path
             peer.close()
 
 
-def test_a_client_that_waits_for_its_answer_keeps_its_place(
+def test_a_client_waiting_for_its_response_stays_connected(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, going_on = threading.Event(), threading.Event()
@@ -210,7 +208,7 @@ def test_a_client_that_waits_for_its_answer_keeps_its_place(
         assert asked.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_lags_too_long_is_closed(
+def test_a_connection_that_stalls_too_long_is_closed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "ConnectionSlots", lambda: ConnectionSlots(patience_s=0.01))
@@ -229,12 +227,12 @@ def raw(admin: Admin, request: str) -> bytes:
         return b"".join(iter(lambda: peer.recv(4096), b""))
 
 
-def test_a_request_with_two_names_is_refused(make: Make) -> None:
+def test_a_request_with_two_host_headers_is_rejected(make: Make) -> None:
     head = "GET /echo HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
     assert raw(make(address="0"), head).startswith(b"HTTP/1.1 421 ")
 
 
-def test_the_body_of_a_refused_request_is_not_taken_for_a_request(make: Make) -> None:
+def test_the_body_of_a_rejected_request_is_not_parsed_as_a_request(make: Make) -> None:
     second = "GET /echo HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     head = f"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(second)}\r\n\r\n"
     answer = raw(make(address="0"), head + second)
@@ -273,9 +271,7 @@ def test_without_a_server_commands_fail_with_one_line(tmp_path: Path) -> None:
         ask(tmp_path, "/echo")
 
 
-def test_a_standby_has_a_socket_and_takes_the_name_of_a_killed_server(
-    make: Make, tmp_path: Path
-) -> None:
+def test_a_standby_takes_over_the_socket_of_a_killed_server(make: Make, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(tmp_path / "admin.sock"))
     standby = make()
@@ -333,7 +329,7 @@ def test_a_missing_directory_is_only_logged(
     assert "no admin socket" in caplog.text
 
 
-def test_an_end_closes_connections(make: Make, tmp_path: Path) -> None:
+def test_stopping_closes_connections(make: Make, tmp_path: Path) -> None:
     admin = make()
     admin.claim()
     with socket.socket(socket.AF_UNIX) as peer:
@@ -361,7 +357,7 @@ def test_a_port_that_other_machines_read_without_a_token_is_logged(
     assert ("give --admin-token FILE" in caplog.text) is warned
 
 
-def test_a_taken_port_is_one_clear_line(make: Make) -> None:
+def test_a_port_in_use_is_a_one_line_error(make: Make) -> None:
     admin = make(address="0")
     port = int(admin.url.rstrip("/").split(":")[2])
     with pytest.raises(AdminError, match=f"cannot have 127.0.0.1 port {port}") as error:

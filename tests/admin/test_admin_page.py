@@ -64,9 +64,7 @@ def moves(browser: Browser, title: str) -> None:
     )
 
 
-def test_a_live_replay_moves_the_figures_the_curves_and_the_map(
-    browser: Browser, start: Start
-) -> None:
+def test_a_live_replay_updates_the_figures_charts_and_map(browser: Browser, start: Start) -> None:
     browser.go(page_of(start("replay", "--admin", "0", "--speed", "0.1", "--no-compare")))
     browser.wait(f"{STATE} === 'serving, epoch 1'")
     browser.wait(f"{SESSIONS}.length === 2")
@@ -88,7 +86,7 @@ def test_a_live_replay_moves_the_figures_the_curves_and_the_map(
     assert browser.problems == []
 
 
-def test_names_of_clients_are_text(browser: Browser, start: Start, shm: Path) -> None:
+def test_names_of_clients_are_escaped(browser: Browser, start: Start, shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         server = start("serve", "--pool", str(shm / "a"), "--admin", "0")
         url = page_of(server)

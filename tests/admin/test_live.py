@@ -84,7 +84,7 @@ def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
     assert found is not None and found.at_s == 1000.0
 
 
-def test_the_curves_of_bytes_begin_when_clients_have_reported(
+def test_byte_rates_start_at_the_first_client_report(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rate over less than one report interval is mostly 0, which would look like a drop."""
@@ -95,7 +95,7 @@ def test_the_curves_of_bytes_begin_when_clients_have_reported(
     assert look().history[-1][3:5] == (0, 0)
 
 
-def test_figures_and_rates_are_those_of_the_server(pool: Pool, look: Look) -> None:
+def test_figures_and_rates_match_the_server(pool: Pool, look: Look) -> None:
     first = look()
     assert first.rates is None
     assert (first.server.state, first.server.epoch, first.server.pid) == ("serving", 1, os.getpid())
@@ -137,7 +137,7 @@ def test_a_sessions_calls_are_counted_between_two_snapshots(pool: Pool, look: Lo
     assert session.calls_per_s >= 50 / (after.time_s - before.time_s + 1)
 
 
-def test_the_map_adds_up_and_shows_where_blocks_lie(pool: Pool, look: Look) -> None:
+def test_the_map_adds_up_and_shows_block_locations(pool: Pool, look: Look) -> None:
     empty = look().pool
     with KVCache(pool, namespace="a") as cache:
         cache.put(names(100), payload(100))

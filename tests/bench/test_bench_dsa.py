@@ -28,7 +28,7 @@ def test_without_a_device_every_row_has_the_reason() -> None:
     assert all(row["ops_per_s"] is None for row in rows)
 
 
-def test_with_a_stand_in_every_row_is_measured_and_named_so() -> None:
+def test_rows_of_a_software_queue_are_measured_and_marked() -> None:
     with ground(Options(smoke=True), devices=1) as pool:
         recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
         rows = dsa_coherence(recorder, region, 16384, queue="software")
@@ -49,7 +49,7 @@ def test_with_a_stand_in_every_row_is_measured_and_named_so() -> None:
         ({64: 1}, {}, "never"),
     ],
 )
-def test_the_crossover_is_where_it_stays_ahead(
+def test_the_crossover_is_the_size_from_which_dsa_stays_faster(
     cpu: dict[int, float], device: dict[int, float], says: str
 ) -> None:
     assert says in crossover(cpu, device)

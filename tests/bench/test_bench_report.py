@@ -43,7 +43,7 @@ def warnings(read: Page) -> str:
     return " ".join(text for text in read.texts["p"])
 
 
-def test_a_plain_run_has_no_warning() -> None:
+def test_a_normal_run_has_no_warning() -> None:
     said = warnings(page(row()))
     assert not any(word in said for word in ("SMOKE", "Emulated", "Noisy", "missing", "machines"))
 
@@ -78,7 +78,7 @@ def test_missing_rows_are_listed_with_their_reason() -> None:
     assert "copy is missing: it failed: <x>" in warnings(read)
 
 
-def test_runs_on_other_machines_are_shown_separately() -> None:
+def test_runs_of_other_machines_are_shown_separately() -> None:
     read = page(row(depth=1), row(depth=8, machine="another CPU"))
     assert "The rows come from 2 machines" in warnings(read)
     assert sum(text.startswith("From a") for text in read.texts["p"]) == 2

@@ -113,7 +113,7 @@ def test_paced_rows_never_mix_with_others() -> None:
         assert all(row["p50_ns"] >= 650 for row in rows if row["p50_ns"] is not None)
 
 
-def test_a_user_pool_is_used_and_left(tmp_path: Path) -> None:
+def test_a_pool_of_the_user_is_used_and_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "device"
     Pool.create([path], device_size=40 << 20, coherence="software").close()
     rows = BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
@@ -131,7 +131,7 @@ def test_a_pool_with_blocks_is_not_written_over(tmp_path: Path) -> None:
         BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
 
 
-def test_another_coherence_than_the_pool_has_is_refused(tmp_path: Path) -> None:
+def test_a_coherence_that_differs_from_the_pools_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "device"
     Pool.create([path], device_size=40 << 20, coherence="hardware").close()
     with pytest.raises(PoolError, match="hardware"):
@@ -152,20 +152,20 @@ def test_charts_are_drawn(smoke: Smoke, tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_a_wrong_pace_is_refused_and_nothing_is_left() -> None:
+def test_an_invalid_pace_is_rejected_and_leaves_no_files() -> None:
     with pytest.raises(BelugaError, match="no pace"):
         BENCHES["bandwidth"](Options(smoke=True, pace="fast"))
     assert leftovers("bench", os.getpid()) == set()
 
 
-def test_uniform_places_are_in_the_region_and_apart() -> None:
+def test_uniform_offsets_are_in_the_region_and_do_not_overlap() -> None:
     places = uniform(1 << 20, 4096, 7)
     assert len(set(places)) == 256
     assert max(places) + 4096 <= 1 << 20
     assert not (places % 4096).any()
 
 
-def test_skewed_places_are_mostly_hot() -> None:
+def test_skewed_offsets_are_mostly_hot() -> None:
     places = skewed(1 << 20, 4096, 7)
     hot = (places < 1 << 18).mean()
     assert 0.88 < hot < 0.97

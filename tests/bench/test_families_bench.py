@@ -13,7 +13,7 @@ from beluga.router import POLICIES
 from beluga.simulate import Options
 
 
-def test_a_family_is_the_same_each_time_and_its_seeds_differ() -> None:
+def test_a_family_is_reproducible_and_its_seeds_differ() -> None:
     first, again, other = family_trace(3, 0, 200), family_trace(3, 0, 200), family_trace(3, 1, 200)
     assert list(first.ids) == list(again.ids)
     assert list(first.arrival_s) == list(again.arrival_s)
@@ -52,7 +52,7 @@ def made(family: int, share: float, *, saturated: bool = False, **ttft_s: list[f
     return Cell(family, share, share, saturated, means | named)
 
 
-def test_the_verdict_has_another_bound_above_saturation() -> None:
+def test_the_bound_differs_above_saturation() -> None:
     cells = [
         made(0, 1.0, least_cost=[1.03, 1.03], linear=[1.0, 1.0]),
         made(0, 1.1, least_cost=[1.03, 1.03], linear=[1.0, 1.0], saturated=True),

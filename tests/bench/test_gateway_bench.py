@@ -30,7 +30,7 @@ def test_the_gateway_is_compared_with_a_bare_proxy(rows: dict[str, Row]) -> None
 
 
 @pytest.mark.long
-def test_requests_and_events_have_their_cpu_time(rows: dict[str, Row]) -> None:
+def test_cpu_time_is_reported_for_requests_and_events(rows: dict[str, Row]) -> None:
     for case in ("CPU of 2 kB", "CPU of an event", "CPU of 64 kB"):
         found = re.search(
             r"^([\d.]+) times the bare proxy's .*; bare (\d+) us, ours (\d+) us$",

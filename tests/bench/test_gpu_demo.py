@@ -53,7 +53,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_two_workers_share_what_either_has_stored() -> None:
+def test_two_workers_share_stored_blocks() -> None:
     found = demo(*SMALL, "--json")
     assert found.returncode == 0, found.stderr
     report: dict[str, Any] = json.loads(found.stdout)
@@ -96,7 +96,7 @@ def test_gpu_memory_that_does_not_hold_a_request_is_refused() -> None:
     assert "an engine of 1 blocks is too small" in found.stderr
 
 
-def test_blocks_of_the_other_worker_are_counted_apart() -> None:
+def test_blocks_of_the_other_worker_are_counted_separately() -> None:
     counts = _Counts()
     counts.add(0, Served(3, 0, [], 0, [1, 2]))
     counts.add(1, Served(3, 0, [1, 2], 0, [3]))

@@ -129,9 +129,7 @@ def test_copies_are_compared_with_a_copy_engine_and_peers(shm: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_cuda")
-def test_every_call_that_a_gpu_gets_is_one_that_cupy_has(
-    shm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fake_driver_has_only_calls_of_cupy(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "_ORDER", 8)
     with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
@@ -148,7 +146,7 @@ def test_every_call_that_a_gpu_gets_is_one_that_cupy_has(
 
 
 @pytest.mark.usefixtures("compiled")
-def test_rows_that_fail_leave_those_of_other_shares(
+def test_a_failed_row_does_not_affect_other_rows(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -228,7 +226,7 @@ def test_several_gpus_share_a_device_and_a_node(shm: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_product_is_measured_alone_and_during_copies(shm: Path) -> None:
+def test_a_matrix_product_is_measured_alone_and_during_copies(shm: Path) -> None:
     square = np.eye(64)
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))

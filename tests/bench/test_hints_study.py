@@ -21,7 +21,7 @@ def made() -> tuple[object, ...]:
     return steps_of(made_sessions())
 
 
-def test_without_hints_a_pool_is_nearly_the_simulator_s_lru(made: tuple[object, ...]) -> None:
+def test_without_hints_a_pool_nearly_matches_simulated_lru(made: tuple[object, ...]) -> None:
     """A server's pool has used what was found before it stores the rest, and evicts it first."""
     steps, trace = made
     for share in (0.3, 0.6):  # the longest prompt fits
@@ -36,7 +36,7 @@ def test_without_hints_a_pool_is_nearly_the_simulator_s_lru(made: tuple[object, 
     [NONE, Strategy(60.0), Strategy(600.0, left=True, end=True), Strategy(end=True, turn=True)],
     ids=str,
 )
-def test_no_strategy_beats_the_bound_or_its_budget(
+def test_no_strategy_exceeds_the_bound_or_its_budget(
     made: tuple[object, ...], strategy: Strategy
 ) -> None:
     steps, trace = made

@@ -33,7 +33,7 @@ def memory() -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_puts_all_bytes_where_they_belong(name: str, memory: np.ndarray) -> None:
+def test_a_write_stores_all_bytes_at_their_offsets(name: str, memory: np.ndarray) -> None:
     kind = name.partition("_")[2]
     if kind in ("clflushopt", "clwb") and not getattr(lib, f"limit_has_{kind}")():
         pytest.skip(f"this CPU has no {kind}")
@@ -98,7 +98,7 @@ def test_an_exchange_without_a_peer_ends(memory: np.ndarray) -> None:
     assert lib.limit_ask(alone) < 0
 
 
-def test_a_driver_does_every_place_in_turn(memory: np.ndarray) -> None:
+def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
     places = np.array([64, 0], np.uint64)
     driver = Driver(Load(drive.bare("write", memory.ctypes.data), places, 64))
     driver.count(1)
@@ -124,7 +124,7 @@ def test_each_operation_is_timed(memory: np.ndarray) -> None:
     assert (samples > 0).all()
 
 
-def test_hash_finds_what_was_put() -> None:
+def test_the_hash_table_finds_stored_keys() -> None:
     keys = np.random.default_rng(5).integers(1, 1 << 63, 700, dtype=np.uint64)
     slots = np.zeros(2 * 1024, np.uint64)
     table = ffi.new("limit_hash *", {"slot": ffi.cast("limit_slot *", slots.ctypes.data)})

@@ -19,7 +19,7 @@ def clock(bytes_per_s: int, latency_ns: int = 0) -> Any:
     return ffi.new("drive_pace *", {"bytes_per_s": bytes_per_s, "latency_ns": latency_ns})
 
 
-def test_a_pace_is_read_in_its_units() -> None:
+def test_a_pace_is_parsed_with_its_units() -> None:
     assert parse_pace("device=22.5GB/s,latency=650ns") == Pace(22_500_000_000, 650)
     assert parse_pace("device=500MB/s") == Pace(500_000_000, 0)
     assert parse_pace("latency=2us,device=1GB/s") == Pace(10**9, 2000)
@@ -33,7 +33,7 @@ def test_an_invalid_pace_is_rejected(text: str) -> None:
         parse_pace(text)
 
 
-def test_an_idle_device_takes_its_move_time_and_its_latency() -> None:
+def test_an_idle_device_takes_its_transfer_time_and_latency() -> None:
     assert lib.drive_pace_take(clock(10**9, 650), 5_000, 1000) == 5_000 + 1000 + 650
 
 
@@ -49,7 +49,7 @@ def test_idle_time_accumulates_no_credit() -> None:
     assert lib.drive_pace_take(device, 10_000, 1000) == 11_000
 
 
-def test_every_offset_has_the_clock_of_its_device(tmp_path: Path) -> None:
+def test_every_offset_uses_the_clock_of_its_device(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     clocks = tmp_path / "clocks"
     make_paces(clocks, 2, Pace(10**9, 7))
@@ -63,7 +63,7 @@ def test_every_offset_has_the_clock_of_its_device(tmp_path: Path) -> None:
         Pool.destroy(paths)
 
 
-def test_clocks_are_shared_by_all_who_open_the_file(tmp_path: Path) -> None:
+def test_clocks_are_shared_by_all_processes_that_open_the_file(tmp_path: Path) -> None:
     clocks = tmp_path / "clocks"
     make_paces(clocks, 1, Pace(10**9))
     with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:

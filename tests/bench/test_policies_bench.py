@@ -21,7 +21,7 @@ def result(
     return Result("trace", load, "pool", policy, 5, mean, error, p90, 0.0, 0.0, 0.0)
 
 
-def test_the_default_is_held_to_its_bounds_below_and_above_saturation() -> None:
+def test_the_default_is_within_bounds_below_and_above_saturation() -> None:
     results = [
         result(1.0, 1.02), result(1.0, 1.0, policy="linear"),
         result(1.2, 1.03), result(1.2, 1.0, policy="linear"),
@@ -35,7 +35,7 @@ def test_the_default_is_held_to_its_bounds_below_and_above_saturation() -> None:
     assert {row["best"] for row in rows} == {"linear"}
 
 
-def test_the_best_p90_may_be_another_policys_than_the_best_mean() -> None:
+def test_the_best_p90_and_the_best_mean_may_be_of_different_policies() -> None:
     results = [
         result(1.0, 1.0, p90=3.0), result(1.0, 1.1, p90=2.0, policy="linear"),
         result(2.0, 2.0, p90=7.0), result(2.0, 2.1, p90=4.0, policy="linear"),
@@ -52,7 +52,7 @@ def test_the_best_p90_may_be_another_policys_than_the_best_mean() -> None:
     assert "| trace | 2.5 s | - | linear | 1.25x |" in policies.page(results, {"trace": 2.5})
 
 
-def test_the_default_keeps_the_prefixes_of_tenants_apart_near_the_knee() -> None:
+def test_the_default_separates_tenant_prefixes_near_saturation() -> None:
     """On other seeds of the trace than the page's, where a copy of each prefix on each worker does
     not fit. The default had 2.1 times the mean TTFT of the best policy until it expected that space
     which is free now is taken when others come.
@@ -66,7 +66,7 @@ def test_the_default_keeps_the_prefixes_of_tenants_apart_near_the_knee() -> None
     assert means[DEFAULT_POLICY] < 0.9 * min(means["linear"], means["logit2"], means["lmetric"])
 
 
-def test_goodput_is_interpolated_between_the_loads_that_were_run() -> None:
+def test_goodput_is_interpolated_between_measured_loads() -> None:
     results = [(2.0, 8.0), (1.0, 2.0)]
     assert goodput(results, 5.0) == pytest.approx(1.5)
     assert goodput(results, 9.0) == 2.0

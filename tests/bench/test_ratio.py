@@ -44,7 +44,7 @@ def test_limit_and_engine_are_timed_alternately() -> None:
     assert (found.ratio, found.noisy) == (0.5, False)
 
 
-def test_a_noisy_limit_is_tried_again_until_it_is_steady() -> None:
+def test_a_noisy_limit_is_remeasured_until_it_is_stable() -> None:
     log: list[str] = []
     limit = player([10.0, 20.0, 10.0, 10.0, 10.0, 10.0], log, "limit")
     found = race(limit, player([5.0] * 6, log, "ours"), pair_count=2, retry_count=3)
@@ -52,7 +52,7 @@ def test_a_noisy_limit_is_tried_again_until_it_is_steady() -> None:
     assert (found.ratio, found.noisy) == (0.5, False)
 
 
-def test_a_limit_that_stays_noisy_is_called_so_after_three_more_tries() -> None:
+def test_a_limit_that_stays_noisy_is_marked_after_three_retries() -> None:
     log: list[str] = []
     limit = player([10.0, 20.0] * 4, log, "limit")
     found = race(limit, player([5.0] * 8, log, "ours"), pair_count=2, retry_count=3)

@@ -41,7 +41,7 @@ def test_calls_from_c_and_from_python_have_rows(smoke: Callable[[str], list[Row]
     assert all(row["bytes"] == 64 and row["ops_per_s"] > 0 for row in rows.values())
 
 
-def test_a_library_that_is_absent_is_named_with_the_way_to_get_it() -> None:
+def test_a_missing_library_is_reported_with_its_install_command() -> None:
     absent = replace(ECHOES["gRPC"], module="no_such_module_of_anybody", package="grpcio")
     assert absent.missing() == "grpcio is not installed; pip install grpcio"
 

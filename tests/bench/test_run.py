@@ -43,7 +43,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bench]:
 
 
 @pytest.mark.parametrize("end", [CallTimeoutError("late"), OSError(5, "gone")])
-def test_rows_before_a_failure_are_kept_and_the_others_run(end: Exception) -> None:
+def test_rows_before_a_failure_are_kept_and_later_benchmarks_run(end: Exception) -> None:
     done = run({"a": rows_then(3, end), "b": rows_then(2)}, ["a", "b"], Options())
     assert [row["case"] for row in done.rows] == ["case 0", "case 1", "case 2", "case 0", "case 1"]
     assert list(done.missing) == ["a"] and "it failed after 3 rows" in done.missing["a"]
@@ -56,7 +56,7 @@ def test_an_interruption_ends_the_run_and_loses_no_row(end: BaseException) -> No
     assert (len(done.rows), done.ended, list(done.missing)) == (2, end, ["a", "b"])
 
 
-def test_progress_has_a_total_and_the_time_that_is_left() -> None:
+def test_progress_shows_a_total_and_the_remaining_time() -> None:
     told: list[str] = []
     run({"a": rows_then(2), "b": rows_then(2)}, ["a", "b"], Options(progress=told.append))
     assert told[0].startswith("case 0 (1 of about ")

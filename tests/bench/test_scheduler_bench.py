@@ -25,7 +25,7 @@ def rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
 
 
 @pytest.mark.long
-def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> None:
+def test_every_order_and_the_decision_time_have_a_row(rows: dict[str, Row]) -> None:
     virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
     decisions = {
         "decision",
@@ -47,7 +47,7 @@ def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> 
 
 
 @pytest.mark.long
-def test_our_order_keeps_onboards_short_and_others_do_not(rows: dict[str, Row]) -> None:
+def test_only_the_fair_queue_keeps_onboards_short(rows: dict[str, Row]) -> None:
     longer = {
         case: float(found[1])
         for case, row in rows.items()
@@ -60,7 +60,7 @@ def test_our_order_keeps_onboards_short_and_others_do_not(rows: dict[str, Row]) 
 
 
 @pytest.mark.long
-def test_virtual_rows_are_the_same_in_every_run(rows: dict[str, Row]) -> None:
+def test_rows_in_virtual_time_are_reproducible(rows: dict[str, Row]) -> None:
     def made() -> list[int]:
         order = orders(RATE)["ours"]
         return run(
@@ -98,7 +98,7 @@ def test_the_link_shares_its_bandwidth_evenly(starts_us: list[int], ends_us: lis
     assert [ended[key] for key in range(len(starts_us))] == ends_us
 
 
-def test_an_idle_link_takes_as_long_as_the_block_is() -> None:
+def test_the_time_on_an_idle_link_is_proportional_to_the_block() -> None:
     outcome = run(
         Fifo(), bytes_per_s=GB, onboard_share=0.3, offload=False, duration_ns=100 * MB, regular=True
     )

@@ -46,7 +46,7 @@ def best_of_all(trace: Trace, capacity: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_choice_beats_the_bound_and_one_reaches_it(seed: int) -> None:
+def test_no_choice_exceeds_the_bound_and_one_reaches_it(seed: int) -> None:
     random = Random(seed)
     prompts = []
     for number in range(7):
@@ -59,7 +59,7 @@ def test_no_choice_beats_the_bound_and_one_reaches_it(seed: int) -> None:
         assert bound(trace, capacity) == pytest.approx(best_of_all(trace, capacity))
 
 
-def test_no_pair_of_policies_beats_the_bound() -> None:
+def test_no_pair_of_policies_exceeds_the_bound() -> None:
     results = list(compare(conversations(), (0.1,), (0.1, 1.0)))
     assert all(0 < result.hit <= result.bound for result in results)
     (row,) = judge(results)
@@ -85,7 +85,7 @@ def test_by_default_a_workload_without_reuse_writes_only_the_trial() -> None:
 
 
 @pytest.mark.long
-def test_by_default_a_shared_prompt_alone_is_soon_not_saved_any_more() -> None:
+def test_by_default_a_workload_with_only_a_shared_prompt_stops_saving() -> None:
     results = list(compare(shared_prompt(), (0.02,), (1.0,)))
     assert of(results, DEFAULT).written < 0.1
     assert of(results, DEFAULT).hit == of(results, ("lru", "always")).hit

@@ -40,7 +40,7 @@ def test_without_a_server_a_row_has_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert "apt-get install redis-server" in str(rows[-1]["note"])
 
 
-def test_the_ratio_is_that_of_the_slowest_of_a_hundred() -> None:
+def test_the_ratio_is_that_of_the_99th_percentiles() -> None:
     alone = np.array([100] * 97 + [1000] * 3, np.uint64)
     beside = np.array([100] * 97 + [4000] * 3, np.uint64)
     row = tails_row(

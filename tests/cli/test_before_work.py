@@ -66,7 +66,7 @@ def test_missing_packages_are_reported_before_the_work(
 
 
 @pytest.mark.parametrize("arguments", [long(SIMULATE), long(BENCH), GATEWAY, long(PREFILL)])
-def test_a_command_begins_with_its_packages(arguments: list[str]) -> None:
+def test_a_command_starts_if_its_packages_are_installed(arguments: list[str]) -> None:
     assert "it has begun" in beluga(*arguments).stderr
 
 

@@ -107,7 +107,7 @@ def test_keys_of_all_commands(write: Write) -> None:
     assert given("ping", program=cxl_rpc.app)["host"] == 3
 
 
-def test_the_other_program_has_tables_with_its_name(write: Write) -> None:
+def test_tables_of_cxl_rpc_have_its_name(write: Write) -> None:
     write("[cxl-rpc-call]\ntimeout = 9\n[serve]\nquota-calls = 1\n")
     assert given("call", "0", program=cxl_rpc.app)["timeout"] == 9
     assert given("serve")["quota_calls"] == 1
@@ -177,7 +177,7 @@ def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None
         ("a = " + "[" * 5000, ""),
     ],
 )
-def test_a_mistake_is_named_with_its_place(write: Write, text: str, said: str) -> None:
+def test_a_mistake_is_reported_with_its_location(write: Write, text: str, said: str) -> None:
     path = write(text)
     refused = beluga("ping")
     assert isinstance(refused.exception, errors.SettingsError)
@@ -205,7 +205,7 @@ def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
     assert "more than 1048576 bytes" in str(beluga("ping").exception)
 
 
-def test_the_file_is_searched_for_in_each_folder(
+def test_the_file_is_searched_for_in_each_config_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -232,7 +232,7 @@ def test_the_current_folder_is_not_searched(
     assert given("ping")["host"] is None
 
 
-def test_config_shows_what_is_set(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_shows_the_settings(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write('pool = ["/a", "/b"]\n[serve]\nwatch = true\npool = "/c"\n')
     monkeypatch.setenv("BELUGA_POOL", "/d")
     told = json.loads(beluga("config", "--json").stdout)

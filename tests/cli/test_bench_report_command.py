@@ -67,7 +67,7 @@ def test_a_failed_benchmark_does_not_stop_the_others(benches: Benches) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
-def test_an_interruption_leaves_a_page_of_what_was_done(
+def test_an_interruption_leaves_a_page_of_completed_rows(
     benches: Benches, error: BaseException
 ) -> None:
     benches["a"] = ends_with(error)
@@ -81,7 +81,9 @@ def test_an_interruption_leaves_a_page_of_what_was_done(
         assert f"{name} is missing: the run was interrupted" in read.texts["p"]
 
 
-def test_an_interruption_of_the_first_leaves_no_file(benches: Benches, tmp_path: Path) -> None:
+def test_an_interruption_of_the_first_benchmark_leaves_no_file(
+    benches: Benches, tmp_path: Path
+) -> None:
     benches["rpc"] = ends_with(KeyboardInterrupt())
     done = beluga()
     assert done.exit_code == 130
@@ -109,7 +111,7 @@ def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
         (["--from", "none.json"], "No such file or directory"),
     ],
 )
-def test_nonsense_is_refused_before_the_work(
+def test_invalid_arguments_are_rejected_before_the_work(
     benches: Benches, arguments: list[str], said: str
 ) -> None:
     benches["rpc"] = lambda options: pytest.fail("it ran")

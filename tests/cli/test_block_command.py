@@ -61,7 +61,7 @@ def test_a_missing_block_is_an_error(run: Run, pool: list[str]) -> None:
     )
 
 
-def test_a_full_disk_gets_no_part_of_a_block(run: Run, pool: list[str], tmp_path: Path) -> None:
+def test_nothing_is_written_to_a_full_disk(run: Run, pool: list[str], tmp_path: Path) -> None:
     """A limit of 1 MiB for the process's files stands in for a full disk."""
     source, target = tmp_path / "source", tmp_path / "disk" / "target"
     source.write_bytes(bytes(3 << 20))

@@ -201,7 +201,7 @@ def test_each_command_is_tested_or_needs_no_pool() -> None:
 
 
 @pytest.mark.parametrize(("number", "how"), list(enumerate(SPOILT)))
-def test_a_spoilt_device_is_one_line(
+def test_a_damaged_device_is_a_one_line_error(
     paths: list[Path], tmp_path: Path, how: str, number: int
 ) -> None:
     place = number % 2
@@ -218,7 +218,7 @@ def test_a_spoilt_device_is_one_line(
         assert whole.stat().st_ino == kept[whole], name
 
 
-def test_no_pool_is_one_line_that_names_the_option(
+def test_a_missing_pool_is_a_one_line_error_that_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (default, missing, beluga.pool):  # this user may have mounted one
@@ -232,7 +232,9 @@ def test_no_pool_is_one_line_that_names_the_option(
 @pytest.mark.parametrize(
     ("number", "path"), list(enumerate(["", "x" * 300, "/proc/self/mem", "file/a"]))
 )
-def test_a_path_that_cannot_be_a_device_is_one_line(tmp_path: Path, number: int, path: str) -> None:
+def test_an_unusable_device_path_is_a_one_line_error(
+    tmp_path: Path, number: int, path: str
+) -> None:
     named = path.replace("file", str(tmp_path / "file"))
     for name, taken in share(WITH.items(), number):
         arguments = given(name, tmp_path)
@@ -255,14 +257,14 @@ EXCLUSIVE = {
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_a_busy_pool_is_one_line(paths: list[Path], tmp_path: Path, name: str) -> None:
+def test_a_busy_pool_is_a_one_line_error(paths: list[Path], tmp_path: Path, name: str) -> None:
     with Pool.open(paths) as pool, MetaServer(pool) as server:
         ended = ran(name, [*EXCLUSIVE[name], *WITH[name].words(paths)], tmp_path)
         refused(name, ended, "server", "process")
         assert server.failure is None
 
 
-def test_commands_that_need_the_server_alone_work_with_a_device_cut_short(
+def test_commands_that_only_need_the_server_work_with_a_truncated_device(
     run: Run, paths: list[Path]
 ) -> None:
     pool = Taken(option=True).words(paths)

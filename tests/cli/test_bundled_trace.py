@@ -53,13 +53,13 @@ def test_commands_read_the_file_and_report_it(
 @pytest.mark.parametrize(
     "option", ["--format=azure", "--time-unit=s", "--block-tokens=16", "--rate=2"]
 )
-def test_options_that_read_a_trace_need_one(run: Run, command: str, option: str) -> None:
+def test_options_of_traces_require_a_trace(run: Run, command: str, option: str) -> None:
     refused = run(command, option)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "need a trace; name one" in refused.stderr
 
 
-def test_size_needs_no_argument_and_finds_what_could_be_found(run: Run) -> None:
+def test_size_needs_no_argument_and_shows_the_ideal_hit_rate(run: Run) -> None:
     told = json.loads(run("size", "--json").stdout)
     assert told["bytes_per_token"] == 256 << 10  # Qwen3-32B
     (pool,) = told["tiers"]
@@ -67,13 +67,13 @@ def test_size_needs_no_argument_and_finds_what_could_be_found(run: Run) -> None:
     assert pool["size_bytes"] >= told["trace"]["bytes"]
 
 
-def test_size_prints_the_hit_rate_of_each_tier_and_those_above(run: Run) -> None:
+def test_size_prints_cumulative_hit_rates_of_tiers(run: Run) -> None:
     told = json.loads(run("size", "--json", "--memory", "100G", "--disk", "200G").stdout)
     memory, disk = (tier["found"] for tier in told["tiers"])
     assert 0.3 < memory < disk < told["trace"]["ideal_hit_rate"]
 
 
-def test_a_cache_finds_leading_blocks_that_it_still_has(tmp_path: Path) -> None:
+def test_a_cache_finds_the_leading_blocks_that_it_holds(tmp_path: Path) -> None:
     lines = [[1, 2], [3, 4], [1, 2], [5, 2]]
     text = "".join(
         json.dumps({"timestamp": at, "input_length": 32, "output_length": 1, "hash_ids": ids})

@@ -197,7 +197,7 @@ def cases(number: signal.Signals, *quick: str) -> list[object]:
     ("name", "number"),
     [*cases(signal.SIGINT), *cases(signal.SIGTERM, "serve", "gateway", "replay", "soak")],
 )
-def test_a_signal_ends_it_and_nothing_is_left(
+def test_a_signal_ends_the_command_and_nothing_is_left(
     launch: Launch, name: str, number: signal.Signals
 ) -> None:
     """Ctrl-C reaches every process of a terminal's group, SIGTERM only the command itself."""
@@ -221,14 +221,14 @@ def test_a_signal_ends_it_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("name", ["top", "top-json"])
-def test_a_closed_output_ends_it_without_a_message(launch: Launch, name: str) -> None:
+def test_a_closed_output_ends_the_command_without_a_message(launch: Launch, name: str) -> None:
     command = launch(CASES[name], one_line=True)
     assert command.end() == (1, "")
     assert left_by(command) == []
 
 
 @pytest.mark.parametrize("name", ["stat", "ls"])
-def test_a_closed_output_is_no_error_of_a_command_that_ends(launch: Launch, name: str) -> None:
+def test_a_closed_output_after_the_result_is_not_an_error(launch: Launch, name: str) -> None:
     command = launch(Case((name, "POOL"), ""), one_line=True)
     status, errors = command.end()
     assert status in (0, 1)  # 0: it had written everything before

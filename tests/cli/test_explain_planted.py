@@ -177,7 +177,7 @@ def world(start: Start, run: Run, shm: Path) -> Iterator[World]:
     ],
     ids=["namespace", "layout", "dtype", "kv dtype", "rank", "ranks"],
 )
-def test_blocks_of_another_engine_are_named(
+def test_blocks_of_another_engine_are_explained(
     world: World, stored: Namespace, cause: str, said: str, killed: bool
 ) -> None:
     world.store(stored)
@@ -191,13 +191,13 @@ def test_blocks_of_another_engine_are_named(
     assert said in found["text"]
 
 
-def test_the_nearest_of_several_namespaces_is_named(world: World) -> None:
+def test_the_most_similar_namespace_is_shown(world: World) -> None:
     for stored in (engine(model="org/a", rank=1), engine(model="org/b"), engine(rank=1)):
         world.store(stored)
     assert world.cause(engine()) == "rank"
 
 
-def test_a_salt_is_named(world: World) -> None:
+def test_a_salt_is_explained(world: World) -> None:
     world.store(engine(), salt="tenant")
     assert world.cause(engine()) == "salt"
     assert world.cause(engine(), salt="wrong") == "salt"
@@ -212,7 +212,7 @@ def test_a_salt_is_named(world: World) -> None:
     assert world.cause(engine(rank=1), salt="tenant") == "rank"
 
 
-def test_a_block_that_a_full_table_pushed_out_is_named(world: World) -> None:
+def test_a_block_evicted_by_a_full_table_is_explained(world: World) -> None:
     """A new block takes the table line of the block evicted for it, so only the server has a record
     of the eviction.
     """
@@ -234,7 +234,7 @@ def test_an_eviction_without_a_record_is_a_suspected_cause(world: World) -> None
     assert "blocks were evicted since this server took over" in found["text"]
 
 
-def test_a_block_that_large_ones_pushed_out_is_evicted(world: World) -> None:
+def test_a_block_evicted_by_larger_blocks_is_explained(world: World) -> None:
     """Space runs out before table lines do: the line of the evicted block still shows it."""
     world.store(engine(), size=4 << 20)
     others = [n.to_bytes(16, "big") for n in range(6)]
@@ -275,7 +275,7 @@ def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: W
     assert world.cause(engine()) == "never"
 
 
-def test_a_block_of_the_epoch_before_is_named(world: World) -> None:
+def test_a_block_of_the_previous_epoch_is_explained(world: World) -> None:
     """The next server had the block, evicted it, dropped its record and reused its line: only the
     half of the killed server shows that the block existed.
     """
@@ -289,7 +289,7 @@ def test_a_block_of_the_epoch_before_is_named(world: World) -> None:
     assert "the server of epoch 1 had it, but that of epoch 2 does not" in found["text"]
 
 
-def test_memory_that_went_bad_is_named(world: World) -> None:
+def test_bad_memory_is_explained(world: World) -> None:
     world.store(engine())
     with Pool.open(world.paths) as pool, KVCache(pool, namespace=engine()) as cache:
         place = MetaClient(cache.client).lookup(cache.keys([KEY])).hits[0].offset

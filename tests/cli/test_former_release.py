@@ -20,7 +20,7 @@ STORED = "what the former release stored\n" * 400
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_former_pool_is_refused_by_one_line_and_its_disk_tier_is_adopted(
+def test_a_pool_of_an_earlier_format_is_rejected_and_its_disk_tier_adopted(
     run: Run, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     devices = [tmp_path / "a", tmp_path / "b"]

@@ -125,7 +125,9 @@ def test_handlers_of_a_module_are_served_listed_and_called(
     assert whole == {"handler": "add", "result": 2}
 
 
-def test_no_other_module_of_the_programs_folder_is_imported(folder: Path, pool: list[str]) -> None:
+def test_other_modules_in_the_handlers_folder_are_not_imported(
+    folder: Path, pool: list[str]
+) -> None:
     (folder / "numpy.py").write_text(
         "raise SystemExit('a file of the current folder was imported')"
     )
@@ -140,7 +142,7 @@ def test_no_other_module_of_the_programs_folder_is_imported(folder: Path, pool: 
     assert "jobs:nothing is 3" in ended.stderr
 
 
-def test_a_wrong_call_is_one_line_and_a_status(
+def test_an_invalid_call_prints_one_line_and_sets_the_exit_status(
     begin: Begin, ask: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "jobs:handlers", *pool))
@@ -171,7 +173,7 @@ def test_beluga_serve_has_handlers_in_addition_to_the_index(
     assert ask("call", "plain", "7", *pool).stdout == "7\n"
 
 
-def test_a_server_in_the_background_has_handlers(ask: RunCommand, pool: list[str]) -> None:
+def test_a_background_server_serves_handlers(ask: RunCommand, pool: list[str]) -> None:
     detached = ask("serve", "--detach", "--handlers", "jobs:named", *pool, entry="main")
     assert detached.returncode == 0, detached.stderr
     try:
@@ -203,7 +205,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
         ("broken:handlers", "the module broken imports absent_package, which is not installed"),
     ],
 )
-def test_handlers_that_cannot_be_loaded_are_named_before_anything_serves(
+def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
     folder: Path, ask: RunCommand, pool: list[str], place: str, text: str
 ) -> None:
     (folder / "broken.py").write_text("import absent_package\n")

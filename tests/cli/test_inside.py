@@ -134,7 +134,7 @@ def test_a_server_serves_until_a_signal(told: Told, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_stop_it(told: Told, number: int) -> None:
+def test_signals_stop_the_server(told: Told, number: int) -> None:
     server: Any = Server()
     start = server.start
     server.start = lambda: (start(), told.handlers[number]())  # type: ignore[attr-defined]
@@ -173,7 +173,9 @@ def test_a_standby_serves_after_the_server_ends(
     assert len(told.waited) == 3 * elected
 
 
-def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed_while_the_server_runs(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[Any] = []
 
     def keeper(*what: Any) -> Any:
@@ -249,7 +251,7 @@ def test_an_invalid_budget_of_hints_is_rejected(served: list[Served], text: str)
     assert served == []
 
 
-def test_a_budget_of_hints_may_be_nothing_and_everything(served: list[Served]) -> None:
+def test_a_budget_of_hints_may_be_0_and_100_percent(served: list[Served]) -> None:
     for text in "0%", "100":
         assert beluga("serve", "--hint-budget", text).exit_code == 0
     assert [one.server["hint_budget"] for one in served] == [0, 1]
@@ -363,7 +365,7 @@ def trips(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-def test_ping_shows_the_fastest_and_the_middle(trips: dict[str, Any]) -> None:
+def test_ping_shows_the_minimum_and_the_median(trips: dict[str, Any]) -> None:
     shown = json.loads(beluga("ping", "--json", "--count", 4, "--host", 2, "--timeout", 3).stdout)
     assert shown == {"epoch": 9, "count": 4, "min_us": pytest.approx(1), "p50_us": pytest.approx(4)}
     assert (trips["host"], trips["timeout_s"]) == (2, 3)
@@ -547,7 +549,7 @@ def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPa
 # ---- bench
 
 
-def test_benchmarks_get_their_options_and_show_what_any_row_has(
+def test_benchmarks_get_their_options_and_show_all_columns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
@@ -734,7 +736,9 @@ def test_import_errors_are_reported(
     assert ended.value.code == status
 
 
-def test_a_defect_of_our_own_is_not_called_a_missing_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_import_error_is_not_reported_as_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def import_module(name: str) -> None:
         raise ModuleNotFoundError(name="beluga.nothing")
 
@@ -754,7 +758,7 @@ def test_scrubbing_without_a_link_needs_no_admission(
         assert admission is None
 
 
-def test_scrubbing_releases_its_link_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     link = SimpleNamespace(close=lambda: closed.append("link"))
     place = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("place"))
@@ -778,7 +782,7 @@ def test_scrubbing_releases_its_link_member(monkeypatch: pytest.MonkeyPatch) -> 
         (["--peer", "--role", "b"], ("b", 3.0, 60.0), "side b: waiting for side a\n"),
     ],
 )  # fmt: skip
-def test_a_side_of_verify_waits_for_the_other(
+def test_one_side_of_verify_waits_for_the_other(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], asked: Any, said: str
 ) -> None:
     calls: list[Any] = []
@@ -798,7 +802,9 @@ def test_a_side_of_verify_waits_for_the_other(
     ("arguments", "named"),
     [([], "replay"), (["pool"], "destroy"), (None, "bench")],
 )
-def test_a_command_alone_shows_what_there_is(arguments: list[str] | None, named: str) -> None:
+def test_a_group_without_a_command_lists_its_commands(
+    arguments: list[str] | None, named: str
+) -> None:
     """The command may be ``beluga``, ``beluga pool`` or ``cxl-rpc``."""
     ended = CliRunner().invoke(app if arguments is not None else cxl_rpc.app, arguments or [])
     assert "Usage" in ended.output

@@ -78,7 +78,7 @@ def test_the_help_of_a_command_imports_neither_numpy_nor_the_core(
     assert len(modules) < MODULES_MAX
 
 
-def test_the_words_in_help_are_those_of_the_modules_that_implement_them() -> None:
+def test_choices_in_help_match_the_modules_that_implement_them() -> None:
     assert choices.POLICIES == router.POLICIES
     assert choices.DEFAULT_POLICY == router.DEFAULT_POLICY
     assert choices.PREFILL_RULES == router.RULES
@@ -117,7 +117,7 @@ def test_a_command_imports_its_own_module(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_help_of_a_group_is_that_of_its_commands(program: Any) -> None:
+def test_the_help_of_a_group_lists_its_commands(program: Any) -> None:
     """It is read from the sources; here it is compared with the imported commands."""
     root: Any = typer.main.get_command(program)
     groups = [root, *(one for one in root.commands.values() if hasattr(one, "commands"))]
@@ -128,7 +128,7 @@ def test_the_help_of_a_group_is_that_of_its_commands(program: Any) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_words_of_commands_lead_to_them(program: Any) -> None:
+def test_command_names_resolve_to_their_modules(program: Any) -> None:
     root: Any = typer.main.get_command(program)
     leaves = list(lazy.leaves(root))
     assert len(leaves) == len(set(leaves)) > 3

@@ -34,7 +34,7 @@ def commands() -> Iterator[tuple[str, Any, tuple[Legend, ...]]]:
             yield " ".join((name, *words)), program, found
 
 
-def test_every_legend_is_that_of_a_command() -> None:
+def test_every_legend_belongs_to_a_command() -> None:
     """A table cannot be printed without a legend; a legend without a command explains nothing."""
     shown = [one for *_, legends in commands() for one in legends]
     for module in pkgutil.iter_modules([str(FOLDER)]):
@@ -44,7 +44,7 @@ def test_every_legend_is_that_of_a_command() -> None:
                 assert all(len(text.split()) > 1 for text in value.values()), name
 
 
-def test_no_legend_is_made_where_a_table_is_printed() -> None:
+def test_legends_are_defined_apart_from_printing() -> None:
     """They are the module's, where the test above finds them."""
     for path in FOLDER.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -67,14 +67,16 @@ def test_text_logs_have_events_and_command_messages(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("level", "shown"), [(None, 3), ("debug", 4), ("warning", 2), ("error", 1)]
 )
-def test_levels(capsys: pytest.CaptureFixture[str], level: str | None, shown: int) -> None:
+def test_log_levels_are_parsed(
+    capsys: pytest.CaptureFixture[str], level: str | None, shown: int
+) -> None:
     logs.begin(level)
     for each in (log.debug, log.info, log.warning, log.error):
         each("said")
     assert len(capsys.readouterr().err.splitlines()) == shown
 
 
-def test_how_others_debug_themselves_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_messages_of_libraries_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:
     logs.begin("debug")
     logging.getLogger("asyncio").debug("Using selector")
     logging.getLogger("belugas").debug("nor this")
@@ -82,7 +84,7 @@ def test_how_others_debug_themselves_is_left_out(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_one_place_is_limited_and_what_is_left_out_is_counted(
+def test_repeated_messages_of_one_call_site_are_limited_and_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = 0.0
@@ -145,7 +147,7 @@ def test_an_error_is_an_event_where_the_log_is_json(run: Run) -> None:
     assert (event["level"], event["message"].startswith("/nowhere")) == ("error", True)
 
 
-def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_selects_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELUGA_LOG_FORMAT", "json")
     assert CliRunner().invoke(app, ["config"]).exit_code == 0
     assert logs._chosen.form == "json"
@@ -163,7 +165,7 @@ def leaves(name: str, command: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", [app, cxl_rpc.app])
-def test_every_command_has_json(program: Any) -> None:
+def test_every_command_can_log_json(program: Any) -> None:
     found = leaves("", typer.main.get_command(program))
     assert len(found) > 3
     lacking = [
@@ -172,6 +174,6 @@ def test_every_command_has_json(program: Any) -> None:
     assert lacking == []
 
 
-def test_cells_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_cells_are_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_table(Legend(name=""), [["[bold]a[/bold] [x]"]])
     assert "[bold]a[/bold] [x]" in capsys.readouterr().out

@@ -44,7 +44,7 @@ def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> Non
     assert "name=other" not in run("ls", *pool, "--namespaces").stdout
 
 
-def test_every_key_that_is_not_there_is_named(run: Run, pool: list[str]) -> None:
+def test_every_missing_key_is_listed(run: Run, pool: list[str]) -> None:
     assert "no block 'a', 'b', 'c' in that namespace" in run("rm", "a", "b", "c", *pool).stderr
     many = run("rm", *map(str, range(7)), *pool).stderr
     assert "no block '0', '1', '2', '3', '4' and 2 more in that namespace" in many
@@ -59,7 +59,7 @@ def test_explain_reports_an_unknown_fingerprint(run: Run, pool: list[str]) -> No
     )
 
 
-def test_a_namespace_moves_no_cursor(run: Run, pool: list[str]) -> None:
+def test_control_characters_of_a_namespace_are_escaped(run: Run, pool: list[str]) -> None:
     run("put", "key", "-", *pool, "--namespace", "\x1b[2Jred", stdin="some bytes")
     for words in (["ls"], ["ls", "--namespaces"]):
         shown = run(*words, *pool).stdout

@@ -42,7 +42,7 @@ def test_the_library_needs_no_tools(module: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["ping", "--no-such-option"], []])
-def test_nonsense_is_a_usage_error(run: Run, arguments: list[str]) -> None:
+def test_invalid_arguments_are_a_usage_error(run: Run, arguments: list[str]) -> None:
     refused = run(*arguments)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
@@ -64,7 +64,7 @@ def test_a_pipe_closed_during_output_causes_no_traceback(pool: list[str]) -> Non
 
 
 @pytest.mark.parametrize("command", [[], ["ping"], ["pool"], ["pool", "create"], ["simulate"]])
-def test_h_is_help(run: Run, command: list[str]) -> None:
+def test_dash_h_shows_help(run: Run, command: list[str]) -> None:
     short, long = run(*command, "-h"), run(*command, "--help")
     assert short.returncode == 0
     assert "Usage: " in short.stdout
@@ -98,9 +98,7 @@ def test_shells_complete_commands_and_options(typed: str, offered: str) -> None:
 
 @pytest.mark.parametrize("shell", ["zsh", long("fish")])
 @pytest.mark.parametrize(("typed", "offered"), [("beluga po", "pool"), ("beluga pool in", "info")])
-def test_other_shells_complete_with_the_help_of_what_they_offer(
-    shell: str, typed: str, offered: str
-) -> None:
+def test_completions_of_other_shells_show_help_texts(shell: str, typed: str, offered: str) -> None:
     asked = {
         "_BELUGA_COMPLETE": f"complete_{shell}",
         "_TYPER_COMPLETE_ARGS": typed,
@@ -112,7 +110,7 @@ def test_other_shells_complete_with_the_help_of_what_they_offer(
     assert "create" not in offers
 
 
-def test_a_namespace_that_is_not_text_is_one_line(
+def test_a_namespace_that_is_not_utf8_is_a_one_line_error(
     run: Run, pool: list[str], server: object
 ) -> None:
     refused = run("get", "key", *pool, "--namespace", os.fsdecode(b"\xff"))

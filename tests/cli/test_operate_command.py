@@ -170,14 +170,14 @@ def test_an_invalid_quota_is_rejected(run: Run, pool: list[str], change: str, wh
     assert why in " ".join(ended.stderr.replace("│", " ").split())
 
 
-def test_limits_are_changed_where_the_server_runs(run: Run, pool: list[str]) -> None:
+def test_limits_are_changed_on_the_servers_host(run: Run, pool: list[str]) -> None:
     for words in (["quota", "--set", "pins=1"], ["drain"]):
         ended = run(words[0], *pool, *words[1:])
         assert ended.returncode == 1
         assert ended.stderr.startswith("beluga: error: no server of this pool runs on this host")
 
 
-def test_drain_waits_for_what_is_being_written(
+def test_drain_waits_for_pending_writes(
     start: Start, run: Run, pool: list[str], server: Server[str], opened: Pool
 ) -> None:
     run("put", "key", "-", *pool, stdin="some bytes")

@@ -95,7 +95,7 @@ def test_conflicting_options_are_rejected(arguments: str, partner: str) -> None:
         (("--size", "8M", "--block-bytes", "0"), "--block-bytes (block_bytes) is from 64 to"),
     ],
 )
-def test_a_pool_that_cannot_be_is_refused_by_the_option(
+def test_an_impossible_pool_is_rejected_by_its_option(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     refused = beluga("pool", "create", tmp_path / "a", *arguments)
@@ -125,7 +125,9 @@ def test_explain_takes_either_fields_or_a_namespace(pool: list[str], server: obj
 
 
 @pytest.mark.parametrize("session", ["foo", "pid:x", "lane:"])
-def test_a_session_that_cannot_be_is_refused(pool: list[str], server: object, session: str) -> None:
+def test_an_impossible_session_number_is_rejected(
+    pool: list[str], server: object, session: str
+) -> None:
     refused = beluga("trace", *pool, "--session", session)
     assert refused.exit_code == 2
     assert "give pid:N, host:N, lane:N or 16 hex digits" in said(refused)

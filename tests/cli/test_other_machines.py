@@ -80,7 +80,7 @@ def test_large_buffers_need_no_huge_pages() -> None:
 
 
 @pytest.mark.long
-def test_every_command_draws_what_the_output_can_show(shm: Path) -> None:
+def test_every_command_prints_only_characters_of_the_outputs_encoding(shm: Path) -> None:
     pool = ("--pool", shm / "a")
     ran("pool", "create", shm / "a", "--size", "16M")
     ran("serve", "--detach", *pool)
@@ -118,7 +118,7 @@ def test_settings_files_may_begin_with_a_byte_order_mark(tmp_path: Path, encodin
     assert decode_text("\ufeffx".encode()) == "x"
 
 
-def test_a_hidden_boot_id_is_named(
+def test_a_hidden_boot_id_is_reported(
     shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Pool.create([shm / "a"], device_size=16 << 20) as pool:

@@ -124,13 +124,13 @@ def test_a_table_may_have_some_columns_of_its_legend_and_no_others(
         output.print_table(legend, [["x"]], columns=["d"])
 
 
-def test_facts_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_facts({"one": 1, "longer": 2.5})
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert lines == ["│ one    │   1 │", "│ longer │ 2.5 │"]
 
 
-def test_json_and_words_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_and_text_are_flushed_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of the pipe gets output before the command ends."""
     for name in ("stdout", "stderr"):
         raw = io.BytesIO()
@@ -140,7 +140,7 @@ def test_json_and_words_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert text == ('{\n  "a": "b"\n}\n' if name == "stdout" else "word\n")
 
 
-def test_a_bar_appears_with_its_first_move_and_is_taken_down(
+def test_a_progress_bar_appears_at_its_first_update_and_is_removed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with output.progress("copying") as advance:
@@ -184,7 +184,7 @@ def test_checking_the_output_path_changes_no_file(tmp_path: Path) -> None:
     options.check_output(tmp_path / "pipe")  # the command does not wait for a reader
 
 
-def test_a_size_is_one_or_a_usage_error() -> None:
+def test_an_invalid_size_is_a_usage_error() -> None:
     assert options.size("2K") == 2048
     with pytest.raises(typer.BadParameter, match="'x' is not a size"):
         options.size("x")
@@ -196,6 +196,6 @@ def test_present_blocks_are_not_requested() -> None:
         options.need("extra", "json", "no_such")
 
 
-def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_can_be_parsed(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json([{"a": 1.5, "b": None}])
     assert json.loads(capsys.readouterr().out) == [{"a": 1.5, "b": None}]

@@ -38,7 +38,7 @@ def test_mount_shows_the_mapping_and_stores_the_default_pool(run: Run, paths: li
     assert info["devices"][0]["stripe_count"] == 8
 
 
-def test_info_shows_what_copies_owe_the_caches(
+def test_info_shows_the_cache_maintenance_of_copies(
     run: Run, paths: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BELUGA_DDIO", raising=False)
@@ -77,7 +77,7 @@ def test_mounting_again_keeps_the_pool(run: Run, paths: list[str]) -> None:
     assert again["pool"] == first["pool"]
 
 
-def test_mounting_what_holds_no_pool_is_refused(run: Run, paths: list[str]) -> None:
+def test_mounting_a_file_without_a_pool_is_rejected(run: Run, paths: list[str]) -> None:
     Path(paths[0]).write_bytes(bytes(8 << 20))
     refused = run("mount", paths[0])
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -146,7 +146,7 @@ def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
     assert not any(Path(path).exists() for path in paths)
 
 
-def test_destroying_a_part_of_a_pool_takes_force(run: Run, pool: list[str]) -> None:
+def test_destroying_part_of_a_pool_requires_force(run: Run, pool: list[str]) -> None:
     paths = pool[1::2]
     refused = run("pool", "destroy", paths[0], "--yes")
     assert refused.returncode == 1
@@ -157,7 +157,7 @@ def test_destroying_a_part_of_a_pool_takes_force(run: Run, pool: list[str]) -> N
     assert run("pool", "destroy", paths[1], "--yes", "--force").returncode == 0
 
 
-def test_a_size_that_is_none_is_a_usage_error(run: Run, paths: list[str]) -> None:
+def test_an_invalid_size_is_a_usage_error(run: Run, paths: list[str]) -> None:
     refused = run("pool", "create", *paths, "--size", "much")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "'much' is not a size" in refused.stderr

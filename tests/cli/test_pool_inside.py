@@ -157,7 +157,7 @@ def test_mount_stores_the_default_pool(
     })  # fmt: skip
 
 
-def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_default_pool_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("beluga.pool.remove_default", lambda: False)
     assert isinstance(beluga("umount").exception, NoDefaultPoolError)
 
@@ -196,7 +196,7 @@ def test_a_default_size_is_reported(
     assert "half" not in beluga("pool", "create", path).stderr
 
 
-def test_mount_prints_which_pool_has_priority(
+def test_mount_prints_the_pool_that_has_priority(
     did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """BELUGA_POOL and beluga.toml come before what is mounted."""

@@ -39,7 +39,7 @@ def pasted(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_shell_block_works_as_it_is_pasted(pasted: dict[str, str], tmp_path: Path) -> None:
+def test_the_shell_block_works_when_pasted(pasted: dict[str, str], tmp_path: Path) -> None:
     folder = Path(emulated_paths()[0]).parent
     if folder.exists():
         pytest.skip(f"this user has an emulated pool in {folder}")

@@ -104,7 +104,7 @@ def test_a_disk_that_is_too_large_is_refused_before_the_pool_is_served(
     assert "no server" in run("ping", *pool, "--timeout", "1").stderr
 
 
-def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) -> None:
+def test_cxl_rpc_serves_calls_without_the_index(start: Start, pool: list[str]) -> None:
     server = start("serve", *pool, entry="cxl_rpc")
     assert server.stderr
     assert server.stderr.readline().startswith("serving")
@@ -151,7 +151,7 @@ def test_a_deposed_server_stands_by_again_only_with_watch(
         assert len(served) == 1
 
 
-def test_metrics_are_served_from_standing_by_to_the_end(
+def test_metrics_are_served_from_standby_to_stop(
     start: Start, pool: list[str], server: subprocess.Popen[str]
 ) -> None:
     standby = start("serve", *pool, "--standby", "--admin", "0")
@@ -181,7 +181,7 @@ def test_a_standby_is_alive_and_not_ready(
     assert status_of(f"{url}healthz") == 200
 
 
-def test_a_port_that_is_taken_is_one_line_and_the_pool_stays_free(
+def test_a_port_in_use_is_a_one_line_error_before_the_pool_is_served(
     run: Run, pool: list[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -217,7 +217,7 @@ def test_a_server_in_the_background_serves_when_the_command_returns(
     assert "no server was started here" in run("stop", *pool).stderr
 
 
-def test_a_standby_in_the_background_follows_the_server_there_and_both_are_stopped(
+def test_a_background_standby_takes_over_and_both_servers_can_be_stopped(
     run: Run, pool: list[str]
 ) -> None:
     first = json.loads(run("serve", *pool, "--detach", "--json").stdout)
@@ -325,7 +325,7 @@ def test_a_server_whose_device_cannot_be_opened_is_stopped(
     assert pool[1] in again.stderr
 
 
-def test_a_lock_that_is_taken_during_a_stop_stays_taken(run: Run, pool: list[str]) -> None:
+def test_a_lock_acquired_during_a_stop_is_not_released(run: Run, pool: list[str]) -> None:
     """One operator may start a server while the command `stop` of another is still waiting."""
     started = json.loads(run("serve", *pool, "--detach", "--json").stdout)
     with Path(started["log"]).with_name("serve.pid").open("rb") as lock:

@@ -43,7 +43,7 @@ def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -
 
 @pytest.mark.parametrize("command", ["simulate", long("replay")])
 @pytest.mark.parametrize("given", [False, True])
-def test_json_has_what_was_guessed_as_the_line_on_stderr(
+def test_json_has_the_detected_format_that_stderr_shows(
     run: Run, tmp_path: Path, command: str, given: bool
 ) -> None:
     trace = tmp_path / "t.jsonl"
@@ -101,7 +101,7 @@ def test_a_report_may_be_a_picture(run: Run, trace: Path, tmp_path: Path) -> Non
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_set_ups_are_taken(run: Run, trace: Path) -> None:
+def test_other_clusters_can_be_described(run: Run, trace: Path) -> None:
     options = ("--workers", 2, "--local", "64GiB", "--bandwidth", 5, "--gpu-path", "switch",
                "--adapters", 1, "--model", "llama-3.1-8b-h200", "--engine", "serial",
                "--eviction", "fifo", "--scale-at", "0:+2", "--policy", "min-ttft", "--slo", 60,
@@ -112,12 +112,12 @@ def test_other_set_ups_are_taken(run: Run, trace: Path) -> None:
     assert all(row["hit_rate_after"] is not None for row in rows)
 
 
-def test_the_preset_is_the_references_set_up(run: Run, trace: Path) -> None:
+def test_the_preset_is_the_cluster_of_the_reference(run: Run, trace: Path) -> None:
     done = run("simulate", trace, "--preset", "feasibility", "--policy", "random", "--json")
     assert {row["capacity_bytes"] for row in json.loads(done.stdout)} == {1950 << 30}
 
 
-def test_pools_of_unequal_size_are_remarked_on(run: Run, trace: Path) -> None:
+def test_unequal_memory_sizes_are_reported(run: Run, trace: Path) -> None:
     done = run("simulate", trace, "--policy", "random", "--pool-bytes", "1TiB", "--local", "8GiB")
     assert "not equal: the pool has 1 TiB, all DRAM together 64 GiB" in done.stderr
 
@@ -148,7 +148,7 @@ def test_invalid_combinations_are_rejected_in_one_line(
         (("--rate", "0"), "--rate"),
     ],
 )
-def test_a_value_that_an_option_does_not_take_is_a_usage_error(
+def test_an_invalid_option_value_is_a_usage_error(
     run: Run, trace: Path, options: tuple[str, ...], what: str
 ) -> None:
     done = run("simulate", trace, *options)

@@ -112,7 +112,7 @@ def test_given_options_are_simulated(simulation: Simulation) -> None:
     ("text", "size"),
     [("3KB", 3000), ("2mb", 2_000_000), ("1GB", 10**9), ("2TiB", 2 << 40), ("4096", 4096)],
 )
-def test_makers_count_by_thousands(simulation: Simulation, text: str, size: int) -> None:
+def test_device_capacities_are_decimal(simulation: Simulation, text: str, size: int) -> None:
     beluga("t", "--pool-bytes", text)
     assert simulation.options.pool == size
 
@@ -153,13 +153,13 @@ def test_simulate_prints_means_over_seeds_and_bars_on_request(simulation: Simula
     assert "simulating" in shown.stderr
 
 
-def test_machines_get_every_row_and_what_was_assumed(simulation: Simulation) -> None:
+def test_json_has_every_row_and_the_assumptions(simulation: Simulation) -> None:
     shown = beluga("t", "--json", "--plot")
     assert [found["seed"] for found in json.loads(shown.stdout)] == [0, None]
     assert shown.stderr == "read a-trace: format mooncake\n"
 
 
-def test_bars_are_as_long_as_their_share_of_the_longest(simulation: Simulation) -> None:
+def test_bars_are_scaled_to_the_longest(simulation: Simulation) -> None:
     simulation.rows = [row("linear", 4.0), row("random", 1.0), row("min-ttft", 0.0001),
                        row("two-choices", None)]  # fmt: skip
     lines = beluga("t", "--plot").stdout.splitlines()
@@ -230,7 +230,7 @@ def test_a_report_has_all_rows(
         (("--tree-blocks-max", "1" + 26 * "0"), "--tree-blocks-max must be at most 4.29497e+09"),
     ],
 )
-def test_nonsense_is_refused_before_anything_is_read(
+def test_invalid_options_are_rejected_before_the_trace_is_read(
     simulation: Simulation, arguments: tuple[str, ...], what: str
 ) -> None:
     refused = beluga("t", *arguments)
@@ -239,7 +239,7 @@ def test_nonsense_is_refused_before_anything_is_read(
     assert simulation.asked == {}
 
 
-def test_a_report_of_another_kind_is_refused_before_anything_is_read(
+def test_an_unknown_report_type_is_rejected_before_the_trace_is_read(
     simulation: Simulation,
 ) -> None:
     refused = beluga("t", "--report", "r.pdf")

@@ -95,7 +95,7 @@ def test_snapshots_continue_with_the_next_server(
 
 
 @pytest.mark.parametrize("end", [b"q", b"\x03"])
-def test_a_terminal_is_as_before_after_q_and_ctrl_c(
+def test_the_terminal_is_restored_after_q_and_ctrl_c(
     pool: list[str], server: subprocess.Popen[str], end: bytes
 ) -> None:
     ours, theirs = pty.openpty()

@@ -57,7 +57,7 @@ def check_required(report: dict[str, Any]) -> None:
     assert not any(one["violations"] for one in report["findings"] if one["promised"])
 
 
-def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[str]) -> None:
+def test_files_of_one_host_pass_and_are_unchanged(run: Run, paths: list[str]) -> None:
     before = contents(paths)
     done = run("verify", *named(paths), *QUICK, "--json")
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_served_pool_is_refused(run: Run, paths: list[str]) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_pool_that_was_served_and_stopped_may_be_tried(
+def test_a_pool_whose_server_has_stopped_can_be_verified(
     run: Run, server: subprocess.Popen[str], paths: list[str]
 ) -> None:
     server.terminate()
@@ -129,7 +129,7 @@ def test_pool_that_was_served_and_stopped_may_be_tried(
     assert run("pool", "check", *pool).returncode == 0
 
 
-def test_blocks_in_an_idle_pool_are_left_alone(run: Run, paths: list[str]) -> None:
+def test_blocks_in_an_idle_pool_are_not_changed(run: Run, paths: list[str]) -> None:
     pool = named(paths)
     fill(paths, 5)
     assert run("verify", *named(paths), *QUICK).returncode == 0
@@ -154,7 +154,7 @@ def fill(paths: list[str], count: int) -> None:
 
 
 @pytest.mark.parametrize("options", [["--peer"], ["--peer", "--role", "c"], ["--role", "a"]])
-def test_sides_must_be_named(run: Run, paths: list[str], options: list[str]) -> None:
+def test_each_side_must_be_specified(run: Run, paths: list[str], options: list[str]) -> None:
     assert run("verify", *named(paths), *options).returncode == 2
 
 
@@ -174,7 +174,7 @@ def test_only_guaranteed_properties_can_be_broken(paths: list[str]) -> None:
         assert not finding(pool, 5, 1, "hardware").broken, "a 64-byte store may tear anywhere"
 
 
-def test_a_broken_guarantee_is_an_error_that_names_it(
+def test_a_broken_guarantee_is_reported_by_its_name(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Pool.open(paths) as pool:

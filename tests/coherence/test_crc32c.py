@@ -24,7 +24,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("data", "value"), PUBLISHED)
-def test_published_values(crc_path: str, data: bytes, value: int) -> None:
+def test_checksums_match_published_values(crc_path: str, data: bytes, value: int) -> None:
     assert coherence.crc32c(data) == value
 
 
@@ -40,7 +40,7 @@ def by_bits(data: bytes) -> int:
 @pytest.mark.parametrize(
     "size", [1, 7, 8, 255, 256, 257, 319, 320, 383, 384, 400, 3071, 3072, 7001]
 )
-def test_value_is_that_of_the_definition(crc_path: str, size: int) -> None:
+def test_checksums_match_the_bitwise_definition(crc_path: str, size: int) -> None:
     data = bytes(i * 7 % 251 for i in range(size))
     assert coherence.crc32c(data) == by_bits(data)
 
@@ -50,7 +50,9 @@ def test_value_is_that_of_the_definition(crc_path: str, size: int) -> None:
     st.integers(0, 63),
     st.integers(0, 9000),
 )
-def test_paths_agree_and_chain(data: bytes, start: int, cut: int) -> None:
+def test_all_paths_return_the_same_checksum_and_can_continue_one(
+    data: bytes, start: int, cut: int
+) -> None:
     data, before = data[start:], lib.bl_cpu_features()
     values = set()
     try:

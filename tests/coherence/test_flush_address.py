@@ -64,7 +64,7 @@ def test_a_flush_faults_at_its_argument(flush_path: str, choice: str, offset: in
 
 
 @pytest.mark.parametrize("choice", ["bl_flush", "bl_drop"])
-def test_flush_of_nothing_touches_nothing(flush_path: str, choice: str) -> None:
+def test_an_empty_flush_touches_no_line(flush_path: str, choice: str) -> None:
     assert fault_of(choice, 100, 0, lib.bl_cpu_features()) == "no fault"
 
 

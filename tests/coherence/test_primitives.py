@@ -52,7 +52,7 @@ def counting(size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", AROUND_LINES)
-def test_copy_writes_its_bytes_and_no_other(copy_path: str, size: int) -> None:
+def test_copy_writes_only_the_target_bytes(copy_path: str, size: int) -> None:
     memory, source = page_aligned(8192), counting(4096 + 256)
     for target_offset in (0, 1, 7, 16, 63, 64, 65, 100):
         for source_offset in (0, 1, 8, 33):
@@ -71,11 +71,11 @@ def test_copy_moves_megabytes(copy_path: str) -> None:
     assert np.array_equal(memory, source[5:])
 
 
-def test_path_in_use_is_the_one_that_was_forced(copy_path: str) -> None:
+def test_a_forced_copy_path_is_used(copy_path: str) -> None:
     assert coherence.isa() == (PLAINEST if copy_path == "plain" else copy_path)
 
 
-def test_flush_and_invalidate_keep_what_was_stored(flush_path: str) -> None:
+def test_flush_and_invalidate_keep_stored_bytes(flush_path: str) -> None:
     memory = page_aligned(8192)
     for start, end in ((0, 0), (0, 1), (3, 70), (64, 128), (1, 8191)):
         memory[:] = counting(8192)
@@ -86,7 +86,7 @@ def test_flush_and_invalidate_keep_what_was_stored(flush_path: str) -> None:
 
 
 @pytest.mark.parametrize("copy_path", ["plain"], indirect=True)
-def test_machine_with_nothing_but_sse2_and_the_oldest_flush_works(copy_path: str) -> None:
+def test_copies_work_with_only_sse2_and_clflush(copy_path: str) -> None:
     assert coherence.features() == frozenset()
     target = bytearray(1000)
     coherence.ntstore_copy(target, counting(1000))
@@ -96,7 +96,7 @@ def test_machine_with_nothing_but_sse2_and_the_oldest_flush_works(copy_path: str
     assert coherence.crc32c(b"123456789") == 0xE3069283
 
 
-def test_any_mapping_will_do(tmp_path: Path) -> None:
+def test_any_kind_of_mapping_works(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4096))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapping:

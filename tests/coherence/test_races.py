@@ -62,7 +62,7 @@ def test_the_checked_bytes_are_the_copied_bytes(compiler: str, level: str, tmp_p
 
 
 @pytest.mark.slow
-def test_a_plain_load_is_caught(tmp_path: Path) -> None:
+def test_a_plain_load_is_detected(tmp_path: Path) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("the mutant is one of x86.h")
     sources = tmp_path / "csrc"

@@ -214,7 +214,7 @@ def test_settings_are_checked() -> None:
         settings_of(PoolSettings, {"engine": "gpu"})
 
 
-def test_an_engine_that_is_not_there_is_refused_at_start() -> None:
+def test_an_unavailable_copy_engine_is_rejected_at_start() -> None:
     if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     with pytest.raises(ConnectorError, match="setting engine is dsa, but ") as caught:
@@ -222,7 +222,7 @@ def test_an_engine_that_is_not_there_is_refused_at_start() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_link_counts_what_a_dsa_carries_once(
+def test_a_link_counts_bytes_copied_by_a_dsa_once(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)
@@ -261,7 +261,7 @@ def test_settings_reach_the_session(server: MetaServer, pool: Pool, pool_name: s
         careless.close()
 
 
-def test_without_a_pool_in_the_settings_it_is_the_default_one(
+def test_without_a_pool_setting_the_default_pool_is_used(
     server: MetaServer, pool: Pool, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELUGA_POOL", pool_name)
@@ -270,9 +270,7 @@ def test_without_a_pool_in_the_settings_it_is_the_default_one(
     attachment.close()
 
 
-def test_the_session_is_that_of_the_host_in_the_settings(
-    server: MetaServer, pool_name: str
-) -> None:
+def test_the_session_uses_the_configured_host_number(server: MetaServer, pool_name: str) -> None:
     with pytest.raises(SecondHostError):
         session(pool_name, host=1)
 
@@ -397,7 +395,7 @@ def test_connection_prefaults_the_pool_if_requested(
     assert connection.attempt("putting", put) is None
 
 
-def test_after_a_failure_the_pool_is_left_alone_and_a_close_does_not_wait(
+def test_after_a_failure_the_pool_is_not_accessed_and_close_does_not_wait(
     pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
@@ -436,12 +434,12 @@ def test_closed_sessions_free_their_lanes(server: MetaServer, pool_name: str) ->
     ],
     ids=str,
 )
-def test_settings_that_make_no_sense_are_refused(setting: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_rejected(setting: dict[str, Any], said: str) -> None:
     with pytest.raises(ConnectorError, match=said):
         settings_of(PoolSettings, setting)
 
 
-def test_settings_at_their_limits_are_taken() -> None:
+def test_settings_at_their_limits_are_accepted() -> None:
     least = {"timeout_ms": 1, "retry_s": 0.001, "load_threads": 1, "link": "off", "pool": None}
     found = settings_of(PoolSettings, least)
     assert (found.timeout_ms, found.load_threads, found.link) == (1, 1, "off")

@@ -200,7 +200,7 @@ def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     assert eras(shm / "third", tier, one=one) != [first]
 
 
-def test_threads_that_clear_at_once_end_the_era_and_blocks_of_the_next_stay(
+def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
     sessions: list[Attachment],
 ) -> None:
     one = Era(MODEL)
@@ -222,7 +222,7 @@ def test_threads_that_clear_at_once_end_the_era_and_blocks_of_the_next_stay(
     assert {*found, one.now(sessions[0])} == {one.now(sessions[1])}
 
 
-def test_a_clear_is_pending_until_it_is_done(sessions: list[Attachment]) -> None:
+def test_a_clear_is_pending_until_it_has_completed(sessions: list[Attachment]) -> None:
     one = Era(MODEL)
     one.now(sessions[0])
     one.clear()
@@ -231,7 +231,7 @@ def test_a_clear_is_pending_until_it_is_done(sessions: list[Attachment]) -> None
     assert not one.pending
 
 
-def test_an_era_record_in_writing_raises_at_once(
+def test_a_pending_era_record_raises_immediately(
     sessions: list[Attachment],
 ) -> None:
     one = Era(MODEL)

@@ -94,7 +94,7 @@ def test_blocks_of_a_lower_tier_are_onboarded_and_locked(
         assert all(np.array_equal(t.data, m.data) for t, m in zip(targets, memories, strict=True))
 
 
-def test_nothing_is_brought_up_for_an_engine_that_does_not_wait(shm: Path, lmcache: Any) -> None:
+def test_no_block_is_onboarded_for_an_engine_that_does_not_wait(shm: Path, lmcache: Any) -> None:
     tier = MemoryTier()
     keys, memories = chunks(2)
     with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
@@ -126,9 +126,7 @@ def test_locked_objects_survive_eviction_until_unlocked(
     assert eventually(lambda: server.meta_stat().pinned_count == pinned - 1)
 
 
-def test_nothing_is_left_of_a_lookup_that_was_unlocked(
-    server: MetaServer, adapter: MakeAdapter
-) -> None:
+def test_an_unlocked_lookup_leaves_no_pins(server: MetaServer, adapter: MakeAdapter) -> None:
     one, memory = adapter(), Memory(SHAPE, seed=1)
     assert store(one, [ObjectKey(b"a")], [memory]) > 0
     key = ObjectKey(b"a")
@@ -153,7 +151,7 @@ def test_nothing_is_left_of_a_lookup_that_was_unlocked(
     ],
     ids=str,
 )
-def test_another_owner_gets_only_misses(
+def test_objects_of_another_owner_are_misses(
     server: MetaServer, adapter: MakeAdapter, difference: dict[str, Any]
 ) -> None:
     keys, memories = chunks(2)
@@ -183,7 +181,7 @@ def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
 
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "fp8_e5m2"}], ids=str)
-def test_another_setting_gets_only_misses(
+def test_objects_of_another_configuration_are_misses(
     server: MetaServer, adapter: MakeAdapter, difference: dict[str, str]
 ) -> None:
     keys, memories = chunks(2)
@@ -191,7 +189,7 @@ def test_another_setting_gets_only_misses(
     assert lookup(adapter(**difference), keys) == [False, False]
 
 
-def test_another_layout_of_the_same_size_gets_only_misses(
+def test_objects_of_another_layout_of_the_same_size_are_misses(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
@@ -202,7 +200,7 @@ def test_another_layout_of_the_same_size_gets_only_misses(
 
 
 @pytest.mark.parametrize(("version", "found"), [("0.5.7", True), ("0.6.0", False)])
-def test_another_minor_version_of_lmcache_gets_only_misses(
+def test_objects_of_another_minor_version_of_lmcache_are_misses(
     server: MetaServer, adapter: MakeAdapter, version: str, found: bool
 ) -> None:
     keys, memories = chunks(2)
@@ -356,7 +354,7 @@ def test_pins_are_released_when_a_batch_fails_half_way(
         attachment.close()
 
 
-def test_without_room_for_pins_objects_are_still_found(
+def test_objects_are_found_although_the_pin_quota_is_exhausted(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = MetaClient.lookup
@@ -454,7 +452,7 @@ def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_the_plugin_finds_what_only_a_lower_tier_has(
+def test_the_plugin_finds_objects_of_lower_tiers(
     shm: Path, backend: Callable[..., Any], remote: bool
 ) -> None:
     tier = MemoryTier(remote=remote)
@@ -529,7 +527,7 @@ def test_chunks_of_another_layout_or_engine_are_not_found(
     assert not backend(metadata=newer()).contains(key)
 
 
-def test_a_request_s_hint_is_for_the_chunks_that_it_stores(
+def test_the_hint_of_a_request_applies_to_its_stored_chunks(
     server: MetaServer, backend: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = backend()
@@ -554,7 +552,7 @@ def test_a_request_s_hint_is_for_the_chunks_that_it_stores(
     assert server.hints().favored_bytes > 0
 
 
-def test_a_request_favors_the_chunks_that_it_loads(
+def test_the_hint_of_a_request_favors_its_loaded_chunks(
     server: MetaServer, backend: Callable[..., Any]
 ) -> None:
     one = backend()
@@ -584,7 +582,7 @@ def test_an_unreadable_chunk_releases_its_memory(
         assert [memory.references for memory in one.local_cpu_backend.made] == [0]
 
 
-def test_chunks_of_a_batch_that_fails_give_their_memory_back(
+def test_a_failed_batch_releases_the_memory_of_its_chunks(
     server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, told = backend(), list[ChunkKey]()
@@ -640,7 +638,7 @@ def test_cleared_chunks_are_found_by_no_engine(
     assert one.contains(keys[0])
 
 
-def test_chunks_that_a_get_would_take_for_others_are_not_put(
+def test_chunks_that_a_get_would_confuse_are_not_stored(
     server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [ChunkKey(name) for name in "abc"]
@@ -666,7 +664,7 @@ def test_a_chunk_longer_than_the_engines_is_a_miss(
     assert one.local_cpu_backend.made == []
 
 
-def test_memory_that_lmcache_has_not_is_a_miss(
+def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
     server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, keys, told = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
@@ -695,7 +693,7 @@ def test_the_plugin_reports_its_properties(server: MetaServer, backend: Callable
     assert one.remove(key)
 
 
-def test_a_plugin_that_has_no_worker_is_refused(lmcache: Any) -> None:
+def test_a_plugin_without_a_worker_is_rejected(lmcache: Any) -> None:
     config = types.SimpleNamespace(extra_config=None, use_layerwise=False)
     for missing in range(3):
         given = [config, Metadata(), Allocator()]
@@ -736,7 +734,7 @@ def model(folder: Path, content: bytes = b"w") -> str:
     return str(folder)
 
 
-def test_a_model_in_a_folder_is_its_bytes(
+def test_a_model_in_a_folder_is_identified_by_its_bytes(
     server: MetaServer, adapter: MakeAdapter, backend: Callable[..., Any], tmp_path: Path
 ) -> None:
     name = model(tmp_path / "model")
@@ -814,7 +812,7 @@ def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
     assert lookup(one, keys) == [True, True]
 
 
-def test_a_model_s_name_alone_is_refused_in_one_line(
+def test_a_model_name_without_weights_is_rejected_in_one_line(
     server: MetaServer,
     adapter: MakeAdapter,
     backend: Callable[..., Any],
@@ -831,7 +829,7 @@ def test_a_model_s_name_alone_is_refused_in_one_line(
         backend(identity="", model_name="org/name")
 
 
-def test_metadata_that_a_new_release_adds_counts() -> None:
+def test_new_metadata_fields_are_part_of_the_identity() -> None:
     base = metadata_fields(Metadata(), "")
     assert base == metadata_fields(Metadata(), "") != metadata_fields(Metadata(layers=5), "")
     newer = dataclasses.make_dataclass("Metadata", [("added", int, 1)], bases=(Metadata,))

@@ -68,7 +68,7 @@ def test_a_deletion_runs_after_earlier_stores(
     assert [key for key, _ in one.stored] == [key for key, _ in one.deleted] == keys
 
 
-def test_listeners_learn_of_each_deleted_object_with_its_size(
+def test_listeners_are_called_for_each_deleted_object_with_its_size(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
@@ -107,7 +107,7 @@ def test_objects_are_deleted_in_layouts_unknown_to_this_process(
     assert lookup(third, keys) == lookup(third, keys, OTHER) == [False, True]
 
 
-def test_an_object_is_loaded_in_its_own_layout_alone(
+def test_an_object_is_loaded_only_in_its_own_layout(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(1)
@@ -166,9 +166,7 @@ def test_a_deleted_object_is_not_loaded_from_a_tier_without_deletion(
             assert lookup(one, keys) == [True] * 3
 
 
-def test_a_tier_that_answers_late_makes_misses_and_no_wrong_deletion(
-    shm: Path, lmcache: Any
-) -> None:
+def test_a_late_reply_of_a_tier_is_a_miss_and_deletes_nothing(shm: Path, lmcache: Any) -> None:
     tier = MemoryTier(remote=True)
     keys, memories = chunks(2)
     with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
@@ -267,7 +265,7 @@ def test_a_model_has_a_bounded_number_of_layouts(
     assert [lookup(one, [key], shape) for shape in shapes] == [[True], [True], [False]]
 
 
-def test_processes_that_add_layouts_at_once_find_each_others(
+def test_concurrently_added_layouts_are_found_by_all_processes(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     made = [adapter() for _ in range(4)]
@@ -332,7 +330,7 @@ def test_an_unlock_that_fails_is_done_later(
     assert server.meta_stat().pinned_count == 0
 
 
-def test_locks_of_requests_that_never_end_do_not_stay_for_ever(
+def test_locks_of_requests_that_never_end_expire(
     server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, memories = chunks(2)
@@ -361,7 +359,7 @@ def test_a_plugin_pins_the_requested_chunks(server: MetaServer, backend: Make) -
     assert one.unpin(keys[0])  # it exists
 
 
-def test_a_plugin_pins_nothing_that_is_absent(server: MetaServer, backend: Make) -> None:
+def test_a_plugin_does_not_pin_missing_chunks(server: MetaServer, backend: Make) -> None:
     one, key = backend(), ChunkKey("a")
     assert not one.pin(key)
     assert not one.unpin(key)
@@ -375,7 +373,7 @@ def test_a_plugin_pins_nothing_that_is_absent(server: MetaServer, backend: Make)
     assert server.meta_stat().pinned_count == 0
 
 
-def test_a_plugin_pins_the_leading_chunks_alone(server: MetaServer, backend: Make) -> None:
+def test_a_plugin_pins_only_the_leading_chunks(server: MetaServer, backend: Make) -> None:
     keys = [ChunkKey(name) for name in "abcd"]
     one = backend()
     put(one, [keys[0], keys[1], keys[3]])
@@ -401,7 +399,7 @@ def test_a_pinned_chunk_outlives_eviction(server: MetaServer, backend: Make) -> 
     assert one.unpin(first)
 
 
-def test_a_pin_that_the_quota_refuses_is_not_claimed(
+def test_a_pin_refused_by_the_quota_is_not_reported_as_held(
     server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from beluga.errors import PinLimitError
@@ -421,7 +419,7 @@ def test_a_pin_that_the_quota_refuses_is_not_claimed(
     assert len(one._pins) == 0
 
 
-def test_a_put_after_close_holds_nothing(server: MetaServer, backend: Make) -> None:
+def test_a_put_after_close_holds_no_memory(server: MetaServer, backend: Make) -> None:
     one, key, memory = backend(), ChunkKey("a"), Memory(SHAPE, seed=1)
     one.close()
     one.close()
@@ -502,7 +500,7 @@ def test_a_chunk_that_is_being_put_is_removed_after_that(
     assert not one.contains(key)
 
 
-def test_batches_of_unequal_length_hold_nothing(
+def test_batches_of_unequal_length_hold_no_memory(
     server: MetaServer, backend: Make, adapter: MakeAdapter
 ) -> None:
     one, keys, memory = backend(), [ChunkKey("a"), ChunkKey("b")], Memory(SHAPE, seed=1)

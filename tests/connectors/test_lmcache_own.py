@@ -82,7 +82,9 @@ def roomy(shm: Path) -> Iterator[Pool]:
         yield pool
 
 
-def test_lmcaches_own_tests_of_a_second_level_pass(python: Path, theirs: Path, roomy: Pool) -> None:
+def test_the_tests_of_lmcache_for_storage_plugins_pass(
+    python: Path, theirs: Path, roomy: Pool
+) -> None:
     found = [name for name in FILES if (theirs / FOLDER / name).exists()]
     assert found == list(FILES)
     path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent, theirs.parent / "site", theirs)))

@@ -49,14 +49,18 @@ def of(path: Path | str, digests: FileDigests | None = None, **fields: Any) -> s
     return source_of(Model(str(path), **fields), digests).digest(lambda _: None)
 
 
-def test_a_local_model_is_its_bytes_not_its_path(tmp_path: Path, digests: FileDigests) -> None:
+def test_a_local_model_is_identified_by_its_bytes_not_its_path(
+    tmp_path: Path, digests: FileDigests
+) -> None:
     one = of(folder(tmp_path / "a"), digests)
     assert of(folder(tmp_path / "b"), digests) == one
     assert of(folder(tmp_path / "c", **{"model.safetensors": b"x"}), digests) != one
     assert of(folder(tmp_path / "d", **{"other.safetensors": b"w"}), digests) != one
 
 
-def test_every_byte_of_a_large_file_counts(tmp_path: Path, digests: FileDigests) -> None:
+def test_every_byte_of_a_large_file_changes_the_identity(
+    tmp_path: Path, digests: FileDigests
+) -> None:
     """Files of 64 MiB that differ in one byte anywhere, also between samples of the ends."""
     size = 64 << 20
     path = folder(tmp_path / "a") / "model.safetensors"
@@ -82,7 +86,7 @@ def test_every_byte_of_a_large_file_counts(tmp_path: Path, digests: FileDigests)
     assert of(path.parent, digests) in found
 
 
-def test_sizes_around_a_piece_differ(
+def test_file_sizes_around_a_multiple_of_the_read_size_differ(
     tmp_path: Path, digests: FileDigests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "PIECE", 64)
@@ -94,7 +98,9 @@ def test_sizes_around_a_piece_differ(
     assert len(found) == len(sizes)
 
 
-def test_all_files_count_but_those_of_the_table(tmp_path: Path, digests: FileDigests) -> None:
+def test_all_files_except_those_of_the_table_are_part_of_the_identity(
+    tmp_path: Path, digests: FileDigests
+) -> None:
     path = folder(tmp_path / "model")
     found = {of(path, digests)}
     counted = ("b.bin", "config.json", "quantize_config.json", "hf_quant_config.json", "x.py")
@@ -121,7 +127,7 @@ def test_a_single_file_is_a_model(tmp_path: Path, digests: FileDigests) -> None:
     assert of(one, digests) != of(other, digests)
 
 
-def test_the_files_that_are_loaded_with_a_gguf_file_count(
+def test_files_loaded_with_a_gguf_file_are_part_of_the_identity(
     tmp_path: Path, digests: FileDigests
 ) -> None:
     """Engines load all shards, and the projector of media that lies beside them."""
@@ -145,7 +151,9 @@ def test_the_files_that_are_loaded_with_a_gguf_file_count(
 
 
 @pytest.mark.parametrize("name", ["LICENSE.safetensors", "merges.txt.bin", "NOTICE-1.gguf"])
-def test_weights_count_under_any_file_name(tmp_path: Path, digests: FileDigests, name: str) -> None:
+def test_weights_are_part_of_the_identity_under_any_file_name(
+    tmp_path: Path, digests: FileDigests, name: str
+) -> None:
     """Engines load all files with the suffix of weights."""
     path = folder(tmp_path / "model")
     before = of(path, digests)
@@ -164,7 +172,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
             of(folder(tmp_path / "empty", **contents))
 
 
-def test_files_that_change_after_the_engine_began_to_load_are_refused(tmp_path: Path) -> None:
+def test_files_that_change_during_the_load_are_rejected(tmp_path: Path) -> None:
     path = folder(tmp_path / "model")
     began_ns = (path / "model.safetensors").stat().st_ctime_ns
     assert of(path, since_ns=began_ns)
@@ -211,7 +219,7 @@ SWAPS: dict[str, Swap] = {
 
 
 @pytest.mark.parametrize("name", SWAPS)
-def test_a_path_that_leads_elsewhere_since_the_engine_began_to_load_is_refused(
+def test_a_path_that_changed_target_during_the_load_is_rejected(
     tmp_path: Path, digests: FileDigests, name: str
 ) -> None:
     """The files that are there now are as old as those that the engine has loaded."""
@@ -252,7 +260,7 @@ def hub(tmp_path: Path, *commits: str, main: str = COMMIT) -> Path:
 
 
 @pytest.mark.parametrize("name", ["VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE"])
-def test_a_name_of_another_hub_is_refused(
+def test_a_model_name_of_another_hub_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its files are not those that the cache of Hugging Face has under the same name."""
@@ -276,7 +284,7 @@ def test_two_snapshots_of_a_branch_are_two_models(tmp_path: Path) -> None:
     assert of(path) == one  # the same bytes, by their path
 
 
-def test_a_branch_that_may_have_moved_while_the_engine_loaded_is_refused(tmp_path: Path) -> None:
+def test_a_branch_that_may_have_moved_during_the_load_is_rejected(tmp_path: Path) -> None:
     cache = hub(tmp_path, COMMIT, OTHER)
     moved_ns = (cache / "models--org--name/refs/main").stat().st_ctime_ns
     before, after = moved_ns - 1, moved_ns + 1
@@ -387,7 +395,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_each_part_of_a_state_is_in_its_name() -> None:
+def test_each_field_of_a_file_state_is_in_its_cache_key() -> None:
     parts = [field.name for field in dataclasses.fields(files.FileState)]
     state = files.FileState(*range(len(parts)))
     others = {dataclasses.replace(state, **{part: 99}).key for part in parts}
@@ -395,7 +403,7 @@ def test_each_part_of_a_state_is_in_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_no_change_is_hidden(
+def test_every_change_of_a_file_is_detected(
     tmp_path: Path, digests: FileDigests, settled: None, name: str
 ) -> None:
     path = folder(tmp_path / "model", **{"model.bin": b"abc"}) / "model.bin"
@@ -455,7 +463,7 @@ def gone(cache: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [damaged, of_another_kind, with_other_values, writable_by_others, a_link, gone]
 )
-def test_a_memory_that_cannot_be_trusted_costs_the_hashing_only(
+def test_an_untrusted_digest_cache_only_costs_hashing(
     tmp_path: Path, digests: FileDigests, settled: None, spoil: Callable[[Path], None]
 ) -> None:
     path = folder(tmp_path / "model")
@@ -464,7 +472,7 @@ def test_a_memory_that_cannot_be_trusted_costs_the_hashing_only(
     assert of(path, digests) == before
 
 
-def test_a_full_disk_costs_the_hashing_only(
+def test_a_full_disk_only_costs_hashing(
     tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -475,7 +483,7 @@ def test_a_full_disk_costs_the_hashing_only(
     assert [one.name for one in (tmp_path / "cache").iterdir()] == ["files.lock"]
 
 
-def test_the_memory_is_bounded_and_private(
+def test_the_digest_cache_is_bounded_and_private(
     tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "ENTRIES_MAX", 3)

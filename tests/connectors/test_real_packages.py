@@ -83,7 +83,7 @@ def start(python: Path, pool_name: str, tmp_path: Path) -> Iterator[Callable[...
         role.kill()
 
 
-def test_lmcache_loads_what_another_lmcache_has_stored(
+def test_lmcache_loads_objects_stored_by_another_process(
     pool: Pool, start: Callable[..., Role]
 ) -> None:
     everything = {"hits": [8, 8], "whole": 16}
@@ -108,7 +108,7 @@ def test_lmcache_loads_what_another_lmcache_has_stored(
     second.end()
 
 
-def test_lmcache_finds_the_windows_and_states_of_a_hybrid_model(
+def test_lmcache_finds_windows_and_states_of_a_hybrid_model(
     pool: Pool, start: Callable[..., Role]
 ) -> None:
     """After more than 64 missing chunks."""
@@ -128,7 +128,7 @@ def test_lmcache_finds_the_windows_and_states_of_a_hybrid_model(
         second.end()
 
 
-def test_sglang_calls_our_methods_and_gets_its_pages_back(
+def test_sglang_stores_and_loads_pages_through_the_backend(
     server: MetaServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_role.py")
@@ -140,7 +140,7 @@ def test_sglang_calls_our_methods_and_gets_its_pages_back(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_sglangs_controller_has_the_same_results_with_beluga_as_with_files(
+def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
     server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_controller_role.py", str(tmp_path), str(seed))
@@ -156,7 +156,7 @@ def test_sglangs_controller_has_the_same_results_with_beluga_as_with_files(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_sglangs_pools_of_hybrid_models_fare_with_our_backend_as_with_files(
+def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
     server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_pools_role.py", str(tmp_path), str(seed))
@@ -196,7 +196,7 @@ def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
     }
 
 
-def test_our_tables_name_fields_that_sglang_and_lmcache_have(
+def test_tables_of_fields_match_sglang_and_lmcache(
     start: Callable[..., Role],
 ) -> None:
     role = start("adapter_fields.py")

@@ -48,7 +48,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
 @pytest.mark.parametrize("mla", [False, True], ids=["mha", "mla"])
-def test_pages_are_fetched_to_other_places(
+def test_pages_are_fetched_to_other_indices(
     server: MetaServer, backend: Make, layout: str, mla: bool
 ) -> None:
     source, target = HostPool(layout, mla=mla), HostPool(layout, mla=mla)
@@ -136,7 +136,7 @@ def test_a_page_of_another_size_is_a_miss(server: MetaServer, backend: Make) -> 
     ],
     ids=str,
 )
-def test_another_rank_or_model_gets_only_misses(
+def test_pages_of_another_rank_or_model_are_misses(
     server: MetaServer, backend: Make, difference: dict[str, Any]
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -145,7 +145,7 @@ def test_another_rank_or_model_gets_only_misses(
 
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "revision 2"}], ids=str)
-def test_another_setting_gets_only_misses(
+def test_pages_of_another_configuration_are_misses(
     server: MetaServer, backend: Make, difference: dict[str, str]
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -155,7 +155,7 @@ def test_another_setting_gets_only_misses(
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("page_head", "bfloat16"), ("page_first", "float16")]
 )
-def test_another_host_pool_gets_only_misses(
+def test_pages_of_another_host_pool_are_misses(
     server: MetaServer, backend: Make, layout: str, dtype: str
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -163,7 +163,7 @@ def test_another_host_pool_gets_only_misses(
 
 
 @pytest.mark.parametrize(("version", "count"), [("0.5.24", 2), ("0.6.0", 0)])
-def test_another_minor_version_of_sglang_gets_only_misses(
+def test_pages_of_another_minor_version_of_sglang_are_misses(
     server: MetaServer, backend: Make, version: str, count: int
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -171,7 +171,7 @@ def test_another_minor_version_of_sglang_gets_only_misses(
     assert backend().batch_exists(keys(2)) == count
 
 
-def test_the_server_learns_how_many_tokens_the_first_rank_loaded(
+def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
     monkeypatch: pytest.MonkeyPatch, server: MetaServer, backend: Make
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
@@ -198,7 +198,7 @@ def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make)
     assert backend(rank=split).batch_exists(keys(1)) == 0
 
 
-def test_ranks_that_split_the_kv_of_a_token_share_it_with_their_like_alone(
+def test_ranks_that_split_the_kv_share_it_only_with_equal_ranks(
     server: MetaServer, backend: Make
 ) -> None:
     split = Config(is_mla_model=True, tp_size=4, dcp_size=2)
@@ -225,14 +225,14 @@ def test_a_restarted_server_is_reattached(pool: Pool, backend: Make) -> None:
         assert eventually(lambda: one.batch_exists(keys(2)) == 2, LONG_S)
 
 
-def test_a_page_that_finds_no_room_is_left_out(server: MetaServer, backend: Make) -> None:
+def test_a_page_without_room_in_the_pool_is_skipped(server: MetaServer, backend: Make) -> None:
     one = backend(v1=False)
     assert not one.set(keys(1)[0], Flat(np.zeros(200 << 20, dtype=np.uint8)))
     assert not one.exists(keys(1)[0])
     assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
 
 
-def test_host_pools_that_are_not_understood_are_refused(server: MetaServer, backend: Make) -> None:
+def test_unknown_host_pools_are_rejected(server: MetaServer, backend: Make) -> None:
     with pytest.raises(ConnectorError, match="layout 'page_unified'"):
         backend(HostPool("page_unified"))
     with pytest.raises(ConnectorError, match="pool mamba has no pages that beluga can copy"):
@@ -292,7 +292,7 @@ def test_indices_that_are_not_whole_pages_copy_nothing(
     assert one.attached  # the session still works
 
 
-def test_indices_in_memory_of_a_device_move_nothing(server: MetaServer, backend: Make) -> None:
+def test_indices_in_device_memory_copy_nothing(server: MetaServer, backend: Make) -> None:
     class Elsewhere:
         def __array__(self, *_: Any, **__: Any) -> Any:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
@@ -396,7 +396,7 @@ def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) 
     assert not one.attached
 
 
-def test_a_backend_is_attached_when_it_is_made(server: MetaServer, backend: Make) -> None:
+def test_a_backend_attaches_at_construction(server: MetaServer, backend: Make) -> None:
     made = backend()
     one = type(made)(made._config)
     assert one.attached  # otherwise the first requests of an engine would miss
@@ -437,7 +437,7 @@ def test_present_pages_count_as_stored(server: MetaServer, backend: Make) -> Non
     assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
 
 
-def test_an_sglang_pool_of_kv_is_taken(server: MetaServer, backend: Make) -> None:
+def test_a_kv_pool_of_sglang_is_accepted(server: MetaServer, backend: Make) -> None:
     one, host_pool = backend(), HostPool()
     one.register_mem_host_pool_v2(host_pool, "kv")
     assert one.registered_pools == {"kv": host_pool}
@@ -502,7 +502,7 @@ def test_a_prefix_is_restored_where_every_pool_has_its_pages(
     assert other.batch_exists_v2(keys(8)).kv_hit_pages == 6
 
 
-def test_pages_of_several_pools_are_fetched_to_other_places(
+def test_pages_of_several_pools_are_fetched_to_other_indices(
     server: MetaServer, backend: Make
 ) -> None:
     (one, source), (other, target) = hybrid(backend, 1), hybrid(backend)
@@ -551,7 +551,7 @@ def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
     assert other.batch_exists_v2(keys(8), ASKED[2:3]).kv_hit_pages == 0
 
 
-def test_another_page_size_of_a_pool_gets_only_misses(server: MetaServer, backend: Make) -> None:
+def test_pages_of_another_page_size_are_misses(server: MetaServer, backend: Make) -> None:
     one, _ = hybrid(backend, 1)
     store_hybrid(one)
     other, wide = backend(), CopiedPool(dtype="float32")
@@ -589,7 +589,7 @@ def test_pools_without_a_server_miss(backend: Make) -> None:
         }
 
 
-def test_a_pool_of_kv_without_bytes_has_what_the_others_have(
+def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(
     server: MetaServer, backend: Make
 ) -> None:
     logical = HostPool()

@@ -99,7 +99,7 @@ def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -
         assert finds(other) == 0
 
 
-def test_weights_of_another_version_are_others(
+def test_weights_of_another_version_have_another_identity(
     server: MetaServer, backend: Make, said: dict[str, Any]
 ) -> None:
     one = backend()
@@ -135,7 +135,7 @@ def test_a_named_update_starts_empty_and_engines_with_its_name_share(
     ],
     ids=["unnamed", "not flushed", "not idle", "by others' hands"],
 )
-def test_after_a_change_of_unknown_outcome_the_pool_is_not_used_until_one_that_is_known(
+def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
     server: MetaServer,
     backend: Make,
     updater: Any,
@@ -163,7 +163,7 @@ def asked(version: str | None = "step-1", **fields: Any) -> Any:
 
 @pytest.mark.parametrize("fault", [RuntimeError("half of them are written"), False])
 @pytest.mark.parametrize("how", WRITES)
-def test_after_an_update_that_failed_the_pool_is_not_used_until_one_that_succeeds(
+def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
     server: MetaServer, backend: Make, updater: Any, how: str, fault: Any
 ) -> None:
     """The weights may be a mix of old and new."""
@@ -200,7 +200,7 @@ def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
     assert (finds(one), put(one)) == (0, [False, False])
 
 
-def test_a_version_that_the_first_weights_had_names_others_after_an_update(
+def test_a_reused_version_has_another_identity_after_an_update(
     server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
 ) -> None:
     one = backend()
@@ -233,7 +233,7 @@ def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
     assert finds(one) == 2
 
 
-def test_an_update_without_its_draft_model_is_of_unknown_outcome(
+def test_an_update_without_its_draft_model_has_an_unknown_outcome(
     server: MetaServer, backend: Make, updater: Any
 ) -> None:
     one = backend()
@@ -241,7 +241,7 @@ def test_an_update_without_its_draft_model_is_of_unknown_outcome(
     assert put(one) == [False, False]
 
 
-def test_weights_may_be_named_after_they_were_changed(
+def test_weights_can_be_named_after_an_update(
     server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
 ) -> None:
     one = backend()
@@ -301,12 +301,12 @@ COUNTED = (
 )
 
 
-def test_what_changes_the_bytes_of_a_page_is_never_left_out() -> None:
+def test_settings_that_change_the_bytes_of_a_page_are_part_of_the_identity() -> None:
     assert not set(COUNTED) & LEFT_OUT["ServerArgs"].keys()
     assert all(LEFT_OUT["ServerArgs"].values())
 
 
-def test_scales_in_a_file_count_by_their_bytes(
+def test_scales_in_a_file_are_identified_by_their_bytes(
     server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
 ) -> None:
     scales = tmp_path / "scales.json"
@@ -321,7 +321,7 @@ def test_scales_in_a_file_count_by_their_bytes(
 @pytest.mark.parametrize(
     "name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGL_USE_FP8_GEMM"]
 )
-def test_environment_variables_that_choose_other_kernels_count(
+def test_environment_variables_that_select_kernels_are_part_of_the_identity(
     server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert put(backend()) == [True, True]
@@ -335,7 +335,7 @@ def test_environment_variables_that_choose_other_kernels_count(
     assert finds(backend()) == 0
 
 
-def test_an_adapter_retrained_in_its_place_is_another(
+def test_an_adapter_retrained_in_place_has_another_identity(
     server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter.safetensors"
@@ -347,7 +347,7 @@ def test_an_adapter_retrained_in_its_place_is_another(
     assert finds(backend()) == 0
 
 
-def test_made_up_weights_are_those_of_their_seed(
+def test_dummy_weights_are_identified_by_their_seed(
     server: MetaServer, backend: Make, said: dict[str, Any]
 ) -> None:
     said |= {"load_format": "dummy", "random_seed": 1}
@@ -361,7 +361,7 @@ def test_made_up_weights_are_those_of_their_seed(
     [{"port": 2}, {"max_running_requests": 7}, {"context_length": 5}, {"disaggregation_mode": "x"}],
     ids=lambda difference: next(iter(difference)),
 )
-def test_engines_that_compute_the_same_share(
+def test_engines_that_compute_the_same_bytes_share_blocks(
     server: MetaServer,
     backend: Make,
     said: dict[str, Any],
@@ -376,7 +376,7 @@ def test_engines_that_compute_the_same_share(
     assert finds(backend()) == 2
 
 
-def test_the_context_length_counts_where_positions_depend_on_it(
+def test_the_context_length_is_part_of_the_identity_if_positions_depend_on_it(
     server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"w")
@@ -400,7 +400,7 @@ def test_the_context_length_counts_where_positions_depend_on_it(
     ],
     ids=lambda difference: next(iter(difference)),
 )
-def test_weights_that_cannot_be_identified_are_refused_until_the_operator_vouches(
+def test_unidentified_weights_are_rejected_without_an_operators_identity(
     server: MetaServer, backend: Make, said: dict[str, Any], difference: dict[str, Any]
 ) -> None:
     said.update(difference)

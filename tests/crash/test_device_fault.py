@@ -290,14 +290,14 @@ def test_a_server_detects_faults_by_its_own_reads(paths: list[Path]) -> None:
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-def test_a_handler_that_was_replaced_is_put_back(paths: list[Path]) -> None:
+def test_a_replaced_signal_handler_is_restored(paths: list[Path]) -> None:
     with Process("serve_index", paths):
         ended = run(LATE, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
     assert "Bus error" not in ended.stderr
 
 
-def test_a_handler_that_is_replaced_meanwhile_costs_a_report_at_most(paths: list[Path]) -> None:
+def test_a_signal_handler_replaced_during_a_call_loses_at_most_a_report(paths: list[Path]) -> None:
     ended = run(MEANWHILE, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
@@ -330,12 +330,12 @@ def test_an_acceptance_test_ends_with_an_error(paths: list[Path]) -> None:
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-def test_bytes_that_are_moved_by_themselves(paths: list[Path]) -> None:
+def test_copies_outside_a_batch_report_the_fault(paths: list[Path]) -> None:
     ended = run(RANGES, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-def test_a_pump_ends_with_an_error(paths: list[Path]) -> None:
+def test_a_dispatch_loop_ends_with_an_error(paths: list[Path]) -> None:
     with Process("serve_index", paths):
         ended = run(PUMP, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr

@@ -76,7 +76,7 @@ def test_a_client_that_lost_its_server_and_then_closes_leaves_no_lane_behind(
         assert server.stat().live_count == 0
 
 
-def test_grants_of_a_detached_client_are_free(pool: Pool, elsewhere: Pool) -> None:
+def test_grants_of_a_detached_client_are_released(pool: Pool, elsewhere: Pool) -> None:
     with MetaServer(pool):
         client = Client(elsewhere)
         granted = MetaClient(client).reserve(keys([1, 2, 3]), length=2 << 20)

@@ -16,7 +16,7 @@ from support.emulation import EMULATED, PATIENCE
 from beluga._ffi import lib
 
 
-def test_every_function_with_a_pool_parameter_is_called_here() -> None:
+def test_every_function_with_a_pool_parameter_is_covered() -> None:
     called = set(faulting.FAULTS) | set(faulting.SURVIVES) | faulting.APART
     assert faulting.functions() == called & faulting.functions()
     assert not set(faulting.FAULTS) & set(faulting.SURVIVES)

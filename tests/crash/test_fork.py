@@ -54,7 +54,7 @@ def in_child(fork: Callable[[], int], work: Callable[[], dict[str, Any]]) -> dic
     return told
 
 
-def test_every_call_of_python_is_refused(cache: KVCache) -> None:
+def test_every_python_call_is_rejected_after_a_fork(cache: KVCache) -> None:
     client, meta = cache.client, MetaClient(cache.client)
     data = np.arange(512, dtype=np.uint64)
     assert cache.put(keys([1]), [data]).stored == 1
@@ -131,7 +131,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
 
 
 @needs_a_cpu("it leaves out MADV_WIPEONFORK, by which C knows of a fork")
-def test_every_call_of_c_is_refused_even_past_the_hooks_of_python(cache: KVCache) -> None:
+def test_every_c_call_is_rejected_after_a_fork_without_python_hooks(cache: KVCache) -> None:
     with cache.client.lock:
         session = cache.client.session
         calls = c_calls(session)

@@ -95,7 +95,9 @@ def lane_start(pool: Pool, lane: int) -> int:
 
 
 @pytest.mark.parametrize("page", ["heartbeat", "request", "reply"])
-def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) -> None:
+def test_a_memory_fault_in_one_lane_affects_only_that_lane(
+    pool: Pool, paths: list[Path], page: str
+) -> None:
     requests = 4096  # after the page of the heartbeat; then the replies of epoch 0, and of epoch 1
     size = pool.geometry.slot_count * 128
     pages = {"heartbeat": 0, "request": requests, "reply": requests + 2 * size}
@@ -116,7 +118,7 @@ def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) 
         assert server.tell() == {"live": 2, "held": 0, "failure": "NoneType"}
 
 
-def test_a_server_that_can_not_serve_is_followed(pool: Pool, paths: list[Path]) -> None:
+def test_a_server_that_cannot_serve_is_replaced(pool: Pool, paths: list[Path]) -> None:
     with (
         failing(paths) as server,
         Process("stand_by_index", paths) as standby,

@@ -66,7 +66,7 @@ class DeadServer:
 
 
 @pytest.mark.parametrize("point", ["grant.space_taken", "grant.made", "reserve.checked", *UNHEARD])
-def test_a_reserve_grants_once(
+def test_a_resent_reserve_grants_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
@@ -86,7 +86,7 @@ def test_a_reserve_grants_once(
 @pytest.mark.parametrize(
     "point", ["commit.claimed", "commit.entered", "commit.counted", *UNHEARD, *HEARD]
 )
-def test_a_commit_counts_once(
+def test_a_resent_commit_counts_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     # The same applies to the reserve before its reply: the second reply is that of the commit.
@@ -109,7 +109,7 @@ def test_a_commit_counts_once(
 @pytest.mark.parametrize(
     "point", ["remove.found", "evict.cleared", "space.given", "serve.fenced:3"]
 )
-def test_a_remove_removes_once(
+def test_a_resent_remove_removes_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
@@ -125,7 +125,7 @@ def test_a_remove_removes_once(
 
 
 @pytest.mark.parametrize("point", ["release.counted", "release.unpinned", "serve.fenced:4"])
-def test_a_release_unpins_once(
+def test_a_resent_release_unpins_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
@@ -177,7 +177,7 @@ class _Hasty:
         self.lock, self.session, self.timeout_s = client.lock, client.session, timeout_s
 
 
-def test_an_abort_of_a_lost_grant_is_none(
+def test_an_abort_of_a_lost_grant_has_no_effect(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with armed(monkeypatch, paths, "abort.unindexed") as first, DeadServer(pool, first) as dead:

@@ -102,7 +102,7 @@ def elsewhere(
         server.stop()
 
 
-def test_a_silent_session_is_quarantined_until_it_moves(
+def test_a_silent_session_is_quarantined_until_its_next_heartbeat(
     pool: Pool, paths: list[Path], tmp_path: Path
 ) -> None:
     with elsewhere(pool, paths, tmp_path / "elsewhere", 3.0) as (server, client):

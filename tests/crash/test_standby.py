@@ -74,9 +74,7 @@ def ends_well(pool: Pool, workers: list[Process]) -> None:
     [2, long(5), pytest.param(20, marks=pytest.mark.slow)],
     ids=["two", "few", "many"],
 )
-def test_standby_follows_every_server_that_is_killed(
-    pool: Pool, paths: list[Path], kills: int
-) -> None:
+def test_a_standby_replaces_every_killed_server(pool: Pool, paths: list[Path], kills: int) -> None:
     dice = random.Random(kills)
     with ExitStack() as ends:
         server = ends.enter_context(Process("serve_index", paths))
@@ -133,7 +131,7 @@ def ask_again(server: Process) -> str:
     return server.hear(TURN_S)
 
 
-def test_of_several_standbys_one_follows_and_the_others_wait_on(
+def test_one_of_several_standbys_takes_over_and_the_others_wait(
     pool: Pool, paths: list[Path]
 ) -> None:
     with ExitStack() as ends:

@@ -61,7 +61,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("root", PLACES, ids=str)
-def test_files_name_no_directory_except_the_shared_one(root: str) -> None:
+def test_files_use_only_the_shared_directory(root: str) -> None:
     assert str(PLACES[root]) == root
     strange = [
         f"{path.relative_to(ROOT)}: {text[found.start() : found.end() + 20]!r}"
@@ -74,7 +74,7 @@ def test_files_name_no_directory_except_the_shared_one(root: str) -> None:
     assert strange == []
 
 
-def test_every_admin_port_is_the_one_of_its_kind() -> None:
+def test_admin_ports_match_their_component() -> None:
     servers = {0, ADMIN_PORT, STANDBY_ADMIN_PORT}
     strange = [
         f"{path.relative_to(ROOT)}: {found[0]}"
@@ -85,7 +85,7 @@ def test_every_admin_port_is_the_one_of_its_kind() -> None:
     assert strange == []
 
 
-def test_documented_scrape_has_every_server_of_the_units() -> None:
+def test_the_documented_scrape_config_covers_all_units() -> None:
     served = [int(port) for port in re.findall(r"^BELUGA_\w+=.*--admin (\d+)", ENV, re.MULTILINE)]
     assert served == [ADMIN_PORT, STANDBY_ADMIN_PORT]
     [block] = re.findall(r"```yaml\n# prometheus.yml\n(.*?)```", MONITORING, re.DOTALL)

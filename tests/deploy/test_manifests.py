@@ -150,7 +150,7 @@ def test_manifests_are_valid(path: Path) -> None:
         validate(manifest)
 
 
-def test_manifests_start_what_parses(tmp_path: Path) -> None:
+def test_commands_in_manifests_parse(tmp_path: Path) -> None:
     commands = check_all(all_manifests(), tmp_path)
     assert commands == {"serve", "ping", "doctor", "gateway"}
 
@@ -198,7 +198,7 @@ def test_pods_that_use_the_pool_share_processes_and_the_runtime_directory() -> N
         assert mounted["run"] == "/run/beluga"
 
 
-def test_the_servers_script_serves_and_the_probes_find_it(shm: Path, tmp_path: Path) -> None:
+def test_the_server_script_serves_and_passes_its_probes(shm: Path, tmp_path: Path) -> None:
     (server,) = [c for c in containers(all_manifests()) if c["name"] == "server"]
     (tmp_path / "node-a").write_text("0")
     (tmp_path / "run").mkdir()
@@ -257,7 +257,7 @@ def rendered(values: Mapping[str, Any]) -> dict[str, str]:
         pytest.skip(str(error))
 
 
-def test_the_manifests_are_fresh(tmp_path: Path) -> None:
+def test_generated_manifests_are_current(tmp_path: Path) -> None:
     rendered(EXAMPLE_VALUES)
     script = [sys.executable, str(ROOT / "scripts/dev/gen_manifests.py"), str(tmp_path)]
     subprocess.run(script, check=True, timeout=120)
@@ -280,7 +280,7 @@ def test_helm_refuses_two_nodes_with_one_number() -> None:
 
 
 @pytest.mark.parametrize("values", WRONG_VALUES, ids=str)
-def test_helm_refuses_wrong_values(values: dict[str, Any]) -> None:
+def test_helm_rejects_invalid_values(values: dict[str, Any]) -> None:
     rendered(EXAMPLE_VALUES)
     with pytest.raises(RuntimeError, match=rf"/{next(iter(values))}"):
         render(values)

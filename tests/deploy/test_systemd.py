@@ -144,7 +144,9 @@ def judged(said: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted: Booted) -> None:
+def test_units_monitoring_and_doctor_are_consistent_for_two_users_after_a_failover(
+    booted: Booted,
+) -> None:
     for unit in ("beluga-pool", "beluga-serve", "beluga-standby"):
         assert booted.run("systemctl", "start", unit).returncode == 0, booted.log()
     assert sorted(line for line in scraped(booted) if "serving" in line) == [
@@ -193,7 +195,7 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
 
 
 @pytest.mark.slow
-def test_the_gateway_is_started_when_it_listens(booted: Booted) -> None:
+def test_the_gateway_unit_is_active_when_it_listens(booted: Booted) -> None:
     assert booted.run("systemctl", "start", "beluga-gateway").returncode == 0, booted.log()
     assert is_so(booted, "beluga-gateway", "routing on http://127.0.0.1:8080")()
     assert booted.run("systemctl", "stop", "beluga-gateway").returncode == 0

@@ -50,7 +50,7 @@ def test_the_last_opener_sets_the_bounds(server: NatsServer) -> None:
     asyncio.run(play())
 
 
-def test_subjects_that_another_stream_has_are_refused(server: NatsServer) -> None:
+def test_subjects_of_another_stream_are_rejected(server: NatsServer) -> None:
     async def play() -> None:
         client = await nats.connect(server.url)
         await client.jetstream().add_stream(name="another", subjects=["q.>"])

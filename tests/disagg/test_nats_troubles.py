@@ -45,7 +45,7 @@ def test_a_rejected_user_is_not_reported_as_an_unreachable_server(tmp_path: Path
         server.end()
 
 
-def test_a_server_without_jetstream_has_its_own_error(tmp_path: Path) -> None:
+def test_a_server_without_jetstream_raises_a_specific_error(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, jetstream=False)
     try:
         with pytest.raises(QueueError, match="has no JetStream; start nats-server with -js"):
@@ -54,7 +54,7 @@ def test_a_server_without_jetstream_has_its_own_error(tmp_path: Path) -> None:
         server.end()
 
 
-def test_an_unreachable_server_has_its_own_error() -> None:
+def test_an_unreachable_server_raises_a_specific_error() -> None:
     with pytest.raises(QueueError, match="does not answer"):
         asyncio.run(NatsQueue.open("nats://127.0.0.1:9", "prefill", timeout_s=2))
 
@@ -69,7 +69,7 @@ async def _lose_consumer(queue: NatsQueue) -> None:
 
 @pytest.mark.parametrize("lose", [_lose_stream, _lose_consumer])
 @pytest.mark.parametrize("first", ["enqueue", "dequeue", "size"])
-def test_queue_that_is_lost_is_made_again(
+def test_a_lost_queue_is_created_again(
     tmp_path: Path, lose: Callable[[NatsQueue], Awaitable[None]], first: str
 ) -> None:
     server = NatsServer(tmp_path)

@@ -183,7 +183,7 @@ def test_an_unclaimed_prompt_waits_as_long_as_a_local_prefill(
     assert not played.queue.waiting
 
 
-def test_a_local_prefill_that_exceeds_the_limit_of_a_remote_one_is_not_awaited() -> None:
+def test_a_prefill_longer_than_the_remote_limit_is_not_awaited() -> None:
     played = Played(taken_s=60.0, done_s=60.0, local_s=50.0, timeout_s=5.0)
     assert (played.course, played.after_s) == (PrefillOutcome.UNTAKEN, 5.0)
 

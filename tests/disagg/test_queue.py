@@ -61,7 +61,7 @@ async def persistently(ask: Callable[[], Coroutine[None, None, object]]) -> obje
     raise AssertionError("no answer for a minute")
 
 
-def test_first_come_first_served(backend: Backend) -> None:
+def test_tasks_are_served_in_order_of_arrival(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as sender, opened(backend) as worker:
             for name in "abc":
@@ -188,7 +188,7 @@ def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_a_killed_worker_task_is_done_by_another(backend: Backend) -> None:
+def test_a_task_of_a_killed_worker_is_done_by_another(backend: Backend) -> None:
     async def play() -> None:
         async with AsyncExitStack() as stack:
             queue = await stack.enter_async_context(opened(backend, 2.0))
@@ -257,7 +257,7 @@ def test_a_task_returned_with_a_delay_is_hidden_until_then(backend: Backend) -> 
     asyncio.run(play())
 
 
-def test_an_empty_queue_is_waited_at_for_so_long(backend: Backend) -> None:
+def test_a_poll_of_an_empty_queue_waits_for_its_timeout(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
             start = time.monotonic()
@@ -276,7 +276,7 @@ def test_an_unused_ticket_expires(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_a_present_task_is_dequeued_at_once(backend: Backend) -> None:
+def test_a_waiting_task_is_dequeued_at_once(backend: Backend) -> None:
     """A worker soon gets the next task, and a sender soon gets the outcome of its task."""
 
     async def play() -> None:
@@ -313,7 +313,7 @@ def test_a_closed_queue_leaves_no_asyncio_task(backend: Backend) -> None:
     assert not faults  # no task failed silently
 
 
-def test_queues_of_other_names_are_others(backend: Backend) -> None:
+def test_queues_with_different_names_are_separate(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
             other = await open_queue(backend.url, "other/model", visibility_s=LONG_S)
@@ -395,7 +395,7 @@ def test_an_unreadable_task_is_tried_three_times_at_once(
     asyncio.run(play())
 
 
-def test_a_missing_server_is_one_clear_line() -> None:
+def test_a_missing_server_is_a_one_line_error() -> None:
     with pytest.raises(QueueError, match="is nats-server running"):
         asyncio.run(open_queue("nats://127.0.0.1:1", "q"))
     with pytest.raises(QueueError, match="not a prefill queue"):

@@ -30,7 +30,7 @@ def calls(kind: type) -> dict[str, list[tuple[str, object]]]:
 
 
 @pytest.mark.parametrize(("interface", "kind"), PAIRS)
-def test_calls_are_those_of_the_interface(interface: type, kind: type) -> None:
+def test_queues_implement_the_interface(interface: type, kind: type) -> None:
     promised, made = calls(interface), calls(kind)
     assert promised
     assert {name: made[name] for name in promised} == promised

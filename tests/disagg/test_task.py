@@ -22,7 +22,7 @@ from beluga.disagg import (
 from beluga.disagg.pool_queue import _packed, _unpacked
 
 
-def test_a_task_decodes_to_itself() -> None:
+def test_an_encoded_task_decodes_to_the_same_task() -> None:
     task = PrefillTask(
         request_id="r",
         model="m",
@@ -34,7 +34,7 @@ def test_a_task_decodes_to_itself() -> None:
     assert decode_task(encode_task(task)) == task
 
 
-def test_a_request_stays_as_its_client_sent_it() -> None:
+def test_a_request_is_stored_unchanged() -> None:
     body = '{"messages": [{"role":"user","content":"caf\u00e9"}]}'.encode()
     task = PrefillTask(request_id="r", model="m", body=body, path="/v1/chat/completions")
     assert decode_task(encode_task(task)) == task
@@ -74,7 +74,7 @@ def test_a_task_has_one_name_and_one_prompt() -> None:
             encode_task(task)
 
 
-def test_a_task_is_bounded() -> None:
+def test_the_size_of_a_task_is_bounded() -> None:
     with pytest.raises(QueueError, match="prefill that prompt locally"):
         encode_task(PrefillTask(request_id="r", model="m", text="a" * TASK_SIZE_MAX))
 
@@ -88,7 +88,7 @@ def test_a_task_expires() -> None:
     assert task(time.time() - 60).expired
 
 
-def test_names_of_models_are_names_of_queues() -> None:
+def test_model_names_are_valid_queue_names() -> None:
     assert queue_name("Qwen/Qwen3-0.6B") == "Qwen_Qwen3-0_6B"
     assert queue_name("a\\b c>*") == "a_b_c__"
 
@@ -97,7 +97,7 @@ def test_names_of_models_are_names_of_queues() -> None:
     ("size", "block"),
     [(0, 4096), (4092, 4096), (4093, 8192), (8188, 8192), (8189, 16384), (TASK_SIZE_MAX, 1 << 20)],
 )
-def test_a_task_in_the_pool_takes_the_least_power_of_two(size: int, block: int) -> None:
+def test_a_task_in_the_pool_is_rounded_up_to_a_power_of_two(size: int, block: int) -> None:
     """The pool has few classes of blocks, and the largest task has 1 MiB."""
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     packed = _packed(data)

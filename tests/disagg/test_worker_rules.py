@@ -93,7 +93,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ([200, 429], [1]),
     ],
 )
-def test_one_prompt_with_which_the_engine_fails_stops_no_other(
+def test_a_prompt_that_fails_in_the_engine_does_not_affect_others(
     statuses: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play() -> None:
@@ -138,7 +138,7 @@ def test_a_task_is_delivered_a_bounded_number_of_times(before: int, counted: str
     ],
     ids=lambda body: f"{body[:12]!r} {len(body)}",
 )
-def test_a_body_that_cannot_be_read_stops_no_worker(body: bytes) -> None:
+def test_an_unreadable_body_does_not_stop_the_worker(body: bytes) -> None:
     """It would be delivered to the next worker, and to the one after it."""
 
     async def play() -> None:
@@ -151,7 +151,7 @@ def test_a_body_that_cannot_be_read_stops_no_worker(body: bytes) -> None:
     asyncio.run(play())
 
 
-def test_a_task_that_fails_in_an_unknown_way_stops_no_worker(
+def test_an_unexpected_failure_of_a_task_does_not_stop_the_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
@@ -289,7 +289,7 @@ def test_a_body_that_is_not_an_object_is_rejected(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(("late_s", "expired"), [(0.5, False), (1.0, False), (1.5, True)])
-def test_clocks_agree_to_a_second(
+def test_deadlines_tolerate_a_clock_skew_of_a_second(
     monkeypatch: pytest.MonkeyPatch, late_s: float, expired: bool
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0 + late_s)
@@ -364,7 +364,7 @@ def test_a_late_prefill_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert "was not done in 0.01 s" in caplog.text
 
 
-def test_a_task_has_the_deadline_until_which_it_is_waited_for() -> None:
+def test_the_deadline_of_a_task_is_the_end_of_its_wait() -> None:
     told: list[float] = []
 
     def made(deadline: float) -> PrefillTask:

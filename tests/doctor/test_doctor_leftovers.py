@@ -204,7 +204,7 @@ def test_a_link_where_lock_files_lie_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("shm")
-def test_other_users_runtime_directories_are_named(tmp_path: Path) -> None:
+def test_runtime_directories_of_other_users_are_reported(tmp_path: Path) -> None:
     (tmp_path / "tmp/beluga-1001/measurements").mkdir(parents=True)
     (tmp_path / "tmp/beluga-mutants" / POOL_ID).mkdir(parents=True)
     assert folders(tmp_path).level == "ok", "no pool's lock files are there"
@@ -219,7 +219,7 @@ def test_other_users_runtime_directories_are_named(tmp_path: Path) -> None:
     assert finding("runtime-dirs", without_devdax).level == "ok", "pools lie in files"
 
 
-def test_a_pool_that_this_user_cannot_use_is_named(
+def test_a_pool_without_permission_is_reported(
     tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uid = 987654

@@ -258,7 +258,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{CASES.index(case)}")
-def test_a_check_finds(tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_reports_its_finding(
+    tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("BELUGA_MEMORY", "BELUGA_DDIO", "BELUGA_RUNTIME_DIR"):
         monkeypatch.delenv(variable, raising=False)
     found = finding(case.name, made(tmp_path, case.changes, **case.facts))
@@ -314,7 +316,7 @@ def test_files_that_a_user_may_not_open(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["dsa-access"].fix == "sudo setfacl -m u:1000:rw /dev/dsa/wq0.0"
 
 
-def test_a_file_of_root_sends_to_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_root_advises_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, opened = made(tmp_path), Path.open
 
     def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
@@ -332,7 +334,7 @@ HOSTILE = ["", "\x00\xff\n", "-1", "9" * 400, "[", "]x[", "a b\nc: d - e\n" * 50
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_content_of_a_file_ends_a_check(tmp_path: Path, hostile: str | None) -> None:
+def test_arbitrary_file_contents_do_not_break_a_check(tmp_path: Path, hostile: str | None) -> None:
     """Each file in turn has such content; the check reports what it can and does not fail
     itself.
     """

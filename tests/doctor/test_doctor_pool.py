@@ -62,7 +62,7 @@ def test_a_pool_without_a_server_raises_an_error_with_a_fix(paths: list[Path]) -
     assert not paths[0].with_name("a.run").exists(), "it is made by those who use the pool"
 
 
-def test_a_server_answers_and_keeps_no_lane(paths: list[Path]) -> None:
+def test_a_ping_of_the_server_releases_its_lane(paths: list[Path]) -> None:
     with Pool.open(paths) as pool, Server(pool) as server:
         for _ in range(2 * LANES):
             found = look(*paths)
@@ -89,7 +89,7 @@ def test_a_missing_device_is_an_error(paths: list[Path]) -> None:
     assert found["pool-devices"].fix == f"beluga pool create {paths[0]} {paths[1]}"
 
 
-def test_a_device_that_is_not_named_is_an_error(paths: list[Path]) -> None:
+def test_a_device_missing_from_the_list_is_an_error(paths: list[Path]) -> None:
     found = look(paths[1])
     assert found["pool-superblocks"].level == "error"
     assert "device-missing 0: of 2" in found["pool-superblocks"].text
@@ -119,7 +119,7 @@ def test_a_foreign_superblock_is_an_error(paths: list[Path], offset: int, kind: 
         ("/dev/dax77.0", "daxctl list -u"),
     ],
 )
-def test_a_path_that_is_no_device_is_an_error(path: str, fix: str) -> None:
+def test_an_unusable_path_is_an_error(path: str, fix: str) -> None:
     found = finding("pool-devices", Machine(pool=PoolLook((path,))))
     assert found.level == "error"
     assert fix in found.fix
@@ -233,11 +233,11 @@ class TestDefaultPool:
         monkeypatch.setattr("beluga.pool.default.emulated_paths", lambda: ["/nowhere/0"])
         return tmp_path / "state/beluga/default.json"
 
-    def test_is_none_at_first(self) -> None:
+    def test_the_default_pool_is_none_at_first(self) -> None:
         look = PoolLook.named(None, None)
         assert (look.paths, look.failure) == ((), None)
 
-    def test_is_what_was_mounted(self, state: Path, paths: list[Path]) -> None:
+    def test_the_default_pool_is_the_mounted_one(self, state: Path, paths: list[Path]) -> None:
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"devices": [str(paths[0])]}))
         assert PoolLook.named(None, 3).paths == (str(paths[0]),)
@@ -262,7 +262,7 @@ class TestDefaultPool:
         assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
         assert found["pool-devices"].fix == "beluga umount"
 
-    def test_named_badly_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_invalid_default_pool_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BELUGA_POOL", "/dev/shm/a@3+4")
         found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
         assert (found.level, found.fix) == ("error", "unset BELUGA_POOL")

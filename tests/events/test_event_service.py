@@ -79,7 +79,7 @@ def test_a_router_follows_stored_and_removed_blocks(pool: Pool, tmp_path: Path) 
         assert router.blocks() == table(pool)
 
 
-def test_a_late_router_gets_the_table_first(pool: Pool, tmp_path: Path) -> None:
+def test_a_late_subscriber_gets_the_table_first(pool: Pool, tmp_path: Path) -> None:
     with serving(pool, tmp_path), KVCache(pool, namespace="x") as cache:
         put(cache, 0, 20)
         remove(cache, 0, 7)
@@ -136,7 +136,9 @@ def test_a_router_that_misses_more_than_is_kept_gets_the_table(pool: Pool, tmp_p
         assert eventually(lambda: router.blocks() == table(pool))
 
 
-def test_a_block_of_two_ranks_is_there_when_both_have_it(pool: Pool, tmp_path: Path) -> None:
+def test_a_block_of_two_ranks_is_announced_when_both_have_stored_it(
+    pool: Pool, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         stack.enter_context(serving(pool, tmp_path))
         router = stack.enter_context(follow(tmp_path))
@@ -177,7 +179,7 @@ def test_the_gateways_index_follows_the_pool(pool: Pool, tmp_path: Path) -> None
         asyncio.run(asyncio.wait_for(route(), 60))
 
 
-def test_dynamos_form(pool: Pool, tmp_path: Path) -> None:
+def test_events_have_the_format_of_dynamo(pool: Pool, tmp_path: Path) -> None:
     import msgspec
     import zmq
 

@@ -127,7 +127,7 @@ def test_a_part_in_two_lines_is_present_until_both_are_removed() -> None:
     assert len(table) == 0
 
 
-def test_contradicting_ranks_do_not_form_a_whole_block() -> None:
+def test_inconsistent_ranks_do_not_form_a_complete_block() -> None:
     table = NameTable(LINES)
     one, other = chain(10, 1)[0], chain(10, 1, rank=1, rank_count=2)[0]
     events = told(table, stored(0, 1, one), stored(1, 2, other))
@@ -153,7 +153,7 @@ def test_a_late_router_gets_parents_before_children() -> None:
     assert sorted(seen) == [10, 11, 12, 20, 21, 30, 31, 50]
 
 
-def test_spaces_do_not_meet() -> None:
+def test_namespaces_are_separate() -> None:
     table = NameTable(LINES)
     told(table, stored(0, 1, chain(10, 1, space=1)[0]), stored(1, 2, chain(10, 1, space=2)[0]))
     assert set(stands(table)) == {(1, 10), (2, 10)}

@@ -63,7 +63,7 @@ def test_routers_that_do_not_read_lose_their_replays(
     assert site.routers[-1].recv_multipart()[2] == bytes(10_000)
 
 
-def test_few_routers_wait_in_line_and_further_ones_are_counted(
+def test_the_queue_of_replays_is_bounded_and_rejections_are_counted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.ask(replays.RUNNING_MAX)
@@ -74,7 +74,7 @@ def test_few_routers_wait_in_line_and_further_ones_are_counted(
     assert len(site.begun) == replays.RUNNING_MAX
 
 
-def test_a_router_that_has_left_does_not_wait_in_line(
+def test_a_disconnected_router_leaves_the_replay_queue(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.ask(replays.RUNNING_MAX)

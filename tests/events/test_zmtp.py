@@ -69,7 +69,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
 
 
 @pytest.mark.parametrize("kind", ["REQ", "DEALER", "ROUTER"])
-def test_a_router_of_libzmq_gets_an_answer(running: Running, kind: str) -> None:
+def test_a_libzmq_dealer_gets_a_reply(running: Running, kind: str) -> None:
     with zmq.Context() as context, context.socket(getattr(zmq, kind)) as one:
         one.setsockopt(zmq.IDENTITY, b"name")
         if kind == "ROUTER":
@@ -85,7 +85,7 @@ def test_a_router_of_libzmq_gets_an_answer(running: Running, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SUB", "XSUB"])
-def test_a_subscriber_of_libzmq_gets_the_topics_that_it_wants(running: Running, kind: str) -> None:
+def test_a_libzmq_subscriber_gets_its_topics(running: Running, kind: str) -> None:
     with zmq.Context() as context, context.socket(getattr(zmq, kind)) as one:
         one.setsockopt(zmq.HEARTBEAT_IVL, 20)
         one.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
@@ -175,7 +175,7 @@ def test_a_handshake_in_single_bytes_is_complete(running: Running) -> None:
             head += peer.recv(4096)
 
 
-def test_silent_connections_exclude_no_router(
+def test_silent_connections_do_not_block_routers(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmtp, "CONNECTIONS_MAX", 8)
@@ -188,7 +188,9 @@ def test_silent_connections_exclude_no_router(
         assert running.count(1) <= 8
 
 
-def test_idle_routers_exclude_no_other(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_routers_do_not_block_others(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zmtp, "CONNECTIONS_MAX", 8)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
@@ -275,7 +277,7 @@ def test_an_address_in_use_is_an_error(running: Running) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["tcp://*:0", "tcp://[::1]:*", "tcp://lo:!", "tcp://localhost:0"]
 )
-def test_forms_of_endpoints(endpoint: str) -> None:
+def test_endpoints_are_parsed(endpoint: str) -> None:
     if "::" in endpoint and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     sockets = ZmtpSockets()

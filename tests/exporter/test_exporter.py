@@ -146,7 +146,7 @@ def test_a_successor_counts_the_blocks_that_it_takes_over(pool: Pool) -> None:
     assert found.commit_count == 0
 
 
-def test_tenants_without_a_place_of_their_own_count_as_one(shm: Path) -> None:
+def test_tenants_beyond_the_table_are_counted_together(shm: Path) -> None:
     many = 4000
     options = {"device_size": 64 << 20, "sparse": True, "max_blocks": many}
     with (
@@ -182,9 +182,7 @@ def test_refusals_have_their_reason(pool: Pool, look: Callable[[], Scrape]) -> N
     assert seen.value("beluga_blocks_pinned") == 0
 
 
-def test_the_link_shows_what_engines_copied_over_it_while_they_use_it(
-    pool: Pool, look: Callable[[], Scrape]
-) -> None:
+def test_the_link_shows_bytes_of_engines_in_use(pool: Pool, look: Callable[[], Scrape]) -> None:
     assert not any(name.startswith("beluga_link_") for name in look().series)
     speed = Speed(20_000_000_000)
     settings = LinkSettings(read=speed, write=speed, device=speed)
@@ -241,13 +239,13 @@ def test_every_series_is_in_the_table_with_its_kind_and_labels(
                 assert {label for label, _ in labels} - {"le"} == set(METRICS[base].labels)
 
 
-def test_promtool_likes_the_metrics(pool: Pool, exporter: Admin) -> None:
+def test_promtool_accepts_the_metrics(pool: Pool, exporter: Admin) -> None:
     with KVCache(pool, namespace="a", link=LinkSettings()) as cache:
         cache.put(names(1), payload(1))
         assert complaints(raw(exporter.metrics_url)) == []
 
 
-def test_an_ended_server_is_reported_until_its_exporter_ends(
+def test_an_ended_server_is_reported_until_the_exporter_stops(
     pool: Pool, server: MetaServer, look: Callable[[], Scrape]
 ) -> None:
     assert look().value("beluga_server_serving") == 1
@@ -257,7 +255,7 @@ def test_an_ended_server_is_reported_until_its_exporter_ends(
     assert "beluga_blocks" not in seen.series
 
 
-def test_the_process_is_this_one(look: Callable[[], Scrape]) -> None:
+def test_process_metrics_are_of_this_process(look: Callable[[], Scrape]) -> None:
     seen = look()
     started = seen.value("process_start_time_seconds")
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

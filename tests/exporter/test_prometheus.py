@@ -202,7 +202,7 @@ def test_promtool_accepts_the_rules(tools: tuple[str, str]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_dashboard_has_data_and_planted_faults_fire(
+def test_the_dashboard_has_data_and_planted_faults_raise_alerts(
     tools: tuple[str, str], start: Start, shm: Path, tmp_path: Path
 ) -> None:
     paths, port = [shm / "a", shm / "b"], free_port()

@@ -90,7 +90,7 @@ def test_a_removed_worker_has_no_metrics_while_its_requests_continue(
         ({}, 400),
     ],
 )
-def test_nonsense_is_refused(body: dict[str, object], status: int) -> None:
+def test_invalid_requests_are_rejected(body: dict[str, object], status: int) -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             async with site.client.post(f"{site.admin}/workers", json=body) as answer:
@@ -133,7 +133,7 @@ def test_a_workers_file_is_followed(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_worker_with_wrong_settings_in_the_file_keeps_its_former_ones(tmp_path: Path) -> None:
+def test_a_worker_with_invalid_new_settings_keeps_the_old_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         path = tmp_path / "workers"
@@ -159,7 +159,7 @@ def test_a_worker_with_wrong_settings_in_the_file_keeps_its_former_ones(tmp_path
     run(scenario)
 
 
-def test_alert_rules_carry_the_articles_targets() -> None:
+def test_alert_rules_have_the_targets_of_the_article() -> None:
     async def scenario() -> None:
         async with (
             routed(FakeEngine()) as site,

@@ -63,7 +63,7 @@ def test_the_queue_is_averaged_over_the_interval() -> None:
     assert rack.advice() == []
 
 
-def test_memory_counts_where_engines_report_it() -> None:
+def test_memory_is_considered_if_engines_report_it() -> None:
     rack = Rack()
     for engine in rack.engines:
         rack.loads[engine.worker].gpu_cache_usage_perc = 0.3
@@ -73,7 +73,7 @@ def test_memory_counts_where_engines_report_it() -> None:
     assert rack.advice() == []
 
 
-def test_engines_that_are_down_do_not_count() -> None:
+def test_engines_that_are_down_are_ignored() -> None:
     rack = Rack()
     for engine in rack.engines:
         engine.fail("gone")

@@ -147,7 +147,7 @@ def test_a_worker_that_just_failed_is_tried_only_as_the_last_one() -> None:
     run(scenario)
 
 
-def test_a_full_engine_gets_nothing_until_something_ends() -> None:
+def test_a_full_engine_gets_no_request_until_one_ends() -> None:
     async def scenario() -> None:
         desk = Desk(EngineSpec("http://a", ("m",)), inflight_max=2)
         first, _ = await desk.place(), await desk.place()
@@ -213,7 +213,7 @@ def test_a_request_that_cannot_be_placed_is_rejected_with_the_reason() -> None:
     run(scenario)
 
 
-def test_engines_in_cooldown_are_checked_when_the_first_cooldown_ends() -> None:
+def test_engines_are_checked_when_the_first_cooldown_ends() -> None:
     async def scenario() -> None:
         desk = Desk()
         for engine, seconds in zip(desk.engines, (50, 20, 0), strict=True):
@@ -249,7 +249,7 @@ def test_a_request_for_one_worker_does_not_block_others() -> None:
     run(scenario)
 
 
-def test_workers_that_requested_a_pause_are_skipped() -> None:
+def test_workers_with_a_retry_after_are_skipped() -> None:
     async def scenario() -> None:
         desk = Desk()
         placed = await desk.director.place(PARSED, {1, 2}, 0.0, without={1: 9.0, 2: 9.0})
@@ -280,7 +280,7 @@ def test_a_client_avoids_a_worker_only_if_there_is_another() -> None:
     ("tried", "up", "patience_s"),
     [(frozenset({1}), False, RECOVERY_S), (frozenset({1}), True, 7.0), (frozenset(), True, 7.0)],
 )
-def test_a_failed_engine_is_waited_for_a_moment_only(
+def test_the_wait_for_a_failed_engine_is_short(
     tried: frozenset[int], up: bool, patience_s: float
 ) -> None:
     async def scenario() -> None:
@@ -302,7 +302,7 @@ def test_a_failed_engine_is_waited_for_a_moment_only(
     run(scenario)
 
 
-def test_tokens_are_timed_from_the_ones_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inter_token_times_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         clock = SimpleNamespace(now=100.0)
         clock.perf_counter = clock.monotonic = lambda: clock.now

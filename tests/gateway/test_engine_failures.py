@@ -100,7 +100,7 @@ def test_a_request_aborted_by_a_living_engine_is_not_sent_to_another(
     run(scenario)
 
 
-def test_a_request_that_only_reads_is_sent_to_another_engine() -> None:
+def test_a_read_only_request_is_sent_to_another_engine() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.drop_listed = True
@@ -113,7 +113,7 @@ def test_a_request_that_only_reads_is_sent_to_another_engine() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_dies_in_its_prefill_costs_no_error(stream: bool) -> None:
+def test_a_request_survives_the_death_of_its_engine_during_prefill(stream: bool) -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.hold_first = asyncio.Event()  # the headers of a stream have been sent by then
@@ -127,7 +127,7 @@ def test_an_engine_that_dies_in_its_prefill_costs_no_error(stream: bool) -> None
     run(scenario)
 
 
-def test_a_request_under_which_two_engines_die_ends_no_third_one() -> None:
+def test_a_request_is_not_sent_to_a_third_engine_after_two_died() -> None:
     async def scenario() -> None:
         engines = [FakeEngine() for _ in range(3)]
         for engine in engines:
@@ -144,7 +144,7 @@ def test_a_request_under_which_two_engines_die_ends_no_third_one() -> None:
     run(scenario)
 
 
-def test_a_request_that_may_call_tools_is_begun_once() -> None:
+def test_a_request_with_tools_is_started_once() -> None:
     """A dead engine may have executed some tool calls."""
 
     async def scenario() -> None:
@@ -238,7 +238,7 @@ def test_a_request_on_a_stalled_engine_is_aborted() -> None:
     run(scenario)
 
 
-def test_the_account_is_even_after_every_kind_of_end() -> None:
+def test_the_load_is_zero_after_every_kind_of_end() -> None:
     async def scenario() -> None:
         engines = [FakeEngine() for _ in range(3)]
         engines[0].faults.drop_after = 100
@@ -266,7 +266,7 @@ def test_an_engine_whose_models_cannot_be_read_is_down_until_they_can(body: byte
     run(scenario)
 
 
-def test_a_check_that_began_before_a_failure_does_not_count() -> None:
+def test_a_check_started_before_a_failure_is_ignored() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             (engine,) = site.service.fleet

@@ -35,7 +35,7 @@ def test_values_are_combined_by_their_meaning(name: str, kind: str, value: float
     assert [one.value for one in found.series] == [value]
 
 
-def test_series_that_one_process_has_stay() -> None:
+def test_series_of_a_single_process_are_kept() -> None:
     found = merged(
         [[family("a", "counter", 2, worker="x")], [family("a", "counter", 3, worker="y")]]
     )

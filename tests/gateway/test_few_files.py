@@ -46,7 +46,7 @@ def health(admin: str) -> str:
 
 
 @pytest.mark.parametrize("feeds", [0, 3])
-def test_clients_beyond_the_descriptors_get_an_error_and_others_are_served(
+def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
     start: Callable[..., Any], tmp_path: Path, feeds: int
 ) -> None:
     """Each feed of KV events needs about 11 descriptors, which are then not available for
@@ -147,7 +147,7 @@ def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: b
     run(scenario)
 
 
-def test_the_gateways_own_shortage_is_not_an_engine_failure(
+def test_exhausted_descriptors_of_the_gateway_are_not_an_engine_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -177,7 +177,7 @@ def test_the_gateways_own_shortage_is_not_an_engine_failure(
     run(scenario)
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+def test_the_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))

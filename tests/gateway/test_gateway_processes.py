@@ -152,7 +152,7 @@ def test_the_limit_of_a_worker_holds_for_all_processes_and_freed_slots_wake_all(
     run(scenario)
 
 
-def test_operators_reach_all_processes(start: Callable[..., Any]) -> None:
+def test_changes_of_operators_reach_all_processes(start: Callable[..., Any]) -> None:
     async def scenario() -> None:
         first, second = FakeEngine(), FakeEngine()
         async with second, started(start, first) as gateway:
@@ -204,7 +204,7 @@ def test_a_drained_worker_leaves_after_the_last_request_of_any_process(
     run(scenario)
 
 
-def test_a_process_that_ends_is_replaced_and_knows_what_operators_changed(
+def test_a_replaced_process_has_the_changes_of_operators(
     start: Callable[..., Any],
 ) -> None:
     async def scenario() -> None:
@@ -342,7 +342,7 @@ def test_a_prefix_is_found_at_its_worker_by_all_processes(
     run(scenario)
 
 
-def test_the_rule_of_remote_prefill_changes_in_all_processes(start: Callable[..., Any]) -> None:
+def test_a_changed_remote_prefill_rule_applies_in_all_processes(start: Callable[..., Any]) -> None:
     async def scenario() -> None:
         async with started(start, FakeEngine()) as gateway:
             status, rule = await gateway.change("PUT", "/prefill", {"effective_max": 4096})
@@ -355,7 +355,7 @@ def test_the_rule_of_remote_prefill_changes_in_all_processes(start: Callable[...
     run(scenario)
 
 
-def test_a_port_of_another_gateway_is_not_shared(
+def test_the_port_of_another_gateway_is_rejected(
     start: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
     child = start("gateway", "--processes", 2, "--port", 0, "--admin", "127.0.0.1:0")

@@ -42,7 +42,7 @@ def quickest_s(work: Callable[[], object]) -> float:
     return min(found)
 
 
-def test_a_form_costs_no_more_than_its_length() -> None:
+def test_parsing_a_form_is_linear_in_its_length() -> None:
     small, large = (PART * count for count in (1 << 9, 1 << 13))
 
     def read(body: bytes) -> float:
@@ -84,7 +84,7 @@ def test_the_model_of_an_unusual_body_of_any_size_is_read(wrong: bytes, size: in
 
 
 @pytest.mark.parametrize("before", [0, parsed_request._PIECE - 200, parsed_request._PIECE])
-def test_a_file_is_digested_at_any_position(before: int) -> None:
+def test_a_file_part_is_hashed_at_any_position(before: int) -> None:
     parts = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
     isl = {
         parse_request(CHAT, b'{"messages": %s}' % (parts % (b"x" * before, b"A" * size))).isl
@@ -119,7 +119,7 @@ def test_large_requests_are_parsed_and_hashed_on_a_thread(
     run(scenario)
 
 
-def test_only_the_beginning_of_an_endless_prompt_is_hashed(
+def test_only_a_bounded_prefix_of_a_long_prompt_is_hashed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache_module, "HASHED_TOKENS_MAX", 64)
@@ -133,7 +133,7 @@ def test_only_the_beginning_of_an_endless_prompt_is_hashed(
     run(scenario)
 
 
-def test_long_salts_are_not_kept() -> None:
+def test_long_salts_are_not_cached() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="least-cost") as site:
             await site.completed(prompt=[1] * 32, cache_salt="short")
@@ -163,7 +163,7 @@ def test_a_body_of_a_json_type_names_its_model() -> None:
     run(scenario)
 
 
-def test_a_compressed_body_is_refused_where_its_model_matters() -> None:
+def test_a_compressed_body_is_rejected_if_its_model_is_needed() -> None:
     packed = gzip.compress(b'{"model": "b", "prompt": "x"}')
 
     async def scenario() -> None:
@@ -250,7 +250,7 @@ def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
     run(scenario)
 
 
-def test_clients_load_no_adapters() -> None:
+def test_clients_cannot_load_adapters() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             for name in ("load_lora_adapter", "unload_lora_adapter"):

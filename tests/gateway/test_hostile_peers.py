@@ -92,7 +92,7 @@ def test_a_busy_engines_long_response_is_not_kept() -> None:
         f"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: {WORD}\r\nContent-Length: 2",
     ],
 )
-def test_the_log_has_nothing_of_an_invalid_request(
+def test_the_log_quotes_nothing_of_an_invalid_request(
     line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -120,7 +120,7 @@ def test_the_log_has_nothing_of_an_invalid_request(
         *(b"[[1], 2]", b"[[1], [null]]", b"{}", b"[{}]", b"[[]]", b"[]", b'""', b"NaN", b"null"),
     ],
 )
-def test_a_field_that_cannot_be_read_is_for_the_engine(field: str, value: bytes) -> None:
+def test_an_unreadable_field_is_forwarded_to_the_engine(field: str, value: bytes) -> None:
     body = b'{"model": "m", "%s": %s}' % (field.encode(), value)
     parsed = parse_request("/v1/completions", body)
     assert parsed.body == body
@@ -135,7 +135,7 @@ def test_no_depth_of_json_is_an_error(opens: bytes, closes: bytes) -> None:
         assert parse_request("/v1/completions", b'{"model": "m", "prompt": %s}' % value).body
 
 
-def test_a_workers_file_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_an_endless_workers_file_is_rejected(tmp_path: Path) -> None:
     """A read that waits would stop all requests."""
     pipe, large = tmp_path / "pipe", tmp_path / "large"
     os.mkfifo(pipe)
@@ -205,7 +205,7 @@ def test_no_error_of_a_stores_endpoint_has_its_password() -> None:
 HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: "
 
 
-def test_a_client_that_lags_too_long_is_disconnected_though_there_is_room(
+def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(acceptor_module, "PATIENCE_S", 0.5)
@@ -246,7 +246,7 @@ def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPat
     run(scenario)
 
 
-def test_a_body_that_arrives_late_takes_no_more_room_than_there_is() -> None:
+def test_a_late_body_stays_within_the_total_limit() -> None:
     """There was room when its head arrived."""
 
     async def scenario() -> None:
@@ -300,7 +300,7 @@ def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
 @pytest.mark.parametrize(
     "body", [b"[" * 50_000, b'{"url":' * 5000, b'{"url": "\xff"}', b'{"url\xff": 1}', b"", b"nul"]
 )
-def test_operators_odd_json_is_refused(method: str, path: str, body: bytes) -> None:
+def test_malformed_json_of_operators_is_rejected(method: str, path: str, body: bytes) -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             kind = {"Content-Type": "application/json"}

@@ -70,7 +70,7 @@ async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:
     assert gained == [int(each is engine) for each in site.engines]
 
 
-def test_engines_announce_their_blocks_and_send_again_what_was_missed(tmp_path: Path) -> None:
+def test_missed_events_of_engines_are_replayed(tmp_path: Path) -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         announcer = Announcer(tmp_path)
@@ -112,7 +112,7 @@ def test_engines_announce_their_blocks_and_send_again_what_was_missed(tmp_path: 
     run(scenario)
 
 
-def test_an_endpoint_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_invalid_endpoint_is_a_one_line_error(tmp_path: Path) -> None:
     pytest.importorskip("zmq", reason="pyzmq is not installed")
 
     async def scenario() -> None:
@@ -126,7 +126,7 @@ def test_an_endpoint_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
+def test_tokens_are_ids_or_four_bytes_of_text() -> None:
     def tokens(body: bytes) -> list[int]:
         parsed = parse_request("/v1/completions", body)
         assert parsed.isl == len(parsed.tokens)
@@ -180,7 +180,7 @@ def test_a_long_prompt_is_tokenized_on_a_thread(size: int, aside: bool) -> None:
     assert seen == [aside]
 
 
-def test_a_tokenizer_counts_as_the_engines_do() -> None:
+def test_a_tokenizer_counts_like_the_engines() -> None:
     class Words:
         def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
             return [len(word) for word in text.split()]

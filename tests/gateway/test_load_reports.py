@@ -49,7 +49,7 @@ async def told(site: Site, text: str) -> None:
     assert f'worker_problem{{problem="metrics",worker="{worker.url}"}} 1.0' in metrics
 
 
-def test_metrics_are_read_from_a_server_that_compresses() -> None:
+def test_compressed_metrics_are_read() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = SGLANG + 'sglang:page_size{tp_rank="0"} 64.0\n'

@@ -92,7 +92,7 @@ def test_the_longest_prefix_of_any_worker_is_returned(monkeypatch: pytest.Monkey
     assert memory.cache.longest(query) == 1
 
 
-def test_blocks_are_of_a_salt_and_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_specific_to_salt_and_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch)
     memory.sent(memory.query(model="base"))
     # a base model's name is not part of a hash
@@ -155,7 +155,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     assert closed == ["tcp://2", "tcp://1", "tcp://3"]
 
 
-def test_salted_blocks_are_found_by_their_salt_alone(
+def test_salted_blocks_are_found_only_with_their_salt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
@@ -251,5 +251,5 @@ def test_an_objective_is_missed_by_a_single_request() -> None:
 
 
 @pytest.mark.parametrize(("claimed", "share"), [(0, 100), (1, 100), (3, 33)])
-def test_prefill_workers_share_what_was_sent(claimed: int, share: int) -> None:
+def test_prefill_workers_share_the_record_of_sent_prompts(claimed: int, share: int) -> None:
     assert _prefill_load(QueueSize(5, claimed), 100).active_prefill_tokens == share

@@ -64,7 +64,7 @@ def up() -> Engine:
     return engine
 
 
-def test_the_rate_limit_of_one_client_stops_no_other() -> None:
+def test_the_rate_limit_of_one_client_does_not_affect_others() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "60"
@@ -78,7 +78,7 @@ def test_the_rate_limit_of_one_client_stops_no_other() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_one_busy_answer_without_a_key_stops_no_later_request(status: int) -> None:
+def test_one_429_without_a_key_does_not_block_later_requests(status: int) -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.status, engine.faults.retry_after = status, "60"
@@ -92,7 +92,7 @@ def test_one_busy_answer_without_a_key_stops_no_later_request(status: int) -> No
     run(scenario)
 
 
-def test_a_request_that_waits_for_its_own_pause_blocks_no_other() -> None:
+def test_a_request_waiting_for_its_own_pause_does_not_block_others() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "15"
@@ -108,7 +108,7 @@ def test_a_request_that_waits_for_its_own_pause_blocks_no_other() -> None:
     run(scenario)
 
 
-def test_a_request_of_a_paused_worker_is_taken_by_a_new_worker() -> None:
+def test_a_request_waiting_for_a_paused_worker_goes_to_a_new_one() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.status, a.faults.retry_after = 503, "15"
@@ -138,7 +138,7 @@ def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients()
     run(scenario)
 
 
-def test_large_prompts_keep_no_name_lookup_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_prompts_do_not_delay_name_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop resolves names in its own threads, for health checks, too."""
     parse, go_on, under_way = proxy.parse_request, threading.Event(), []
 
@@ -243,7 +243,7 @@ def test_an_engine_is_suspected_by_one_client_once_a_minute(clock: Any) -> None:
     assert engine.health is Health.DOWN
 
 
-def test_an_engine_that_was_down_starts_with_a_clean_standing() -> None:
+def test_an_engine_that_was_down_starts_without_suspicion() -> None:
     engine = up()
     engine.busy(ONE, 60)
     engine.broke_off(TWO, "cut")

@@ -80,7 +80,7 @@ def test_a_request_that_cannot_be_sent_is_not_an_engine_failure(
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages", "tools"])
-def test_json_that_is_nested_too_deep_is_left_to_the_engine(field: str) -> None:
+def test_deeply_nested_json_is_forwarded_to_the_engine(field: str) -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             deep = b"[" * 100_000 + b"]" * 100_000
@@ -93,7 +93,7 @@ def test_json_that_is_nested_too_deep_is_left_to_the_engine(field: str) -> None:
     run(scenario)
 
 
-def test_an_empty_name_of_a_model_is_none() -> None:
+def test_an_empty_model_name_counts_as_missing() -> None:
     """vLLM serves such a request with its only model."""
 
     async def scenario() -> None:
@@ -107,7 +107,7 @@ def test_an_empty_name_of_a_model_is_none() -> None:
     run(scenario)
 
 
-def test_long_headers_pass_as_to_the_engine() -> None:
+def test_long_headers_are_forwarded_up_to_the_engines_limit() -> None:
     """Keys and cookies may exceed 8 KiB, and an engine may return a name in a header."""
 
     async def scenario() -> None:

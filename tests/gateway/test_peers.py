@@ -54,7 +54,7 @@ def peers() -> Iterator[list[Peers]]:
 lost: list[int] = []
 
 
-def test_all_others_get_a_message(peers: list[Peers]) -> None:
+def test_a_message_reaches_all_other_processes(peers: list[Peers]) -> None:
     async def scenario() -> None:
         sent: list[tuple[int, Worker, list[int]]] = []
         made: list[tuple[int, str, int]] = []
@@ -79,7 +79,7 @@ def test_all_others_get_a_message(peers: list[Peers]) -> None:
     run(scenario)
 
 
-def test_a_full_mailbox_loses_messages_and_blocks_nobody(peers: list[Peers]) -> None:
+def test_a_full_mailbox_drops_messages_without_blocking(peers: list[Peers]) -> None:
     lost.clear()
     for _ in range(1000):
         peers[0].sent(Worker(1), range(1000))
@@ -87,7 +87,7 @@ def test_a_full_mailbox_loses_messages_and_blocks_nobody(peers: list[Peers]) -> 
     assert not peers[0].let_longest_try()
 
 
-def test_the_process_whose_request_waits_longest_tries_first(peers: list[Peers]) -> None:
+def test_the_process_with_the_oldest_request_is_served_first(peers: list[Peers]) -> None:
     first, second, third = peers
     assert not first.let_longest_try()
     second.waits(2, 10.0)
@@ -102,7 +102,7 @@ def test_the_process_whose_request_waits_longest_tries_first(peers: list[Peers])
     assert not first.let_longest_try()
 
 
-def test_bodies_of_all_processes_count(peers: list[Peers]) -> None:
+def test_the_limit_of_bodies_covers_all_processes(peers: list[Peers]) -> None:
     peers[0].hold(5)
     peers[1].hold(7)
     assert [one.held_elsewhere() for one in peers] == [7, 5, 12]

@@ -100,7 +100,7 @@ def shared(site: Site, model: str) -> int:
 @pytest.mark.parametrize(
     ("space", "blocks"), [(OURS, 4), (THEIRS, 2), (None, 0)], ids=["ours", "theirs", "silent"]
 )
-def test_blocks_of_another_model_never_count(
+def test_blocks_of_another_model_are_ignored(
     tmp_path: Path, space: int | None, blocks: int
 ) -> None:
     engine = FakeEngine()
@@ -138,7 +138,7 @@ def test_two_models_behind_one_gateway_have_their_own_blocks(tmp_path: Path) -> 
     play(tmp_path, scenario, large, small)
 
 
-def test_the_feed_is_shown(tmp_path: Path) -> None:
+def test_the_page_shows_the_feed(tmp_path: Path) -> None:
     engine = FakeEngine()
     engine.metrics = idle(OURS)
 

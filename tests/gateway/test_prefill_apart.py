@@ -94,7 +94,7 @@ def test_a_prompt_that_was_sent_before_is_not_prefilled_remotely_again(queue: Li
     run(play)
 
 
-def test_an_unclaimed_prefill_costs_time_but_no_request(queue: ListQueue) -> None:
+def test_an_unclaimed_prefill_delays_its_request_without_failing_it(queue: ListQueue) -> None:
     async def play() -> None:
         async with routed(FakeEngine(), prefill=apart(wait_s=0.1)) as site:
             assert (await site.completed(prompt=LONG))[0] == 200
@@ -130,7 +130,7 @@ def test_an_unclaimed_prefill_is_withdrawn_after_the_time_of_a_local_one(
     run(play)
 
 
-def test_a_prefill_that_a_worker_has_taken_gets_its_time(queue: ListQueue) -> None:
+def test_a_claimed_prefill_has_a_longer_timeout(queue: ListQueue) -> None:
     async def play() -> None:
         decoding, prefilling = FakeEngine(), FakeEngine()
         hold = prefilling.faults.hold_first = asyncio.Event()
@@ -235,7 +235,7 @@ def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueue) -> 
     run(play)
 
 
-def test_an_unknown_rule_and_an_unreachable_queue_are_one_clear_error() -> None:
+def test_an_unknown_rule_and_an_unreachable_queue_are_one_line_errors() -> None:
     async def rule() -> None:
         with pytest.raises(RouterError, match="there is no rule 'often'; choose one of"):
             async with routed(FakeEngine(), prefill=apart(rule="often")):
@@ -250,7 +250,7 @@ def test_an_unknown_rule_and_an_unreachable_queue_are_one_clear_error() -> None:
     run(address)
 
 
-def test_queues_are_read_as_model_and_address() -> None:
+def test_queue_options_are_parsed_as_model_and_address() -> None:
     assert read_queues(["m=pool:/a:/b", "n=nats://h:1"]) == (
         ("m", "pool:/a:/b"),
         ("n", "nats://h:1"),

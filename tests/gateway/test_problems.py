@@ -75,7 +75,7 @@ def of_128(announcer: Announcer) -> None:
 
 
 @pytest.mark.parametrize("metrics", ["", CONFIG], ids=["by an event", "by its metrics"])
-def test_the_block_size_is_learned_from_the_engine(tmp_path: Path, metrics: str) -> None:
+def test_the_block_size_is_read_from_the_engine(tmp_path: Path, metrics: str) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         if metrics:
             await until(lambda: site.service._cache._block_size == 128)
@@ -112,7 +112,7 @@ def test_malformed_events_are_reported(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_an_engine_that_computes_and_announces_nothing_is_named(tmp_path: Path) -> None:
+def test_an_engine_that_computes_without_events_is_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)  # an idle engine has nothing to announce
@@ -124,7 +124,7 @@ def test_an_engine_that_computes_and_announces_nothing_is_named(tmp_path: Path) 
     play(tmp_path, scenario)
 
 
-def test_an_endpoint_without_a_publisher_is_named(tmp_path: Path) -> None:
+def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         async with engine:
@@ -158,7 +158,7 @@ class Letters:
         ("", "<user>", "template", "it computes other tokens for a conversation"),
     ],
 )
-def test_an_engine_that_makes_other_tokens_is_named(  # noqa: PLR0917
+def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     more: str,
@@ -183,7 +183,7 @@ def test_an_engine_that_makes_other_tokens_is_named(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_an_engine_that_does_not_tokenize_is_not_judged(
+def test_an_engine_without_a_tokenize_endpoint_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
@@ -197,7 +197,7 @@ def test_an_engine_that_does_not_tokenize_is_not_judged(
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[" * 100_000])
-def test_an_engine_that_fails_to_tokenize_is_checked_on(
+def test_an_engine_that_fails_to_tokenize_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
@@ -227,7 +227,7 @@ def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_guessed_caches_are_a_problem_except_for_oblivious_policies() -> None:
+def test_estimated_caches_are_a_problem_except_for_oblivious_policies() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="linear") as site:
             await said(site, "events", "there are no KV events")

@@ -117,7 +117,7 @@ def test_bodies_reach_the_engine_unchanged() -> None:
     run(scenario)
 
 
-def test_headers_of_one_connection_stay_there() -> None:
+def test_hop_by_hop_headers_are_not_forwarded() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         async with routed(engine) as site:
@@ -171,7 +171,7 @@ def test_unroutable_requests_get_an_error_in_openais_format(
     run(scenario)
 
 
-def test_models_are_the_union_and_requests_go_to_their_models_workers() -> None:
+def test_models_are_merged_and_requests_go_to_workers_of_their_model() -> None:
     async def scenario() -> None:
         a, b, c = FakeEngine("fake"), FakeEngine("fake", "org/tuned"), FakeEngine("other")
         async with routed(a, b, c) as site:
@@ -188,7 +188,7 @@ def test_models_are_the_union_and_requests_go_to_their_models_workers() -> None:
     run(scenario)
 
 
-def test_a_client_that_leaves_stops_the_engines_work() -> None:
+def test_a_client_disconnect_aborts_the_engines_request() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()

@@ -77,7 +77,7 @@ def test_a_request_for_a_response_goes_to_the_engine_that_made_it(stream: bool) 
     run(scenario)
 
 
-def test_a_request_for_a_dead_engines_response_is_sent_to_no_other_engine() -> None:
+def test_a_request_for_a_response_of_a_dead_engine_is_not_rerouted() -> None:
     async def scenario() -> None:
         first, second = FakeEngine(), FakeEngine()
         async with routed(first, second) as site:
@@ -91,7 +91,7 @@ def test_a_request_for_a_dead_engines_response_is_sent_to_no_other_engine() -> N
     run(scenario)
 
 
-def test_browsers_may_read_the_routers_own_answers() -> None:
+def test_responses_of_the_router_have_cors_headers() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), FakeEngine("other")) as site:
             for path, status in (("models", 200), ("models/fake", 200), ("models/none", 404)):

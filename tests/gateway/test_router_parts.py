@@ -145,7 +145,7 @@ def test_an_error_event_follows_complete_lines() -> None:
         ({"messages": [1, 2]}, None),
     ],
 )
-def test_ids_are_taken_as_tokens_and_else_four_bytes_of_text(
+def test_tokens_are_ids_or_four_bytes_of_text(
     fields: dict[str, Any], tokens: list[int] | None
 ) -> None:
     body = json.dumps(fields).encode()
@@ -165,7 +165,7 @@ def test_a_body_that_is_not_json_is_forwarded_with_an_estimated_length() -> None
     assert parse_request("/v1/files", b"").isl == 0
 
 
-def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
+def test_salt_stream_and_model_are_parsed() -> None:
     parsed = parse_request("/p", b'{"model": "m", "stream": true, "cache_salt": "s"}')
     assert (parsed.model, parsed.stream, parsed.salt) == ("m", True, "s")
     parsed = parse_request("/p", b'{"stream": "yes", "cache_salt": 7}')
@@ -214,7 +214,7 @@ class FakeTokenizer:
         return [len(conversation.messages)]
 
 
-def test_a_tokenizer_has_the_word_where_it_can() -> None:
+def test_a_tokenizer_is_used_where_it_applies() -> None:
     for body, tokens in (
         (b'{"prompt": "ab"}', [97, 98]),
         (b'{"prompt": ["a", "b"]}', [97, 98]),
@@ -238,7 +238,7 @@ def test_only_complete_lines_are_forwarded() -> None:
     assert (lines.rest(), lines.rest()) == (b"end", b"")
 
 
-def test_a_line_that_is_too_long_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "HELD_SIZE_MAX", 4)
     lines = Lines()
     assert lines.push(b"1234") == b""
@@ -310,7 +310,7 @@ def test_a_failure_outdates_the_checks_that_began_before_it() -> None:
     assert (engine.health, engine.why) == (Health.UP, "")
 
 
-def test_an_engine_adds_up_what_is_expected_of_its_cache() -> None:
+def test_expected_cache_hits_of_an_engine_are_summed() -> None:
     engine = Engine(Worker(1), EngineSpec("http://a"))
     engine.expected(0.5, 10)
     engine.expected(0.26, 10)
@@ -331,7 +331,7 @@ def urls(fleet: Fleet) -> list[str]:
 A, B, C = (EngineSpec(f"http://{name}") for name in "abc")
 
 
-def test_a_fleet_has_an_engine_once_and_a_number_never_twice() -> None:
+def test_a_fleet_lists_an_engine_once_and_reuses_no_number() -> None:
     fleet = fleet_of(A, B)
     with pytest.raises(RouterError, match="already"):
         fleet.add(A)
@@ -374,7 +374,7 @@ def test_a_drained_engine_leaves_with_its_last_request() -> None:
     assert len(fleet) == 0
 
 
-def test_a_fleet_follows_a_list() -> None:
+def test_a_fleet_is_updated_from_a_list() -> None:
     fleet = fleet_of(A, B)
     by_hand = fleet.add(C)
     fleet.follow([B], [A, B])
@@ -389,7 +389,7 @@ def test_a_fleet_follows_a_list() -> None:
     assert {engine.spec for engine in fleet} == {A, renamed, C}
 
 
-def test_an_engine_that_cannot_get_its_new_settings_keeps_the_old_ones() -> None:
+def test_an_engine_with_invalid_new_settings_keeps_the_old_ones() -> None:
     wrong, left = EngineSpec("http://a", events="nonsense"), []
 
     def joined(engine: Engine) -> None:
@@ -410,7 +410,7 @@ def test_an_engine_that_cannot_get_its_new_settings_keeps_the_old_ones() -> None
     assert [engine.spec for engine in fleet] == [C]
 
 
-def test_models_are_those_of_engines_that_serve() -> None:
+def test_models_are_those_of_available_engines() -> None:
     fleet = fleet_of(EngineSpec("http://a", ("m",)), B)
     named, asked = fleet
     asked.cards = [{"id": "base"}, {"id": "tuned", "parent": "base"}]
@@ -513,7 +513,7 @@ def figures(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def test_buckets_distinguish_values() -> None:
+def test_histogram_buckets_separate_values() -> None:
     """No bucket is five times as wide as its lower bound; shares and blocks have suitable
     buckets.
     """
@@ -534,7 +534,7 @@ def test_buckets_distinguish_values() -> None:
     assert len(bounds) >= 6
 
 
-def test_figures_of_a_request() -> None:
+def test_metrics_count_a_request() -> None:
     metrics = Metrics()
     engine = Engine(Worker(1), EngineSpec("http://a"))
     parsed = ParsedRequest("/p", b"", "m")
@@ -612,7 +612,7 @@ def test_metrics_of_a_removed_worker_are_dropped() -> None:
     assert figures(metrics) == {"beluga_gateway_worker_retries_total http://a": 1}
 
 
-def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
+def test_metrics_of_events_have_a_kind_and_an_outcome() -> None:
     metrics = Metrics()
     counts = SimpleNamespace(
         stored=1, repeated=2, parent_not_found=3, invalid=4, refused=5, removed=6, unknown=7
@@ -680,7 +680,7 @@ class Waiting:
         return task
 
 
-def test_no_request_overtakes_the_next_one() -> None:
+def test_requests_leave_the_queue_in_order() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         one, two = await waiting.enter(1), await waiting.enter(2)
@@ -759,7 +759,7 @@ async def ended(*tasks: asyncio.Task[int]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_flood_of_names_keeps_no_other_address_out() -> None:
+def test_a_flood_of_names_does_not_exclude_other_addresses() -> None:
     """Each request of the flood has a name of its own, as a client with many API keys has."""
 
     async def scenario() -> None:
@@ -799,7 +799,7 @@ def test_clients_of_one_address_are_fair_to_each_other() -> None:
     run(scenario)
 
 
-def test_a_canceled_request_returns_its_place() -> None:
+def test_a_canceled_request_releases_its_queue_slot() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         one = await waiting.enter(1)
@@ -819,7 +819,7 @@ def test_a_canceled_request_returns_its_place() -> None:
     run(scenario)
 
 
-def test_an_error_is_that_of_the_tried_worker() -> None:
+def test_the_error_is_that_of_the_tried_worker() -> None:
     async def scenario() -> None:
         waiting = Waiting()
 
@@ -840,7 +840,7 @@ def test_an_error_is_that_of_the_tried_worker() -> None:
     run(scenario)
 
 
-def test_patience_ends_in_a_refusal() -> None:
+def test_a_request_is_rejected_after_its_wait_time() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         one = await waiting.enter(1, patience_s=0.01)
@@ -852,7 +852,7 @@ def test_patience_ends_in_a_refusal() -> None:
     run(scenario)
 
 
-def test_the_earliest_check_counts() -> None:
+def test_the_earliest_check_wakes_the_queue() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         waiting.let_in = {1, 2}
@@ -871,14 +871,14 @@ def test_the_earliest_check_counts() -> None:
 # ---- Texts.
 
 
-def test_ports_are_those_that_there_are() -> None:
+def test_ports_are_from_1_to_65535() -> None:
     assert Address.parse("a:65535") == Address("a", 65535)
     assert Address.parse("a:0").port == 0
     with pytest.raises(RouterError, match="HOST:PORT"):
         Address.parse("a:65536")
 
 
-def test_urls_are_cut_to_their_base() -> None:
+def test_urls_are_reduced_to_their_base() -> None:
     assert read_url(" https://a:1/base/v1/ ") == "https://a:1/base"
     for wrong in ("http://a?x", "http://a#x"):
         with pytest.raises(RouterError, match="query or fragment"):
@@ -925,18 +925,18 @@ def test_rewriting_a_workers_file_in_place_drains_no_worker(tmp_path: Path, size
     assert left == [BOTH] * len(left)
 
 
-def test_a_worker_leaves_the_file_once_it_has_settled(tmp_path: Path) -> None:
+def test_a_removed_worker_is_dropped_once_the_file_is_stable(tmp_path: Path) -> None:
     one = "http://b:8000\n"
     _, left = follow(tmp_path / "workers", TWO, one, *[None] * SETTLED_LOOKS)
     assert left == [BOTH] * (SETTLED_LOOKS + 1) + [["http://b:8000"]]
 
 
-def test_a_worker_joins_with_its_whole_line_before_the_file_has_settled(tmp_path: Path) -> None:
+def test_a_worker_with_a_complete_line_is_added_before_the_file_is_stable(tmp_path: Path) -> None:
     _, left = follow(tmp_path / "workers", TWO, TWO + "http://c:80", TWO + "http://c:8000\n")
     assert left == [BOTH, BOTH, [*BOTH, "http://c:8000"]]
 
 
-def test_a_last_line_without_its_end_counts_once_the_file_has_settled(tmp_path: Path) -> None:
+def test_an_unterminated_last_line_is_read_once_the_file_is_stable(tmp_path: Path) -> None:
     text = TWO + "http://c:8000"
     _, left = follow(tmp_path / "workers", TWO, text, *[None] * SETTLED_LOOKS)
     assert left == [BOTH] * (SETTLED_LOOKS + 1) + [[*BOTH, "http://c:8000"]]

@@ -145,7 +145,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("policy", "settings"), SETTINGS)
-def test_the_same_events_lead_to_the_same_choices(
+def test_the_gateway_and_the_simulation_choose_the_same_workers(
     policy: str, settings: PolicySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated = Recorded(chats(7), settings, policy)

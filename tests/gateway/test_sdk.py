@@ -34,7 +34,7 @@ async def both(*engines: Any, **settings: Any) -> AsyncIterator[tuple[Any, Any, 
         yield straight, through, site
 
 
-def test_cases_behave_as_straight_to_the_engine() -> None:
+def test_requests_behave_as_without_the_gateway() -> None:
     """One test for all cases lists the differences of each."""
     assert len(CASES) >= 36
 
@@ -58,7 +58,7 @@ def test_cases_behave_as_straight_to_the_engine() -> None:
     run(play)
 
 
-def test_a_key_of_the_engine_is_its_clients_key() -> None:
+def test_an_api_key_is_forwarded_to_the_engine() -> None:
     async def play() -> None:
         engine = OpenAIEngine(guarded=True)
         async with engine:
@@ -78,7 +78,7 @@ def test_a_key_of_the_engine_is_its_clients_key() -> None:
     run(play)
 
 
-def test_a_model_is_read_of_any_request_where_several_are_served() -> None:
+def test_the_model_is_read_from_any_request_if_several_are_served() -> None:
     """Each request is sent to an engine of its model, or to one that responds with the error."""
     names = (
         "chat_plain", "chat_stream", "completion_batch", "response_stream", "embeddings_batch",
@@ -106,7 +106,7 @@ def test_a_model_is_read_of_any_request_where_several_are_served() -> None:
     run(play)
 
 
-def test_a_busy_engines_response_is_forwarded_if_no_engine_serves_the_client() -> None:
+def test_a_429_is_forwarded_if_no_engine_accepts_the_client() -> None:
     async def play() -> None:
         engine = OpenAIEngine()
         limits = dataclasses.replace(QUICK, queue_s=0)
@@ -126,7 +126,7 @@ def test_a_busy_engines_response_is_forwarded_if_no_engine_serves_the_client() -
     run(play)
 
 
-def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
+def test_the_wait_for_a_busy_engine_is_bounded() -> None:
     async def play() -> None:
         engine = OpenAIEngine()
         engine.busy = [(429, {"Retry-After": "0"})] * 1000
@@ -139,7 +139,7 @@ def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
     run(play)
 
 
-def test_an_engine_that_aborts_a_request_gets_no_second_one() -> None:
+def test_an_aborted_request_is_not_sent_again() -> None:
     """The engine may have executed the request."""
 
     async def play() -> None:
@@ -154,7 +154,7 @@ def test_an_engine_that_aborts_a_request_gets_no_second_one() -> None:
     run(play)
 
 
-def test_the_sdk_tries_again_as_at_the_engine() -> None:
+def test_the_sdk_retries_as_without_the_gateway() -> None:
     async def play() -> None:
         engine = OpenAIEngine()
         limits = dataclasses.replace(QUICK, queue_s=0)
@@ -171,7 +171,7 @@ def test_the_sdk_tries_again_as_at_the_engine() -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("leaves", ["times out", "is cancelled"])
-def test_a_client_that_leaves_ends_the_engines_work(stream: bool, leaves: str) -> None:
+def test_a_client_disconnect_aborts_the_engines_request(stream: bool, leaves: str) -> None:
     async def play() -> None:
         engine = OpenAIEngine()
         async with both(engine) as (straight, through, site):
@@ -197,7 +197,7 @@ def test_a_client_that_leaves_ends_the_engines_work(stream: bool, leaves: str) -
 
 
 @pytest.mark.parametrize("count", [20, long(200)])
-def test_streams_at_once_leave_nothing_behind(count: int) -> None:
+def test_concurrent_streams_leave_no_state(count: int) -> None:
     """All streams are open at the same time; some clients disconnect."""
 
     async def play() -> None:

@@ -46,7 +46,7 @@ NAMES = (
 )
 
 
-def test_full_workers_make_requests_wait_in_turn() -> None:
+def test_requests_wait_in_order_for_full_workers() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -157,7 +157,7 @@ def test_shutdown_completes_requests_and_rejects_new_ones() -> None:
     run(scenario)
 
 
-def test_leaving_does_not_wait_for_ever() -> None:
+def test_the_wait_at_shutdown_is_bounded() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -200,7 +200,7 @@ def test_a_router_without_workers_is_not_ready_and_counts_rejections(
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_the_requested_number_of_other_workers_is_tried(retries: int) -> None:
+def test_retries_use_the_configured_number_of_other_workers(retries: int) -> None:
     async def scenario() -> None:
         engines = [FakeEngine() for _ in range(3)]
         limits = dataclasses.replace(QUICK, retries=retries, health_interval_s=60)
@@ -255,7 +255,7 @@ def test_the_command_serves_until_sigterm(start: Callable[..., Any], host: str) 
         ),
     ],
 )
-def test_a_mistake_is_one_line(run: Callable[..., Any], words: list[str], said: str) -> None:
+def test_a_usage_error_is_one_line(run: Callable[..., Any], words: list[str], said: str) -> None:
     ended = run("gateway", "--port", 0, *words)
     assert ended.returncode == 1
     assert said in ended.stderr

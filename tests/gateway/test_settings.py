@@ -32,7 +32,7 @@ from beluga.gateway.settings import read_url, read_workers, workers_text
 from beluga.simulate import Options
 
 
-def test_engines_are_named_alone_or_by_model() -> None:
+def test_engine_options_have_an_optional_model() -> None:
     assert read_engines(
         ["http://a:1/", "http://a:1/v1"],
         ["m=http://a:1,http://b:2", "n=http://b:2"],
@@ -61,7 +61,7 @@ def test_an_invalid_url_is_rejected(url: str) -> None:
         read_url(url)
 
 
-def test_invalid_words_are_rejected() -> None:
+def test_invalid_choices_are_rejected() -> None:
     for workers, models, events in (
         ((), ("m",), ()),
         ((), ("=http://a",), ()),
@@ -87,7 +87,7 @@ def test_each_rank_of_an_engine_may_have_an_endpoint(tmp_path: Path) -> None:
     assert read_workers(workers_text(path), path) == (engine,)
 
 
-def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
+def test_each_line_of_a_file_is_a_worker(tmp_path: Path) -> None:
     path = tmp_path / "workers"
     path.write_text(
         "\n# all of ours\nhttp://a:1 model=m model=n # first\nhttp://b:2 events=ipc:///e\n"
@@ -117,7 +117,7 @@ def test_an_invalid_file_is_rejected(tmp_path: Path, text: str, said: str) -> No
         read_workers(workers_text(path), path)
 
 
-def test_addresses_may_be_of_version_6() -> None:
+def test_addresses_may_be_ipv6() -> None:
     assert Address.parse("[::1]:80") == Address("::1", 80)
     for text in ("80", ":80", "a:b", "a:70000"):
         with pytest.raises(RouterError):
@@ -152,7 +152,7 @@ def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Sett
     return asked, done.output + str(done.exception or "")
 
 
-def test_times_are_estimated_as_in_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Options()
     for arguments, options in (
         ((), usual),
@@ -214,7 +214,7 @@ def test_a_setting_that_the_policy_lacks_is_rejected_with_any_value(
     asyncio.run(enter(asked))
 
 
-def test_a_block_size_that_no_engine_has_is_rejected() -> None:
+def test_an_unknown_block_size_is_rejected() -> None:
     def cache(size: int) -> Cache:
         return Cache(
             wanted=True,

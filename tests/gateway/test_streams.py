@@ -61,7 +61,7 @@ def test_a_stream_is_counted_once_and_each_of_its_events_in_the_histogram(
     assert float(line.split()[-1]) >= len(WORDS) - 1
 
 
-def test_a_stream_is_in_the_metrics_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_counted_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(director, "COUNTED_S", 0.0)
 
     async def scenario() -> None:

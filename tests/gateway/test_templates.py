@@ -79,7 +79,7 @@ def given(path: str, **fields: Any) -> dict[str, Any]:
         ({"reasoning": {"effort": "low"}}, {}),  # a field of responses only
     ],
 )  # fmt: skip
-def test_a_chat_is_templated_with_all_that_the_engine_templates(fields: Any, expected: Any) -> None:
+def test_a_chat_is_rendered_like_in_the_engine(fields: Any, expected: Any) -> None:
     got = given(CHAT, messages=ASKED, **fields)
     assert got == expected
     # a template writes the fields of a tool in their given order
@@ -114,7 +114,7 @@ def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> 
     assert parsed.isl > 0
 
 
-def test_responses_are_templated_as_the_engine_makes_messages_of_them() -> None:
+def test_responses_are_converted_to_messages_like_in_the_engine() -> None:
     assert conversation(RESPONSES, input="How warm is it?").messages == ASKED
     assert given(RESPONSES, input="How warm is it?") == {}
     system = {"role": "system", "content": "Be brief."}
@@ -138,7 +138,7 @@ def called(name: str) -> dict[str, Any]:
     return {"id": name, "function": function, "type": "function"}
 
 
-def test_items_of_one_answer_are_one_message() -> None:
+def test_output_items_of_one_response_form_one_message() -> None:
     text = {
         "type": "message",
         "role": "assistant",
@@ -194,7 +194,7 @@ PARTS = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": None},
     ("content", "text", "parts"),
     [("a", "a", ["a"]), (None, "", []), (PARTS, "a\nb\nc", ["a", "b", "c"]), ([], "", [])],
 )
-def test_contents_have_the_form_that_the_template_reads(
+def test_message_contents_have_the_format_of_the_template(
     content: Any, text: str, parts: list[str]
 ) -> None:
     for role in ("user", "tool"):
@@ -212,7 +212,7 @@ def test_an_image_is_not_hashed_as_text() -> None:
         for_template([{"role": "user", "content": [image]}], as_parts=True)
 
 
-def test_calls_have_their_fields_in_the_engines_order() -> None:
+def test_tool_calls_have_their_fields_in_the_engines_order() -> None:
     """A template writes these fields."""
     [made] = conversation(
         CHAT, messages=[{"role": "assistant", "tool_calls": [called("1")]}]
@@ -248,7 +248,7 @@ def test_messages_have_the_fields_that_the_engine_keeps() -> None:
     ]
 
 
-def test_developers_are_the_system_for_a_template_without_them() -> None:
+def test_the_developer_role_becomes_system_if_the_template_lacks_it() -> None:
     said = [
         {"role": "system", "content": "a"},
         {"role": "user", "content": "b"},
@@ -282,6 +282,6 @@ def test_a_tokenizer_without_a_template_is_reported(
     run(scenario)
 
 
-def test_a_template_needs_a_models_directory(tmp_path: Path) -> None:
+def test_a_template_requires_a_model_directory(tmp_path: Path) -> None:
     with pytest.raises(RouterError, match="needs --tokenizer with a model's folder"):
         load_tokenizer(tmp_path / "tokenizer.json", tmp_path / "template")

@@ -163,7 +163,7 @@ def by_rank(announcer: Announcer, rank: int, event: object) -> None:
     announcer._live.send_multipart(frames)
 
 
-def test_more_ranks_than_the_index_has_room_for_are_reported(
+def test_ranks_beyond_the_limit_of_the_index_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
@@ -176,7 +176,7 @@ def test_more_ranks_than_the_index_has_room_for_are_reported(
     assert warnings(caplog, "exceeds the limit") == 1
 
 
-def test_more_workers_than_the_index_has_room_for_are_reported() -> None:
+def test_workers_beyond_the_limit_of_the_index_are_reported() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), FakeEngine(), policy="least-cost", index_ranks=1) as site:
             for _ in range(4):
@@ -278,7 +278,7 @@ def test_the_first_engine_that_announces_decides_the_block_size(tmp_path: Path, 
     play(tmp_path, scenario, engines=2)
 
 
-def test_blocks_of_a_stopped_engine_do_not_count(tmp_path: Path) -> None:
+def test_blocks_of_a_stopped_engine_are_ignored(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
         index = site.service.index()
@@ -347,7 +347,7 @@ def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: P
     play(tmp_path, scenario, replay=True)
 
 
-def test_prompts_sent_before_an_engines_restart_do_not_count() -> None:
+def test_prompts_sent_before_an_engine_restart_are_ignored() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = RUNNING + "process_start_time_seconds 1000\n"

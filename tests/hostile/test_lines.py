@@ -122,7 +122,7 @@ def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
     elsewhere=st.booleans(),
     piece=st.sampled_from((1, 8, 16, 32, LINE)),
 )
-def test_an_entry_that_changes_during_a_read_yields_right_bytes_or_a_miss(
+def test_an_entry_that_changes_during_a_read_yields_correct_bytes_or_a_miss(
     target: Target, fields: dict[str, int], elsewhere: bool, piece: int
 ) -> None:
     place, other = target.entry(0), target.entry(1)
@@ -170,7 +170,7 @@ def test_an_entry_of_another_block_is_a_miss(target: Target, name: str) -> None:
     boot_id=st.lists(WORD, min_size=2, max_size=2),
     torn=st.one_of(st.none(), st.integers(0, LINE - 1)),
 )
-def test_any_requests_of_one_host_leave_the_others_served(
+def test_arbitrary_requests_of_one_host_do_not_affect_others(
     target: Target, sequence: int, fields: dict[str, int], boot_id: list[int], torn: int | None
 ) -> None:
     # the last test of this pool, because it may use up the lanes

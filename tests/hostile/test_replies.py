@@ -118,7 +118,7 @@ def test_a_torn_reply_is_rejected(liar: Liar, at: int, bit: int, piece: int) -> 
     times=st.integers(1, 100),
     piece=st.sampled_from((1, 4, 8, 16, 32)),
 )
-def test_a_reply_that_changes_during_a_read_is_one_of_the_stored_ones(
+def test_a_reply_that_changes_during_a_read_is_old_or_new(
     liar: Liar, words: list[bytes], times: int, piece: int
 ) -> None:
     def lie(lane: Lane, sequence: int) -> None:
@@ -137,7 +137,7 @@ def test_a_reply_that_changes_during_a_read_is_one_of_the_stored_ones(
     piece=st.sampled_from((1, 8, 64, 4096)),
     claimed=st.one_of(st.none(), st.integers(0, (1 << 32) - 1)),
 )
-def test_bytes_that_change_while_they_are_copied_are_those_of_the_sum_or_an_error(
+def test_bytes_that_change_during_a_copy_match_the_checksum_or_are_an_error(
     liar: Liar, length: int, times: int, piece: int, claimed: int | None
 ) -> None:
     right, wrong = bytes([1]) * length, bytes([2]) * length
@@ -181,7 +181,7 @@ RECORD = st.fixed_dictionaries(
     spare=st.one_of(st.just(b""), st.binary(max_size=8)),
     aligned=st.booleans(),
 )
-def test_records_of_anything_lie_in_the_pool_or_are_an_error(
+def test_arbitrary_records_are_inside_the_pool_or_an_error(
     liar: Liar, *, count: int | None, records: list[dict[str, int]], spare: bytes, aligned: bool
 ) -> None:
     head = ffi.new("bl_block_reply *", {"count": len(records) if count is None else count})
@@ -205,7 +205,7 @@ def test_records_of_anything_lie_in_the_pool_or_are_an_error(
 
 
 @pytest.mark.parametrize("more", [-8, 8])
-def test_sums_of_another_size_are_an_error(liar: Liar, more: int) -> None:
+def test_checksums_of_another_length_are_an_error(liar: Liar, more: int) -> None:
     liar.word = bytes(ffi.sizeof("bl_meta_stat") + more)
     with pytest.raises(BadReplyError):
         MetaClient(liar.client).stat()

@@ -34,7 +34,7 @@ def test_a_new_key_is_granted_committed_and_found(meta: MetaClient, pool: Pool) 
     assert (hit.offset, hit.length, hit.generation) == (grant.offset, MIB, grant.generation)
 
 
-def test_a_granted_key_is_pending_for_everybody(attach: Attach) -> None:
+def test_a_granted_key_is_pending_for_all_clients(attach: Attach) -> None:
     writer, other = attach(), attach()
     (grant,) = writer.reserve(keys([1]), length=MIB)
     for meta in (writer, other):
@@ -44,7 +44,7 @@ def test_a_granted_key_is_pending_for_everybody(attach: Attach) -> None:
     assert states(other.reserve(keys([1]), length=MIB)) == ["HIT"]
 
 
-def test_a_pending_key_can_be_had_after_the_abort(attach: Attach) -> None:
+def test_a_pending_key_can_be_granted_after_the_abort(attach: Attach) -> None:
     writer, other = attach(), attach()
     grants = writer.reserve(keys([1]), length=MIB)
     assert writer.abort(grants) == 1
@@ -83,7 +83,7 @@ def test_an_old_grant_of_reused_space_is_invalid(attach: Attach) -> None:
     assert second.commit([new]) == [0]
 
 
-def test_a_session_can_not_commit_by_its_own_older_grant(meta: MetaClient) -> None:
+def test_a_session_cannot_commit_an_expired_grant(meta: MetaClient) -> None:
     (old,) = meta.reserve(keys([1]), length=MIB)
     meta.abort([old])
     (new,) = meta.reserve(keys([1]), length=MIB)
@@ -198,7 +198,7 @@ def test_a_block_pinned_twice_needs_two_releases(attach: Attach) -> None:
     assert one.stat().pinned_count == 0
 
 
-def test_when_everything_is_pinned_a_grant_is_refused(meta: MetaClient) -> None:
+def test_a_grant_is_refused_if_all_blocks_are_pinned(meta: MetaClient) -> None:
     put(meta, range(DATA_BLOCKS + 20))
     there = sorted(held(meta, range(DATA_BLOCKS + 20)))
     hits = meta.lookup(keys(there), pin=True).hits
@@ -243,7 +243,7 @@ def test_any_number_of_sizes_share_a_pool(roomy: MetaClient) -> None:
 
 
 @pytest.mark.parametrize(("length", "chunk_size"), [(0, 0), (4096, 1), (4096, 63), (0, 16384)])
-def test_nonsense_sizes_are_refused(meta: MetaClient, length: int, chunk_size: int) -> None:
+def test_invalid_sizes_are_rejected(meta: MetaClient, length: int, chunk_size: int) -> None:
     with pytest.raises(BadRequestError):
         meta.reserve(keys([1]), length=length, chunk_size=chunk_size)
 
@@ -277,7 +277,7 @@ def test_a_pool_whose_blocks_were_removed_accepts_other_sizes(meta: MetaClient) 
     put(meta, range(300, 330))
 
 
-def test_an_empty_batch_is_nothing(meta: MetaClient) -> None:
+def test_an_empty_batch_has_no_effect(meta: MetaClient) -> None:
     assert meta.lookup(keys([])).hits == ()
     assert meta.reserve(keys([]), length=MIB) == []
     assert meta.commit([]) == []
@@ -285,7 +285,7 @@ def test_an_empty_batch_is_nothing(meta: MetaClient) -> None:
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_a_chain_that_is_read_outlasts_others_by_each_policy(pool: Pool, eviction: str) -> None:
+def test_each_policy_evicts_unused_chains_before_a_used_one(pool: Pool, eviction: str) -> None:
     with MetaServer(pool, eviction=eviction), Client(pool) as client:
         meta = MetaClient(client)
         put(meta, range(8))

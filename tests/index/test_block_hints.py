@@ -112,7 +112,7 @@ def test_a_budget_bounds_what_hints_favor(pool: Pool) -> None:
         assert server.hints().hint_count == count - 3
 
 
-def test_a_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
+def test_the_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
     with serving(pool, shares={"acme": 0.4}) as (server, meta):
         own = range(int(room(server) * 0.2))
         for number in own:
@@ -158,7 +158,7 @@ def test_a_budget_favors_the_leading_blocks_of_many_calls(shm: Path) -> None:
         assert server.hints().favored_bytes == most * 4096, "none of the last was favored"
 
 
-def test_a_small_share_has_a_budget_too(pool: Pool) -> None:
+def test_a_small_share_has_a_nonzero_budget(pool: Pool) -> None:
     with serving(pool, shares={"acme": 0.01}, budget=0.5) as (server, meta):
         for number in range(10):
             put(meta, number, ACME, length=4096)
@@ -167,7 +167,7 @@ def test_a_small_share_has_a_budget_too(pool: Pool) -> None:
         assert server.shares()[1].hint_bytes == server.shares()[1].bytes // 2 < 1_000_000
 
 
-def test_a_block_is_the_coldest_when_its_time_is_over(pool: Pool) -> None:
+def test_a_block_becomes_the_coldest_when_its_hint_expires(pool: Pool) -> None:
     with serving(pool) as (server, meta):
         count = fill(server, meta)
         meta.hint(keys([count - 1]), level=PINNED, ttl_ms=1)
@@ -252,7 +252,7 @@ def test_a_pinned_hint_and_a_reader_keep_a_block_together(
     assert held(meta, [0]) == set()
 
 
-def test_a_level_that_is_none_is_refused(meta: MetaClient) -> None:
+def test_an_invalid_level_is_rejected(meta: MetaClient) -> None:
     with pytest.raises(BadRequestError):
         meta.hint(keys([1]), level=4)
 

@@ -121,7 +121,7 @@ def test_payload_is_checked_on_request_only(ground: Ground) -> None:
     assert check_pool(ground.pool).findings == ()
 
 
-def test_of_two_entries_the_older_is_in_error(ground: Ground) -> None:
+def test_the_older_of_two_entries_is_reported(ground: Ground) -> None:
     ours, newer = ground.read("bl_entry", ground.entry(8)), ground.read("bl_entry", ground.entry(9))
     assert ours.generation < newer.generation
     ground.forge_entry(9, key=list(ours.key))
@@ -129,7 +129,7 @@ def test_of_two_entries_the_older_is_in_error(ground: Ground) -> None:
     assert text.startswith("entry-twice block 8: ")
 
 
-def test_more_findings_than_fit_are_counted(ground: Ground) -> None:
+def test_findings_beyond_the_buffer_are_counted(ground: Ground) -> None:
     for block in range(COUNT):
         ground.flip(ground.entry(block), 8)
     report = check_pool(ground.pool)

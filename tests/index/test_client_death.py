@@ -18,7 +18,7 @@ from beluga.index import MetaClient, MetaServer
 MIB = 1 << 20
 
 
-def test_a_killed_clients_grants_pins_and_lane_are_free(
+def test_grants_pins_and_lane_of_a_killed_client_are_released(
     server: MetaServer, meta: MetaClient, paths: list[Path]
 ) -> None:
     put(meta, [1, 2])
@@ -46,7 +46,7 @@ def test_committed_blocks_of_a_killed_client_stay(
     assert held(meta, [1, 2, 3]) == {1, 2}
 
 
-def test_a_block_removed_while_pinned_is_freed_with_its_reader(
+def test_a_block_removed_while_pinned_is_freed_when_its_reader_dies(
     meta: MetaClient, paths: list[Path]
 ) -> None:
     put(meta, [1])

@@ -125,7 +125,7 @@ def _start_unseen(server: MetaServer) -> None:
         socket.unlink()
 
 
-def test_a_free_lock_ends_no_session_whose_device_may_write(
+def test_a_free_lock_does_not_end_a_session_whose_device_may_write(
     server: MetaServer, meta: MetaClient, writer: Callable[[], Writer]
 ) -> None:
     one = writer()
@@ -139,7 +139,7 @@ def test_a_free_lock_ends_no_session_whose_device_may_write(
 
 
 @pytest.mark.usefixtures("unseen")
-def test_the_file_names_the_process_for_a_server_that_has_no_pidfd(
+def test_the_lock_file_has_the_pid_for_servers_without_pidfds(
     server: MetaServer, meta: MetaClient, writer: Callable[[], Writer]
 ) -> None:
     one = writer()
@@ -152,7 +152,7 @@ def test_the_file_names_the_process_for_a_server_that_has_no_pidfd(
     assert meta.stat().used_bytes == 0
 
 
-def test_a_successor_has_the_device_list(
+def test_a_successor_reads_the_list_of_devices(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process("serve_index", paths) as first:
@@ -181,7 +181,7 @@ def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
         assert states(MetaClient(client).reserve(keys([1]), length=1 << 20)) == ["GRANTED"]
 
 
-def test_a_process_of_another_pid_namespace_stays_in_doubt(
+def test_a_process_of_another_pid_namespace_stays_suspect(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process("serve_index", paths) as first:
@@ -195,7 +195,7 @@ def test_a_process_of_another_pid_namespace_stays_in_doubt(
         assert MetaClient(client).stat().held_bytes > 0
 
 
-def test_a_session_that_is_closed_leaves_no_doubt(pool: Pool, paths: list[Path]) -> None:
+def test_a_closed_session_is_not_suspect(pool: Pool, paths: list[Path]) -> None:
     """Without a server, a process that releases its lock and continues has detached."""
     with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
         assert client.ask("put") == "1"

@@ -75,7 +75,7 @@ STEPS = st.lists(
 
 @every_policy
 @given(steps=STEPS)
-def test_a_policy_does_what_its_model_does(policy: int, steps: list[tuple[Any, ...]]) -> None:
+def test_a_policy_matches_its_model(policy: int, steps: list[tuple[Any, ...]]) -> None:
     order, model = create(IDS, policy), MODELS[policy]()
     for name, *arguments in steps:
         if name == "evict":
@@ -99,7 +99,7 @@ def test_a_policy_does_what_its_model_does(policy: int, steps: list[tuple[Any, .
 
 
 @every_policy
-def test_empty_order_has_no_coldest(policy: int) -> None:
+def test_an_empty_order_has_no_coldest_block(policy: int) -> None:
     assert lib.bl_evict_coldest(create(0, policy)) == -1
 
 
@@ -200,7 +200,7 @@ def test_ghosts_are_bounded_by_the_blocks_in_the_queues() -> None:
     assert 40 in gone  # its ghost was dropped, so it was a new block in the small queue
 
 
-def test_cost_prefers_what_takes_longer_to_recompute_per_byte() -> None:
+def test_the_cost_policy_keeps_blocks_with_a_higher_recompute_time_per_byte() -> None:
     order = create(8, COST)
     lib.bl_evict_assign(order, 0, 0, 100_000, 1 << 20)
     lib.bl_evict_assign(order, 1, 0, 0, 1 << 20)
@@ -210,7 +210,7 @@ def test_cost_prefers_what_takes_longer_to_recompute_per_byte() -> None:
     assert [evict(order) for _ in range(3)] == [1, 2, 0]
 
 
-def test_cost_evicts_what_was_once_used_often() -> None:
+def test_the_cost_policy_evicts_blocks_used_often_in_the_past() -> None:
     order = create(200, COST)
     add(order, 0)
     for _ in range(9):

@@ -91,6 +91,6 @@ TestExtents = ExtentsAgreeWithTheModel.TestCase
 TestExtents.settings = settings(max_examples=fewer(100), stateful_step_count=30, deadline=None)
 
 
-def test_more_stripes_than_a_mark_can_name_are_refused() -> None:
+def test_too_many_stripes_for_an_open_mark_are_rejected() -> None:
     assert lib.bl_extents_create(ffi.new("bl_extents **"), 1 << 32) < 0
     assert lib.bl_pages_create(ffi.new("bl_pages **"), 0, 1 << 32) < 0

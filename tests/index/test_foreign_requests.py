@@ -87,7 +87,7 @@ def test_a_count_that_does_not_match_the_bytes_is_refused(
 
 @pytest.mark.parametrize("block", [0, 63, 64, 1 << 31, 0xFFFFFFFF])
 @pytest.mark.parametrize("method", ["COMMIT", "ABORT", "RELEASE"])
-def test_a_block_number_that_is_not_the_senders_does_nothing(
+def test_a_block_number_of_another_session_has_no_effect(
     target: Target, method: str, block: int
 ) -> None:
     before = target.meta.stat()
@@ -116,7 +116,7 @@ numbers = st.sampled_from([0, 1, 2, 63, 64, 4096, 65536, 1 << 20, 1 << 31, (1 <<
     chunk_size=numbers,
     flags=numbers,
 )
-def test_well_formed_nonsense_does_no_harm(
+def test_random_valid_requests_do_no_harm(
     target: Target, *, method: str, items: list[bytes], length: int, chunk_size: int, flags: int
 ) -> None:
     body = b"".join(item[: ITEM_SIZE[method]] for item in items)

@@ -54,7 +54,7 @@ def test_keys_of_another_kind_or_shape_are_refused(meta: MetaClient, name: str, 
         getattr(meta, name)(wrong, **options)
 
 
-def test_keys_that_do_not_lie_in_a_row_are_the_same_keys(meta: MetaClient) -> None:
+def test_strided_keys_equal_contiguous_keys(meta: MetaClient) -> None:
     put(meta, range(4))
     assert len(meta.lookup(keys(range(8))[0:4:2]).hits) == 2
     assert len(meta.lookup(np.asfortranarray(keys(range(4)))).hits) == 4
@@ -89,7 +89,7 @@ def test_every_call_reports_a_missing_server(pool: Pool, name: str) -> None:
             CALLS[name](meta, hits, pins)
 
 
-def test_calls_wait_as_long_as_their_client_does(
+def test_calls_use_the_timeout_of_their_client(
     pool: Pool, server: MetaServer, core: WatchedCore
 ) -> None:
     with Client(pool, timeout_s=1.5) as client:
@@ -134,7 +134,7 @@ def test_claims_have_lifetimes_in_milliseconds(
 # ---- Servers.
 
 
-def test_by_default_no_process_is_declared_gone_and_heartbeats_may_pause_5_s(
+def test_by_default_no_process_is_declared_gone_and_heartbeats_time_out_after_5_s(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = WatchedCore()
@@ -151,7 +151,7 @@ def test_the_index_is_freed_with_its_server(pool: Pool, core: WatchedCore) -> No
     assert core.names().count("bl_meta_destroy") == 1
 
 
-def test_an_index_that_cannot_be_made_is_an_error(pool: Pool, core: WatchedCore) -> None:
+def test_a_failed_creation_of_an_index_is_an_error(pool: Pool, core: WatchedCore) -> None:
     core.fails["bl_meta_create"] = -errno.ENOMEM
     with pytest.raises((OSError, BelugaError, MemoryError)):
         MetaServer(pool)
@@ -187,7 +187,7 @@ def test_devices_are_checked_with_payload_on_request_only(
     assert not any(arguments[1] for name, arguments in core.calls[2:] if name == "bl_check_pool")
 
 
-def test_findings_that_find_no_room_are_counted(
+def test_findings_beyond_the_buffer_are_counted(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with MetaServer(pool):

@@ -80,9 +80,7 @@ def test_pins_of_several_messages_are_each_released_once(script: Script, meta: M
     assert script.calls(lib.BL_METHOD_RELEASE) == 3
 
 
-def test_a_release_of_which_the_second_message_fails_is_an_error(
-    script: Script, meta: MetaClient
-) -> None:
+def test_a_release_whose_second_message_fails_is_an_error(script: Script, meta: MetaClient) -> None:
     def answer(count: int) -> bytes:
         if script.calls(lib.BL_METHOD_RELEASE) > 1:
             raise ValueError("no more")
@@ -105,7 +103,7 @@ def test_keys_of_several_messages_are_each_removed_and_polled_once(
         assert script.calls(method) == 2
 
 
-def test_a_removal_polls_until_the_disk_has_tried(script: Script, meta: MetaClient) -> None:
+def test_a_removal_polls_until_the_disk_has_attempted_it(script: Script, meta: MetaClient) -> None:
     names = keys(range(MOST + 40))
 
     def asked(count: int) -> bytes:
@@ -118,7 +116,7 @@ def test_a_removal_polls_until_the_disk_has_tried(script: Script, meta: MetaClie
     assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, rest]
 
 
-def test_a_removal_does_not_wait_for_ever_for_a_disk_that_tries_nothing(
+def test_the_wait_of_a_removal_for_an_idle_disk_is_bounded(
     script: Script, meta: MetaClient
 ) -> None:
     def asked(count: int) -> bytes:

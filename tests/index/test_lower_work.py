@@ -106,7 +106,7 @@ def test_few_cold_keys_of_a_chain_are_requested_until_some_arrive(below: Below) 
     assert more == list(range(1000 + FIRST, 1000 + FIRST + 1 + FIRST))  # the window has doubled
 
 
-def test_chains_take_turns(below: Below) -> None:
+def test_chains_are_served_in_turn(below: Below) -> None:
     with Client(below.pool) as other:
         below.asked.onboard(keys(*range(50)))
         MetaClient(other).onboard(keys(*range(50, 100)))
@@ -129,7 +129,7 @@ def test_requests_of_an_ended_client_are_dropped(below: Below) -> None:
     assert below.server.lower_stat().wanted_count == 0
 
 
-def test_nothing_is_brought_while_the_pool_is_drained(below: Below) -> None:
+def test_nothing_is_onboarded_while_the_pool_is_drained(below: Below) -> None:
     below.server.drain()
     assert eventually(lambda: below.asked.onboard(keys(1)) == 0)
     below.server.drain(False)
@@ -164,7 +164,7 @@ def test_a_key_that_its_disk_has_not_removed_is_work_of_the_store(below: Below) 
     assert below.work.take(Work.COLD, 1)[["tiers", "stale"]].tolist() == [(0, DISK)]
 
 
-def test_a_block_that_was_removed_while_it_was_brought_is_not_committed(below: Below) -> None:
+def test_a_block_removed_during_its_onboard_is_not_committed(below: Below) -> None:
     below.asked.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
     grant = below.reserve_brought(1)
@@ -189,7 +189,7 @@ def test_a_key_removed_during_an_offload_is_requested_after_the_report(
     assert below.asked.onboard(keys(1)) == 1
 
 
-def test_a_late_result_ends_no_later_removal(below: Below) -> None:
+def test_a_late_result_does_not_end_a_later_removal(below: Below) -> None:
     below.asked.remove(keys(1))
     first = below.work.take(Work.REMOVE, 10)
     assert sorted(first["tiers"].tolist()) == [DISK, STORE]
@@ -204,7 +204,7 @@ def test_a_late_result_ends_no_later_removal(below: Below) -> None:
     assert below.server.lower_stat().removal_count == 2
 
 
-def test_removals_of_a_service_that_ended_are_taken_again(below: Below) -> None:
+def test_removals_of_an_ended_service_are_requested_again(below: Below) -> None:
     below.asked.remove(keys(1))
     assert below.take(Work.REMOVE, 10) == [1, 1]
     assert below.take(Work.REMOVE, 10) == []
@@ -213,7 +213,7 @@ def test_removals_of_a_service_that_ended_are_taken_again(below: Below) -> None:
     assert below.take(Work.REMOVE, 10) == [1, 1]
 
 
-def test_too_many_tiers_to_give_up_are_refused(pool: Pool) -> None:
+def test_too_many_tiers_to_drop_are_rejected(pool: Pool) -> None:
     server = MetaServer(pool)
     with pytest.raises(BadValueError, match="drop fewer"):
         for number in range(100):

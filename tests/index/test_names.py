@@ -56,7 +56,7 @@ def half(pool: Pool) -> int:
     return check_pool(pool).half
 
 
-def test_the_names_of_a_chain() -> None:
+def test_a_chain_returns_its_names() -> None:
     names = named(range(3), parent_hash=7, rank=1, rank_count=2)
     assert names["parent_hash"].tolist() == [7, 1000, 1001]
     assert names["flags"].tolist() == [1, 1, 1]
@@ -162,7 +162,7 @@ def test_a_name_of_two_epochs_ago_is_not_found(pool: Pool, paths: list[Path]) ->
     assert len(read_names(pool, half(pool))) == 0
 
 
-def test_the_journal_has_named_blocks_alone(pool: Pool) -> None:
+def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
     server = MetaServer(pool)
     server.attach_journal(100)
     with server, KVCache(pool, namespace="named") as cache:
@@ -201,7 +201,7 @@ def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:
         assert len(held) == 256
 
 
-def test_changes_without_room_are_counted(pool: Pool) -> None:
+def test_changes_beyond_the_journal_are_counted(pool: Pool) -> None:
     server = MetaServer(pool)
     server.attach_journal(8)
     with server, KVCache(pool, namespace="named") as cache:
@@ -220,7 +220,7 @@ def test_a_server_without_a_journal_reports_no_changes(pool: Pool, server: MetaS
     assert (len(changes), lost) == (0, 0)
 
 
-def test_a_journal_has_room_and_there_is_one(pool: Pool) -> None:
+def test_only_one_journal_can_be_opened_and_it_has_a_capacity(pool: Pool) -> None:
     server = MetaServer(pool)
     with pytest.raises(ValueError, match="keeps from 1 to"):
         server.attach_journal(0)
@@ -230,7 +230,7 @@ def test_a_journal_has_room_and_there_is_one(pool: Pool) -> None:
     server.stop()
 
 
-def test_names_that_do_not_fit_are_refused(pool: Pool, server: MetaServer) -> None:
+def test_names_of_another_count_are_rejected(pool: Pool, server: MetaServer) -> None:
     blocks = np.zeros((2, LENGTH), np.uint8)
     with KVCache(pool, namespace="named") as cache:
         for wrong in (named(range(3)), np.zeros(2, np.uint64), np.zeros((2, 1), NAME)):

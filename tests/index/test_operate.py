@@ -57,13 +57,13 @@ def test_sessions_of_many_lanes_need_several_replies(paths: list[object]) -> Non
 
 
 @pytest.mark.parametrize("request_", [b"", b"\0\0\0", b"\0" * 8])
-def test_a_malformed_question_is_refused(pool: Pool, server: MetaServer, request_: bytes) -> None:
+def test_a_malformed_request_is_rejected(pool: Pool, server: MetaServer, request_: bytes) -> None:
     with Client(pool) as client, pytest.raises(BadRequestError):
         client.call(lib.BL_METHOD_SESSIONS, request_)
 
 
 @pytest.mark.parametrize("reply", [b"", b"\1" + bytes(39), bytes(40) + b"x"])
-def test_a_malformed_answer_is_refused(
+def test_a_malformed_reply_is_rejected(
     pool: Pool, server: MetaServer, monkeypatch: pytest.MonkeyPatch, reply: bytes
 ) -> None:
     with Client(pool) as client:
@@ -72,7 +72,7 @@ def test_a_malformed_answer_is_refused(
             ask_sessions(client)
 
 
-def test_a_session_that_may_still_write_is_quarantined_and_named(pool: Pool) -> None:
+def test_a_session_that_may_still_write_is_quarantined_and_listed(pool: Pool) -> None:
     with MetaServer(pool) as first:
         client = Client(pool)
         MetaClient(client).reserve(keys([1]), length=1 << 20)

@@ -201,7 +201,7 @@ def test_the_largest_block_may_cross_any_number_of_stripes(first: int) -> None:
     assert find(pages, largest) == at(place)
 
 
-def test_places_outside_the_pools_pages_are_rejected() -> None:
+def test_offsets_outside_the_pools_pages_are_rejected() -> None:
     pages = create(2)
     wrong = [(DATA - PAGE, PAGE), (DATA + 1, PAGE), (DATA, 100), (DATA, 0)]
     wrong += [(DATA + 2 * STRIPE, PAGE), (DATA + STRIPE, STRIPE + PAGE), (1 << 63, PAGE)]

@@ -55,7 +55,7 @@ def test_pins_survive_turnover() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4096])
-def test_pop_empties_a_full_set_of_pins(count: int) -> None:
+def test_popping_empties_a_full_set_of_pins(count: int) -> None:
     pins = create(count)
     for block in range(count):
         assert lib.bl_pins_add(pins, block) == 1

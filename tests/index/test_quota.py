@@ -87,7 +87,7 @@ def test_a_pin_of_too_many_bytes_is_a_quota_error(serve: Serve) -> None:
     assert len(other.lookup(keys([0]), pin=True).hits) == 1
 
 
-def test_a_session_that_ended_leaves_its_lane_with_a_whole_quota(serve: Serve, pool: Pool) -> None:
+def test_a_reused_lane_has_a_full_quota(serve: Serve, pool: Pool) -> None:
     serve(Quota(grants=2, pins=1, bytes=3 * LENGTH))
     for turn in range(3):
         with Client(pool) as client:
@@ -99,7 +99,7 @@ def test_a_session_that_ended_leaves_its_lane_with_a_whole_quota(serve: Serve, p
             assert states(found) == ["GRANTED"] * 2
 
 
-def test_calls_beyond_the_rate_are_refused_and_others_are_not_hurt(serve: Serve) -> None:
+def test_calls_beyond_the_rate_are_refused_and_do_not_affect_others(serve: Serve) -> None:
     server, one, other = serve(Quota(calls_per_s=5))
     start, answered, refused = time.monotonic(), 0, 0
     for _ in range(60):
@@ -129,6 +129,6 @@ def test_calls_that_release_space_are_not_limited(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"grants": -1}, {"pins": 1 << 32}, {"bytes": 1 << 64}])
-def test_a_quota_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+def test_an_impossible_quota_is_rejected(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be from 0 to"):
         Quota(**wrong)

@@ -171,7 +171,7 @@ def test_lines_of_all_kinds_are_dropped(pool: Pool) -> None:
     assert kept(pool) == set(range(COUNT))
 
 
-def test_of_two_blocks_with_one_key_the_newer_stays(pool: Pool) -> None:
+def test_the_newer_of_two_blocks_with_one_key_is_kept(pool: Pool) -> None:
     fill(pool)
     ground = Ground(pool)
     older = ground.read("bl_entry", ground.entry(4))
@@ -182,7 +182,7 @@ def test_of_two_blocks_with_one_key_the_newer_stays(pool: Pool) -> None:
     assert kept(pool) == set(range(COUNT)) - {5}
 
 
-def test_a_pool_in_use_is_not_touched(pool: Pool) -> None:
+def test_a_pool_in_use_is_not_changed(pool: Pool) -> None:
     fill(pool)
     ground = Ground(pool)
     ground.flip(ground.entry(3), 20)

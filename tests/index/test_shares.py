@@ -149,7 +149,7 @@ def test_others_use_an_unused_share_until_its_tenant_needs_it(pool: Pool) -> Non
         assert abs(lent[0] - lent[1]) <= MIB
 
 
-def test_within_its_share_everybody_evicts_his_own_coldest(pool: Pool) -> None:
+def test_a_tenant_within_its_share_evicts_its_own_coldest_blocks(pool: Pool) -> None:
     with serving(pool, {"victim": 0.5}) as (server, meta):
         half = room(server) // 2
         for number in range(half):
@@ -195,7 +195,7 @@ def test_a_tenants_namespaces_have_one_share() -> None:
         Namespace({"tenant": 3})
 
 
-def test_tenants_of_any_namespace_and_salt_are_known_by_their_name(pool: Pool) -> None:
+def test_tenants_are_identified_by_name_with_any_namespace_and_salt(pool: Pool) -> None:
     with serving(pool, {"acme": 0.2}) as (server, meta):
         for number, salt in enumerate(("", "x", "y")):
             own = Namespace({"model": "m"}, salt=salt).of_tenant("acme")
@@ -226,7 +226,7 @@ def test_invalid_shares_are_rejected(pool: Pool, shares: dict[str, float], why: 
             MetaServer(pool, shares=wrong)  # type: ignore[arg-type]
 
 
-def test_all_of_a_pool_may_be_shared_out(pool: Pool) -> None:
+def test_shares_may_cover_the_whole_pool(pool: Pool) -> None:
     shares = {f"t{n}": 0.03 for n in range(30)} | {"victim": 0.1}
     with serving(pool, shares) as (server, meta):
         assert by_name(server)[OTHERS].bytes == 0

@@ -70,7 +70,7 @@ def test_every_committed_block_survives_kills_of_the_server(
 
 
 @pytest.mark.parametrize("deaths", [long(1), 2, long(3)])
-def test_a_client_puts_on_through_the_deaths_of_its_servers(
+def test_a_client_continues_its_puts_across_server_deaths(
     pool: Pool, paths: list[Path], first: Process, deaths: int
 ) -> None:
     server = first
@@ -87,7 +87,7 @@ def test_a_client_puts_on_through_the_deaths_of_its_servers(
     server.kill()
 
 
-def test_after_a_stop_nothing_is_lost_either(pool: Pool) -> None:
+def test_a_clean_stop_loses_no_blocks(pool: Pool) -> None:
     with MetaServer(pool), Client(pool) as client:
         put(MetaClient(client), range(10))
         before = places(MetaClient(client), range(10))
@@ -182,7 +182,7 @@ def test_a_damaged_entry_is_dropped_and_counted(pool: Pool) -> None:
         put(meta, [1])
 
 
-def test_a_damaged_mark_costs_its_own_extent_alone(pool: Pool) -> None:
+def test_a_damaged_open_mark_only_affects_its_extent(pool: Pool) -> None:
     with MetaServer(pool), Client(pool) as client:
         put(MetaClient(client), range(6))  # two in an extent of one stripe
     stripes = pool.geometry.stripe_count

@@ -88,7 +88,7 @@ def test_tasks_agree_with_a_sorted_dictionary(steps: list[Any]) -> None:
             assert extended == model.extend(place, lane, now, now + holding)
 
 
-def test_too_many_queues_are_refused_and_what_is_old_is_found() -> None:
+def test_too_many_queues_are_rejected_and_existing_tasks_are_found() -> None:
     tasks = create(100)
     for queue in range(65):
         place = sim_lib.bl_tasks_take(tasks, queue)
@@ -147,7 +147,7 @@ def test_each_task_is_delivered_to_one_worker_in_order(queues: tuple[Queue, Queu
     assert one.count() == (0, 2)
 
 
-def test_a_claim_is_its_sessions(queues: tuple[Queue, Queue]) -> None:
+def test_only_the_claiming_session_can_complete_a_task(queues: tuple[Queue, Queue]) -> None:
     one, other = queues
     one.put("a")
     record = one.claim()
@@ -157,7 +157,7 @@ def test_a_claim_is_its_sessions(queues: tuple[Queue, Queue]) -> None:
     assert eventually(lambda: other.named() == "a")
 
 
-def test_an_old_claim_is_not_of_the_task_that_has_its_block_now(
+def test_an_old_claim_does_not_apply_to_a_reused_block(
     queues: tuple[Queue, Queue],
 ) -> None:
     queue, _ = queues
@@ -175,7 +175,7 @@ def test_an_old_claim_is_not_of_the_task_that_has_its_block_now(
     assert queue.tasks.extend(new, visible_s=LONG_S)
 
 
-def test_a_claim_runs_out(queues: tuple[Queue, Queue]) -> None:
+def test_a_claim_expires(queues: tuple[Queue, Queue]) -> None:
     one, other = queues
     one.put("a")
     record = one.claim(visible_s=0.05)
@@ -183,9 +183,7 @@ def test_a_claim_runs_out(queues: tuple[Queue, Queue]) -> None:
     assert not one.tasks.extend(record, visible_s=LONG_S)
 
 
-def test_tasks_stay_while_blocks_are_stored_and_evicted(
-    pool: Pool, queues: tuple[Queue, Queue]
-) -> None:
+def test_tasks_are_not_evicted(pool: Pool, queues: tuple[Queue, Queue]) -> None:
     queue, _ = queues
     for name in "abc":
         queue.put(name)
@@ -200,7 +198,7 @@ def test_tasks_stay_while_blocks_are_stored_and_evicted(
     assert [queue.named() for _ in "abc"] == ["a", "b", "c"]
 
 
-def test_tasks_stay_over_servers(pool: Pool, paths: list[Path]) -> None:
+def test_tasks_survive_server_restarts(pool: Pool, paths: list[Path]) -> None:
     server = Process("serve_index", paths)
     queue = Queue(pool)
     for name in "abc":
@@ -267,7 +265,7 @@ def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> 
         assert put.stored == 1
 
 
-def test_tasks_that_are_done_make_room_for_others(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+def test_completed_tasks_free_their_space(pool: Pool, queues: tuple[Queue, Queue]) -> None:
     queue, _ = queues
     names = [str(n) for n in range(pool.geometry.stripe_count * 2 // 8)]
     for name in names:
@@ -297,7 +295,7 @@ def test_foreign_requests_are_refused(
         client.call(method, request_bytes)
 
 
-def test_a_claim_of_nothing_cannot_be_extended(pool: Pool, server: MetaServer) -> None:
+def test_a_missing_claim_cannot_be_extended(pool: Pool, server: MetaServer) -> None:
     with Client(pool) as client:
         for block in (0, 255, 256, 2**32 - 1):
             with pytest.raises((NoGrantError, BadRequestError)):

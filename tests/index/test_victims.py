@@ -155,7 +155,7 @@ def test_the_youngest_victim_is_as_old_as_possible(seed: int) -> None:
 
 @settings(max_examples=fewer(100), deadline=None)
 @given(seed=st.integers(0, 1 << 40))
-def test_a_streak_of_one_size_takes_places_on_its_grid(seed: int) -> None:
+def test_consecutive_requests_of_one_size_are_placed_on_its_grid(seed: int) -> None:
     rng = random.Random(seed)
     scene = mixed(rng)
     count = widest(scene) + rng.choice([1, 7, 100])
@@ -195,7 +195,7 @@ def test_a_walk_without_enough_victims_selects_a_window_with_neighbors() -> None
     assert sum(scene.rank[block] < COLD for block in chosen) == 10
 
 
-def test_a_window_with_a_block_that_must_stay_is_not_taken() -> None:
+def test_a_window_with_a_pinned_block_is_not_selected() -> None:
     rng = random.Random(7)
     scene = striped(iter(lambda: rng.random() < 0.02, None))
     chosen, place = scene.choose(40)
@@ -203,7 +203,7 @@ def test_a_window_with_a_block_that_must_stay_is_not_taken() -> None:
     assert sum(scene.rank[block] < COLD for block in chosen) == 20
 
 
-def test_where_no_guess_helps_the_longer_walk_does() -> None:
+def test_a_longer_walk_finds_victims_that_guesses_miss() -> None:
     """All but a few windows have a pinned block."""
     scene = striped(i not in range(2000, 2010) for i in range(COLD))
     chosen, place = scene.choose(20)
@@ -213,7 +213,7 @@ def test_where_no_guess_helps_the_longer_walk_does() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 512, 1 << 15])
-def test_nothing_is_evicted_if_all_blocks_must_stay(count: int) -> None:
+def test_nothing_is_evicted_if_all_blocks_are_pinned(count: int) -> None:
     scene = Scene(2)
     blocks = [scene.add(page, 64, fixed=True) for page in range(0, 2 * STRIPE_PAGES, 64)]
     scene.age(blocks)

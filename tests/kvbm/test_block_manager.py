@@ -145,7 +145,7 @@ def test_a_chain_that_evicts_its_own_blocks_is_onboarded() -> None:
         scene.manager.onboard([5, 6, 7, 8, 9], "more").result(0)
 
 
-def test_threads_that_onboard_chains_at_once_all_end() -> None:
+def test_concurrent_onboards_of_chains_all_complete() -> None:
     scene, failures = Scene(device=6, threads=True), []
     with scene.manager:
         scene.sink(1, 2, 3, 4, 5)
@@ -208,7 +208,7 @@ def test_offloads_are_ordered_by_age_in_batches_of_16() -> None:
     assert scene.below.copies[1] == ("save", [17, 18, 19, 20])
 
 
-def test_offloaded_blocks_that_went_or_find_no_room_are_dropped_and_counted() -> None:
+def test_offloads_of_evicted_blocks_or_without_room_are_dropped_and_counted() -> None:
     scene = Scene(device=4, offload="drop")
     scene.device.store([1, 2, 3, 4])
     scene.manager.release("r")
@@ -226,7 +226,7 @@ def test_a_block_that_is_below_already_is_not_counted_as_a_copy() -> None:
     assert (scene.dropped("present"), scene.moved("offload")) == (1, 0)
 
 
-def test_a_copy_that_fails_is_a_typed_error_and_leaves_no_block_taken() -> None:
+def test_a_failed_copy_raises_a_typed_error_and_releases_its_blocks() -> None:
     scene = Scene(offload="drop")
     scene.sunk()
     scene.fail(TransferError("the link is down"))
@@ -384,7 +384,7 @@ def test_a_manager_may_be_closed_by_a_callback_and_is_closed_in_a_forked_child()
         scene.manager.onboard([1], "x").result(0)
 
 
-def test_with_wait_no_block_is_lost_however_small_the_device_is() -> None:
+def test_with_wait_no_block_is_lost_on_a_device_of_any_size() -> None:
     scene = Scene(device=4, threads=True)
     with scene.manager:
         for first in range(0, 60, 3):
@@ -429,7 +429,7 @@ def test_with_the_watermark_the_coldest_blocks_are_offloaded_when_the_device_is_
     assert set(scene.below.blocks) == set(range(2, 18)), "16 of the end of the chain; 18 is in use"
 
 
-def test_hot_blocks_that_are_expected_are_prefetched() -> None:
+def test_hot_blocks_are_prefetched() -> None:
     scene = Scene()
     scene.sunk()
     for _ in range(2):

@@ -184,7 +184,7 @@ def test_a_callback_of_a_future_may_use_the_pool() -> None:
     assert pool.available_blocks == 1
 
 
-def test_handles_that_are_collected_under_the_lock_are_released_by_its_holder() -> None:
+def test_handles_collected_under_the_lock_are_released_by_its_holder() -> None:
     pool = make(2)
     blocks = pool.reserve("a", 2).result(0)
     with pool._exclusive:
@@ -210,7 +210,7 @@ def test_a_weak_reference_finds_the_block_until_it_is_evicted() -> None:
     assert weak.upgrade() is None
 
 
-def test_threads_lose_no_block_and_share_none() -> None:
+def test_threads_neither_lose_nor_share_blocks() -> None:
     """Eight threads reserve, register, match, drop and cancel; no block has two owners."""
     pool = make(24)
     owners: dict[int, str] = {}
@@ -294,7 +294,7 @@ def test_gauges_show_a_pool_until_it_is_closed() -> None:
     assert all(sample.series == {} for sample in kinds if sample.kind == "gauge")
 
 
-def test_missed_targets_are_named_with_their_values() -> None:
+def test_missed_targets_are_listed_with_their_values() -> None:
     pool = make(10)
     lax = Targets(allocation_s_max=60, release_s_max=60)
     held = pool.reserve("a", 8).result(0)
@@ -344,7 +344,7 @@ def test_keys_with_frequent_recent_requests_are_prefetched() -> None:
     assert pool.wants_prefetch([1]) == [], "it is here"
 
 
-def test_heat_is_kept_of_a_bounded_number_of_keys() -> None:
+def test_heat_is_tracked_for_a_bounded_number_of_keys() -> None:
     pool = make(2, clock=Clock().monotonic)
     pool.match([0])
     for key in range(1, 5):

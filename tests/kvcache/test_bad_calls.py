@@ -74,7 +74,7 @@ def test_read_only_memory_is_rejected_as_a_target_of_a_cache(cache: KVCache) -> 
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (2, 2, 2)])
-def test_keys_are_pairs(cache: KVCache, shape: tuple[int, ...]) -> None:
+def test_keys_must_be_pairs(cache: KVCache, shape: tuple[int, ...]) -> None:
     keys = np.zeros(shape, np.uint64)
     for call in (cache.lookup, cache.remove, cache.pin):
         with pytest.raises(ValueError, match="shape"):
@@ -108,7 +108,7 @@ KINDS = {
 }
 
 
-def test_no_argument_to_c_ends_the_interpreter(shm: Path) -> None:
+def test_invalid_arguments_to_c_do_not_crash_the_interpreter(shm: Path) -> None:
     """``misuse_process.py`` has the table; every case is rejected unless it is harmless."""
     script = Path(__file__).with_name("misuse_process.py")
     ended = subprocess.run(
@@ -129,7 +129,7 @@ def test_no_argument_to_c_ends_the_interpreter(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"chunk_size": 100}, {"chunk_size": -64}])
-def test_wrong_settings_of_a_cache_are_refused(
+def test_invalid_settings_of_a_cache_are_rejected(
     pool: Pool, server: MetaServer, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(LayoutError):

@@ -101,7 +101,7 @@ def run_of(*rows: tuple[int, int], **fields: Any) -> Run:
     return Run(**({"fragments": np.array(rows, dtype=np.uint64)} | usual | fields))
 
 
-def test_a_run_at_the_limits_of_what_is_taken() -> None:
+def test_a_run_at_the_limits_is_accepted() -> None:
     for run in (
         run_of((AT, 15), (AT + 15, 1)),
         run_of((AT, 16), (AT, 0)),
@@ -128,7 +128,7 @@ def test_a_run_at_the_limits_of_what_is_taken() -> None:
         (run_of((AT, 8), ((1 << 64) - 4, 8)), "after the last address"),
     ],
 )
-def test_numbers_of_a_run_that_contradict_each_other_are_refused(run: Run, said: str) -> None:
+def test_an_inconsistent_run_is_rejected(run: Run, said: str) -> None:
     with pytest.raises(LayoutError, match=said):
         run.refuse_wrong()
 
@@ -160,7 +160,7 @@ class Tensor:
         return self.array.itemsize
 
 
-def test_a_tensor_is_its_bytes_and_is_kept_alive() -> None:
+def test_a_tensor_is_stored_as_bytes_and_kept_alive() -> None:
     tensor: Any = Tensor()
     (run,) = runs([tensor], writable=True)
     assert run.fragments.tolist() == [[tensor.data_ptr(), 24]]
@@ -180,7 +180,7 @@ def test_an_empty_batch_has_no_runs_and_empty_blocks_are_rejected() -> None:
         runs(np.zeros((2, 0), dtype=np.uint8), writable=False)
 
 
-def test_a_block_refused_without_a_reason_is_an_error() -> None:
+def test_a_block_refused_without_a_reason_raises() -> None:
     states = np.array([BlockState.GRANTED, BlockState.REFUSED], dtype=np.uint8)
     result = PutResult(states, np.zeros(2, dtype=np.int32))
     with pytest.raises(CacheError, match="without a reason"):
@@ -188,7 +188,7 @@ def test_a_block_refused_without_a_reason_is_an_error() -> None:
     PutResult(states[:1], np.zeros(1, dtype=np.int32)).raise_for_refused()
 
 
-def test_keys_of_a_cache_are_pairs_of_numbers(cache: KVCache) -> None:
+def test_keys_of_a_cache_must_be_pairs_of_numbers(cache: KVCache) -> None:
     pairs = np.arange(8, dtype=np.uint64).reshape(2, 4)[:, ::2]
     assert cache.keys(pairs).tolist() == pairs.tolist()
     assert cache.keys(pairs).flags.c_contiguous

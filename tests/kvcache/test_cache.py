@@ -72,7 +72,7 @@ def test_the_leading_hits_end_at_the_first_of_two_damaged_blocks(
     assert list(result.states == int(BlockState.HIT)) == [True, False, True, False, True]
 
 
-def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: MetaServer) -> None:
+def test_without_a_server_a_put_raises(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
@@ -80,7 +80,7 @@ def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: M
             cache.put(digests(1, start=1), payload(1, 64))
 
 
-def test_without_a_server_a_get_is_an_error_and_no_miss(pool: Pool, server: MetaServer) -> None:
+def test_without_a_server_a_get_raises_and_is_not_a_miss(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
@@ -128,7 +128,7 @@ def test_only_leading_blocks_are_hits(cache: KVCache) -> None:
     assert not targets[4:].any()
 
 
-def test_a_batch_larger_than_a_message_is_cut(cache: KVCache) -> None:
+def test_a_batch_larger_than_a_message_is_split(cache: KVCache) -> None:
     count = cache.client.pool.geometry.bulk_size // 32 + 700
     assert count > cache.client.pool.geometry.block_count_max // 2
     names, blocks = digests(count), payload(count, 64)
@@ -246,6 +246,6 @@ def test_a_grant_of_another_session_is_pending(cache: KVCache, server: MetaServe
         assert cache.put(digests(1), payload(1, 100)).stored == 1
 
 
-def test_keys_and_blocks_must_pair(cache: KVCache) -> None:
+def test_keys_and_blocks_must_have_equal_counts(cache: KVCache) -> None:
     with pytest.raises(LayoutError, match="3 keys but 2 blocks"):
         cache.put(digests(3), payload(2, 10))

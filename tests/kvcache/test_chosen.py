@@ -123,7 +123,7 @@ def test_every_engine_name_selects_its_engine(pool: Pool, server: MetaServer) ->
             KVCache(pool, namespace="test", engine=name)  # type: ignore[arg-type]
 
 
-def test_only_the_dsa_copies_if_it_is_named(
+def test_only_the_dsa_copies_if_it_is_selected(
     pool: Pool, server: MetaServer, cache: KVCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)

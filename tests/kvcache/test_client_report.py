@@ -47,7 +47,7 @@ def test_a_damaged_block_counts_as_a_checksum_and_a_removed_one_does_not(
         assert (found[Figure.MISMATCHES], found[Figure.CHECKSUM_FAILURES]) == (2, 1)
 
 
-def test_a_client_reports_now_and_then_only(
+def test_a_client_reports_at_most_once_per_interval(
     cache: KVCache, server: MetaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(20):
@@ -109,7 +109,7 @@ def test_times_fall_into_the_bucket_of_their_bound(
     ],
     ids=["empty", "short", "long", "uneven", "kind", "far kind"],
 )
-def test_a_report_that_is_none_is_refused(
+def test_a_malformed_report_is_rejected(
     cache: KVCache, server: MetaServer, request_: bytes
 ) -> None:
     with pytest.raises(BadRequestError):

@@ -28,7 +28,7 @@ STORM = {"fault": 9000, "list_fault": 9000, "full": 9000, "full_run": 4, "error"
 
 
 @pytest.mark.parametrize("length", [63, 3 * CHUNK_SIZE - 7, 5 << 19])
-def test_the_cpu_and_a_stormy_dsa_read_each_other(
+def test_cpu_and_faulty_dsa_read_each_others_blocks(
     pool: Pool, server: MetaServer, cache: KVCache, length: int
 ) -> None:
     faults = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}

@@ -110,7 +110,7 @@ def place(cache: KVCache, digest: bytes) -> int:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("length", [1, 63, 4096, CHUNK_SIZE + 1, 3 * CHUNK_SIZE - 7, 5 << 19])
-def test_an_engine_and_the_one_call_read_each_other(
+def test_an_engine_and_c_read_each_others_blocks(
     pool: Pool, caches: Callable[..., KVCache], length: int, *, late: bool
 ) -> None:
     engine = Hooked(pool, lambda _: None, late=late)
@@ -170,7 +170,7 @@ def test_blocks_of_different_fragments_are_copied_in_one_batch(
 
 
 @pytest.mark.parametrize("wrong", [0, 2, 4])
-def test_a_damaged_block_is_a_miss_and_no_other(
+def test_only_a_damaged_block_is_a_miss(
     pool: Pool, caches: Callable[..., KVCache], wrong: int
 ) -> None:
     cache = caches(CpuEngine(pool))
@@ -184,7 +184,7 @@ def test_a_damaged_block_is_a_miss_and_no_other(
     assert [state == BlockState.HIT for state in result.states] == [i != wrong for i in range(5)]
 
 
-def test_a_damaged_vector_is_a_miss(pool: Pool, caches: Callable[..., KVCache]) -> None:
+def test_damaged_checksums_are_a_miss(pool: Pool, caches: Callable[..., KVCache]) -> None:
     cache = caches(CpuEngine(pool))
     cache.put(digests(2), payload(2, 40_000))
     flip(pool, place(cache, digests(2)[1]) + 40_000)  # it follows the payload
@@ -244,7 +244,7 @@ def test_no_grant_is_released_while_a_copy_may_write_to_it(
     assert cache.stat().abort_count == 2
 
 
-def test_pins_are_dropped_when_an_engine_could_not_read(
+def test_pins_are_released_after_a_failed_read_of_an_engine(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
     cache = caches(Hooked(pool, breaks_at(2)))
@@ -256,7 +256,7 @@ def test_pins_are_dropped_when_an_engine_could_not_read(
     assert cache.get(digests(3), np.zeros_like(blocks)).hits == 3
 
 
-def test_a_session_that_was_lost_in_between_stores_nothing(
+def test_a_session_lost_during_a_copy_stores_nothing(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
     """A put whose session was replaced must not write its blocks any more."""
@@ -299,7 +299,7 @@ def layout_of(arrays: list[NDArray[np.uint16]], order: Order | None) -> BlockLay
 @pytest.mark.parametrize("check_checksums", [False, True])
 @pytest.mark.parametrize("order", [Order.DENSE, Order.TOKENS])
 @pytest.mark.parametrize("engine", [False, True])
-def test_tokens_are_read_by_themselves(
+def test_single_tokens_are_read(
     pool: Pool, caches: Callable[..., KVCache], order: Order, *, engine: bool, check_checksums: bool
 ) -> None:
     cache = caches(CpuEngine(pool) if engine else None, check_checksums=check_checksums)

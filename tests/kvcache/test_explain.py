@@ -61,7 +61,7 @@ def test_blocks_of_another_namespace_are_found(
         assert f"{name} is {value!r} there and {FIELDS[name]!r} here" in found.text
 
 
-def test_a_salt_that_is_too_much_is_named(pool: Pool) -> None:
+def test_an_unexpected_salt_is_explained(pool: Pool) -> None:
     with MetaServer(pool):
         put(pool, Namespace(FIELDS))
         found = why(pool, Namespace(FIELDS, salt="secret"))
@@ -100,7 +100,7 @@ def test_evicted_blocks_are_distinguished_from_removed_ones(pool: Pool) -> None:
         assert why(pool, Namespace(FIELDS)).cause == "removed"
 
 
-def test_an_evicted_block_is_named(pool: Pool) -> None:
+def test_an_evicted_block_is_explained(pool: Pool) -> None:
     """Blocks of 1 MiB fill the space long before the table, whose lines keep their last keys."""
     with MetaServer(pool) as server:
         put(pool, Namespace(FIELDS), count=24, size=1 << 20)
@@ -108,7 +108,7 @@ def test_an_evicted_block_is_named(pool: Pool) -> None:
         assert why(pool, Namespace(FIELDS)).cause == "evicted"
 
 
-def test_a_block_that_left_a_full_table_is_named_though_its_line_is_used_again(pool: Pool) -> None:
+def test_a_block_evicted_by_a_full_table_is_explained_after_its_line_is_reused(pool: Pool) -> None:
     """Blocks of 4 KiB fill the table, of 64 lines, long before the space."""
     namespace = Namespace(FIELDS)
     with MetaServer(pool) as server:
@@ -135,7 +135,7 @@ def test_a_block_that_is_being_written_is_pending(pool: Pool) -> None:
         meta.abort(grants)
 
 
-def test_damaged_bytes_are_a_miss_that_is_named(pool: Pool) -> None:
+def test_damaged_bytes_are_explained(pool: Pool) -> None:
     namespace = Namespace(FIELDS)
     with MetaServer(pool):
         put(pool, namespace)
@@ -151,7 +151,7 @@ def test_damaged_bytes_are_a_miss_that_is_named(pool: Pool) -> None:
     assert (found.state, found.cause) == ("miss", "checksum")
 
 
-def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(
+def test_a_block_lost_by_a_takeover_is_of_the_previous_epoch(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line written by the second server is overwritten; the first server's half has the
@@ -173,7 +173,7 @@ def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(
     assert "the server of epoch 1 had it, but that of epoch 2 does not" in found.text
 
 
-def test_unreadable_notes_of_namespaces_are_left_out(tmp_path: Path) -> None:
+def test_unreadable_namespace_records_are_ignored(tmp_path: Path) -> None:
     leave_namespace(tmp_path, Namespace({"name": "one", "rank": 1}))
     leave_namespace(tmp_path, Namespace({"name": "two", "digest": b"\x00\x01"}))
     for name, text in (("zz", "{}"), ("10", "{"), ("11", "[]"), ("12", '{"fields": {"a": []}}')):

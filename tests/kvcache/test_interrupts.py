@@ -147,7 +147,7 @@ def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> N
     assert point > 10
 
 
-def test_a_caches_thread_may_be_interrupted_at_its_start_and_end(scene: Scene) -> None:
+def test_the_thread_of_a_cache_may_be_interrupted_at_start_and_end(scene: Scene) -> None:
     """Its first put and its close are interrupted at each point, those in ``threading``, too."""
     blocks = payload(COUNT, LENGTH, seed=7)
     scene.mine.put(scene.fresh(), blocks)  # starts the threads of the engine

@@ -50,7 +50,7 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert there == fold(NAMESPACE, hash_keys([b"a", "b"])).tobytes().hex()
 
 
-def test_keys_are_those_of_the_first_release() -> None:
+def test_keys_match_the_first_release() -> None:
     """A pool outlives its programs, so these numbers may change only with the pool format."""
     assert NAMESPACE.digest.hex() == "6897be4df2b10029cd096c3931e983d1"
     assert f"{one(NAMESPACE, bytes(range(16))):032x}" == "8f44479b26552e6d1141f64d90376b32"
@@ -72,7 +72,7 @@ def test_namespace_of_fractions_is_refused() -> None:
         Namespace({"scale": 0.5})  # type: ignore[dict-item]
 
 
-def test_namespace_does_not_follow_the_dict_it_was_made_of() -> None:
+def test_a_namespace_is_independent_of_its_source_dict() -> None:
     fields = dict(FIELDS)
     namespace = Namespace(fields, salt="tenant")
     fields["model"] = "another"
@@ -115,7 +115,7 @@ def test_different_namespaces_have_different_digests(
     assert Namespace(one).digest != Namespace(other).digest
 
 
-def test_namespace_may_be_a_name() -> None:
+def test_a_namespace_may_be_a_string() -> None:
     assert Namespace.of("tests") == Namespace({"name": "tests"}) == Namespace.of({"name": "tests"})
     assert Namespace.of(NAMESPACE) is NAMESPACE
     assert Namespace.of(b"tests").digest != Namespace.of("tests").digest
@@ -151,13 +151,13 @@ def test_sizes_and_trailing_zeros_change_the_digest() -> None:
     assert len(keys) == 65 - 16
 
 
-def test_half_a_million_digests_have_as_many_keys() -> None:
+def test_half_a_million_digests_have_no_key_collision() -> None:
     packed = np.frombuffer(random.Random(2).randbytes(16 << 19), dtype=np.uint8).reshape(-1, 16)
     keys = fold(NAMESPACE, packed)
     assert len(np.unique(keys.view([("low", "u8"), ("high", "u8")]))) == 1 << 19
 
 
-def test_no_digests_have_no_keys() -> None:
+def test_an_empty_list_of_digests_has_no_keys() -> None:
     assert fold(NAMESPACE, []).shape == (0, 2)
     assert fold(NAMESPACE, hash_keys([])).shape == (0, 2)
 
@@ -174,13 +174,13 @@ def test_no_digests_have_no_keys() -> None:
         (b"x" * 32, "shape"),
     ],
 )
-def test_wrong_digests_are_refused_in_a_line(wrong: Any, text: str) -> None:
+def test_invalid_digests_are_one_line_errors(wrong: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text) as caught:
         fold(NAMESPACE, wrong)
     assert "\n" not in str(caught.value)
 
 
-def test_hashed_names_differ_as_the_names_do() -> None:
+def test_different_names_have_different_hashes() -> None:
     names = [b"", b"a", b"b", b"ab", b"a\0", b"x" * 1000]
     hashed = hash_keys(names)
     assert hashed.shape == (len(names), 32)

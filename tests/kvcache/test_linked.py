@@ -51,7 +51,7 @@ def link(pool: Pool, shm: Path) -> Iterator[Link]:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("check_checksums", [True, False])
 @pytest.mark.parametrize(("fragments", "chunk_size"), [(1, 16 << 10), (1, LENGTH), (7, LENGTH)])
-def test_the_same_bytes_counted_by_class(
+def test_bytes_on_a_link_are_correct_and_counted_by_class(
     pool: Pool,
     server: MetaServer,
     link: Link,
@@ -101,7 +101,7 @@ def test_blocks_stored_with_a_link_are_found_without(
     assert link.bytes_of(kind)[0] == link.bytes_of(TransferClass.SCRUB)[0] == 2 * LENGTH
 
 
-def test_an_engine_of_a_cache_is_on_the_link_too(
+def test_an_engine_of_a_cache_is_scheduled_on_the_link(
     pool: Pool, server: MetaServer, link: Link
 ) -> None:
     blocks = payload(2, LENGTH)
@@ -244,7 +244,7 @@ def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: L
 # ---- The host's link
 
 
-def test_a_pools_link_is_shared_and_removed_with_its_last_user(pool: Pool, shm: Path) -> None:
+def test_the_link_of_a_pool_is_shared_and_removed_with_its_last_user(pool: Pool, shm: Path) -> None:
     first = host_link(pool, directory=shm)
     second = host_link(pool, LinkSettings(), directory=shm)
     assert second.path == first.path
@@ -262,7 +262,7 @@ def test_a_pools_link_is_shared_and_removed_with_its_last_user(pool: Pool, shm: 
     third.close()
 
 
-def test_a_cache_makes_the_hosts_link(pool: Pool, server: MetaServer) -> None:
+def test_a_cache_creates_the_link_of_the_host(pool: Pool, server: MetaServer) -> None:
     blocks = payload(1, LENGTH)
     with KVCache(pool, namespace="test", link=FAST) as cache:
         link = host_link(pool)

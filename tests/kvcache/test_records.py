@@ -35,7 +35,7 @@ def reader(request: pytest.FixtureRequest, pool: Pool, server: MetaServer) -> It
         yield reader
 
 
-def test_blocks_that_lie_where_they_were_found_are_read_without_a_call(
+def test_unmoved_blocks_are_read_without_a_call(
     finder: KVCache, reader: KVCache, server: MetaServer
 ) -> None:
     records = finder.pin(digests(COUNT)).records()
@@ -48,9 +48,7 @@ def test_blocks_that_lie_where_they_were_found_are_read_without_a_call(
     assert server.stat().call_count == before
 
 
-def test_a_block_that_moved_is_found_and_one_that_left_is_a_miss(
-    finder: KVCache, reader: KVCache
-) -> None:
+def test_a_moved_block_is_a_hit_and_an_evicted_one_a_miss(finder: KVCache, reader: KVCache) -> None:
     records = finder.pin(digests(COUNT)).records()
     target = np.zeros((COUNT, SIZE), np.uint8)
     others = payload(COUNT + 2, SIZE)[COUNT:]
@@ -76,7 +74,7 @@ def test_a_damaged_block_is_counted_once_and_a_miss(
 
 
 @pytest.mark.parametrize("field", ["block", "generation", "offset"])
-def test_records_of_another_pool_cost_only_a_call(
+def test_records_of_another_pool_only_cost_a_call(
     finder: KVCache, reader: KVCache, server: MetaServer, field: str
 ) -> None:
     records = finder.pin(digests(COUNT)).records().copy()
@@ -89,7 +87,7 @@ def test_records_of_another_pool_cost_only_a_call(
     assert server.stat().call_count > before
 
 
-def test_a_reader_of_a_dead_server_finds_the_blocks_at_the_next_one(
+def test_a_reader_finds_blocks_of_a_dead_server_after_a_takeover(
     pool: Pool, reader: KVCache, server: MetaServer
 ) -> None:
     """Without a call, a session does not detect a takeover."""
@@ -106,7 +104,9 @@ def test_a_reader_of_a_dead_server_finds_the_blocks_at_the_next_one(
 
 
 @pytest.mark.parametrize("change", ["one less", "another type"])
-def test_records_need_a_row_for_each_block(finder: KVCache, reader: KVCache, change: str) -> None:
+def test_records_must_have_a_row_for_each_block(
+    finder: KVCache, reader: KVCache, change: str
+) -> None:
     records = finder.pin(digests(COUNT)).records()
     wrong = records[:-1] if change == "one less" else np.zeros(COUNT, np.uint64)
     with pytest.raises(LayoutError, match=r"6 blocks need 6 records; .*BLOCK_RECORD"):

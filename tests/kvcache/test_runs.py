@@ -35,7 +35,7 @@ def test_a_run_is_gathered_and_scattered(cache: KVCache) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_several_threads_read_and_find_the_block_that_is_wrong(
+def test_several_threads_read_and_detect_the_damaged_block(
     pool: Pool, server: MetaServer, threads: int
 ) -> None:
     count, size = 12, 100_000
@@ -53,7 +53,7 @@ def test_several_threads_read_and_find_the_block_that_is_wrong(
         assert result.states.tolist() == [hit] * 7 + [miss] + [hit] * 4
 
 
-def test_a_run_needs_a_key_for_each_block(cache: KVCache) -> None:
+def test_a_run_must_have_a_key_for_each_block(cache: KVCache) -> None:
     with pytest.raises(LayoutError, match="4 keys but 5 blocks"):
         cache.put(digests(4), scattered(payload(PARTS * COUNT, SIZE).reshape(PARTS, COUNT, SIZE)))
 

@@ -35,7 +35,7 @@ def handle(pool: Pool, shm: Path) -> Iterator[IoHandle]:
 
 
 @pytest.mark.parametrize("check_checksums", [True, False])
-def test_a_cache_over_a_link(
+def test_a_cache_with_a_link_stores_and_loads_blocks(
     pool: Pool, server: MetaServer, handle: IoHandle, *, check_checksums: bool
 ) -> None:
     engine = ScheduledEngine(CpuEngine(pool, 1), handle, read=TransferClass.PREFETCH)

@@ -21,7 +21,7 @@ STRIPE, COUNT, LENGTH, WANTED = 2 << 20, 4, 1 << 20, 40
 THEIRS = 1 << 30  # the first of our keys, which the process does not use
 
 
-def test_pairs_of_signals_harm_nobodys_blocks(shm: Path) -> None:
+def test_pairs_of_signals_do_not_damage_blocks(shm: Path) -> None:
     """An interrupted put releases its space only after its last byte is written, so another session
     that gets the space reads what it wrote itself.
     """

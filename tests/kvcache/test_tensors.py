@@ -172,7 +172,7 @@ def test_targets_that_share_bytes_are_refused(cache: KVCache) -> None:
     assert View.of(torch.rand(1, 4).expand(3, 4)).read_only
 
 
-def test_one_function_alone_reads_tensor_pointers() -> None:
+def test_only_one_function_reads_tensor_pointers() -> None:
     folder = Path(beluga.__file__).parent
     found = {
         f"{path.relative_to(folder)}: {ast.unparse(node.func)}"

@@ -80,7 +80,7 @@ def test_an_engine_measured_as_faster_is_used_in_addition_to_the_cpu(
     assert "toy (toy) from 98.6 KiB written" in pool_command._engines({"toy": found})
 
 
-def test_measured_as_slower_it_does_not(
+def test_an_engine_measured_as_slower_is_not_used(
     pool: Pool, server: MetaServer, measured: dict[str, Cost]
 ) -> None:
     measured["toy"] = Cost(100_000, 0, 2)
@@ -91,7 +91,7 @@ def test_measured_as_slower_it_does_not(
     assert crossovers(pool, 1)["toy"].read is None
 
 
-def test_without_costs_or_a_measurement_it_does_not(pool: Pool, server: MetaServer) -> None:
+def test_an_engine_without_costs_or_measurement_is_not_used(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="test") as cache:
         assert isinstance(cache.engine, PlannedEngine)
         assert stored_and_fetched(cache, 0)

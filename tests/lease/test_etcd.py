@@ -113,7 +113,7 @@ def test_a_lease_has_one_holder_at_a_time(etcd: Etcd) -> None:
     other.release()
 
 
-def test_locks_of_other_names_are_others(etcd: Etcd) -> None:
+def test_locks_with_different_names_are_separate(etcd: Etcd) -> None:
     one, other = etcd.lease("a"), etcd.lease("b")
     assert one.acquire(0)
     assert other.acquire(0)
@@ -126,7 +126,7 @@ def test_a_lease_without_renewal_ends(etcd: Etcd) -> None:
     assert not one.renew()
 
 
-def test_a_url_names_it(etcd: Etcd) -> None:
+def test_a_url_selects_the_lease_service(etcd: Etcd) -> None:
     lease: Lease = open_lease(etcd.url("by-url"))
     assert lease.acquire(20)
     assert not etcd.lease("by-url").acquire(0)
@@ -182,7 +182,7 @@ def test_a_server_that_loses_its_lease_becomes_a_standby_every_time(
         one, other = other, one
 
 
-def test_lease_over_tls_for_a_user(
+def test_a_lease_works_over_tls_with_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etcd: Etcd
 ) -> None:
     assert etcd.process.poll() is None  # it is installed
@@ -234,7 +234,7 @@ def test_a_standby_waits_for_an_unreachable_lock(
     assert standby.wait(60) == 0
 
 
-def test_a_standby_without_the_lock_leaves_the_pool_alone(
+def test_a_standby_without_the_lock_does_not_touch_the_pool(
     etcd: Etcd,
     pool: list[str],
     start: Callable[..., Command],

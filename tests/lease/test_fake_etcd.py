@@ -88,7 +88,7 @@ def lease(etcd: Etcd, name: str = "pool", *, ttl_s: int = 30) -> EtcdLease:
     return EtcdLease(etcd.url, name, ttl_s=ttl_s, timeout_s=20)
 
 
-def test_one_holds_it_at_a_time_in_etcd(etcd: Etcd) -> None:
+def test_a_lease_in_etcd_has_one_holder_at_a_time(etcd: Etcd) -> None:
     one, other = lease(etcd), lease(etcd)
     assert one.acquire(0)
     assert not other.acquire(0)
@@ -188,7 +188,7 @@ def test_a_lease_is_held_to_its_end_while_etcd_is_unreachable(etcd: Etcd, clock:
     assert not one.renew()
 
 
-def test_taken_and_never_renewed_it_is_held_for_its_first_ttl(etcd: Etcd, clock: Clock) -> None:
+def test_a_lease_that_is_never_renewed_is_held_for_one_ttl(etcd: Etcd, clock: Clock) -> None:
     one = lease(etcd, ttl_s=10)
     assert one.acquire(0)
     etcd.status = 503
@@ -231,7 +231,7 @@ def test_an_etcd_error_has_the_reason(etcd: Etcd) -> None:
     "answer",
     [{}, {"ID": ""}, [1], b"no json", b"", b'{"ID": "1", "why": "' + b"a" * (1 << 20) + b'"}'],
 )
-def test_an_etcd_that_grants_nothing_is_an_error(etcd: Etcd, answer: object) -> None:
+def test_an_etcd_without_a_lease_grant_is_an_error(etcd: Etcd, answer: object) -> None:
     etcd.answer = lambda *_: (200, answer)  # type: ignore[method-assign]
     with pytest.raises(LeaseError, match="granted no lease"):
         lease(etcd).acquire(0)
@@ -289,14 +289,14 @@ def test_the_wrong_user_gets_an_error_with_a_fix(
     assert "wrong" not in str(refused.value)
 
 
-def test_members_that_do_not_answer_are_passed_over(etcd: Etcd) -> None:
+def test_members_that_do_not_reply_are_skipped(etcd: Etcd) -> None:
     one = EtcdLease(["http://127.0.0.1:9", etcd.url, "http://127.0.0.1:9"], "pool", ttl_s=30)
     assert one.acquire(0)
     assert one.renew()
     assert one._services[0].base == etcd.url  # from now on it is tried first
 
 
-def test_member_without_a_leader_is_passed_over(etcd: Etcd) -> None:
+def test_a_member_without_a_leader_is_skipped(etcd: Etcd) -> None:
     class Alone(JsonServer):
         def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
             return 503, {"error": "etcdserver: no leader"}
@@ -318,7 +318,7 @@ def test_no_proxy_is_used(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lease(etcd).acquire(0)
 
 
-def test_a_url_names_host_port_and_name(etcd: Etcd) -> None:
+def test_a_url_has_host_port_and_name(etcd: Etcd) -> None:
     one = open_lease(f"etcd://127.0.0.1:{etcd.server_port}/by-url")
     assert isinstance(one, EtcdLease)
     assert one.acquire(0)
@@ -368,7 +368,7 @@ def test_url_or_certificate_that_cannot_be_used_is_refused_at_once(
         open_lease(url)
 
 
-def test_a_url_of_kubernetes_names_namespace_and_lease(
+def test_a_kubernetes_url_has_namespace_and_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []

@@ -103,7 +103,7 @@ def test_waiting_ends_in_time(api: Api, account: Path, clock: Clock) -> None:
     assert max(clock.slept) <= 0.2
 
 
-def test_the_record_is_what_other_clients_read(api: Api, account: Path) -> None:
+def test_the_record_is_readable_by_other_clients(api: Api, account: Path) -> None:
     one, other = lease(api, account, duration_s=7), lease(api, account, duration_s=8)
     assert one.acquire(0)
     first = api.leases["pool"]
@@ -176,7 +176,7 @@ def test_without_a_token_no_request_is_sent(api: Api, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", None])
-def test_a_token_that_is_being_replaced_leaves_the_former_one(
+def test_during_its_replacement_the_old_token_is_used(
     api: Api, account: Path, text: str | None
 ) -> None:
     one = lease(api, account)
@@ -191,14 +191,14 @@ def test_a_token_that_is_being_replaced_leaves_the_former_one(
     assert api.tokens == {"Bearer secret", "Bearer newer"}
 
 
-def test_an_empty_token_is_none(api: Api, account: Path) -> None:
+def test_an_empty_token_file_counts_as_missing(api: Api, account: Path) -> None:
     (account / "token").write_text("\n")
     with pytest.raises(LeaseError, match="no token: it is empty"):
         lease(api, account).acquire(0)
     assert api.tokens == set()
 
 
-def test_giving_up_what_another_holds_changes_nothing(api: Api, account: Path) -> None:
+def test_releasing_a_lease_of_another_holder_has_no_effect(api: Api, account: Path) -> None:
     one, other = lease(api, account), lease(api, account)
     assert one.acquire(0)
     version = api.version
@@ -207,7 +207,7 @@ def test_giving_up_what_another_holds_changes_nothing(api: Api, account: Path) -
     assert one.renew()
 
 
-def test_a_holder_that_renews_is_not_followed(api: Api, account: Path, clock: Clock) -> None:
+def test_a_holder_that_renews_is_not_replaced(api: Api, account: Path, clock: Clock) -> None:
     one, other = lease(api, account, duration_s=2), lease(api, account)
     assert one.acquire(0)
     for _ in range(10):
@@ -216,7 +216,7 @@ def test_a_holder_that_renews_is_not_followed(api: Api, account: Path, clock: Cl
         assert one.renew()
 
 
-def test_of_two_that_write_at_once_one_wins(api: Api, account: Path) -> None:
+def test_one_of_two_concurrent_writers_gets_the_lease(api: Api, account: Path) -> None:
     one, other = lease(api, account), lease(api, account)
     assert one.acquire(0)
     one.release()
@@ -261,7 +261,7 @@ def test_a_lost_lease_is_not_held_while_the_api_is_unreachable(api: Api, account
     assert not one.renew()
 
 
-def test_an_api_that_is_not_there_is_an_error(account: Path) -> None:
+def test_a_missing_api_is_an_error(account: Path) -> None:
     nobody = KubernetesLease("pods/pool", server="http://127.0.0.1:9", account=account)
     with pytest.raises(LeaseError, match="does not answer"):
         nobody.acquire(0)
@@ -277,7 +277,9 @@ def test_a_url_that_names_no_lease_is_refused(url: str) -> None:
         open_lease(url)
 
 
-def test_outside_of_a_pod_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outside_a_pod_there_is_no_default_lease(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(LeaseError, match="no Kubernetes here"):
         open_lease("k8s://pods/pool")

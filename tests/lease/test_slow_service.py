@@ -59,7 +59,7 @@ def dripping(at_once: bytes) -> Iterator[str]:
     [b"", b"HTTP/1.1 200 OK\r\nX-A: ", HEAD, b"HTTP/1.1 100 Continue\r\n\r\n" * 3],
     ids=["status", "headers", "body", "continue"],
 )
-def test_a_byte_now_and_then_does_not_prolong_a_call(at_once: bytes) -> None:
+def test_a_trickled_reply_does_not_extend_the_deadline(at_once: bytes) -> None:
     """It would take 50 s."""
     with dripping(at_once) as url:
         begin = time.monotonic()
@@ -71,7 +71,7 @@ def test_a_byte_now_and_then_does_not_prolong_a_call(at_once: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b"[" * 100_000, b'{"a":' * 100_000, b"<html>", b"[]", b"\xff", b""]
 )
-def test_an_answer_that_is_no_object_is_an_empty_one(body: bytes) -> None:
+def test_a_reply_that_is_not_an_object_counts_as_empty(body: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     with dripping(head + body) as url:
         assert JsonService(url, timeout_s=20).ask("GET", "/") == (200, {})

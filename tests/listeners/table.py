@@ -37,7 +37,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         f"{_SLOW}::test_stalled_clients_do_not_block_others",
         Cell(
             "the slowest connection is closed",
-            f"{_ZMTP}::test_silent_connections_exclude_no_router",
+            f"{_ZMTP}::test_silent_connections_do_not_block_routers",
         ),
         _CONNECTS,
     ),
@@ -48,9 +48,9 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         _CONNECTS,
     ),
     "half-sent bodies": (
-        Cell("count as silent", f"{_SLOW}::test_half_sent_bodies_block_no_request"),
+        Cell("count as silent", f"{_SLOW}::test_incomplete_bodies_do_not_block_requests"),
         *[Cell("count as silent", f"{_SLOW}::test_stalled_clients_do_not_block_others")] * 3,
-        Cell("frames of 1 KiB", f"{_SIZES}::test_a_router_that_sends_much_is_cut_off"),
+        Cell("frames of 1 KiB", f"{_SIZES}::test_a_router_that_sends_too_much_is_disconnected"),
         _CONNECTS,
     ),
     "clients that do not read": _http(
@@ -58,23 +58,23 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         f"{_SLOW}::test_clients_that_do_not_read_do_not_block_others",
         Cell(
             "closed after 30 s, a replay ends after 10 s; at most 10,000 messages wait",
-            f"{_SIZES}::test_routers_that_do_not_read_have_few_messages_here",
+            f"{_SIZES}::test_queued_messages_of_routers_that_do_not_read_are_bounded",
         ),
         _CONNECTS,
     ),
     "bodies": (
         Cell(
             "`--max-body` 64 MiB each, `--max-bodies` 256 MiB all: 413, 503",
-            f"{_SIZES}::test_bodies_are_bounded_in_sum",
+            f"{_SIZES}::test_the_sum_of_bodies_is_bounded",
         ),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell(
             "4 frames of a message, 64 subscriptions",
-            f"{_SIZES}::test_messages_without_an_end_are_cut_off",
+            f"{_SIZES}::test_endless_messages_are_disconnected",
         ),
-        Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_a_task_is_bounded"),
+        Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_the_size_of_a_task_is_bounded"),
     ),
     "headers": (
         *[Cell("64 KiB each, 1 MiB of a head, 64 MiB all", f"{_SIZES}::test_heads_are_bounded")]
@@ -87,7 +87,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         *[
             Cell(
                 "a foreign name: 421",
-                f"{_CALLERS}::test_a_name_that_is_not_this_machines_is_refused",
+                f"{_CALLERS}::test_a_foreign_host_name_is_rejected",
             )
         ]
         * 3,
@@ -119,9 +119,9 @@ TABLE: dict[str, tuple[Cell, ...]] = {
     "spellings of a path": (
         Cell(
             "one: 400, 404",
-            f"{_CALLERS}::test_no_spelling_of_a_path_reaches_what_is_not_for_clients",
+            f"{_CALLERS}::test_no_spelling_of_a_path_reaches_operator_routes",
         ),
-        Cell("one: 404", f"{_CALLERS}::test_operators_have_one_spelling_of_a_path"),
+        Cell("one: 404", f"{_CALLERS}::test_operator_routes_have_one_spelling"),
         *[Cell("one: 400, 404", f"{_ODD}::test_the_server_has_one_spelling_of_a_path")] * 2,
         _ZMQ,
         Cell("two paths of engines", f"{_QUEUE}::test_a_task_reaches_no_other_path_of_an_engine"),
@@ -129,7 +129,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
     "secrets": (
         Cell(
             "no engine's address in headers",
-            f"{_CALLERS}::test_an_engines_own_address_is_in_no_answer",
+            f"{_CALLERS}::test_no_response_shows_an_engine_address",
         ),
         *[Cell("shown nowhere", f"{_CALLERS}::test_a_token_is_required_and_never_printed")] * 2,
         Cell("has none"),
@@ -155,7 +155,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
     ),
     "floods": _http(
         "health is answered",
-        f"{_SIZES}::test_a_flood_of_valid_requests_leaves_health_answered",
+        f"{_SIZES}::test_health_is_answered_during_a_flood_of_requests",
         Cell("delay no event", f"{_SIZES}::test_a_flood_of_replays_delays_no_event"),
         Cell("1,024 tasks", "../disagg/test_queue.py::test_a_full_queue_raises_a_clear_error"),
     ),

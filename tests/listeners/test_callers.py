@@ -29,7 +29,7 @@ CANCEL = "/v1/responses/resp_1/cancel"
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example"]
 )
-def test_a_name_that_is_not_this_machines_is_refused(served: Site, name: str, host: str) -> None:
+def test_a_foreign_host_name_is_rejected(served: Site, name: str, host: str) -> None:
     path = {"clients": "/v1/models", "operators": "/workers", "admin port": "/live"}[name]
     assert served.http[name].ask("GET", path, Host=host)[0] == 421
     assert served.http[name].ask("GET", path, Host="localhost")[0] == 200
@@ -37,7 +37,7 @@ def test_a_name_that_is_not_this_machines_is_refused(served: Site, name: str, ho
     assert served.http[name].ask("POST", path, b"{}", Host=host)[0] in (403, 421)
 
 
-def test_two_hosts_are_none(served: Site) -> None:
+def test_a_request_with_two_hosts_is_rejected(served: Site) -> None:
     for name in TCP:
         twice = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
         assert served.http[name].raw(twice).split()[1] in (b"400", b"421")
@@ -124,7 +124,7 @@ def test_a_page_of_another_site_sends_no_empty_request_without_a_key(
         "/collective_rpc",
     ],
 )
-def test_no_spelling_of_a_path_reaches_what_is_not_for_clients(served: Site, path: str) -> None:
+def test_no_spelling_of_a_path_reaches_operator_routes(served: Site, path: str) -> None:
     clients = served.http["clients"]
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     answer = clients.raw(f"{head}Content-Length: 2\r\n\r\n{{}}".encode())
@@ -133,7 +133,7 @@ def test_no_spelling_of_a_path_reaches_what_is_not_for_clients(served: Site, pat
 
 
 @pytest.mark.parametrize("path", ["/workers/", "//workers", "/./workers", "/x/../workers"])
-def test_operators_have_one_spelling_of_a_path(served: Site, path: str) -> None:
+def test_operator_routes_have_one_spelling(served: Site, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     body = '{"url": "http://127.0.0.1:9"}'
     answer = served.http["operators"].raw(
@@ -150,7 +150,7 @@ def test_routes_open_to_any_host_name_give_no_access_to_others(served: Site) -> 
         assert answer.split()[1] in (b"404", b"421")
 
 
-def test_an_engines_own_address_is_in_no_answer(served: Site) -> None:
+def test_no_response_shows_an_engine_address(served: Site) -> None:
     clients, engine = served.http["clients"], served.engine
     place = engine.url.removeprefix("http://")
     engine.headers = {

@@ -31,7 +31,7 @@ def test_a_head_has_32_kib_at_most(served: Site, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["admin port", "local socket"])
-def test_the_requests_of_a_connection_have_a_bound_each(served: Site, name: str) -> None:
+def test_the_limits_apply_to_each_request_of_a_connection(served: Site, name: str) -> None:
     with served.http[name].connect() as peer:
         for _ in range(3):
             peer.sendall(head_of(20 << 10))

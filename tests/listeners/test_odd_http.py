@@ -56,7 +56,7 @@ def test_input_after_a_running_request_is_bounded(served: Site, sent: bytes) -> 
     ],
     ids=["trailers", "one trailer", "extension", "zeros"],
 )
-def test_what_is_around_a_body_is_bounded(served: Site, begin: bytes, piece: bytes) -> None:
+def test_framing_around_a_body_is_bounded(served: Site, begin: bytes, piece: bytes) -> None:
     """None of it is a byte of the body, whose limits are others."""
     with served.http["clients"].connect() as peer:
         peer.sendall(CHUNKED + begin)
@@ -81,7 +81,7 @@ def test_a_body_of_small_chunks_is_accepted(served: Site) -> None:
     assert len(served.engine.seen) == 1
 
 
-def test_a_client_that_sends_requests_ahead_gets_all_responses(served: Site) -> None:
+def test_pipelined_requests_get_all_responses(served: Site) -> None:
     """Their heads have more bytes together than one may have."""
     count, head = 3000, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 700
     with served.http["clients"].connect() as peer:
@@ -157,12 +157,12 @@ def test_the_server_has_one_spelling_of_a_path(served: Site, name: str, target: 
         *("localhost:80:80", "l\N{CYRILLIC SMALL LETTER O}calhost", "0.0.0.0.evil.example"),
     ],
 )
-def test_odd_hosts_are_foreign(served: Site, name: str, host: str) -> None:
+def test_malformed_hosts_are_rejected(served: Site, name: str, host: str) -> None:
     assert asked(served.http[name], OVER_TCP[name], host) == 421
 
 
 @pytest.mark.parametrize("name", SERVER)
-def test_head_is_get_without_a_body(served: Site, name: str) -> None:
+def test_head_returns_the_headers_of_get(served: Site, name: str) -> None:
     with served.http[name].connect() as peer:
         for path, status in (("/healthz", 200), ("/live", 200), ("/nowhere", 404)):
             peer.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -192,5 +192,5 @@ def test_a_first_line_that_is_too_long_gets_an_answer(served: Site, name: str, l
         *(b'{"pins": NaN}', b'{"pins": 1e3}', b'{"pins": true}', b'{"draining": null}', b"[]"),
     ],
 )
-def test_odd_json_is_refused(served: Site, path: str, body: bytes) -> None:
+def test_malformed_json_is_rejected(served: Site, path: str, body: bytes) -> None:
     assert served.http["local socket"].ask("POST", path, body)[0] == 400

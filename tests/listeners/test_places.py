@@ -43,7 +43,7 @@ def test_a_client_with_a_running_request_keeps_its_connection(clock: Clock) -> N
     assert [place.connection for place in clock.places.overdue()] == ["one"]
 
 
-def test_a_byte_now_and_then_counts_as_silence(clock: Clock) -> None:
+def test_a_trickle_of_bytes_counts_as_silence(clock: Clock) -> None:
     one = clock.places.take("drips", "a")
     for _ in range(31):
         clock.now += 1
@@ -51,7 +51,7 @@ def test_a_byte_now_and_then_counts_as_silence(clock: Clock) -> None:
     assert [place.connection for place in clock.places.overdue()] == ["drips"]
 
 
-def test_a_client_that_was_fast_is_not_ahead_for_long(clock: Clock) -> None:
+def test_earlier_speed_protects_a_client_only_briefly(clock: Clock) -> None:
     """It sent a mebibyte at once, and then nothing."""
     one = clock.places.take("one", "a")
     one.move(1 << 20)
@@ -79,7 +79,7 @@ def test_the_peer_with_the_most_slow_clients_loses_slots_first(clock: Clock) -> 
     assert clock.slowest() == ["flood1"]
 
 
-def test_a_new_client_stays_while_others_lag(clock: Clock) -> None:
+def test_a_new_client_is_kept_while_others_stall(clock: Clock) -> None:
     clock.places.take("lags", "b")
     clock.now += 2
     for number in range(9):
@@ -100,11 +100,11 @@ def test_a_new_client_stays_while_others_lag(clock: Clock) -> None:
         *[(name, False) for name in ("1.2.3.4.evil.example", "1.2.3", "evil.example:")],
     ],
 )
-def test_names_of_this_machine(host: str, known: bool) -> None:
+def test_names_of_this_machine_are_recognized(host: str, known: bool) -> None:
     assert (host in KnownHosts("127.0.0.1", ["pool.example"])) is known
 
 
-def test_all_names_are_accepted_where_an_operator_allows_it() -> None:
+def test_all_host_names_are_accepted_if_configured() -> None:
     assert "evil.example" in KnownHosts("127.0.0.1", ["*"])
     assert "gateway:80" in KnownHosts("127.0.0.1", single_labels=True)
     assert "my_gateway-1" in KnownHosts("127.0.0.1", single_labels=True)
@@ -130,11 +130,11 @@ def test_all_names_are_accepted_where_an_operator_allows_it() -> None:
         ({"Host": "a:1", "Origin": "https://chat.example"}, False),
     ],
 )
-def test_pages_of_other_sites(headers: dict[str, str], other: bool) -> None:
+def test_requests_of_other_origins_are_recognized(headers: dict[str, str], other: bool) -> None:
     assert from_other_site(headers, ["https://chat.example"]) is other
 
 
-def test_loopback_addresses() -> None:
+def test_loopback_addresses_are_recognized() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     others = ("0.0.0.0", "::", "10.0.0.1", "host.example", "")  # noqa: S104
     assert not any(map(is_loopback, others))

@@ -34,7 +34,7 @@ def test_a_token_is_not_in_its_repr() -> None:
     assert SECRET not in f"{Token(SECRET)!r} {Token(SECRET)} {[Token(SECRET)]}"
 
 
-def test_a_token_that_is_soon_guessed_is_refused(tmp_path: Path) -> None:
+def test_a_guessable_token_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("x" * 15 + "\n")
     with pytest.raises(SettingsError, match="has 15 characters; make one of at least 16"):
@@ -51,7 +51,7 @@ def test_a_token_is_read_after_a_byte_order_mark(tmp_path: Path, encoding: str) 
     assert read_token(file).shown_by(f"Bearer {SECRET}")
 
 
-def test_versions_of_tls_that_are_broken_are_not_spoken(tmp_path: Path) -> None:
+def test_insecure_tls_versions_are_disabled(tmp_path: Path) -> None:
     assert read_tls(made(tmp_path)).minimum_version == ssl.TLSVersion.TLSv1_2
 
 

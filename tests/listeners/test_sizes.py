@@ -52,7 +52,7 @@ def sending(listener: Listener, count: int, head: bytes, size: int) -> Iterator[
             thread.join()
 
 
-def test_bodies_are_bounded_in_sum(listener: Listener) -> None:
+def test_the_sum_of_bodies_is_bounded(listener: Listener) -> None:
     """None of them is whole."""
     before = listener.rss()
     head = (
@@ -93,7 +93,7 @@ def test_heads_are_bounded(listener: Listener) -> None:
         assert {status_of(answer) for answer in answers} <= {0, 400, 431}
 
 
-def test_a_flood_of_valid_requests_leaves_health_answered(listener: Listener) -> None:
+def test_health_is_answered_during_a_flood_of_requests(listener: Listener) -> None:
     ending = threading.Event()
 
     def ask() -> None:
@@ -150,7 +150,7 @@ def test_a_flood_of_replays_delays_no_event(served: Site, routers: int) -> None:
         context.destroy(linger=0)
 
 
-def test_a_router_that_sends_much_is_cut_off(served: Site) -> None:
+def test_a_router_that_sends_too_much_is_disconnected(served: Site) -> None:
     import zmq
 
     context = zmq.Context()
@@ -168,7 +168,7 @@ def test_a_router_that_sends_much_is_cut_off(served: Site) -> None:
         context.destroy(linger=0)
 
 
-def test_messages_without_an_end_are_cut_off(served: Site) -> None:
+def test_endless_messages_are_disconnected(served: Site) -> None:
     """libzmq bounds the size of a frame, and not their number: it took 3 GiB. The same holds for
     subscriptions.
     """
@@ -184,7 +184,7 @@ def test_messages_without_an_end_are_cut_off(served: Site) -> None:
     assert server.rss() - before < 50 * MIB
 
 
-def test_routers_that_do_not_read_have_few_messages_here(tmp_path: Path) -> None:
+def test_queued_messages_of_routers_that_do_not_read_are_bounded(tmp_path: Path) -> None:
     """Each one requests 10,000 messages, again and again."""
     import zmq
 

@@ -122,7 +122,7 @@ def test_clients_that_do_not_read_do_not_block_others(served: Site, listener: Li
         answers_meanwhile(listener)
 
 
-def test_half_sent_bodies_block_no_request(served: Site) -> None:
+def test_incomplete_bodies_do_not_block_requests(served: Site) -> None:
     """With few descriptors; their clients have --body-wait of 120 s to continue."""
     clients = served.http["clients"]
     with many(clients, half_body(clients)):

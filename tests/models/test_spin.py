@@ -65,13 +65,13 @@ def test_every_property_holds(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "bug"), [(m, bug) for m, bugs in BUGS.items() for bug in bugs])
-def test_a_seeded_bug_is_found(model: str, bug: str, tmp_path: Path) -> None:
+def test_a_planted_bug_is_detected(model: str, bug: str, tmp_path: Path) -> None:
     assert search(model, tmp_path, bug) > 0
 
 
-def test_a_candidate_whose_competitors_died_is_elected(tmp_path: Path) -> None:
+def test_a_candidate_is_elected_after_its_competitors_died(tmp_path: Path) -> None:
     assert search("elect", tmp_path, "SURVIVOR") == 0
 
 
-def test_a_ballot_that_is_not_above_those_of_the_dead_is_found(tmp_path: Path) -> None:
+def test_a_ballot_not_above_those_of_dead_candidates_is_detected(tmp_path: Path) -> None:
     assert search("elect", tmp_path, "SURVIVOR", "NO_GREATER") > 0

@@ -112,7 +112,7 @@ def test_times_have_three_digits_and_a_unit(value: float, text: str) -> None:
     assert page.seconds(value) == text
 
 
-def test_other_numbers_have_units_too() -> None:
+def test_counts_and_bytes_have_units() -> None:
     assert page.quantity(13_700_000, "") == "13.7 M"
     assert page.quantity(29e6, "/s") == "29 M/s"
     assert page.quantity(12, "/s") == "12/s"

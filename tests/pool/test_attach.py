@@ -40,7 +40,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_devices_are_named_in_any_order(shm: Path) -> None:
+def test_devices_may_be_given_in_any_order(shm: Path) -> None:
     paths = [shm / str(index) for index in range(3)]
     with Pool.create(paths, device_size=SIZE, sparse=True) as made:
         identity = made.id
@@ -51,7 +51,7 @@ def test_devices_are_named_in_any_order(shm: Path) -> None:
             assert [device.index for device in opened.devices] == [0, 1, 2]
 
 
-def test_renamed_devices_are_known_by_their_superblock(pool: list[Path]) -> None:
+def test_renamed_devices_are_recognized_by_their_superblock(pool: list[Path]) -> None:
     spare = pool[0].with_name("spare")
     pool[0].rename(spare)
     pool[1].rename(pool[0])
@@ -59,7 +59,7 @@ def test_renamed_devices_are_known_by_their_superblock(pool: list[Path]) -> None
         assert [device.path for device in opened.devices] == [spare, pool[0]]
 
 
-def test_missing_device_is_named(pool: list[Path]) -> None:
+def test_a_missing_device_is_reported(pool: list[Path]) -> None:
     with refused(DeviceMismatchError, "2 devices", "device 1 "):
         Pool.open(pool[:1])
 
@@ -131,7 +131,7 @@ def test_no_device_is_refused() -> None:
         Pool.open([])
 
 
-def test_larger_file_is_used_in_part(pool: list[Path]) -> None:
+def test_a_larger_file_is_used_up_to_the_device_size(pool: list[Path]) -> None:
     os.truncate(pool[0], 2 * SIZE)
     with Pool.open(pool) as opened:
         assert opened.devices[0].size == SIZE

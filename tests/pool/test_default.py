@@ -83,7 +83,7 @@ def test_a_removed_default_pool_is_not_mounted(home: Path) -> None:
     assert stored_specs() == []
 
 
-def test_damaged_memory_is_refused(home: Path) -> None:
+def test_a_damaged_default_record_is_rejected(home: Path) -> None:
     remember([home / "a"])
     (home / "state/beluga/default.json").write_text("{")
     with refused(NoDefaultPoolError, "default.json", "mount again"):
@@ -109,9 +109,7 @@ def test_a_failed_block_stores_no_default_pool(home: Path) -> None:
     assert [path.name for path in (home / "state/beluga").iterdir()] == ["default.json"]
 
 
-def test_a_home_that_cannot_be_written_is_refused_first(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_home_is_rejected_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
     said = "file/beluga: Not a directory", "set HOME or XDG_STATE_HOME"

@@ -47,7 +47,7 @@ def test_small_pages_leave_a_partial_stripe_unused(tmp_path: Path) -> None:
     assert look(sysfs).size == 254 * MIB
 
 
-def test_named_node_is_taken(tmp_path: Path) -> None:
+def test_the_specified_node_is_used(tmp_path: Path) -> None:
     assert look(fake_devdax(tmp_path, NODE), f"{NODE},link=cxl1,node=0").node == 0
 
 
@@ -121,7 +121,7 @@ def test_an_invalid_attribute_is_rejected(tmp_path: Path, attribute: str, text: 
         look(sysfs)
 
 
-def test_unbound_node_is_explained(tmp_path: Path) -> None:
+def test_the_error_of_an_unbound_node_has_advice(tmp_path: Path) -> None:
     # A character device without a driver fails like an unbound devdax node, with ENXIO.
     try:
         os.mknod(tmp_path / "node", 0o600 | 0o020000, os.makedev(4095, 77))

@@ -143,7 +143,7 @@ def test_users_of_a_pool_end_before_it_in_reverse_order(
         _ = pool.handle
 
 
-def test_only_pools_with_their_room_are_mapped_ahead(paths: list[Path], core: WatchedCore) -> None:
+def test_only_allocated_pools_are_prefaulted(paths: list[Path], core: WatchedCore) -> None:
     with Pool.open(paths) as sparse:
         sparse.prefault()
     assert "bl_pool_prefault" not in core.names()
@@ -152,7 +152,7 @@ def test_only_pools_with_their_room_are_mapped_ahead(paths: list[Path], core: Wa
         assert core.last("bl_pool_prefault") == (pool.handle, 0, pool.geometry.size)
 
 
-def test_hosts_of_a_shared_device_need_numbers(paths: list[Path], tmp_path: Path) -> None:
+def test_hosts_of_a_shared_device_require_numbers(paths: list[Path], tmp_path: Path) -> None:
     with Pool.open(paths) as files:
         assert (files.host_number(None), files.host_number(3)) == (0, 3)
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=SIZE)
@@ -163,7 +163,7 @@ def test_hosts_of_a_shared_device_need_numbers(paths: list[Path], tmp_path: Path
         assert [device.node for device in shared.devices] == [1]
 
 
-def test_a_node_needs_no_room_but_the_file_after_it_does(
+def test_a_node_needs_no_free_space_but_a_following_file_does(
     shm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     demanded: list[int] = []

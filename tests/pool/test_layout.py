@@ -118,7 +118,7 @@ def test_pool_without_a_data_stripe_is_refused() -> None:
         (NewPoolSettings(block_bytes=1), "--block-bytes (block_bytes) is from 64 to"),
     ],
 )
-def test_impossible_wishes_are_refused_by_their_names(wish: NewPoolSettings, text: str) -> None:
+def test_impossible_parameters_are_rejected_by_name(wish: NewPoolSettings, text: str) -> None:
     with refused(PoolError, text):
         geometry(2, 1 << 30, wish)
 

@@ -86,7 +86,7 @@ def test_a_recreated_pool_can_be_mapped_together_with_the_old_one(shm: Path) -> 
             assert old.handle != new.handle
 
 
-def test_a_pool_that_was_cut_is_refused_although_it_is_mapped(shm: Path) -> None:
+def test_a_truncated_pool_is_rejected_although_it_is_mapped(shm: Path) -> None:
     path = shm / "a"
     with Pool.create([path], device_size=16 << 20, sparse=True):
         pass

@@ -21,14 +21,14 @@ def test_cpulist_has_ranges_and_single_numbers() -> None:
     assert parse_cpulist("\n") == set()
 
 
-def test_near_cpus_are_those_of_all_nodes_named(tmp_path: Path) -> None:
+def test_local_cpus_are_those_of_all_specified_nodes(tmp_path: Path) -> None:
     make_node(tmp_path, 0, "0-1")
     make_node(tmp_path, 2, "4")
     assert near_cpus({0, 2}, root=tmp_path) == {0, 1, 4}
     assert near_cpus({5}, root=tmp_path) == set()
 
 
-def test_run_near_moves_the_calling_thread_only(tmp_path: Path) -> None:
+def test_run_near_pins_only_the_calling_thread(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     one = min(before)
     make_node(tmp_path, 0, str(one))
@@ -45,7 +45,7 @@ def test_run_near_moves_the_calling_thread_only(tmp_path: Path) -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def test_run_near_stays_where_no_node_is_known(tmp_path: Path) -> None:
+def test_run_near_does_nothing_without_a_known_node(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     assert run_near(set(), root=tmp_path) == set()
     assert os.sched_getaffinity(0) == before

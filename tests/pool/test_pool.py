@@ -85,7 +85,7 @@ def test_every_stripe_is_at_the_models_offset(
 
 
 @pytest.mark.parametrize(("device_count", "interleave"), [(3, True), (4, True), (3, False)])
-def test_addresses_follow_the_model(shm: Path, device_count: int, interleave: bool) -> None:
+def test_addresses_match_the_model(shm: Path, device_count: int, interleave: bool) -> None:
     paths = [shm / str(index) for index in range(device_count)]
     with Pool.create(paths, device_size=1 << 30, interleave=interleave, sparse=True) as pool:
 
@@ -182,7 +182,7 @@ def in_child(body: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def test_forked_child_is_refused_the_handle(two: list[Path]) -> None:
+def test_a_forked_child_cannot_use_the_handle(two: list[Path]) -> None:
     def child() -> None:
         with refused(ForkedSessionError, "parent"):
             _ = pool.handle
@@ -194,7 +194,7 @@ def test_forked_child_is_refused_the_handle(two: list[Path]) -> None:
 
 
 @needs_a_cpu("it leaves out MADV_DONTFORK")
-def test_forked_child_has_not_the_memory(two: list[Path]) -> None:
+def test_a_forked_child_has_no_mapping(two: list[Path]) -> None:
     with Pool.create(two, device_size=SIZE, sparse=True) as pool:
         address = lib.bl_pool_address(pool.handle, 0)
 
@@ -236,7 +236,7 @@ def test_destroy_leaves_a_sliced_file(shm: Path) -> None:
     Pool.open([f"{file}@8MiB+8MiB"]).close()
 
 
-def test_destroy_touches_nothing_if_one_device_is_foreign(two: list[Path], shm: Path) -> None:
+def test_destroy_changes_nothing_if_one_device_is_foreign(two: list[Path], shm: Path) -> None:
     Pool.create(two, device_size=SIZE, sparse=True).close()
     (shm / "thesis").write_text("call me Ishmael")
     with refused(DeviceForeignError, "nothing was destroyed"):

@@ -44,7 +44,7 @@ def group_v2(root: Path, name: str, limit: str, current: int, files: int = 0) ->
     write(group / "memory.stat", f"anon 5\ninactive_file {files}\nactive_file 0\nshmem 7")
 
 
-def test_filesystem_and_memory_limit(tmp_path: Path, root: Path) -> None:
+def test_free_space_is_limited_by_filesystem_and_memory(tmp_path: Path, root: Path) -> None:
     stat = os.statvfs(tmp_path)
     sizes = found(tmp_path, root)
     assert sizes["available memory"] == 8 << 30
@@ -52,7 +52,7 @@ def test_filesystem_and_memory_limit(tmp_path: Path, root: Path) -> None:
     assert len(sizes) == 2
 
 
-def test_every_control_group_up_the_tree_limits(tmp_path: Path, root: Path) -> None:
+def test_free_space_is_limited_by_every_parent_control_group(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/a/b/c")
     group_v2(root, "a", str(300 * MIB), 200 * MIB)
     group_v2(root, "a/b", "max", 10 * MIB)
@@ -69,13 +69,13 @@ def test_file_cache_of_a_control_group_counts_as_free(tmp_path: Path, root: Path
     assert found(tmp_path, root)["the memory limit of control group a"] == 250 * MIB
 
 
-def test_the_control_group_of_a_container_limits(tmp_path: Path, root: Path) -> None:
+def test_free_space_is_limited_by_the_containers_control_group(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/only/outside/sees/this")
     group_v2(root, ".", str(100 * MIB), 36 * MIB)
     assert found(tmp_path, root)["the memory limit of control group cgroup"] == 64 * MIB
 
 
-def test_old_control_groups_limit(tmp_path: Path, root: Path) -> None:
+def test_free_space_is_limited_by_cgroup_v1(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/x/y\n0::/")
     for name, limit in ((".", NO_LIMIT_V1), ("x", str(64 * MIB)), ("x/y", NO_LIMIT_V1)):
         group = root / "sys/fs/cgroup/memory" / name
@@ -87,13 +87,13 @@ def test_old_control_groups_limit(tmp_path: Path, root: Path) -> None:
     assert len(sizes) == 3
 
 
-def test_full_control_group_leaves_nothing(tmp_path: Path, root: Path) -> None:
+def test_a_full_control_group_leaves_no_space(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/a")
     group_v2(root, "a", str(100 * MIB), 120 * MIB)
     assert room(tmp_path, root=root).size == 0
 
 
-def test_huge_pages_are_what_was_set_aside(tmp_path: Path, root: Path) -> None:
+def test_free_huge_pages_are_the_reserved_ones(tmp_path: Path, root: Path) -> None:
     info = root / "proc/self/mountinfo"
     info.write_text(info.read_text().replace("- tmpfs", "- hugetlbfs"))
     page = os.statvfs(tmp_path).f_bsize
@@ -110,7 +110,7 @@ def test_too_little_room_is_refused_with_figures(tmp_path: Path, root: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "x", "a:b", "a - b", "MemAvailable: much", "0::/a\n\xff"])
-def test_missing_kernel_files_limit_nothing(tmp_path: Path, root: Path, text: str) -> None:
+def test_missing_kernel_files_are_ignored(tmp_path: Path, root: Path, text: str) -> None:
     for name in ("meminfo", "self/mountinfo", "self/cgroup"):
         (root / "proc" / name).write_bytes(text.encode("latin-1"))
     write(root / "sys/fs/cgroup/a/memory.max", str(300 * MIB))

@@ -79,7 +79,7 @@ def test_directory_of_another_user_is_refused(pool: list[Path]) -> None:
         _ = opened.runtime_dir
 
 
-def test_devdax_pools_have_a_place_named_by_their_id(
+def test_devdax_pools_have_a_directory_named_by_their_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
@@ -110,7 +110,7 @@ def test_a_configured_directory_is_trusted_unless_world_writable(
             make_runtime_dir(device, "ab12")
 
 
-def test_a_place_that_another_user_prepared_is_refused(
+def test_a_directory_prepared_by_another_user_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of a directory in /tmp with a predictable name could replace our files."""

@@ -43,7 +43,7 @@ def folder_of(holder: subprocess.Popen[str]) -> Path:
     return Path(holder.stdout.readline().strip())
 
 
-def test_a_folder_is_removed_after(tmp_path: Path) -> None:
+def test_a_scratch_folder_is_removed_after_use(tmp_path: Path) -> None:
     with scratch_folder("test", tmp_path) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "device.0").write_bytes(b"KV")
@@ -62,7 +62,7 @@ def test_folders_of_a_killed_process_are_removed_by_the_next(
         assert not left.exists()
 
 
-def test_the_folder_of_a_living_process_stays(
+def test_the_folder_of_a_running_process_is_kept(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     held = folder_of(holder)
@@ -72,7 +72,7 @@ def test_the_folder_of_a_living_process_stays(
             assert own.exists(), "this process holds its first one"
 
 
-def test_a_folder_that_may_be_in_use_stays(tmp_path: Path) -> None:
+def test_a_folder_that_may_be_in_use_is_kept(tmp_path: Path) -> None:
     lock = "beluga-owner.lock"
     unmarked = tmp_path / "beluga-replay-1"
     unmarked.mkdir()

@@ -30,7 +30,7 @@ MIB = 1 << 20
         ("2m", 2 * MIB),
     ],
 )
-def test_sizes_are_read(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
@@ -41,7 +41,7 @@ def test_an_invalid_size_is_rejected(text: str) -> None:
 
 
 @given(st.integers(0, 1 << 50))
-def test_shown_sizes_are_close(size: int) -> None:
+def test_formatted_sizes_are_approximate(size: int) -> None:
     number, unit = show_size(size).split()
     scale = {"bytes": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
     assert abs(float(number) * scale - size) <= 0.06 * scale
@@ -58,7 +58,7 @@ def test_shown_sizes_are_close(size: int) -> None:
         ("/a,b", DeviceSpec(Path("/a,b"))),
     ],
 )
-def test_specifications_are_read_and_written(text: str, spec: DeviceSpec) -> None:
+def test_specifications_are_parsed_and_formatted(text: str, spec: DeviceSpec) -> None:
     assert DeviceSpec.parse(text) == spec
     assert DeviceSpec.parse(str(spec)) == spec
 
@@ -81,6 +81,6 @@ def test_specifications_are_read_and_written(text: str, spec: DeviceSpec) -> Non
         ("", "path"),
     ],
 )
-def test_wrong_specifications_are_refused(text: str, word: str) -> None:
+def test_invalid_specifications_are_rejected(text: str, word: str) -> None:
     with refused(DeviceSpecError, word):
         DeviceSpec.parse(text)

@@ -78,7 +78,7 @@ def test_other_format_hash_is_refused() -> None:
 
 
 @given(st.integers(12, SUPERBLOCK_SIZE - 1), st.integers(1, 255))
-def test_any_changed_byte_is_damage(place: int, change: int) -> None:
+def test_any_changed_byte_is_detected(place: int, change: int) -> None:
     raw = bytearray(GOOD.raw)
     raw[place] ^= change
     with refused(SuperblockDamagedError, "--force"):
@@ -113,7 +113,7 @@ def test_any_changed_byte_is_damage(place: int, change: int) -> None:
         ("geometry.stripe_count", 1 << 40),
     ],
 )
-def test_fields_that_contradict_each_other_are_refused(field: str, value: int) -> None:
+def test_inconsistent_fields_are_rejected(field: str, value: int) -> None:
     raw = forged(field, value)
     assert fault(raw) == lib.BL_SUPERBLOCK_GEOMETRY
     with refused(SuperblockDamagedError):

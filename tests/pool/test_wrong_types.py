@@ -16,7 +16,7 @@ WRONG: Any = 3
 
 
 @pytest.mark.parametrize("paths", [WRONG, [WRONG], None, b"/dev/shm/a"])
-def test_a_value_that_is_no_path_is_rejected_as_a_device(paths: Any) -> None:
+def test_a_device_must_be_a_path(paths: Any) -> None:
     with pytest.raises(
         TypeError, match=r"a device is .*; give a path, as text or a Path, or a DeviceSpec"
     ):
@@ -27,21 +27,19 @@ def test_a_value_that_is_no_path_is_rejected_as_a_device(paths: Any) -> None:
     "name", ["device_size", "max_blocks", "block_bytes", "lane_count", "slot_count", "bulk_size"]
 )
 @pytest.mark.parametrize("value", ["16M", 1.5, True])
-def test_a_value_that_is_no_whole_number_creates_no_pool(
-    tmp_path: Path, name: str, value: Any
-) -> None:
+def test_sizes_of_a_pool_must_be_integers(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"{name} is a whole number, not "):
         Pool.create(tmp_path / "a", **{name: value})
     assert not (tmp_path / "a").exists()
 
 
-def test_a_value_that_is_no_number_is_rejected_as_a_time() -> None:
+def test_a_time_must_be_a_number() -> None:
     wrong: Any = "a"
     with pytest.raises(TypeError, match="a time must be a number of seconds, not 'a'"):
         nanoseconds(wrong)
 
 
-def test_a_value_that_is_no_pool_is_rejected_by_sessions() -> None:
+def test_a_session_requires_a_pool() -> None:
     wrong: Any = "foo"
     with pytest.raises(TypeError, match="a session needs a Pool, not 'foo'"):
         KVCache(wrong, namespace="n")

@@ -42,7 +42,7 @@ def test_bytes_that_were_never_written_are_detected() -> None:
     assert Contents(4096).wrong_count(IDS, np.zeros((len(IDS), 512), np.uint64)) == len(IDS)
 
 
-def test_digests_differ_and_stay() -> None:
+def test_digests_are_distinct_and_reproducible() -> None:
     ids = np.arange(10_000, dtype=np.uint64)
     found = digests(ids)
     assert found.shape == (10_000, 16)
@@ -50,7 +50,7 @@ def test_digests_differ_and_stay() -> None:
     assert bytes(digests(ids[5:6])[0]) == bytes(found[5])
 
 
-def test_ids_are_mixed_as_splitmix64_does() -> None:
+def test_ids_are_mixed_like_splitmix64() -> None:
     """The first outputs of seed 0 are published, and other words follow from them."""
     assert digests(np.array([0], np.uint64)).view(np.uint64)[0, 0] == 0xE220A8397B1DCDAF
     filled = np.empty((1, 8), np.uint64)

@@ -68,7 +68,7 @@ def test_a_pool_of_a_given_size_is_cut_into_stripes() -> None:
     assert pool_size_for(requests(range(10)), 4096, 67 * MIB).device_size == 32 * MIB
 
 
-def test_the_least_pool_has_its_tables_and_eight_stripes() -> None:
+def test_the_smallest_pool_has_its_tables_and_eight_stripes() -> None:
     """16 lanes of 512 KiB and 1034 blocks of 128 bytes are 4 stripes."""
     assert pool_size_for(requests(range(10)), 4096, 24 * MIB).total_size == 24 * MIB
     with pytest.raises(ReplayError, match=r"a pool of 24.0 MiB has no room .* at least 24 MiB"):
@@ -97,7 +97,7 @@ def test_the_clients_tallies_are_summed() -> None:
     assert (found.rpc_p50_us, found.rpc_p99_us) == (2, pytest.approx(2.98))
 
 
-def test_a_client_that_got_nothing_to_do_has_no_rates() -> None:
+def test_a_client_without_work_has_no_rates() -> None:
     idle: dict[str, Any] = dict.fromkeys(TALLY, 0) | {"rpc_ns": []}
     found = summarize(requests([1]), 4096, 1.0, [idle])
     assert (found.hit_rate, found.put_gb_per_s, found.get_gb_per_s) == (0, 0, 0)
@@ -117,7 +117,7 @@ def dispatched(dispatcher: Dispatcher) -> list[int]:
         dispatcher.stop()
 
 
-def test_every_number_is_dealt_once_and_in_order() -> None:
+def test_every_request_number_is_dispatched_once_in_order() -> None:
     assert dispatched(Dispatcher(requests(*[[n] for n in range(300)]), None)) == list(range(300))
 
 
@@ -218,7 +218,7 @@ def test_a_child_without_its_own_stdin_is_signaled_to_end(child: Any) -> None:
     assert made._child.returncode == -signal.SIGTERM
 
 
-def test_ctrl_c_is_not_for_children(child: Any) -> None:
+def test_ctrl_c_is_not_delivered_to_children(child: Any) -> None:
     made = child(
         "import json, signal; "
         "print(json.dumps({'blocked': 2 in signal.pthread_sigmask(signal.SIG_BLOCK, [])}))"
@@ -254,7 +254,7 @@ def clients_of(*messages: tuple[int, Any], clients: int = 2) -> Any:
     return made
 
 
-def test_progress_is_what_all_clients_have_done() -> None:
+def test_progress_is_the_sum_of_all_clients() -> None:
     done: list[int] = []
     tally = {"request_count": 5}
     found = clients_of((0, {"done": 2}), (1, {"done": 3}), (0, {"done": 4}), (1, {"tally": tally}),
@@ -263,7 +263,7 @@ def test_progress_is_what_all_clients_have_done() -> None:
     assert found == [tally, {"request_count": 4}]
 
 
-def test_the_first_failure_ends_it() -> None:
+def test_the_first_failure_ends_the_replay() -> None:
     with pytest.raises(ReplayError, match="gone"):
         clients_of((0, {"done": 2}), (2, ReplayError("gone"))).watch(lambda done: None)
 
@@ -393,7 +393,7 @@ def key(block: int) -> bytes:
     return bytes(digests(np.array([block], np.uint64))[0])
 
 
-def test_a_client_gets_what_is_there_and_puts_the_rest(cache: Cache) -> None:
+def test_a_client_gets_present_blocks_and_puts_the_rest(cache: Cache) -> None:
     made = worker()
     for request in requests([1, 2], [1, 2, 3], [1, 2]):
         made.replay(request)
@@ -419,7 +419,7 @@ def test_wrong_bytes_are_counted(cache: Cache, compare: bool) -> None:
     assert made.tally.wrong_count == compare
 
 
-def test_a_block_that_another_is_just_writing_is_waited_for(cache: Cache) -> None:
+def test_a_pending_block_is_waited_for(cache: Cache) -> None:
     made = worker()
     made.replay(requests([1, 2, 3])[0])
     cache.pending[key(2)] = 3
@@ -475,7 +475,7 @@ class Context(SimpleNamespace):
     def __exit__(self, *_: object) -> None: ...
 
 
-def test_a_client_reports_why_it_can_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_reports_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(client, "report", told.append)
     job = msgspec.json.encode(Job(["/none"], "/none/trace", 64, True, "test", False)).decode()

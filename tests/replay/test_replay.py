@@ -94,7 +94,7 @@ def test_one_client_reaches_the_ideal(run: Run, trace: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_pool_that_is_too_small_costs_hits_and_no_bytes(run: Run, tmp_path: Path) -> None:
+def test_a_pool_that_is_too_small_only_costs_hits(run: Run, tmp_path: Path) -> None:
     blocks = [TraceRequest(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(blocks + blocks, tmp_path / "trace")
     sizes = ["--block-bytes", "64K", "--pool-bytes", "64M"]
@@ -195,7 +195,7 @@ def test_files_of_a_killed_replay_are_removed_by_the_next(run: Run, trace: Path)
 
 
 @pytest.mark.slow
-def test_the_conversation_trace_hits_as_it_should(run: Run) -> None:
+def test_the_conversation_trace_has_its_expected_hits(run: Run) -> None:
     trace = TRACES / "mooncake/conversation_trace.jsonl"
     if not trace.exists():
         pytest.skip(f"no {trace.name} beside the checkout")

@@ -70,7 +70,7 @@ def test_two_clients_and_a_second_replay_on_the_same_disk(
 
 
 @pytest.mark.long
-def test_a_folder_as_a_remote_store(run: Run, trace: Path, tmp_path: Path) -> None:
+def test_a_folder_works_as_a_remote_store(run: Run, trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     sizes = ["--block-bytes", "64K", "--pool-bytes", "64M"]
     store = f"file://{tmp_path}/store"
@@ -105,7 +105,7 @@ def kill_servers(replay: subprocess.Popen[str], count: int, pause_s: float) -> N
 
 
 @pytest.mark.long
-def test_a_server_that_is_killed_loses_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_killed_server_loses_no_blocks(start: Start, tmp_path: Path) -> None:
     once = [
         TraceRequest(1000 * n, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)
     ]

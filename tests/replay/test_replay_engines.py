@@ -196,7 +196,7 @@ def test_an_engine_that_does_not_hold_the_longest_request_is_refused(
     assert json.loads(ended.stdout)["blocks_hit"] == 4, "each place of a block that comes twice"
 
 
-def test_an_engine_that_finds_no_memory_names_what_it_needs() -> None:
+def test_an_engine_without_memory_reports_the_required_size() -> None:
     with pytest.raises(
         ReplayError, match=r"needs 4194304 TiB of memory.*give fewer --engine-blocks"
     ):

@@ -27,7 +27,7 @@ import gen_api
 PARTS = {"copy-engines.md"}
 
 
-def test_the_page_is_fresh() -> None:
+def test_the_page_is_current() -> None:
     command = [sys.executable, ROOT / "scripts/dev/gen_api.py", "--check"]
     assert subprocess.run(command, check=False).returncode == 0
 
@@ -49,7 +49,7 @@ def test_every_class_has_an_example_and_every_example_a_class() -> None:
     assert files == {one.example for one in classes} | {"program"}
 
 
-def test_everything_on_the_page_is_described() -> None:
+def test_every_entry_of_the_page_has_a_description() -> None:
     text = gen_api.document()
     bare = re.findall(r"```py\n([^`]*?)\n```\n\n(?=```|###|\*|$)", text)
     assert [one for one in bare if not one[0].isupper()] == []

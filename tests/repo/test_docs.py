@@ -225,7 +225,7 @@ def test_commands_in_the_advice_of_errors_exist() -> None:
     assert [words for words in asked if not found_command(["beluga", *words.split()])] == []
 
 
-def test_the_list_of_c_files_has_all_of_them() -> None:
+def test_every_c_file_is_listed() -> None:
     text = (ROOT / "csrc/README.md").read_text()
     files = [
         path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".c", ".h", ".cu", ".cuh")
@@ -234,7 +234,7 @@ def test_the_list_of_c_files_has_all_of_them() -> None:
     assert [path for path in files if f"]({path.relative_to(ROOT / 'csrc')})" not in text] == []
 
 
-def test_the_readme_is_short_and_leads_to_every_page() -> None:
+def test_the_readme_is_short_and_links_every_page() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= README_LINES_MAX
     pages = PAGES[1:]

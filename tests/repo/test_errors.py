@@ -73,7 +73,9 @@ def test_numbers_of_c_and_python_agree() -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), NUMBERS.values(), ids=NUMBERS)
-def test_check_raises_what_the_number_means(number: int, kind: type[errors.BelugaError]) -> None:
+def test_check_raises_the_exception_of_the_number(
+    number: int, kind: type[errors.BelugaError]
+) -> None:
     with pytest.raises(kind, match=r"^reading the tea leaves: ") as caught:
         errors.raise_for_status(-number, "reading the tea leaves")
     assert type(caught.value) is kind
@@ -91,7 +93,7 @@ def test_check_returns_results(result: int) -> None:
     assert errors.raise_for_status(result) == result
 
 
-def test_codes_beyond_the_list_are_not_swallowed() -> None:
+def test_unknown_codes_raise() -> None:
     with pytest.raises(OSError, match=r"\d"):
         errors.raise_for_status(-(errors.FIRST_CODE + len(errors.CODES)))
 
@@ -120,7 +122,7 @@ def test_the_drawn_tree_is_the_tree_of_classes() -> None:
     assert drawn == classes
 
 
-def test_each_class_has_advice() -> None:
+def test_each_error_class_has_advice() -> None:
     for _, name in drawn_tree():
         said = vars(getattr(errors, name))["__doc__"] or ""
         assert re.fullmatch(r"[A-Z].+\.", said, re.DOTALL), name

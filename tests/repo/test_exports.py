@@ -105,7 +105,7 @@ EXPORTS: dict[str, str] = {
 }
 
 
-def test_dir_lists_the_interface() -> None:
+def test_dir_lists_public_names() -> None:
     """A user who types ``beluga.<Tab>`` sees the public names, and no internal modules."""
     import beluga
 

@@ -57,7 +57,7 @@ def test_no_struct_has_padding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_line_is_a_line(name: str) -> None:
+def test_every_line_struct_has_64_bytes(name: str) -> None:
     assert ffi.sizeof(name) == lib.BL_LINE_SIZE
 
 

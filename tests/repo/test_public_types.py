@@ -118,7 +118,7 @@ def test_a_value_of_a_wrong_type_is_a_typed_error_in_one_line(
     assert int(cache.lookup(KEYS)) <= 2  # the session still works
 
 
-def test_numbers_of_numpy_name_the_same_namespace() -> None:
+def test_numpy_integers_give_the_same_namespace() -> None:
     assert Namespace({"tp": np.int64(2)}).digest == Namespace({"tp": 2}).digest
     assert type(Namespace({"tp": np.int64(2)}).fields["tp"]) is int
 
@@ -132,7 +132,7 @@ def test_objects_of_one_process_can_be_neither_copied_nor_pickled(
             way(one)
 
 
-def test_a_server_that_was_not_started_is_named(shm: Path) -> None:
+def test_an_unstarted_server_is_reported(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=16 << 20) as pool:
         server = MetaServer(pool)
         with pytest.raises(NoServerError, match=r"MetaServer that this process made .* start"):
@@ -171,9 +171,7 @@ def test_threads_that_are_greenlets_are_refused(shm: Path, monkeypatch: pytest.M
     ("library", "patch"),
     [("gevent.monkey", "patch_all()"), ("eventlet", "monkey_patch()")],
 )
-def test_a_server_under_a_patched_threading_ends_with_the_error(
-    shm: Path, library: str, patch: str
-) -> None:
+def test_a_server_with_patched_threading_raises(shm: Path, library: str, patch: str) -> None:
     pytest.importorskip(library)
     program = (
         f"import {library}; {library}.{patch}\n"

@@ -208,12 +208,12 @@ def test_every_folder_is_listed_and_states_its_purpose() -> None:
         assert 3 <= len(lines) <= 12, f"{folder}/README.md"
 
 
-def test_the_whole_has_every_source_in_the_order_of_the_list() -> None:
+def test_beluga_c_includes_every_source_in_layer_order() -> None:
     assert misplaced(CSRC, folders(CSRC)) == []
 
 
 @needs_tools
-def test_every_name_of_the_objects_has_its_file(both: dict[str, References]) -> None:
+def test_every_symbol_of_the_objects_has_its_file(both: dict[str, References]) -> None:
     assert len(both["core"].pairs) > 2000
     assert len(both["sim"].pairs) > 3000
     lost = {

@@ -53,7 +53,7 @@ def check(tree: Path, *arguments: str, budget_s: int = 3900) -> tuple[int, list[
     return ended.returncode, ended.stdout.splitlines()
 
 
-def test_all_that_passes_ends_with_the_summary_of_the_tests(tree: Path) -> None:
+def test_a_passing_run_ends_with_the_test_summary(tree: Path) -> None:
     status, lines = check(tree, "--ci", "-k", "one")
     assert (status, lines[-2:]) == (0, ["ran test -m not slow -k one", "2 passed"])
     assert [line for line in lines if "left out" in line or "failed" in line] == []
@@ -72,7 +72,7 @@ def test_a_failure_is_reported_and_sets_the_exit_status(tree: Path) -> None:
     assert "== cut off: mutants" in lines
 
 
-def test_failed_tests_are_the_status(tree: Path) -> None:
+def test_failed_tests_set_the_exit_status(tree: Path) -> None:
     stand_in(tree / "scripts/test", "1 failed", status=1)
     assert check(tree)[0] == 1
 
@@ -84,13 +84,13 @@ def test_steps_beyond_the_time_limit_are_skipped_and_listed(tree: Path) -> None:
     assert any(line.startswith("ran soak") for line in lines)
 
 
-def test_all_has_no_limit(tree: Path) -> None:
+def test_all_has_no_time_limit(tree: Path) -> None:
     status, lines = check(tree, "--all", budget_s=0)
     assert status == 0
     assert not any("left out" in line for line in lines)
 
 
-def test_a_newcomer_waits_for_no_long_step(tree: Path) -> None:
+def test_the_default_check_has_no_long_step(tree: Path) -> None:
     _, lines = check(tree)
     assert "ran docs " in lines
     assert not any(line.startswith(("ran soak", "ran mutants", "ran test-")) for line in lines)

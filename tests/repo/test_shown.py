@@ -151,7 +151,7 @@ def test_a_page_runs_as_shown(page: Path, session: Session) -> None:
         pytest.skip("torch is not installed; the programs with torch were left out")
 
 
-def test_there_is_something_to_run() -> None:
+def test_pages_have_commands_to_run() -> None:
     shown = [s for p in SESSIONS for b in blocks(p) if b.language == "console" for s in commands(b)]
     assert len(shown) >= 10
     assert {"README.md", "docs/start/quickstart.md", "docs/operate/operations.md"} <= set(

@@ -101,7 +101,7 @@ def c_functions(path: Path) -> Iterator[tuple[str, int]]:
             start = 0
 
 
-def test_there_is_something_to_check() -> None:
+def test_the_checks_cover_files() -> None:
     assert len(sources()) > 40
 
 
@@ -262,7 +262,7 @@ def test_python_files_state_their_purpose() -> None:
 
 
 @pytest.mark.parametrize("mark", ["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"])
-def test_nothing_is_left_for_later(mark: str) -> None:
+def test_there_are_no_todo_markers(mark: str) -> None:
     wrong = [name_of(path) for path in sources() if re.search(rf"\b{mark}\b", path.read_text())]
     assert wrong == []
 
@@ -295,7 +295,7 @@ def stray(root: Path) -> list[str]:
     ]
 
 
-def test_files_lie_in_rooms(tmp_path: Path) -> None:
+def test_files_are_in_listed_folders(tmp_path: Path) -> None:
     assert stray(ROOT) == []
     wrong = ["bench/new.py", "docs/page.md", "scripts/gen_x.py", "scripts/setup-x", "tests/help.py"]
     right = ["bench/__init__.py", "docs/use/page.md", "scripts/demo", "tests/test_x.py"]

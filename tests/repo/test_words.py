@@ -64,7 +64,7 @@ def found(word: str, text: str) -> list[int]:
     return [text.count("\n", 0, hit.start()) + 1 for hit in pattern_of(word).finditer(text)]
 
 
-def test_old_words_are_gone() -> None:
+def test_forbidden_words_do_not_occur() -> None:
     words = forbidden()
     assert len(words) > 50
     wrong = []
@@ -84,7 +84,7 @@ def test_an_old_word_is_found_in_any_context(word: str) -> None:
     assert found(word, f"pre{whole}") == []
 
 
-def test_ordinary_english_is_free() -> None:
+def test_ordinary_english_is_accepted() -> None:
     text = "By the way, take care: port 8000 is in turn. Place it there. A vector of floats; proof."
     assert [word for word in forbidden() if found(word, text)] == []
 

@@ -26,7 +26,7 @@ def decide(rule: str, prompt: Prompt, **settings: float) -> str:
         (4000, 2999, 0, "remote"),
     ],
 )
-def test_the_articles_rule(tokens: int, cached: int, queued: int, expected: str) -> None:
+def test_the_rule_of_the_article(tokens: int, cached: int, queued: int, expected: str) -> None:
     prompt = Prompt(tokens=tokens, cached=cached, queue_size=queued)
     assert decide("length-and-queue", prompt) == expected
 
@@ -37,7 +37,7 @@ def test_the_rust_variant_ignores_the_queue(cached: int, expected: str) -> None:
     assert decide("length", prompt) == expected
 
 
-def test_without_a_router_everything_is_remote() -> None:
+def test_without_a_router_every_prefill_is_remote() -> None:
     assert decide("always-remote", Prompt(tokens=1)) == "remote"
 
 
@@ -55,7 +55,7 @@ def test_without_a_router_everything_is_remote() -> None:
         (100, 128, "local"),
     ],
 )
-def test_isl_bounding(tokens: int, cached: int, expected: str) -> None:
+def test_the_rule_bounds_the_input_length(tokens: int, cached: int, expected: str) -> None:
     prompt = Prompt(tokens=tokens, cached=cached)
     assert decide("isl-bounding", prompt) == expected
     assert decide("isl-or-load", prompt) == expected
@@ -115,7 +115,7 @@ def test_settings_can_be_changed_and_restored_at_run_time() -> None:
     assert not decision.remote(prompt)
 
 
-def test_rules_have_names() -> None:
+def test_rules_are_selected_by_name() -> None:
     for rule in RULES:
         Decision(rule).remote(Prompt(tokens=100))
     with pytest.raises(RouterError, match=r"'mood'.*isl-bounding"):

@@ -34,7 +34,7 @@ def index(query: Query) -> Matches:
     return Matches(held={TWO: Overlap(device=2, host=1)}, shared=4)
 
 
-def test_matches_count_the_pool_beyond_what_is_held() -> None:
+def test_matches_include_pool_blocks_beyond_the_workers_own() -> None:
     found = index(QUERY)
     assert found.of(TWO) == Overlap(device=2, host=1, shared=1)
     assert found.of(ONE) == Overlap(shared=4)
@@ -110,7 +110,9 @@ def test_workers_can_be_added_removed_and_paused() -> None:
         (Constraints(required_taints=frozenset({"gpu-a", "east"})), {ONE}),
     ],
 )
-def test_demands_are_kept(demand: Constraints, fitting: set[Worker]) -> None:
+def test_required_workers_and_taints_are_respected(
+    demand: Constraints, fitting: set[Worker]
+) -> None:
     assert {found.worker for found in router().candidates(QUERY, demand)} == fitting
 
 
@@ -127,7 +129,7 @@ def test_preferred_taints_decide_among_equals() -> None:
     assert {made.choose(QUERY, demand).worker for _ in range(9)} == {ONE}
 
 
-def test_overloaded_workers_are_passed_over_and_a_pin_is_not_rerouted() -> None:
+def test_overloaded_workers_are_skipped_and_a_pin_is_not_rerouted() -> None:
     made = router(thresholds=BusyThresholds(prefill_tokens=63))
     assert {made.route(n, QUERY).worker for n in range(3)} == {ONE, TWO, THREE}
     with pytest.raises(WorkersOverloadedError, match="3 workers"):

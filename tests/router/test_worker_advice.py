@@ -16,17 +16,17 @@ def actions(goals: Goals | None = None, **roles: Seen) -> list[tuple[str, str]]:
     return [(advice.action, advice.role) for advice in advise(seen, goals or Goals())]
 
 
-def test_a_calm_fleet_is_left_alone() -> None:
+def test_a_balanced_fleet_gets_no_advice() -> None:
     assert actions() == []
 
 
-def test_queues_and_memory_make_roles_grow() -> None:
+def test_long_queues_and_full_memory_add_workers() -> None:
     assert actions(prefill=Seen(workers=2, queued=11)) == [("grow", "prefill")]
     assert actions(prefill=Seen(workers=2, queued=10)) == []
     assert actions(decode=Seen(workers=2, usage=0.91)) == [("grow", "decode")]
 
 
-def test_missed_objectives_make_roles_grow() -> None:
+def test_missed_objectives_add_workers() -> None:
     goals = Goals(ttft_s=0.5, between_tokens_s=0.05)
     late = Seen(workers=2, queued=2.0, ttft_s=0.6)
     assert actions(goals, prefill=late) == [("grow", "prefill")]
@@ -55,7 +55,7 @@ def test_spare_workers_of_one_role_are_advised_for_the_other() -> None:
     assert both == [("re-role", "decode")]
 
 
-def test_a_fleet_has_an_end() -> None:
+def test_advice_is_bounded_by_the_size_of_the_fleet() -> None:
     goals = Goals(workers_max=5)
     full = {"prefill": Seen(workers=2, queued=20), "decode": Seen(workers=2, usage=0.95)}
     assert actions(goals, **full) == [("grow", "prefill")]

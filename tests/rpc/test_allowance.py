@@ -85,7 +85,7 @@ def test_a_bucket_holds_the_tokens_of_one_second(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("method", GIVERS)
-def test_calls_that_give_back_run_on_credit_of_one_bucket(bucket: Bucket, method: int) -> None:
+def test_calls_that_release_space_have_a_credit_of_one_bucket(bucket: Bucket, method: int) -> None:
     assert bucket.at(SECOND).taken() == RATE
     assert bucket.taken(method) == RATE
     assert bucket.at(2 * SECOND).taken() == 0  # first the credit is repaid

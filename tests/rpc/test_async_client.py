@@ -21,7 +21,7 @@ def fails() -> None:
     raise ValueError("no")
 
 
-def test_calls_of_many_tasks_get_each_its_own_result(pool: Pool) -> None:
+def test_concurrent_calls_of_tasks_get_their_own_results(pool: Pool) -> None:
     async def main() -> list[int]:
         async with AsyncClient(pool, sessions=3) as client:
             remote = client.remote(square)

@@ -182,7 +182,9 @@ def test_a_server_declares_no_session_gone_by_default(pool: Pool, core: WatchedC
     assert "bl_server_declare_gone" in core.names()
 
 
-def test_a_server_whose_word_is_refused_leaves_nothing(pool: Pool, core: WatchedCore) -> None:
+def test_a_server_that_fails_to_map_its_lock_word_leaves_nothing(
+    pool: Pool, core: WatchedCore
+) -> None:
     core.fails["bl_server_declare_gone"] = -lib.BL_ERROR_SERVER_ALIVE
     before = open_files()
     with pytest.raises(ServerAliveError) as refused:  # which keeps the server's objects alive
@@ -194,7 +196,7 @@ def test_a_server_whose_word_is_refused_leaves_nothing(pool: Pool, core: Watched
     del refused
 
 
-def test_a_stopping_server_accepts_no_new_calls_and_waits_for_running_ones(
+def test_a_stopping_server_rejects_new_calls_and_waits_for_running_ones(
     pool: Pool, core: WatchedCore
 ) -> None:
     server = Server(pool)
@@ -237,7 +239,7 @@ def test_a_server_is_destroyed_after_its_thread_has_ended(pool: Pool, core: Watc
     assert core.names()[-2:] == ["bl_server_run", "bl_server_destroy"]
 
 
-def test_a_server_that_serves_forever_is_not_stopped_from_within(pool: Pool) -> None:
+def test_serve_forever_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
     server = Server(pool)
     said: list[str] = []
 
@@ -296,9 +298,7 @@ def test_a_child_has_no_server(pool: Pool, server: Server) -> None:
         assert client.call(METHOD_USER, b"on") == b"on"
 
 
-def test_a_child_does_not_wait_for_an_end_that_its_parent_waits_for(
-    pool: Pool, core: WatchedCore
-) -> None:
+def test_a_child_does_not_wait_for_a_stop_of_its_parent(pool: Pool, core: WatchedCore) -> None:
     ending, go = threading.Event(), threading.Event()
 
     def destroy() -> None:

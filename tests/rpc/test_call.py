@@ -61,7 +61,7 @@ def test_an_echo_of_any_size_is_returned_whole(client: Client, size: int) -> Non
     assert client.call(ECHO, pattern(size)) == pattern(size)
 
 
-def test_a_long_request_may_have_a_short_answer(client: Client) -> None:
+def test_a_long_request_may_have_a_short_reply(client: Client) -> None:
     assert client.call(SUM, pattern(BULK)) == str(sum(pattern(BULK))).encode()
 
 
@@ -71,7 +71,7 @@ def test_a_request_larger_than_the_bulk_area_is_refused_with_both_sizes(client: 
     assert client.call(ECHO, b"goes on") == b"goes on"
 
 
-def test_slots_are_used_over_and_over(client: Client) -> None:
+def test_slots_are_reused(client: Client) -> None:
     for number in range(SLOTS * 20 + 3):
         request = pattern(number % 90, number)
         assert client.call(ECHO, request) == request
@@ -117,7 +117,7 @@ def test_a_call_that_is_not_served_in_time_raises_and_the_next_one_works(
     assert after.nonce != before.nonce
 
 
-def test_a_timeout_of_one_client_is_not_another_ones(
+def test_a_timeout_applies_to_its_client_only(
     pool: Pool, client: Client, gate: threading.Event
 ) -> None:
     answers: list[bytes] = []

@@ -70,7 +70,7 @@ def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
     assert [call.time_s for call in calls] == sorted(call.time_s for call in calls)
 
 
-def test_calls_are_chosen_by_time_method_and_session(pool: Pool) -> None:
+def test_calls_are_filtered_by_time_method_and_session(pool: Pool) -> None:
     with MetaServer(pool) as server, Client(pool) as one, Client(pool) as other:
         server.handle(METHOD_USER, lambda request: time.sleep(0.02) or request)
         for _ in range(3):
@@ -107,7 +107,7 @@ def test_the_ring_wraps_around(pool: Pool) -> None:
     assert trace.calls()[0].sequence == 101
 
 
-def test_a_killed_servers_calls_are_kept_for_after_the_restart(
+def test_calls_of_a_killed_server_are_kept_across_the_restart(
     pool: Pool, paths: list[Path]
 ) -> None:
     server = Process("serve_index", paths)
@@ -126,7 +126,7 @@ def test_a_killed_servers_calls_are_kept_for_after_the_restart(
         assert read(pool).ended
 
 
-def test_a_call_that_its_server_died_in_is_unfinished(pool: Pool, paths: list[Path]) -> None:
+def test_a_call_during_which_the_server_died_is_unfinished(pool: Pool, paths: list[Path]) -> None:
     code = (
         "import os, sys, time\n"
         "from beluga import Pool, MetaServer\n"

@@ -127,7 +127,7 @@ def server(pool: Pool, paths: list[Path]) -> Iterator[Starving]:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3])
-def test_a_server_without_descriptors_serves_and_learns_of_deaths_later(
+def test_a_server_without_descriptors_serves_and_detects_deaths_later(
     pool: Pool, paths: list[Path], server: Starving, left: int
 ) -> None:
     assert server.ask("start") == "started"

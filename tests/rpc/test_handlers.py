@@ -161,7 +161,7 @@ def test_an_array_is_returned_unchanged(client: Client, array: NDArray[np.generi
     found += found.dtype.type(1)  # it belongs to the caller
 
 
-def test_a_nan_stays_one(client: Client) -> None:
+def test_nan_is_returned_unchanged(client: Client) -> None:
     found = client.call("echo", float("nan"), returns=float)
     assert math.isnan(found)
 
@@ -202,7 +202,7 @@ def test_a_remote_function_has_the_functions_parameters(client: Client) -> None:
         (("fails", "type"), HandlerError, "the result of fails is 'text'; give int"),
     ],
 )
-def test_a_call_that_fails_raises_one_line_and_nothing_ends(
+def test_a_failed_call_raises_one_line_and_the_server_continues(
     client: Client, call: tuple[str, object], kind: type[BelugaError], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as raised:
@@ -211,7 +211,7 @@ def test_a_call_that_fails_raises_one_line_and_nothing_ends(
     assert client.call("length", b"next") == 4
 
 
-def test_a_list_in_itself_is_refused(client: Client) -> None:
+def test_a_recursive_list_is_rejected(client: Client) -> None:
     endless: list[object] = []
     endless.append(endless)
     with pytest.raises(BadTypeError, match="nests lists"):
@@ -265,7 +265,7 @@ def test_space_of_an_incomplete_message_is_reused(
         one.close()
 
 
-def test_a_part_without_its_predecessors_is_requested_again(client: Client) -> None:
+def test_a_part_without_its_predecessors_is_resent(client: Client) -> None:
     for kind, at in ((parts.SEND, 100), (parts.MORE, 0)):
         reply = client.call(FUNCTION, parts._HEAD.pack(kind, 9, at, 200) + b"x")
         assert parts._HEAD.unpack(reply) == (parts.AGAIN, 9, 0, 0)
@@ -282,7 +282,7 @@ def test_a_part_without_its_predecessors_is_requested_again(client: Client) -> N
         parts._HEAD.pack(parts.SEND, 1, 0, 1) + b"xx",
     ],
 )
-def test_a_call_outside_a_message_is_rejected(client: Client, call: bytes) -> None:
+def test_a_call_outside_of_a_message_is_rejected(client: Client, call: bytes) -> None:
     with pytest.raises(BadRequestError):
         client.call(FUNCTION, call)
     assert client.call("length", b"ab") == 2
@@ -335,7 +335,7 @@ def test_the_reply_to_a_detached_caller_is_dropped(pool: Pool) -> None:
         assert client.stat().reattach_count <= calls
 
 
-def test_a_handler_that_runs_does_not_hold_up_the_end_of_its_server(pool: Pool) -> None:
+def test_a_running_handler_does_not_delay_the_stop_of_its_server(pool: Pool) -> None:
     held, answers = Held(), list[object]()
     first = Server(pool)
     first.register(Handlers(held.hold))
@@ -382,7 +382,7 @@ def test_threads_share_a_client(client: Client) -> None:
     assert wrong == []
 
 
-def test_many_sessions_get_each_its_own_results(pool: Pool) -> None:
+def test_concurrent_sessions_get_their_own_results(pool: Pool) -> None:
     wrong: list[object] = []
     with Server(pool) as server:
         server.register(PLAIN, threads=4)
@@ -425,7 +425,7 @@ def test_the_quota_of_calls_counts_handlers(pool: Pool) -> None:
                 client.call("length", b"")
 
 
-def test_the_trace_has_the_time_that_a_handler_took(pool: Pool) -> None:
+def test_the_trace_has_the_duration_of_a_handler(pool: Pool) -> None:
     held, answers = Held(), list[object]()
     with Server(pool) as server, Client(pool) as client, Client(pool) as other:
         server.register(Handlers(held.hold))
@@ -504,12 +504,12 @@ async def later() -> None:
         (later, "a handler must be a plain function"),
     ],
 )
-def test_a_function_that_no_message_can_call_is_refused(function: object, text: str) -> None:
+def test_a_function_with_unsupported_parameters_is_rejected(function: object, text: str) -> None:
     with pytest.raises(BadTypeError, match=text):
         Handlers().add(function)  # type: ignore[type-var]
 
 
-def test_names_of_handlers_are_names_and_differ() -> None:
+def test_names_of_handlers_are_identifiers_and_unique() -> None:
     handlers = Handlers(length)
     handlers.add(length, name="other.length-2")
     assert list(handlers) == ["length", "other.length-2"]
@@ -521,7 +521,7 @@ def test_names_of_handlers_are_names_and_differ() -> None:
         handlers.add(lambda: None)
 
 
-def test_a_forked_child_makes_a_client_of_its_own(paths: list[Path], client: Client) -> None:
+def test_a_forked_child_creates_its_own_client(paths: list[Path], client: Client) -> None:
     assert client.call("length", b"a") == 1
     read, write = os.pipe()
     child = os.fork()
@@ -561,7 +561,7 @@ def test_a_request_by_number_is_a_buffer_or_text(pool: Pool) -> None:
             client.call(64, b"", b"")  # type: ignore[call-overload]
 
 
-def test_every_message_that_is_cut_or_changed_is_refused_or_read() -> None:
+def test_every_truncated_or_changed_message_is_rejected_or_decoded() -> None:
     """Data of another process is untrusted input: it raises no other errors."""
     from beluga.rpc.encoding import pack, unpack
 
@@ -595,7 +595,7 @@ def test_every_message_that_is_cut_or_changed_is_refused_or_read() -> None:
         b'{"strange": 1}',
     ],
 )
-def test_an_array_that_its_bytes_do_not_fit_is_refused(header: bytes) -> None:
+def test_an_array_with_a_wrong_byte_count_is_rejected(header: bytes) -> None:
     from beluga.rpc.encoding import unpack
 
     text = b'{"a": ' + header + b', "sizes": [8]}'

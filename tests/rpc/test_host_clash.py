@@ -43,7 +43,7 @@ def test_another_machine_is_refused_while_a_client_has_its_number(pool: Pool) ->
         assert client.stat().reattach_count == 0
 
 
-def test_a_number_is_free_again_when_its_machine_has_left(pool: Pool) -> None:
+def test_a_number_is_free_again_when_its_machine_has_detached(pool: Pool) -> None:
     with Server(pool):
         with Client(pool):
             pass

@@ -78,9 +78,7 @@ def test_the_first_call_after_a_pause_is_served_soon(pool: Pool, paths: list[Pat
         assert min(excess) < FIRST_CALL_MAX_S, excess
 
 
-def test_a_server_and_a_client_on_one_core_yield_to_each_other(
-    pool: Pool, paths: list[Path]
-) -> None:
+def test_server_and_client_on_one_core_yield_to_each_other(pool: Pool, paths: list[Path]) -> None:
     with one_core(), Process("serve", paths) as server, Client(pool) as client:
         spent: list[float] = []
         while len(spent) < 10 * TRIES and min(spent, default=1) >= CALL_CPU_MAX_S:
@@ -142,7 +140,7 @@ def test_clients_may_wake_the_server_with_any_umask(pool: Pool) -> None:
     assert not [*pool.runtime_dir.glob("asleep-*"), *pool.runtime_dir.glob("bell-*")]
 
 
-def test_a_server_without_word_and_bell_answers_at_its_next_poll(pool: Pool) -> None:
+def test_a_server_without_a_wakeup_replies_at_its_next_poll(pool: Pool) -> None:
     with Server(pool), Client(pool) as client:
         for name in ("asleep-*", "bell-*"):
             for path in pool.runtime_dir.glob(name):

@@ -97,7 +97,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("beluga.rpc.standby._RETRY_S", 0.001)
 
 
-def test_it_starts_when_it_is_time() -> None:
+def test_a_server_starts_when_it_is_due() -> None:
     server = FakeServer(watches=[False, False, True])
     assert waits(server, silent_s=7.0)
     assert server.started == 1
@@ -112,14 +112,14 @@ def test_a_stop_before_the_start_prevents_the_start() -> None:
     assert (server.started, server.watched) == (0, [])
 
 
-def test_without_the_lease_it_waits_on() -> None:
+def test_without_the_lease_a_standby_continues_to_wait() -> None:
     server, lease = FakeServer(), FakeLease(acquires=[False, False, True])
     assert waits(server, lease)
     assert server.started == 1
     assert lease.taken_and_given() == ["acquire"] * 3  # a slow start renews the lease meanwhile
 
 
-def test_while_it_is_not_time_the_lease_is_left_to_others() -> None:
+def test_before_it_is_due_no_lease_is_requested() -> None:
     server, lease = FakeServer(watches=[False, True]), FakeLease()
     assert waits(server, lease)
     assert lease.taken_and_given() == ["acquire"]
@@ -145,7 +145,7 @@ def test_a_holder_that_finds_the_server_alive_releases_the_lease() -> None:
     assert server.started == 1
 
 
-def test_without_a_lease_a_live_server_is_watched_further() -> None:
+def test_without_a_lease_a_live_server_is_still_watched() -> None:
     server = FakeServer(starts=[ServerAliveError("it lives")])
     assert waits(server)
     assert len(server.watched) == 2

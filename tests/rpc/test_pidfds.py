@@ -85,7 +85,7 @@ def new_pid_namespace() -> list[str]:
     return command
 
 
-def test_a_killed_process_is_gone_though_its_child_holds_the_lock(
+def test_a_killed_process_is_dead_although_its_child_holds_the_lock(
     pool: Pool, paths: list[Path]
 ) -> None:
     with Server(pool) as server:
@@ -142,7 +142,7 @@ def test_a_server_of_another_pid_namespace_watches(pool: Pool, paths: list[Path]
         server.communicate(timeout=60 * PATIENCE)
 
 
-def test_a_stopped_process_that_attaches_keeps_others_waiting_for_a_while_only(
+def test_a_stopped_process_that_attaches_delays_others_only_briefly(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELUGA_CRASH", "ask.locked:stop")

@@ -36,7 +36,7 @@ def test_a_pool_in_use_is_neither_destroyed_nor_formatted(paths: list[Path]) -> 
             assert client.call(0, b"still there") == b"still there"
 
 
-def test_a_device_of_a_pool_in_use_is_not_taken_alone(paths: list[Path]) -> None:
+def test_a_single_device_of_a_pool_in_use_is_not_formatted(paths: list[Path]) -> None:
     """The locks lie next to the pool's first device, which is not named here."""
     Pool.create(paths, device_size=SIZE, sparse=True).close()
     with Process("serve", paths):
@@ -49,7 +49,7 @@ def test_a_device_of_a_pool_in_use_is_not_taken_alone(paths: list[Path]) -> None
     Pool.destroy(paths[1:], force=True)
 
 
-def test_a_slice_is_not_in_use_because_another_one_is(shm: Path) -> None:
+def test_a_slice_is_not_in_use_because_of_another_one(shm: Path) -> None:
     size, file, first = SIZE, shm / "file", shm / "first"
     with file.open("wb") as made:
         made.truncate(2 * size)

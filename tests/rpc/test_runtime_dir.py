@@ -110,7 +110,7 @@ def test_processes_that_name_one_directory_share_it(another: Path, paths: list[P
         assert len(list(pool.runtime_dir.glob("alive-*"))) == 3
 
 
-def test_a_server_that_stopped_is_followed_from_another_directory(
+def test_a_stopped_server_is_replaced_from_another_directory(
     pool: Pool, paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
     with Server(pool):
@@ -163,7 +163,7 @@ def test_another_user_of_the_group_shares_the_named_directory(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
-def test_another_user_with_a_directory_of_his_own_is_refused(
+def test_another_user_with_a_separate_directory_is_rejected(
     pool: Pool, paths: list[Path], shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened_to_the_group(paths)

@@ -46,7 +46,7 @@ def test_a_client_under_another_host_number_is_refused(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("coherence", ["software"], indirect=True)
-def test_a_pool_that_is_not_coherent_has_many_hosts(pool: Pool) -> None:
+def test_a_pool_with_software_coherence_may_have_many_hosts(pool: Pool) -> None:
     with Server(pool, host=2), Client(pool, host=1) as one, Client(pool, host=2) as other:
         one.ping()
         other.ping()

@@ -121,7 +121,7 @@ def test_sessions_survive_kills_of_their_server(pool: Pool, paths: list[Path]) -
     process.kill()
 
 
-def test_lock_files_do_not_pile_up(pool: Pool, paths: list[Path]) -> None:
+def test_lock_files_do_not_accumulate(pool: Pool, paths: list[Path]) -> None:
     counts = []
     for _ in range(4):
         process = Process("serve", paths)
@@ -132,7 +132,7 @@ def test_lock_files_do_not_pile_up(pool: Pool, paths: list[Path]) -> None:
     assert counts[-1] <= counts[1] + 1
 
 
-def test_a_servers_forked_child_does_not_keep_the_pool(pool: Pool) -> None:
+def test_a_forked_child_of_a_server_does_not_keep_the_pool(pool: Pool) -> None:
     server = serving(pool, b"1")
     read, write = os.pipe()
     child = os.fork()
@@ -150,7 +150,7 @@ def test_a_servers_forked_child_does_not_keep_the_pool(pool: Pool) -> None:
         os.waitpid(child, 0)
 
 
-def test_a_servers_forked_child_holds_none_of_its_files(pool: Pool) -> None:
+def test_a_forked_child_of_a_server_holds_no_descriptors(pool: Pool) -> None:
     def held() -> set[tuple[str, str]]:
         links = list(Path("/proc/self/fd").iterdir())
         return {(link.name, str(link.readlink())) for link in links if link.is_symlink()}
@@ -196,7 +196,7 @@ def wait_for(pool: Pool) -> Client:
             continue
 
 
-def test_each_method_has_a_number_of_its_own() -> None:
+def test_each_method_has_a_unique_number() -> None:
     """Methods are declared in several headers: of two with the same number one would replace the
     other.
     """

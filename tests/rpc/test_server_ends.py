@@ -32,7 +32,7 @@ def names(pool: Pool) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [Server, MetaServer])
-def test_a_second_start_is_refused_and_touches_nothing(pool: Pool, kind: type[Server]) -> None:
+def test_a_second_start_is_rejected_and_changes_nothing(pool: Pool, kind: type[Server]) -> None:
     with kind(pool) as server, Client(pool) as client:
         before = names(pool)
         for again in (server.start, server.serve_forever):
@@ -118,7 +118,7 @@ def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> 
         Client(pool)
 
 
-def test_a_server_is_not_stopped_from_within(pool: Pool) -> None:
+def test_a_server_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
     server = Server(pool)
     said: list[str] = []
 

@@ -79,7 +79,7 @@ def test_closing_releases_the_lane_and_leaves_no_files(pool: Pool, server: Serve
     assert liveness_locks(pool) == before
 
 
-def test_threads_with_a_client_each_get_their_own_answers(pool: Pool, server: Server) -> None:
+def test_threads_with_separate_clients_get_their_own_replies(pool: Pool, server: Server) -> None:
     wrong: list[str] = []
 
     def work(name: str) -> None:
@@ -115,7 +115,7 @@ def test_threads_may_share_a_client(pool: Pool, server: Server) -> None:
     assert wrong == []
 
 
-def test_processes_call_at_the_same_time(pool: Pool, server: Server, paths: list[Path]) -> None:
+def test_processes_call_concurrently(pool: Pool, server: Server, paths: list[Path]) -> None:
     calls = fewer(2000)
     with Process("call", paths) as one, Process("call", paths) as two:
         for process in (one, two):

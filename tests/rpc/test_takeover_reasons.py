@@ -44,7 +44,7 @@ def test_the_first_server_has_no_predecessor_and_the_next_a_stopped_one(pool: Po
         assert second.stat().takeover.epoch == 1
 
 
-def test_server_follows_one_that_was_killed(pool: Pool, paths: list[Path]) -> None:
+def test_a_server_replaces_a_killed_one(pool: Pool, paths: list[Path]) -> None:
     Process("serve_index", paths).kill()
     with Server(pool) as server:
         assert reason(server) == "gone"
@@ -80,7 +80,7 @@ def serve_as_other_host(pool: Pool) -> None:
         )
 
 
-def test_standby_follows_a_silent_host(pool: Pool, tmp_path: Path) -> None:
+def test_a_standby_replaces_the_server_of_a_silent_host(pool: Pool, tmp_path: Path) -> None:
     Server(pool).__enter__().stop()
     serve_as_other_host(pool)
     imitate(pool.runtime_dir, tmp_path / "elsewhere")
@@ -93,7 +93,7 @@ def test_standby_follows_a_silent_host(pool: Pool, tmp_path: Path) -> None:
         assert "host 7 stood still for" in str(standby.stat().takeover)
 
 
-def test_server_follows_one_that_was_declared_gone(pool: Pool) -> None:
+def test_a_server_replaces_one_declared_gone(pool: Pool) -> None:
     Server(pool).__enter__().stop()
     serve_as_other_host(pool)
     with Server(pool, declared_gone=True) as server:

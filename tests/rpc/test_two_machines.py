@@ -31,7 +31,9 @@ NONCE = 77
 pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
-def test_a_second_server_is_refused_while_the_first_beats(pool: Pool, elsewhere: Elsewhere) -> None:
+def test_a_second_server_is_rejected_while_the_first_is_alive(
+    pool: Pool, elsewhere: Elsewhere
+) -> None:
     with Server(pool) as first, Client(pool, host=5) as client:
         serve_as(pool, epoch=1, boot_id=OTHER)
         with elsewhere():
@@ -46,7 +48,7 @@ def test_a_second_server_is_refused_while_the_first_beats(pool: Pool, elsewhere:
         assert client.stat().epoch == 1
 
 
-def test_a_server_of_an_earlier_boot_is_followed(pool: Pool, elsewhere: Elsewhere) -> None:
+def test_a_server_of_an_earlier_boot_is_replaced(pool: Pool, elsewhere: Elsewhere) -> None:
     first = Server(pool)
     first.start()
     first.stop()  # its heartbeat does not advance
@@ -91,7 +93,7 @@ def test_a_server_whose_epoch_has_another_owner_stops(pool: Pool) -> None:
         assert eventually(lambda: isinstance(server.failure, HostClashError))
 
 
-def test_a_grant_of_another_machine_is_held_while_its_client_beats(
+def test_a_grant_of_another_machine_is_kept_while_its_client_has_a_heartbeat(
     pool: Pool, elsewhere: Elsewhere
 ) -> None:
     with MetaServer(pool) as first:
@@ -126,7 +128,7 @@ def test_a_session_of_an_earlier_boot_ends_when_its_heartbeat_stops(pool: Pool) 
         assert eventually(lambda: third.stat().inherited_count == 0)
 
 
-def test_a_client_is_refused_while_an_inherited_session_of_its_number_beats(pool: Pool) -> None:
+def test_a_client_is_rejected_while_an_inherited_session_has_a_heartbeat(pool: Pool) -> None:
     with Server(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         first.stop()
@@ -185,7 +187,7 @@ def test_a_session_of_this_server_never_counts_as_one_of_an_earlier_boot(pool: P
         assert state() == lib.BL_SESSION_SUSPECT  # its machine may still write
 
 
-def test_a_rejected_machine_does_not_hold_the_number(pool: Pool) -> None:
+def test_a_rejected_machine_does_not_reserve_the_number(pool: Pool) -> None:
     with Server(pool), Client(pool, host=3) as client:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == -lib.BL_ERROR_HOST_CLASH
         with Client(pool, host=3) as another:
@@ -216,7 +218,7 @@ def test_a_session_of_this_boot_without_a_lock_file_is_not_one_of_an_earlier_boo
         assert second.stat().inherited_count == 1
 
 
-def test_a_reply_to_another_machines_request_gives_no_lane(pool: Pool, paths: list[Path]) -> None:
+def test_a_reply_to_another_machine_assigns_no_lane(pool: Pool, paths: list[Path]) -> None:
     """Two machines of one number have written requests of one sequence number, and the server has
     replied to the other one's.
     """

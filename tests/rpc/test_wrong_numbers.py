@@ -35,7 +35,7 @@ def test_an_invalid_host_number_is_rejected(pool: Pool, host: Any) -> None:
             KVCache(pool, namespace="hosts", host=host)
 
 
-def test_the_last_host_number_is_one(pool: Pool) -> None:
+def test_the_last_host_number_is_accepted(pool: Pool) -> None:
     assert pool.host_number(63) == 63
     assert pool.host_number(None) == 0
     pool.close()

@@ -883,7 +883,7 @@ TESTED: Conditions = {
     },
     ("rpc/server.c", "bl_server_loop"): {
         ("server->core.crowded && served == 0", 0, "false"): (
-            "tests/rpc/test_idle.py::test_a_server_and_a_client_on_one_core_yield_to_each_other"
+            "tests/rpc/test_idle.py::test_server_and_client_on_one_core_yield_to_each_other"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_inherit"): {
@@ -897,11 +897,11 @@ TESTED: Conditions = {
             "bl_stripe_of(meta, block->offset + size - 1) - first + 1)",
             0,
             "true",
-        ): "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone",
+        ): "tests/index/test_takeover.py::test_a_damaged_open_mark_only_affects_its_extent",
         ("!claimed", 0, "false"): (
-            "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+            "tests/index/test_takeover.py::test_a_damaged_open_mark_only_affects_its_extent"
         ),
-        ("!stays", 0, "true"): "tests/index/test_tasks.py::test_tasks_stay_over_servers",
+        ("!stays", 0, "true"): "tests/index/test_tasks.py::test_tasks_survive_server_restarts",
     },
     ("kvcache/get.c", "bl_entry_agrees"): {
         ("entry->state == BL_ENTRY_COMMITTED", 0, "true"): (
@@ -923,11 +923,11 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_commit_block"): {
         ("commit->block >= meta->pool->geometry.block_count_max", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
-            "_does_nothing"
+            "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
+            "fect"
         ),
         ("meta->blocks[commit->block].generation != commit->generation", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
+            "tests/index/test_block_calls.py::test_a_session_cannot_commit_an_expired_grant"
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
@@ -935,10 +935,10 @@ TESTED: Conditions = {
             "tests/index/test_names.py::test_a_repeated_commit_writes_the_name_again"
         ),
         ("block->named", 2, "true"): (
-            "tests/index/test_names.py::test_the_journal_has_named_blocks_alone"
+            "tests/index/test_names.py::test_the_journal_has_only_named_blocks"
         ),
         ("block == NULL", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
+            "tests/index/test_block_calls.py::test_a_session_cannot_commit_an_expired_grant"
         ),
         ("block->lane != lane", 0, "false"): (
             "tests/index/test_block_calls.py::test_only_a_sessions_own_grants_can_be_committed_or"
@@ -985,13 +985,13 @@ TESTED: Conditions = {
             "is_refused"
         ),
         ("status == 0", 0, "true"): (
-            "tests/index/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
-            "_does_nothing"
+            "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
+            "fect"
         ),
     },
     ("index/grant.c", "bl_handle_reserve"): {
         ("head.length == 0", 0, "false"): (
-            "tests/index/test_block_calls.py::test_nonsense_sizes_are_refused"
+            "tests/index/test_block_calls.py::test_invalid_sizes_are_rejected"
         ),
         ("keys == NULL", 0, "false"): (
             "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
@@ -1000,10 +1000,10 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_reserve_one"): {
         ("committed", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_all_clients"
         ),
         ("committed", 0, "true"): (
-            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_all_clients"
         ),
         ("number < 0", 0, "false"): (
             "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
@@ -1027,7 +1027,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
         ("bl_lane_watched(&server->lanes[i])", 0, "true"): (
-            "tests/crash/test_lane_fault.py::test_one_bad_lane_costs_that_lane"
+            "tests/crash/test_lane_fault.py::test_a_memory_fault_in_one_lane_affects_only_that_lane"
         ),
         ("bl_error_passes(-lane->liveness_lock)", 0, "true"): (
             "tests/rpc/test_descriptors.py::test_a_successor_detects_deaths_that_it_could_not_check"
@@ -1038,22 +1038,29 @@ TESTED: Conditions = {
             "bl_heartbeat_lost_ns(server)",
             0,
             "false",
-        ): ("tests/crash/test_silence.py::test_a_silent_session_is_quarantined_until_it_moves"),
+        ): (
+            "tests/crash/test_silence.py::test_a_silent_session_is_quarantined_until_its_next_heart"
+            "beat"
+        ),
     },
     ("rpc/housekeeping.c", "bl_lane_over"): {
         ("end == BL_END_GONE && inherited && --server->inherited_count == 0", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_held_while_"
-            "its_client_beats"
+            "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_kept_while_its_clie"
+            "nt_has_a_heartbeat"
         ),
-        ("!inherited", 0, "false"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
+        (
+            "!inherited",
+            0,
+            "false",
+        ): "tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task",
     },
     ("rpc/housekeeping.c", "bl_lane_rebooted"): {
         ("lane->moved", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
         ),
         ("lane->moved", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
-            "ssion_of_its_number_beats"
+            "tests/rpc/test_two_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
+            "as_a_heartbeat"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_watch"): {
@@ -1067,12 +1074,12 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lobby_clash_check"): {
         ("status < 0", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
-            "ssion_of_its_number_beats"
+            "tests/rpc/test_two_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
+            "as_a_heartbeat"
         ),
         ("status == 0", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
-            "ssion_of_its_number_beats"
+            "tests/rpc/test_two_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
+            "as_a_heartbeat"
         ),
     },
     ("rpc/housekeeping.c", "bl_lobby_give"): {
@@ -1093,7 +1100,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lobby_look"): {
         ("request.host != host", 0, "false"): (
-            "tests/hostile/test_lines.py::test_any_requests_of_one_host_leave_the_others_served"
+            "tests/hostile/test_lines.py::test_arbitrary_requests_of_one_host_do_not_affect_others"
         ),
     },
     ("kvcache/put.c", "bl_kv_publish"): {
@@ -1103,17 +1110,17 @@ TESTED: Conditions = {
             "false",
         ): ("tests/kvcache/test_engine_copy.py::test_grants_of_a_failed_write_are_released"),
         ("work->statuses[k] < 0", 0, "true"): (
-            "tests/index/test_tasks.py::test_a_claim_is_its_sessions"
+            "tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task"
         ),
     },
     ("kvcache/put.c", "bl_kv_put"): {
         ("status == 0", 0, "true"): (
-            "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
+            "tests/kvcache/test_cache.py::test_without_a_server_a_put_raises"
         ),
     },
     ("kvcache/put.c", "bl_kv_reserve"): {
         ("status < 0", 0, "false"): (
-            "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
+            "tests/kvcache/test_cache.py::test_without_a_server_a_put_raises"
         ),
     },
     ("kvcache/put.c", "bl_checksums_write"): {
@@ -1124,8 +1131,8 @@ TESTED: Conditions = {
     },
     ("rpc/lane.c", "bl_reply_decode"): {
         ("bulk.size > g->bulk_size", 0, "false"): (
-            "tests/hostile/test_replies.py::test_bytes_that_change_while_they_are_copied_are_"
-            "those_of_the_sum_or_an_error"
+            "tests/hostile/test_replies.py::test_bytes_that_change_during_a_copy_match_the_checksum"
+            "_or_are_an_error"
         ),
         ("reply->size > BL_MESSAGE_INLINE_SIZE", 0, "false"): (
             "tests/hostile/test_replies.py::test_any_valid_line_decodes_to_a_reply_or_an_error"
@@ -1133,8 +1140,8 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_attach"): {
         ("lock < 0", 0, "false"): (
-            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
-            "g_for_a_while_only"
+            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_delays_others_only_brie"
+            "fly"
         ),
         ("session->attached", 0, "true"): (
             "tests/rpc/test_session.py::test_without_a_server_a_client_gets_an_error_at_once"
@@ -1142,7 +1149,7 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
         ("reply->nonce == turn->nonce", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_reply_to_another_machines_request_gives_no_lane"
+            "tests/rpc/test_two_machines.py::test_a_reply_to_another_machine_assigns_no_lane"
         ),
         ("!bl_wait_turn(memory, turn->wait)", 0, "false"): (
             "tests/rpc/test_host_clash.py::test_a_client_is_refused_while_another_machine_has"
@@ -1169,8 +1176,8 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_lock"): {
         ("!bl_wait_turn(&session->pool->memory, wait)", 0, "false"): (
-            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
-            "g_for_a_while_only"
+            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_delays_others_only_brie"
+            "fly"
         ),
     },
     ("index/reclaim.c", "bl_block_drop"): {
@@ -1221,7 +1228,7 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_lookup_returns_the_leading_hits"
         ),
         ("number < 0", 1, "true"): (
-            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_all_clients"
         ),
     },
     ("index/lookup.c", "bl_pin"): {
@@ -1252,8 +1259,8 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_release_one"): {
         ("left < 0", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
-            "_does_nothing"
+            "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
+            "fect"
         ),
         ("left == 0", 0, "true"): (
             "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
@@ -1297,8 +1304,7 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_lookup"): {
         ("!bl_record_sane(&session->pool->geometry, &records[hits + i])", 0, "false"): (
-            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
-            "n_error"
+            "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
         ("hits > 0", 0, "true"): (
             "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
@@ -1307,8 +1313,7 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_meta_call"): {
         ("reply->count > ask->head.count", 0, "false"): (
-            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
-            "n_error"
+            "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
     },
     ("index/client.c", "bl_meta_sum"): {
@@ -1318,23 +1323,20 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_release_blocks"): {
         ("now < 0", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_release_of_which_the_second_message_fails_is_an"
-            "_error"
+            "tests/index/test_long_calls.py::test_a_release_whose_second_message_fails_is_an_error"
         ),
     },
     ("index/client.c", "bl_removal_nap"): {
         ("bl_now_ns(wait->memory) >= wait->until_ns", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_removal_does_not_wait_for_ever_for_a_disk_that_"
-            "tries_nothing"
+            "tests/index/test_long_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
         ),
     },
     ("index/client.c", "bl_remove_blocks"): {
         ("status == 0", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_removal_polls_until_the_disk_has_tried"
+            "tests/index/test_long_calls.py::test_a_removal_polls_until_the_disk_has_attempted_it"
         ),
         ("!bl_removal_nap(&wait)", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_removal_does_not_wait_for_ever_for_a_disk_that_"
-            "tries_nothing"
+            "tests/index/test_long_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
         ),
     },
     ("index/client.c", "bl_reserve"): {
@@ -1343,18 +1345,15 @@ TESTED: Conditions = {
             "without_an_eviction"
         ),
         ("session->nonce == nonce", 0, "true"): (
-            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
-            "n_error"
+            "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
         ("status < 0", 0, "false"): (
-            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
-            "n_error"
+            "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
     },
     ("index/client.c", "bl_reserve_undo"): {
         ("records[i].state == BL_BLOCK_GRANTED", 0, "true"): (
-            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
-            "n_error"
+            "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
     },
     ("index/reclaim.c", "bl_number_take"): {
@@ -1424,8 +1423,7 @@ TESTED: Conditions = {
             "true",
         ): ("tests/index/test_quota.py::test_calls_that_release_space_are_not_limited"),
         ("!server->handlers[request->method].run", 0, "false"): (
-            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
-            "n_error"
+            "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
         ("request->method >= BL_METHOD_COUNT", 0, "false"): (
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
@@ -1458,7 +1456,7 @@ TESTED: Conditions = {
             "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("line.nonce != server->watch.nonce", 0, "false"): (
-            "tests/crash/test_standby.py::test_standby_follows_every_server_that_is_killed"
+            "tests/crash/test_standby.py::test_a_standby_replaces_every_killed_server"
         ),
     },
     ("rpc/standby.c", "bl_watch_silent"): {
@@ -1481,7 +1479,8 @@ TESTED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_follow"): {
         ("gone != 0", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_second_server_is_refused_while_the_first_beats"
+            "tests/rpc/test_two_machines.py::test_a_second_server_is_rejected_while_the_first_is_al"
+            "ive"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_plan"): {
@@ -1501,27 +1500,35 @@ TESTED: Conditions = {
     },
     ("index/task_call.c", "bl_handle_task_extend"): {
         ("block->generation != request.generation", 0, "false"): (
-            "tests/index/test_tasks.py::test_an_old_claim_is_not_of_the_task_that_has_its_block_now"
+            "tests/index/test_tasks.py::test_an_old_claim_does_not_apply_to_a_reused_block"
         ),
         (
             "bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns, "
             "bl_task_until_ns(now_ns, &request)) < 0",
             0,
             "false",
-        ): ("tests/index/test_tasks.py::test_a_claim_is_its_sessions"),
+        ): ("tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task"),
         ("request.block >= meta->pool->geometry.block_count_max", 0, "false"): (
-            "tests/index/test_tasks.py::test_a_claim_of_nothing_cannot_be_extended"
+            "tests/index/test_tasks.py::test_a_missing_claim_cannot_be_extended"
         ),
         ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_foreign_requests_are_refused",
     },
     ("index/kept.c", "bl_kept_count"): {
         ("step > 0", 0, "true"): (
-            "tests/index/test_tasks.py::test_tasks_that_are_done_make_room_for_others"
+            "tests/index/test_tasks.py::test_completed_tasks_free_their_space"
         ),
-        ("step > 0", 0, "false"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
+        (
+            "step > 0",
+            0,
+            "false",
+        ): "tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task",
     },
     ("index/task_call.c", "bl_task_enqueue"): {
-        ("status < 0", 0, "true"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
+        (
+            "status < 0",
+            0,
+            "true",
+        ): "tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task",
     },
     ("index/task_call.c", "bl_task_request_of"): {
         ("call->request_size != sizeof *request", 0, "false"): (
@@ -1532,7 +1539,11 @@ TESTED: Conditions = {
         ),
     },
     ("index/task_client.c", "bl_task_ask"): {
-        ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
+        (
+            "status < 0",
+            0,
+            "false",
+        ): "tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task",
     },
     ("rpc/quantum.h", "bl_quantum_keys"): {
         ("keys < BL_QUANTUM_KEYS", 0, "false"): (
@@ -1569,20 +1580,20 @@ TESTED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_look_guarded"): {
         ("bl_checksums_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
-            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_c_read_each_others_blocks"
         ),
     },
     ("kvcache/get.c", "bl_kv_get_end"): {
         ("status == 0 && work->count > 0", 0, "false"): (
-            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_c_read_each_others_blocks"
         ),
         ("status < 0", 0, "true"): (
-            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_c_read_each_others_blocks"
         ),
     },
     ("kvcache/get.c", "bl_kv_get_begin"): {
         ("status == 0 && hits > 0", 0, "false"): (
-            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_c_read_each_others_blocks"
         ),
     },
     ("kvcache/get.c", "bl_kv_read_again"): {
@@ -1593,7 +1604,7 @@ TESTED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_get"): {
         ("status < 0", 1, "false"): (
-            "tests/kvcache/test_cache.py::test_without_a_server_a_get_is_an_error_and_no_miss"
+            "tests/kvcache/test_cache.py::test_without_a_server_a_get_raises_and_is_not_a_miss"
         ),
     },
     ("kvcache/get.c", "bl_kv_release"): {
@@ -1603,7 +1614,7 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_meta_ask_stat"): {
         ("size != sizeof *out", 0, "false"): (
-            "tests/hostile/test_replies.py::test_sums_of_another_size_are_an_error"
+            "tests/hostile/test_replies.py::test_checksums_of_another_length_are_an_error"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_detach"): {
@@ -1613,10 +1624,10 @@ TESTED: Conditions = {
     },
     ("index/recover.c", "bl_recover_mark"): {
         ("held", 1, "true"): (
-            "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+            "tests/index/test_takeover.py::test_a_damaged_open_mark_only_affects_its_extent"
         ),
         ("held", 0, "true"): (
-            "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+            "tests/index/test_takeover.py::test_a_damaged_open_mark_only_affects_its_extent"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_of_old"): {

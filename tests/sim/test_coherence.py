@@ -31,7 +31,9 @@ SEEDS = 10
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m[0]}-{m[1]}-{m[2]}")
-def test_verb_too_few_is_reported_with_its_places(mutant: tuple[str, str, str, int, str]) -> None:
+def test_a_missing_verb_is_reported_with_its_locations(
+    mutant: tuple[str, str, str, int, str],
+) -> None:
     scenario, function, verb, index, what = mutant
     number = site(function, verb, index)
     texts = []

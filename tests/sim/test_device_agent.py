@@ -33,7 +33,7 @@ WITNESS = {"bl_device_written": "device_put", "bl_device_reads": "device_get"}
 
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_devices_move_the_right_bytes(scenario: str, coherent: bool) -> None:
+def test_devices_copy_the_correct_bytes(scenario: str, coherent: bool) -> None:
     runs = [play(scenario, seed, coherent=coherent) for seed in range(SEEDS)]
     assert failures(runs) == []
     assert total(runs, "device_lines") > SEEDS
@@ -41,13 +41,13 @@ def test_devices_move_the_right_bytes(scenario: str, coherent: bool) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_is_needed_by_gpu_and_dsa(rule: tuple[str, str, int]) -> None:
+def test_every_rule_is_necessary_for_gpu_and_dsa(rule: tuple[str, str, int]) -> None:
     assert caught(WITNESS[rule[0]], site(*rule), seeds=HUNT)
     assert caught("device_dsa", site(*rule), seeds=HUNT)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule[1] == "invalidate"])
-def test_the_block_protocol_needs_the_same_steps(rule: tuple[str, str, int]) -> None:
+def test_the_block_protocol_requires_the_same_steps(rule: tuple[str, str, int]) -> None:
     assert caught("device_kv", site(*rule), seeds=HUNT)
 
 

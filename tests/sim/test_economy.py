@@ -8,7 +8,7 @@ from economy import thrift
 from simulator import play, site
 
 
-def test_polling_is_idle_and_publishing_is_not() -> None:
+def test_a_poll_is_redundant_and_a_publication_is_not() -> None:
     found = {(t.site.function, t.site.verb, t.site.index): t for t in thrift(5, ("lane",))}
     polled = found["bl_round_refetch", "invalidate", 1]
     sent = found["bl_bulk_send", "fence_store", 0]
@@ -18,7 +18,7 @@ def test_polling_is_idle_and_publishing_is_not() -> None:
     assert sent.idle == 0
 
 
-def test_a_fence_over_writes_that_another_covered_is_idle() -> None:
+def test_a_fence_after_already_fenced_writes_is_redundant() -> None:
     run = play("store_buffering", 3)
     number = site("bl_litmus_store_load", "invalidate")
     assert run.hits[number] > 0

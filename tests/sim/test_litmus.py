@@ -42,7 +42,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("scenario", RIGHT)
-def test_litmus_with_all_its_verbs_never_fails(scenario: str, coherent: bool) -> None:
+def test_a_litmus_program_with_all_verbs_never_fails(scenario: str, coherent: bool) -> None:
     runs = [play(scenario, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
 
@@ -51,7 +51,9 @@ def test_litmus_with_all_its_verbs_never_fails(scenario: str, coherent: bool) ->
     ("scenario", "mutant"),
     [(scenario, mutant) for scenario, mutants in MUTANTS.items() for mutant in mutants],
 )
-def test_litmus_without_one_verb_fails(scenario: str, mutant: tuple[str, str, int]) -> None:
+def test_a_litmus_program_without_one_verb_fails(
+    scenario: str, mutant: tuple[str, str, int]
+) -> None:
     run = caught(scenario, site(*mutant), seeds=SEEDS)
     assert run is not None
     assert run.result in (WRONG_BYTES, COHERENCE)
@@ -83,7 +85,7 @@ def test_coherent_memory_has_no_stale_lines() -> None:
     assert total(runs, "stale_loads") == 0
 
 
-def test_seed_replays_the_same_run() -> None:
+def test_a_seed_reproduces_its_run() -> None:
     for seed in range(fewer(20)):
         first = play("message_passing", seed, skip=site("bl_litmus_read", "invalidate"))
         assert first == play("message_passing", seed, skip=site("bl_litmus_read", "invalidate"))

@@ -85,7 +85,7 @@ def test_every_mutant_was_caught_once_or_has_an_exemption() -> None:
     assert new == []
 
 
-def test_no_function_is_twice_in_a_table_of_conditions() -> None:
+def test_no_function_is_listed_twice_in_a_table_of_conditions() -> None:
     """The second entry would replace the first one."""
     source = Path(__file__).with_name("exempt_conditions.py").read_text()
     for node in ast.walk(ast.parse(source)):

@@ -23,7 +23,7 @@ def test_a_second_writer_is_detected_even_without_wrong_bytes(kind: str) -> None
         assert "sim/scenarios/litmus.c" in run.report
 
 
-def test_dirty_line_over_newer_bytes_is_found() -> None:
+def test_a_dirty_line_over_newer_bytes_is_detected() -> None:
     runs = [play("stale_store", seed) for seed in range(RUNS)]
     assert {run.result for run in runs} == {0, OWNERSHIP}
     for run in runs:
@@ -37,7 +37,7 @@ def test_a_lane_that_is_assigned_twice_is_detected() -> None:
     assert any(run.result == OWNERSHIP for run in runs)
 
 
-def test_raw_access_faults_with_its_place() -> None:
+def test_a_raw_access_faults_with_its_location() -> None:
     for kind in KINDS:
         run = play("raw_access", 1, kind=kind)
         assert run.result == RAW_ACCESS
@@ -48,7 +48,7 @@ def test_raw_access_faults_with_its_place() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scenario", ["host_crash", "pause"])
-def test_every_act_has_its_documented_effect(scenario: str, kind: str) -> None:
+def test_every_action_has_its_documented_effect(scenario: str, kind: str) -> None:
     runs = [play(scenario, seed, kind=kind) for seed in range(RUNS)]
     assert failures(runs) == []
     if scenario == "host_crash":

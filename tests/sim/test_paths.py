@@ -115,11 +115,11 @@ def test_the_path_never_returns_wrong_bytes_under_faults(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "mutant"), [(path, mutant) for path, mutants in MUTANTS.items() for mutant in mutants]
 )
-def test_path_without_one_verb_fails(path: str, mutant: tuple[str, str, int]) -> None:
+def test_a_path_without_one_verb_fails(path: str, mutant: tuple[str, str, int]) -> None:
     number = site(*mutant)
     assert any(caught(path, number, seeds=SEEDS, coherent=kind) for kind in (False, True))
 
 
-def test_recovery_outlives_its_servers() -> None:
+def test_recovery_survives_the_deaths_of_its_servers() -> None:
     runs = [play("recovery", seed) for seed in range(RUNS)]
     assert total(runs, "deaths") > RUNS

@@ -53,7 +53,7 @@ def test_replay_refuses_unknown_names() -> None:
         parse("lane:7:sideways")
 
 
-def test_a_child_that_dies_is_an_answer() -> None:
+def test_a_child_that_dies_is_a_failure() -> None:
     def body(job: str) -> str:
         if job == "die":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -46,7 +46,7 @@ MUTANTS = {
 @pytest.mark.parametrize(
     "scenario", ["takeover", "watch", "rivals", "zombies", "tasks", "tasks_rivals"]
 )
-def test_servers_and_writers_that_are_not_dead_do_no_harm(scenario: str, coherent: bool) -> None:
+def test_stalled_servers_and_writers_do_no_harm(scenario: str, coherent: bool) -> None:
     runs = [play(scenario, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
     assert total(runs, "results") >= RUNS

@@ -54,7 +54,7 @@ def test_bare_loads_and_stores_hold_on_coherent_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("missing", NEEDED)
-def test_coherence_without_one_verb_is_found_out(missing: tuple[str, str, int]) -> None:
+def test_a_missing_verb_is_detected(missing: tuple[str, str, int]) -> None:
     found = caught("verify_software", site(*missing), seeds=15 * SEEDS)
     assert found is not None
     assert found.result == WRONG_BYTES

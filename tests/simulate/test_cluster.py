@@ -106,14 +106,14 @@ def ids(*blocks: int) -> object:
 
 
 @pytest.mark.parametrize(("own", "host"), [(5, 3), (1, 0)])
-def test_a_workers_dram_counts_for_blocks_beyond_hbm(own: int, host: int) -> None:
+def test_dram_of_a_worker_holds_blocks_beyond_hbm(own: int, host: int) -> None:
     made = cluster(TraceEntry(0, 61, 1, range(6)), memory="split", workers=2)
     made.engines[1].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(own)), own)
     assert overlaps(made) == [Overlap(), Overlap(device=2, host=host)]
 
 
-def test_a_pool_counts_for_every_worker() -> None:
+def test_blocks_of_a_pool_are_hits_for_every_worker() -> None:
     made = cluster(TraceEntry(0, 61, 1, range(6)), workers=2)
     made.engines[0].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(5)), 5)
@@ -153,7 +153,7 @@ def test_the_planner_runs_every_thirty_seconds_while_there_is_work() -> None:
     assert ran.end_s == 120  # the last run has nothing to do
 
 
-def test_a_refused_request_is_no_work_to_wait_for() -> None:
+def test_a_rejected_request_is_not_waited_for() -> None:
     ran = cluster(TraceEntry(0, 2000, 1, ()), TraceEntry(1, 10, 1, ()), goals=Goals())
     ran.run()
     assert (ran.refused, ran.end_s) == (1, 30)
@@ -196,7 +196,7 @@ def test_copies_from_the_pool_cross_the_devices_an_adapter_and_a_path() -> None:
     assert network("pool", devices=1000).read.speeds[0] == costs.SWITCH
 
 
-def test_own_dram_has_its_own_path() -> None:
+def test_local_dram_has_a_separate_path() -> None:
     made = network("split", local_bandwidth=9.0)
     routes = [
         (far.route_in, far.route_out) for far in (made.join(SimulatedTier(10, 5)) for _ in range(2))
@@ -205,7 +205,7 @@ def test_own_dram_has_its_own_path() -> None:
     assert made.read.speeds == made.write.speeds == [9, 9]
 
 
-def test_paths_are_used_as_much_as_they_move() -> None:
+def test_the_use_of_a_path_is_proportional_to_its_bytes() -> None:
     made = network("pool", bandwidth=10.0)
     for _ in range(2):
         made.join(SimulatedTier(10, 5))
@@ -273,7 +273,7 @@ def test_hbm_has_room_for_one_block_at_least() -> None:
             simulate(trace, options, policies=["random"], **nothing)
 
 
-def test_a_policy_that_follows_blocks_sends_each_prompt_to_its_own() -> None:
+def test_a_cache_aware_policy_routes_a_prompt_to_its_blocks() -> None:
     chains = [range(n * 20, n * 20 + 20) for n in range(8)]
     prompts = [TraceEntry(100 * again + n, 201, 1, chains[n]) for again in (0, 1) for n in range(8)]
     ran = cluster(*prompts, policy="linear", memory="split", workers=4, hbm=2000)

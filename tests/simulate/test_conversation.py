@@ -47,7 +47,7 @@ def test_the_references_replay_is_reproduced(trace: Trace, policy: str, memory: 
 
 
 @pytest.mark.slow
-def test_load_alone_on_a_pool_does_as_well_as_caches_and_better_than_any_split(
+def test_load_balancing_on_a_pool_matches_cache_aware_routing_and_beats_split_dram(
     trace: Trace,
 ) -> None:
     options = Options(speed=2.0)

@@ -63,7 +63,7 @@ def test_blocks_of_the_pool_are_copied_and_not_computed() -> None:
     assert two.first_token - 100 == pytest.approx(expected, rel=1e-6)
 
 
-def test_hbm_hits_are_free_and_own_dram_is_slower() -> None:
+def test_hbm_hits_are_free_and_local_dram_is_slower() -> None:
     blocks = list(range(10))
     prompts = [TraceEntry(100 * n, 5200, 1, blocks) for n in range(2)]
     _, again = run(trace_of(*prompts), ONE, "split").requests
@@ -86,7 +86,7 @@ def test_a_prompt_waits_only_for_the_current_decode_step() -> None:
     assert first.done - alone.done == pytest.approx(prefill - step, abs=1e-3)
 
 
-def test_decoding_together_costs_each_the_sum_of_contexts() -> None:
+def test_the_time_of_a_decode_step_depends_on_the_sum_of_contexts() -> None:
     prompts = [TraceEntry(0, 8192, 1, ()), *[TraceEntry(0.01, 512, 50, ())] * 4]
     requests = run(trace_of(*prompts), ONE).requests[1:]
     assert len({request.done for request in requests}) == 1

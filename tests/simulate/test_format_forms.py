@@ -97,7 +97,7 @@ def test_the_format_depends_on_the_content_and_not_the_name(
     "encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le-mark", "utf-16-be-mark"]
 )
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path, form: str, encoding: str) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path, form: str, encoding: str) -> None:
     text = GOOD[form]
     data = {
         "utf-16-le-mark": codecs.BOM_UTF16_LE + text.encode("utf-16-le"),
@@ -109,7 +109,7 @@ def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path, form: str, enco
 
 
 @pytest.mark.parametrize("form", ["mooncake", "vllm", "openai", "sharegpt"])
-def test_objects_are_read_one_a_line_and_in_one_list(tmp_path: Path, form: str) -> None:
+def test_objects_are_read_from_lines_and_from_a_list(tmp_path: Path, form: str) -> None:
     text = GOOD[form]
     objects = (
         json.loads(text) if form == "sharegpt" else [json.loads(x) for x in text.split("\n")[:-1]]
@@ -240,7 +240,7 @@ def test_one_inconsistent_line_is_counted_and_keeps_the_block_size(
     assert "1 of 40 requests have another number of hash_ids" in str(trace.reading)
 
 
-def test_blocks_without_a_number_for_partial_ones_have_a_size_too(tmp_path: Path) -> None:
+def test_blocks_without_partial_counts_have_a_size(tmp_path: Path) -> None:
     rows = mooncake([70, 130, 200], 64)
     for row in rows:
         row["hash_ids"] = list(range(int(str(row["input_length"])) // 64))
@@ -268,7 +268,7 @@ def test_the_unit_of_times_is_guessed_and_shown(
     assert requests[1].timestamp == pytest.approx(arrivals[1] * 1e3)
 
 
-def test_dates_have_no_unit(tmp_path: Path) -> None:
+def test_dates_need_no_unit(tmp_path: Path) -> None:
     rows = mooncake([100] * 3, 16)
     for second, row in enumerate(rows):
         row["timestamp"] = f"2024-05-10T00:00:0{second}Z"
@@ -309,7 +309,7 @@ def test_one_unreadable_text_item_is_skipped_and_counted(
         load_trace(written(tmp_path, lines(*([good] * 11 + [odd] * 9))), form)
 
 
-def test_halves_of_utf16_pairs_are_text(tmp_path: Path) -> None:
+def test_lone_surrogates_are_text(tmp_path: Path) -> None:
     items = json.dumps([conversation("ask \ud83d" + "z" * 80, "answer \udc00")] * 2)
     trace = load_trace(written(tmp_path, items))
     assert trace.blocks()[0] == trace.blocks()[1] != []

@@ -30,7 +30,7 @@ def session(first: int, *, size: int = 64) -> str:
     return json.dumps({"block_size": size, "hash_id_scope": "local", "requests": requests})
 
 
-def test_mooncake_tails_are_no_blocks(tmp_path: Path) -> None:
+def test_incomplete_blocks_of_mooncake_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     rows = [
         {"timestamp": 3000, "input_length": 1025, "output_length": 1, "hash_ids": [9, 5, 6]},
@@ -51,7 +51,7 @@ def test_mooncake_blocks_may_be_of_another_size(tmp_path: Path) -> None:
     assert load_trace(path).block_tokens == 16
 
 
-def test_weka_ids_mean_something_in_their_file_only(tmp_path: Path) -> None:
+def test_weka_ids_are_local_to_their_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_text(session(1))
     trace = load_trace(tmp_path)
@@ -67,7 +67,7 @@ def test_weka_blocks_of_two_sizes_are_refused(tmp_path: Path) -> None:
         load_trace(tmp_path)
 
 
-def test_azure_has_lengths_only(tmp_path: Path) -> None:
+def test_azure_traces_have_only_lengths(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -100,7 +100,7 @@ def test_prompts_without_times_arrive_at_a_rate(tmp_path: Path) -> None:
     assert trace.blocks()[0] == trace.blocks()[-1] == [0, 1]
 
 
-def test_sharegpt_has_a_prompt_and_an_answer(tmp_path: Path) -> None:
+def test_sharegpt_has_prompts_and_answers(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "abcd" * 20}, {"from": "gpt", "value": "x" * 40}]
     path = tmp_path / "t.json"
     path.write_text(json.dumps([{"id": 1, "conversations": turns}, {"conversations": []}]))
@@ -275,19 +275,19 @@ def test_real_traces_have_the_reuse_of_the_reference(
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_no_request_can_have_is_refused(tmp_path: Path, rate: float) -> None:
+def test_an_impossible_rate_is_rejected(tmp_path: Path, rate: float) -> None:
     (tmp_path / "t.jsonl").write_text('{"prompt": "some text", "output_tokens": 1}\n')
     with pytest.raises(TraceError, match=r"--rate is .* must be finite"):
         load_trace(tmp_path / "t.jsonl", rate=rate)
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_file_without_an_end_is_refused(form: str) -> None:
+def test_an_endless_file_is_rejected(form: str) -> None:
     with pytest.raises(TraceError, match="may have no end"):
         load_trace(Path("/dev/zero"), form)
 
 
-def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_an_endless_line_is_rejected(tmp_path: Path) -> None:
     with (tmp_path / "t.jsonl").open("wb") as file:
         file.truncate(1 << 40)  # sparse
     with pytest.raises(TraceError, match="bytes or more"):

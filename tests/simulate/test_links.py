@@ -39,7 +39,7 @@ def ends(speeds: list[float], copies: list[tuple[float, float, tuple[int, ...]]]
         ([(0.0, MB)] * 10, [10] * 10),
     ],
 )
-def test_examples_of_processor_sharing(
+def test_processor_sharing_matches_the_examples(
     copies: list[tuple[float, float]], expected_ms: list[float]
 ) -> None:
     found = ends([GB], [(at, size, (0,)) for at, size in copies])
@@ -102,7 +102,7 @@ def test_bandwidth_left_by_a_slow_link_is_shared_by_the_others() -> None:
     assert [copy.rate / GB for copy in links.copies] == pytest.approx([0.5, 0.5, 1, 1, 1])
 
 
-def test_things_happen_in_the_order_of_their_times_and_of_their_making() -> None:
+def test_events_are_ordered_by_time_then_by_creation() -> None:
     links = Links([GB])
     clock = Clock((links,))
     seen: list[tuple[str, float]] = []
@@ -120,5 +120,5 @@ def test_things_happen_in_the_order_of_their_times_and_of_their_making() -> None
                     ("last copy", 4)]  # fmt: skip
 
 
-def test_where_nothing_happens_no_time_passes() -> None:
+def test_the_clock_does_not_advance_without_events() -> None:
     assert Clock(()).run(iter(()), lambda now, request: None) == 0

@@ -51,7 +51,7 @@ def test_the_replay_of_the_reference_has_470_blocks_of_hbm_and_15600_in_all() ->
 
 @pytest.mark.parametrize("name", ["workers", "step_tokens", "slots", "hbm", "pool", "local",
                                   "adapters", "devices"])  # fmt: skip
-def test_there_is_one_of_each_at_least(name: str) -> None:
+def test_every_count_is_at_least_one(name: str) -> None:
     least: dict[str, Any] = {name: 1}
     assert getattr(Options(**least), name) == 1
     with pytest.raises(SimulateError, match=f"{name} is 0, but must be at least 1"):
@@ -67,7 +67,7 @@ def test_speeds_and_times_are_greater_than_zero_and_finite(name: str, value: flo
     assert Options(**{name: 0.5})
 
 
-def test_one_worker_may_be_left() -> None:
+def test_all_but_one_worker_may_be_removed() -> None:
     assert Options(workers=2, scale=Scale(0.0, -1)).scale
     with pytest.raises(SimulateError, match="scaling by -2 leaves no worker"):
         Options(workers=2, scale=Scale(0.0, -2))

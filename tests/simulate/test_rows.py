@@ -104,7 +104,7 @@ def test_before_and_after_are_separated_by_arrival() -> None:
     assert (never.ttft_mean_before_s, never.ttft_mean_after_s) == (None, None)
 
 
-def test_a_run_that_served_nothing_has_no_times() -> None:
+def test_a_run_without_served_requests_has_no_times() -> None:
     idle = cluster(REQUESTS[3])
     idle.end_s = 0.0
     idle.network.read = SimpleNamespace(count=1, busy_s=3.0, waited_s=2.0)
@@ -116,7 +116,7 @@ def test_a_run_that_served_nothing_has_no_times() -> None:
     assert (found.onboard_ms, found.onboard_queue_ms) == (3000, 2000)
 
 
-def test_one_row_stands_for_all_seeds() -> None:
+def test_one_row_summarizes_all_seeds() -> None:
     one, two = row(*REQUESTS[:1], seed=0), row(*REQUESTS[1:2], seed=1)
     mean = mean_row([one, two])
     assert mean.seed is None
@@ -129,7 +129,7 @@ def test_one_row_stands_for_all_seeds() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_mean_is_of_the_runs_that_have_the_figure(first: int) -> None:
+def test_a_mean_covers_the_runs_that_have_the_figure(first: int) -> None:
     seeds = [row(*REQUESTS[first : first + 1]), row(*REQUESTS[1 - first : 2 - first])]
     mean = mean_row(seeds)
     assert mean.tpot_mean_ms == pytest.approx(200)
@@ -212,7 +212,7 @@ def test_a_page_describes_the_simulation(rows: list[Row]) -> None:
     assert "500 GB of each worker's own DRAM at 50 GB/s" in told
 
 
-def test_memories_that_are_not_equal_and_queues_are_warned_of(rows: list[Row]) -> None:
+def test_unequal_memories_and_queues_cause_warnings(rows: list[Row]) -> None:
     late = dataclasses.replace(rows[2], ttft_p99_s=120.0)
     source = html(Options(workers=2, pool=1 << 40, local=1 << 30), [late])
     warned = " ".join(re.findall(r'<p class="warn" role="note">(.*?)</p>', source))
@@ -265,7 +265,7 @@ def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[R
     assert "Requests served" in Page(source).texts["figcaption"]
 
 
-def test_a_course_adds_up_to_the_row() -> None:
+def test_the_time_series_adds_up_to_the_row() -> None:
     trace = make_trace("t", BLOCK, [TraceEntry(at / 4, 25, 20, (1, 2)) for at in range(40)], 1.0)
     found = simulate(trace, Options(workers=1), policies=["random"], memories=["pool"],
                      courses=True)  # fmt: skip
@@ -285,6 +285,6 @@ def test_a_picture_has_the_bars(rows: list[Row]) -> None:
     assert drawn.startswith(b"\x89PNG")
 
 
-def test_another_kind_of_report_is_refused(rows: list[Row]) -> None:
+def test_an_unknown_report_type_is_rejected(rows: list[Row]) -> None:
     with pytest.raises(SimulateError, match=r"a report is \.html or \.png"):
         make_report(Path("r.txt"), TRACE, Options(), rows)

@@ -176,7 +176,7 @@ def test_min_ttft_rejects_requests_beyond_the_objective() -> None:
     assert row.ttft_p99_s < 15
 
 
-def test_busy_workers_hold_requests_back_and_lose_none() -> None:
+def test_requests_wait_for_busy_workers_and_none_is_lost() -> None:
     options = dataclasses.replace(OPTIONS, slots=1)
     [row, _] = simulate(TRACE, options, policies=["alpha-gamma"], memories=["pool"])
     assert row.rejects == 0
@@ -198,12 +198,12 @@ def test_busy_workers_hold_requests_back_and_lose_none() -> None:
         ({"scale": Scale(1, 1), "goals": Goals()}, "either at a given time or by the planner"),
     ],
 )
-def test_options_without_sense_are_refused(change: dict[str, object], what: str) -> None:
+def test_invalid_options_are_rejected(change: dict[str, object], what: str) -> None:
     with pytest.raises(SimulateError, match=what):
         Options(**change)
 
 
-def test_runs_without_sense_are_refused() -> None:
+def test_invalid_runs_are_rejected() -> None:
     with pytest.raises(SimulateError, match="no policy 'x'; choose of"):
         simulate(TRACE, OPTIONS, policies=["x"])
     with pytest.raises(SimulateError, match="name a policy"):

@@ -123,7 +123,7 @@ def test_a_chain_is_evicted_from_its_end() -> None:
     assert tier.stat.evicted == 2
 
 
-def test_more_than_fits_leaves_the_head() -> None:
+def test_of_a_chain_that_does_not_fit_the_beginning_is_kept() -> None:
     tier = SimulatedTier(10, 3)
     assert tier.put(ids(*range(8)), 8) == 8
     assert tier.lead(ids(*range(8)), 8) == 3

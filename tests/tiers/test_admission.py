@@ -39,7 +39,7 @@ def test_the_table_drops_displaced_keys_and_no_others() -> None:
     assert np.count_nonzero(policy.admit(keys(0, 500))) == 0
 
 
-def test_the_table_confuses_no_keys() -> None:
+def test_the_table_does_not_confuse_keys() -> None:
     policy = SecondTouch(1)
     assert not any(policy.admit(keys(n, 1))[0] for n in range(1000))
 
@@ -63,13 +63,13 @@ def test_without_reuse_adaptive_admits_nothing() -> None:
     assert admitted == 0
 
 
-def test_adaptive_tries_a_bounded_number_of_blocks() -> None:
+def test_the_trial_of_adaptive_is_bounded() -> None:
     policy = Adaptive(1 << 16, trial=1000, pool_hits=lambda: 0)
     admitted = sum(int(np.count_nonzero(policy.admit(keys(n, 100)))) for n in range(0, 10_000, 100))
     assert admitted == 1000
 
 
-def test_hits_in_the_pool_open_adaptive_before_anything_was_evicted() -> None:
+def test_hits_in_the_pool_enable_adaptive_before_any_eviction() -> None:
     hits = 0
     policy = Adaptive(1 << 16, trial=0, warm_up=10_000, pool_hits=lambda: hits)
     assert not policy.admit(keys(0, 100)).any()
@@ -77,7 +77,7 @@ def test_hits_in_the_pool_open_adaptive_before_anything_was_evicted() -> None:
     assert policy.admit(keys(100, 100)).all()
 
 
-def test_a_prompt_that_all_share_does_not_keep_adaptive_open() -> None:
+def test_a_prompt_shared_by_all_does_not_keep_adaptive_enabled() -> None:
     """After the warm-up, hits in the pool are no information on those of a lower tier."""
     hits = 0
     policy = Adaptive(1 << 20, warm_up=10_000, pool_hits=lambda: hits)
@@ -90,7 +90,7 @@ def test_a_prompt_that_all_share_does_not_keep_adaptive_open() -> None:
 
 
 @pytest.mark.parametrize("source", ["a lower tier", "commits"])
-def test_reuse_keeps_adaptive_open(source: str) -> None:
+def test_reuse_keeps_adaptive_enabled(source: str) -> None:
     policy, total = Adaptive(1 << 20), 0
     for number in range(500):
         batch = keys(number * 100, 100)
@@ -109,12 +109,12 @@ def test_adaptive_below_break_even_still_admits_repeated_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
-def test_an_empty_batch_is_no_matter(name: str) -> None:
+def test_an_empty_batch_has_no_effect(name: str) -> None:
     policy = ADMISSIONS[name]()
     assert policy.admit(np.zeros((0, 2), np.uint64)).shape == (0,)
 
 
-def test_a_policy_without_sense_is_refused() -> None:
+def test_an_invalid_policy_is_rejected() -> None:
     with pytest.raises(TierError, match="can remember 1 to"):
         SecondTouch(0)
     with pytest.raises(TierError, match="between 0 and 1"):

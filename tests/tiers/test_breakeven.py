@@ -19,7 +19,7 @@ QWEN = BreakEven(0.07663, 1.521e-6)
     ("bandwidth", "cached", "pays"),
     [(26e9, 0, True), (5e9, 0, True), (3.5e9, 0, True), (3.3e9, 0, False), (2e9, 36_000, True)],
 )
-def test_the_cross_over_is_that_of_the_reference(bandwidth: float, cached: int, pays: bool) -> None:
+def test_the_break_even_matches_the_reference(bandwidth: float, cached: int, pays: bool) -> None:
     """It lies near 3.4 GB/s for Qwen3-32B on an H200."""
     assert QWEN.pays(cached, 16, 16 * TOKEN, bandwidth) is pays
 
@@ -49,7 +49,7 @@ def test_the_bandwidth_follows_the_loads() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-def test_costs_without_sense_are_refused(value: float) -> None:
+def test_invalid_costs_are_rejected(value: float) -> None:
     with pytest.raises(TierError, match="finite"):
         BreakEven(value, 0.0)
     with pytest.raises(TierError, match="greater than 0"):

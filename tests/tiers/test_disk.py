@@ -110,7 +110,7 @@ def test_other_policies_keep_read_blocks_and_survive_restarts(
     tier.close()
 
 
-def test_nothing_is_evicted_while_free_stripes_serve(tier: DiskTier) -> None:
+def test_nothing_is_evicted_while_there_are_free_stripes(tier: DiskTier) -> None:
     """A small tier has few cells of a class, and blocks of another class may be in all of them."""
     save(tier, range(1), 16384)
     for number in range(10, 30):
@@ -227,7 +227,7 @@ def test_bytes_written_and_read_are_counted(tier: DiskTier) -> None:
     assert REGISTRY.snapshot()["beluga_tier_blocks"].series[(("tier", tier.name),)] == 4
 
 
-def test_a_closed_tier_has_nothing(tier: DiskTier) -> None:
+def test_a_closed_tier_has_no_blocks(tier: DiskTier) -> None:
     save(tier, range(2), 4096)
     tier.close()
     tier.close()
@@ -236,7 +236,7 @@ def test_a_closed_tier_has_nothing(tier: DiskTier) -> None:
     assert tier.remove(keys_of(range(2))) == 0
 
 
-def test_misuse_is_a_tier_error(tier: DiskTier) -> None:
+def test_misuse_raises_a_tier_error(tier: DiskTier) -> None:
     records = records_of(range(2), 100)
     with pytest.raises(TierError, match="rows of payload"):
         tier.save(records, np.zeros((3, 100), np.uint8))

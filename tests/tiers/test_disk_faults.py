@@ -105,7 +105,7 @@ def test_a_removal_that_a_failed_sync_has_lost_is_written_again(tmp_path: Path) 
     tier.close()
 
 
-def test_nothing_is_removed_for_good_from_a_file_that_is_away(disk: FaultyDisk) -> None:
+def test_a_removal_on_a_missing_file_is_not_durable(disk: FaultyDisk) -> None:
     assert all(disk.save(range(2)))
     blocks, away = disk.path / "blocks", disk.path / "away"
     blocks.rename(away)
@@ -206,7 +206,7 @@ def test_a_flipped_bit_in_the_index_is_a_miss(disk: FaultyDisk) -> None:
     assert all(disk.load(range(6)))
 
 
-def test_an_entry_of_another_slot_or_store_does_not_count(disk: FaultyDisk, tmp_path: Path) -> None:
+def test_an_entry_of_another_slot_or_store_is_ignored(disk: FaultyDisk, tmp_path: Path) -> None:
     assert all(disk.save(range(2)))
     disk.tier.close()
     file = disk.path / "blocks"
@@ -230,7 +230,7 @@ def test_an_entry_of_another_slot_or_store_does_not_count(disk: FaultyDisk, tmp_
 
 
 @pytest.mark.parametrize("dispute", ["key", "space"])
-def test_of_two_entries_for_one_key_or_space_the_newer_counts(
+def test_the_newer_of_two_entries_for_one_key_or_space_is_used(
     disk: FaultyDisk, dispute: str
 ) -> None:
     """The disk kept an entry that was cleared, while its key or its space was reused."""
@@ -466,7 +466,7 @@ def test_the_path_of_a_living_process_is_refused_with_its_number(disk: FaultyDis
     assert f"is in use by process {os.getpid()}; give each server" in done.stderr
 
 
-def test_a_raw_file_serves_as_a_folder_does(tmp_path: Path) -> None:
+def test_a_file_path_works_like_a_folder(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.touch()
     tier = DiskTier(raw, SIZE)
@@ -532,7 +532,7 @@ def test_blocks_are_spread_and_found_on_all_disks(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
+def test_a_failed_disk_gets_no_blocks(tmp_path: Path) -> None:
     disks = [FaultyDisk(tmp_path / f"disk{i}") for i in range(2)]
     tier = SpreadTier([disk.tier for disk in disks])
     assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
@@ -549,7 +549,7 @@ def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_removal_is_durable_when_every_disk_has_made_it_so(tmp_path: Path, number: int) -> None:
+def test_a_removal_is_durable_once_every_disk_has_synced_it(tmp_path: Path, number: int) -> None:
     disks = [FaultyDisk(tmp_path / f"disk{i}") for i in range(2)]
     tier = SpreadTier([disk.tier for disk in disks])
     keys = keys_of(range(20))

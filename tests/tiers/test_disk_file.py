@@ -66,7 +66,7 @@ def test_a_file_with_data_is_refused_and_left_as_it_is(
     assert file.read_bytes() == data
 
 
-def test_a_path_that_is_no_file_is_rejected() -> None:
+def test_a_path_that_is_not_a_file_is_rejected() -> None:
     with pytest.raises(TierError, match="not a folder, file or block device; give one"):
         DiskTier("/dev/null", SIZE)
 
@@ -256,7 +256,7 @@ def test_blocks_that_a_shrunken_tier_lost_are_misses_if_it_grows_at_once(tmp_pat
     tier.close()
 
 
-def test_a_size_that_has_no_room_is_refused_and_changes_nothing(
+def test_a_size_beyond_the_free_space_is_rejected_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = DiskTier(tmp_path / "disk", SIZE)

@@ -43,7 +43,7 @@ def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
     disk.tier.close()
 
 
-def test_a_load_that_hangs_is_a_miss_and_the_disk_is_left_alone(disk: FaultyDisk) -> None:
+def test_a_hanging_load_is_a_miss_and_suspends_the_disk(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"read"}
     started = time.monotonic()
@@ -69,7 +69,7 @@ def test_memory_that_a_late_read_may_write_is_not_used_again(disk: FaultyDisk) -
     assert all((other == 0xAA).all() for other in others)
 
 
-def test_blocks_that_a_late_read_reads_stay_where_they_are(disk: FaultyDisk) -> None:
+def test_blocks_of_a_late_read_are_not_moved(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"read"}
     assert not any(disk.load(range(4)))
@@ -120,7 +120,7 @@ def test_saves_queued_after_a_hanging_one_are_abandoned_too(disk: FaultyDisk, fi
     assert all(disk.load(range(8)))
 
 
-def test_a_remove_that_hangs_removes(disk: FaultyDisk) -> None:
+def test_a_hanging_removal_takes_effect(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"write"}
     assert disk.tier.remove(keys_of(range(3))) == 3
@@ -198,7 +198,7 @@ def test_a_disk_that_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_save_does_not_wait_for_ever_for_another_one(disk: FaultyDisk) -> None:
+def test_the_wait_of_a_save_for_another_one_is_bounded(disk: FaultyDisk) -> None:
     store = disk.tier._store
     assert store is not None
     places = store.reserve(records_of(range(1), LENGTH))

@@ -73,14 +73,14 @@ def kill_often(tmp_path: Path, io: str, rounds: int) -> None:
             (path / "blocks").unlink()
 
 
-def test_killed_while_writing(tmp_path: Path) -> None:
+def test_blocks_survive_a_kill_during_writes(tmp_path: Path) -> None:
     kill_often(tmp_path, "auto", 15 if FULL else 6)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("io", ["uring", "threads"])
-def test_killed_500_times_while_writing(tmp_path: Path, io: str) -> None:
+def test_blocks_survive_500_kills_during_writes(tmp_path: Path, io: str) -> None:
     try:
         DiskTier(tmp_path / "probe", 4 * MIB, io=io).close()
     except TierError as error:

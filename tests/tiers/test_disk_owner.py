@@ -81,7 +81,7 @@ def test_a_disk_belongs_to_its_owner_with_any_pool(
     assert full(owned(disk, *after))
 
 
-def test_a_disk_that_another_server_has_is_refused_by_its_owner(tmp_path: Path, shm: Path) -> None:
+def test_a_disk_of_another_server_is_rejected_with_its_owner(tmp_path: Path, shm: Path) -> None:
     """Before a takeover, ``serve`` checks the owner of the disk, and not only its lock."""
     disk = tmp_path / "disk"
     tier = owned(disk, "rack", "p1")
@@ -92,7 +92,7 @@ def test_a_disk_that_another_server_has_is_refused_by_its_owner(tmp_path: Path, 
     tier.close()
 
 
-def test_the_last_owner_is_the_one_that_counts(tmp_path: Path) -> None:
+def test_the_last_written_owner_is_used(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     for server, pool in (("a", "p1"), ("b", "p1"), ("b", "p2"), ("", ""), ("c", "p2")):
         owned(disk, server, pool).close()
@@ -115,7 +115,7 @@ def test_a_released_disk_keeps_its_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["nothing", "folder", "file", "empty"])
-def test_a_file_that_is_no_disk_tier_is_not_released(tmp_path: Path, what: str) -> None:
+def test_a_file_that_is_not_a_disk_tier_is_not_released(tmp_path: Path, what: str) -> None:
     path = tmp_path / "disk"
     if what == "folder":
         path.mkdir()
@@ -172,7 +172,7 @@ def test_a_damaged_first_sector_is_refused(tmp_path: Path, place: int) -> None:
 # ---- What a pool's owner is named
 
 
-def test_a_pool_is_named_by_its_first_devices_place(shm: Path) -> None:
+def test_a_pool_is_identified_by_the_path_of_its_first_device(shm: Path) -> None:
     (shm / "link").symlink_to(shm)
     with Pool.create([shm / "a", shm / "b"], device_size=24 << 20, sparse=True) as pool:
         assert owner_of(pool) == Owner(os.path.realpath(shm / "a"), pool.id)
@@ -184,7 +184,7 @@ def test_a_pool_is_named_by_its_first_devices_place(shm: Path) -> None:
         assert owner_of(again) == Owner(os.path.realpath(shm / "a"), pool.id)
 
 
-def test_pools_in_parts_of_one_device_have_names_of_their_own(tmp_path: Path) -> None:
+def test_pools_in_slices_of_one_device_have_separate_identities(tmp_path: Path) -> None:
     file, size = tmp_path / "file", 24 << 20
     file.touch()
     os.truncate(file, 2 * size)

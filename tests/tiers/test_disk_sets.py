@@ -148,7 +148,7 @@ def test_more_disks_and_fewer_are_the_same_set(pool: Path, tmp_path: Path) -> No
         assert served.server.lower_stat().tier_count == 3
 
 
-def test_disks_that_will_not_return_are_forgotten_at_once(pool: Path, tmp_path: Path) -> None:
+def test_disks_removed_for_good_are_dropped_at_once(pool: Path, tmp_path: Path) -> None:
     for number in range(3):
         with serving(pool, tmp_path / f"{number}") as served:
             served.save(f"{number}")
@@ -162,7 +162,7 @@ def test_disks_that_will_not_return_are_forgotten_at_once(pool: Path, tmp_path: 
         assert not served.has("2")
 
 
-def test_a_disk_from_before_there_were_sets_keeps_its_blocks(
+def test_a_disk_of_a_release_without_sets_keeps_its_blocks(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = tmp_path / "disk"

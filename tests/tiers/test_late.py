@@ -174,7 +174,9 @@ def test_blocks_of_a_disk_are_hits_once_it_can_be_opened(
         assert eventually(lambda: server.lower_stat().dirty_count == 0)
 
 
-def test_a_server_that_does_not_stand_by_refuses_such_a_disk(pool: Pool, tmp_path: Path) -> None:
+def test_a_server_that_is_not_a_standby_rejects_an_unopened_disk(
+    pool: Pool, tmp_path: Path
+) -> None:
     other = DiskTier(tmp_path / "disk", DISK, server=pool.id)
     with (
         pytest.raises(TierError, match="in use by process"),

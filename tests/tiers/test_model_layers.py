@@ -73,7 +73,7 @@ LAYERS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_with_windows_and_states_do_not_count_as_growing(tmp_path: Path, name: str) -> None:
+def test_window_and_state_layers_do_not_grow(tmp_path: Path, name: str) -> None:
     fields, full, window, tokens, state = LAYERS[name]
     found = shape(tmp_path, **fields)
     assert (found.layers, found.window_layers, found.state_layers) == (full, window, state)
@@ -153,7 +153,7 @@ def test_a_quantized_cache_is_not_quantized_weights(
     assert read_model(tmp_path, "F16").dtype == "F16"
 
 
-def test_a_model_with_images_has_its_text_in_a_part(tmp_path: Path) -> None:
+def test_a_multimodal_model_uses_its_text_config(tmp_path: Path) -> None:
     text = {**BASE, "layer_types": MIXED, "sliding_window": 1024}
     for outer in (
         {"text_config": text},
@@ -164,7 +164,7 @@ def test_a_model_with_images_has_its_text_in_a_part(tmp_path: Path) -> None:
         assert read_model(tmp_path).layers == 16
 
 
-def test_falcons_kv_heads_have_a_name_of_their_own(tmp_path: Path) -> None:
+def test_falcon_has_a_different_field_for_kv_heads(tmp_path: Path) -> None:
     found = shape(tmp_path, num_key_value_heads=None, n_head_kv=4)
     assert found.kv_heads == 4
 

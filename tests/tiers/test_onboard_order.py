@@ -121,7 +121,7 @@ def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(make: Callable[...,
     assert np.array_equal(target, np.concatenate([content(f"mine {n}", 0) for n in range(20)]))
 
 
-def test_many_chains_take_turns(make: Callable[..., Scene]) -> None:
+def test_many_chains_are_served_in_turn(make: Callable[..., Scene]) -> None:
     """No chain has more keys in flight than its share while another chain waits for its first
     key.
     """

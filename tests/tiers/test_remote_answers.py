@@ -58,13 +58,13 @@ def test_a_string_that_arrives_byte_by_byte_is_read_completely(lines: Lines) -> 
     sender.join()
 
 
-def test_an_empty_string_is_none(lines: Lines) -> None:
+def test_a_null_string_is_none(lines: Lines) -> None:
     near, far = lines
     far.sendall(b"$0\r\n\r\n")
     assert _read_string(near, 10, ARENA) is None
 
 
-def test_an_error_is_a_refusal_with_its_text(lines: Lines) -> None:
+def test_an_error_reply_is_a_refusal_with_its_text(lines: Lines) -> None:
     near, far = lines
     far.sendall(b"-NOAUTH Authentication required.\r\n")
     with pytest.raises(RefusedError, match="NOAUTH Authentication required"):
@@ -93,7 +93,7 @@ def test_an_error_is_a_refusal_with_its_text(lines: Lines) -> None:
         b"x" * 20_000,
     ],
 )
-def test_any_other_answer_is_a_broken_connection(lines: Lines, answer: bytes) -> None:
+def test_any_other_reply_closes_the_connection(lines: Lines, answer: bytes) -> None:
     near, far = lines
     sender = threading.Thread(target=far.sendall, args=(answer,))
     sender.start()
@@ -103,7 +103,7 @@ def test_any_other_answer_is_a_broken_connection(lines: Lines, answer: bytes) ->
         _read_string(near, 10, ARENA)
 
 
-def test_strings_share_memory_one_after_another_and_never_at_once(lines: Lines) -> None:
+def test_the_buffer_is_reused_but_never_shared(lines: Lines) -> None:
     near, far = lines
     arena, size = Arena(), 1 << 20
 

@@ -40,7 +40,7 @@ def pause_of(breaker: Breaker, clock: Clock) -> float:
     return clock.now_s - begun
 
 
-def test_failures_in_a_row_open_it_and_others_do_not(breaker: Breaker) -> None:
+def test_consecutive_failures_open_the_breaker(breaker: Breaker) -> None:
     for _ in range(10):
         assert fail(breaker, 2) == [False, False]
         breaker.succeeded()
@@ -50,7 +50,7 @@ def test_failures_in_a_row_open_it_and_others_do_not(breaker: Breaker) -> None:
     assert fail(breaker, 3) == [False] * 3, "one opening is reported once"
 
 
-def test_one_trial_at_a_time_when_it_is_due(breaker: Breaker, clock: Clock) -> None:
+def test_only_one_trial_is_allowed_at_a_time(breaker: Breaker, clock: Clock) -> None:
     assert not breaker.begin_trial(), "a closed breaker needs none"
     fail(breaker, 3)
     assert pause_of(breaker, clock) == pytest.approx(1, abs=0.11)
@@ -75,9 +75,7 @@ def test_the_pause_doubles_to_its_limit_and_resets_after_a_success(
     assert pause_of(breaker, clock) == pytest.approx(1, abs=0.11)
 
 
-def test_a_store_that_answers_trials_alone_is_left_alone_longer_and_longer(
-    breaker: Breaker, clock: Clock
-) -> None:
+def test_a_store_that_only_passes_trials_gets_longer_pauses(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     for expected in (1, 2, 4, 8):
         assert pause_of(breaker, clock) == pytest.approx(expected, abs=0.11)
@@ -85,7 +83,7 @@ def test_a_store_that_answers_trials_alone_is_left_alone_longer_and_longer(
         assert fail(breaker, 1) == [True], "after a trial, one failure is enough"
 
 
-def test_late_results_change_nothing(breaker: Breaker, clock: Clock) -> None:
+def test_late_results_are_ignored(breaker: Breaker, clock: Clock) -> None:
     breaker.end_trial(True)
     breaker.end_trial(False)
     assert breaker.closed

@@ -142,7 +142,7 @@ def test_every_spelling_of_an_endpoint_reaches_the_store(
         ("az://bucket/p?use_emulator=true", {"AZURITE_BLOB_STORAGE_URL": "HERE"}),
     ],
 )
-def test_endpoint_that_is_no_url_is_refused_when_it_is_named(
+def test_an_endpoint_that_is_not_a_url_is_rejected_at_construction(
     monkeypatch: pytest.MonkeyPatch, url: str, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
@@ -151,7 +151,7 @@ def test_endpoint_that_is_no_url_is_refused_when_it_is_named(
         check_remote(url)
 
 
-def test_option_of_the_client_that_is_wrong_is_an_error_and_no_panic() -> None:
+def test_an_invalid_client_option_is_an_error_and_no_panic() -> None:
     for option in ("allow_http=perhaps", "timeout=soon", "endpointt=http://a", "proxy_url=%00"):
         with pytest.raises(TierError):
             check_remote(f"s3://bucket/p?endpoint=http://127.0.0.1:9&{option}")
@@ -161,7 +161,7 @@ class PanicException(BaseException):
     """The class that pyo3 uses for a panic in Rust."""
 
 
-def test_panic_of_a_client_becomes_an_error_that_is_not_tried_again(
+def test_a_panic_of_a_client_is_an_error_without_retry(
     store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def panic(*_: object, **__: object) -> None:

@@ -64,7 +64,7 @@ def test_passwords_and_options_are_not_in_the_name(redis: None, obstore: None) -
         ("file:///proc/x?option=1", "no options"),
     ],
 )
-def test_a_wrong_url_is_one_clear_line(url: str, reason: str) -> None:
+def test_an_invalid_url_is_a_one_line_error(url: str, reason: str) -> None:
     with pytest.raises(TierError, match=reason) as caught:
         open_remote(url)
     assert "\n" not in str(caught.value)
@@ -78,7 +78,7 @@ def test_a_wrong_url_is_one_clear_line(url: str, reason: str) -> None:
         ("mooncake://master:50051", "pip install mooncake-transfer-engine"),
     ],
 )
-def test_a_missing_package_is_one_clear_line(
+def test_a_missing_package_is_a_one_line_error(
     url: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("redis", "obstore", "mooncake", "mooncake.store"):
@@ -137,7 +137,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     tier.close()
 
 
-def test_a_closed_tier_is_closed() -> None:
+def test_a_closed_tier_rejects_calls() -> None:
     store = DictStore()
     tier = RemoteTier(store, name="test://closed")
     records, payload = blocks([10])
@@ -175,7 +175,7 @@ def test_close_completes_running_operations_and_drops_the_others() -> None:
     assert store.ended
 
 
-def test_the_child_of_a_fork_opens_its_own() -> None:
+def test_a_forked_child_opens_its_own_connection() -> None:
     store = DictStore()
     tier = RemoteTier(store, name="test://forked")
     records, payload = blocks([10])

@@ -30,7 +30,7 @@ def forged(payload: bytes = b"", **fields: object) -> bytes:
     return header.tobytes() + payload
 
 
-def test_an_object_has_this_form() -> None:
+def test_the_format_of_an_object_is_frozen() -> None:
     """Tiers of other releases read it, so the format changes only with its version and name."""
     assert HEADER.itemsize == 64
     assert (OBJECT[:8], OBJECT[8:12], len(OBJECT)) == (b"BELUGAKV", b"\1\0\0\0", 264)
@@ -82,7 +82,7 @@ def test_an_object_with_matching_checksums_is_validated_too(contents: bytes, rea
         unpack(KEY, contents)
 
 
-def test_a_payload_under_another_key_is_not_taken() -> None:
+def test_a_payload_under_another_key_is_rejected() -> None:
     """A store that swaps two payloads is detected, although both are intact."""
     mixed = bytearray(forged(b"abc", length=3, key=KEY + np.uint64(1)))
     mixed[16:32] = KEY.tobytes()
@@ -92,6 +92,6 @@ def test_a_payload_under_another_key_is_not_taken() -> None:
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda tail: OBJECT[:64] + tail))
-def test_any_bytes_are_a_block_or_wrong(contents: bytes) -> None:
+def test_arbitrary_bytes_are_a_block_or_rejected(contents: bytes) -> None:
     with contextlib.suppress(WrongObjectError):
         assert contents == OBJECT or unpack(KEY, contents) is None

@@ -72,7 +72,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     server.close() if isinstance(server, FakeS3) else server.kill()
 
 
-def test_answers_that_are_cut_are_misses(scene: Scene) -> None:
+def test_truncated_replies_are_misses(scene: Scene) -> None:
     for limit in (0, 10, 200, 29_000):
         scene.proxy.spoil = cut_after(limit)
         scene.proxy.drop()
@@ -83,7 +83,7 @@ def test_answers_that_are_cut_are_misses(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("period", [300, 20_000, 100_000])
-def test_answers_with_flipped_bits_are_misses(scene: Scene, period: int) -> None:
+def test_replies_with_flipped_bits_are_misses(scene: Scene, period: int) -> None:
     found = []
     for seed in range(4):
         scene.proxy.spoil = flip_every(period, seed)
@@ -115,7 +115,7 @@ def test_a_silent_store_opens_the_breaker_which_closes_after_recovery(scene: Sce
     assert eventually(lambda: all(scene.found()), 60)
 
 
-def test_a_store_that_drips_costs_a_deadline(scene: Scene) -> None:
+def test_a_store_that_trickles_costs_one_deadline(scene: Scene) -> None:
     """No byte of a response takes as long as the timeout, but the whole response does."""
 
     def drip(data: bytes, before: int) -> bytes:
@@ -135,7 +135,7 @@ def test_a_store_that_drips_costs_a_deadline(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_an_answer_that_is_an_error_is_a_miss(status: int) -> None:
+def test_an_error_reply_is_a_miss(status: int) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     server = FakeS3()
     tier = open_remote(server.url(), settings=SETTINGS)
@@ -215,7 +215,7 @@ def test_a_stopped_redis_costs_one_deadline(redis: RedisServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_redis_is_used_again_when_it_is_back(redis: RedisServer) -> None:
+def test_a_restarted_redis_is_used_again(redis: RedisServer) -> None:
     tier = open_remote(redis.url, settings=SETTINGS)
     records, payload = blocks([100_000] * 16)
     assert tier.save(records, payload).all()

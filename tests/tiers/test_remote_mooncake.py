@@ -80,7 +80,7 @@ def test_two_racks_share_a_mooncake_store_that_stops_and_dies(tmp_path: Path) ->
         ("mooncake://master:1?buffer=1GiB", "a number of bytes"),
     ],
 )
-def test_a_wrong_url_is_one_clear_line(
+def test_an_invalid_url_is_a_one_line_error(
     url: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = type(sys)("mooncake.store")

@@ -62,7 +62,7 @@ def test_a_block_is_removed_once(tier: RemoteTier) -> None:
     assert same(tier.load(records["key"]), records, payload) == [False] * 5
 
 
-def test_no_blocks_are_no_work(tier: RemoteTier) -> None:
+def test_an_empty_batch_sends_no_request(tier: RemoteTier) -> None:
     records, payload = blocks([])
     assert tier.save(records, payload).shape == (0,)
     assert tier.load(records["key"]) == []
@@ -70,7 +70,7 @@ def test_no_blocks_are_no_work(tier: RemoteTier) -> None:
     assert tier.remove(records["key"]) == 0
 
 
-def test_an_object_of_that_name_that_is_no_block_is_replaced(tier: RemoteTier) -> None:
+def test_a_foreign_object_under_the_key_is_replaced(tier: RemoteTier) -> None:
     """Also through the client: an object that is empty, short, foreign or that of another block."""
     records, payload = blocks([5000] * 6)
     assert tier.save(records, payload).all()

@@ -68,7 +68,7 @@ class Gate:
             self.open.wait()
 
 
-def test_a_call_ends_although_the_store_never_answers(open_tier: Open) -> None:
+def test_a_call_times_out_if_the_store_never_replies(open_tier: Open) -> None:
     gate = Gate("get", "put", "exists", "delete")
     store = DictStore(gate)
     tier = open_tier(store, HASTY)
@@ -138,7 +138,7 @@ def test_an_open_breaker_sends_no_requests_to_the_store(open_tier: Open) -> None
     assert count("breaker_state", tier) == 2
 
 
-def test_one_trial_finds_out_that_the_store_is_back(open_tier: Open) -> None:
+def test_one_trial_detects_the_recovery_of_the_store(open_tier: Open) -> None:
     down = threading.Event()
     down.set()
 
@@ -194,7 +194,7 @@ def test_no_retry_begins_that_could_not_end_in_time(open_tier: Open) -> None:
     assert store.calls == ["get"]
 
 
-def test_a_refusal_is_an_answer(open_tier: Open) -> None:
+def test_a_refusal_counts_as_a_reply(open_tier: Open) -> None:
     """A full store is not retried, and still serves its objects."""
     full = threading.Event()
 
@@ -244,7 +244,7 @@ def test_the_caller_may_reuse_its_payload_when_save_returns(open_tier: Open) -> 
     assert eventually(lambda: same(tier.load(records["key"]), records, payload) == [True], 60)
 
 
-def test_loads_pass_saves_that_take_long(open_tier: Open) -> None:
+def test_loads_overtake_slow_saves(open_tier: Open) -> None:
     gate = Gate("put")
     store = DictStore(gate)
     tier = open_tier(store)
@@ -306,7 +306,7 @@ def test_a_block_that_is_too_large_is_not_saved(open_tier: Open) -> None:
     assert count("errors_total", tier, kind="size") == 1
 
 
-def test_one_warning_a_minute(open_tier: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_is_logged_a_minute(open_tier: Open, caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: str) -> None:
         raise ConnectionError("no route\na page of details")
 

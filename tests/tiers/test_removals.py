@@ -120,7 +120,7 @@ def test_saving_a_missing_block_replaces_an_object_that_was_not_deleted(make: Ma
     assert scene.has("block", 1)
 
 
-def test_a_store_that_still_has_a_removed_block_does_not_answer_for_a_disk_that_fails(
+def test_a_removed_block_in_a_store_is_no_hit_while_the_disk_fails(
     make: Make,
 ) -> None:
     scene = make()
@@ -347,7 +347,7 @@ def test_a_put_in_progress_does_not_undo_a_removal(make: Make) -> None:
     assert scene.get("block") is None
 
 
-def test_a_load_from_before_a_removal_brings_nothing_after_it(make: Make) -> None:
+def test_a_load_started_before_a_removal_stores_nothing_after_it(make: Make) -> None:
     scene = make(disk=False)
     scene.stored("block")
     scene.evict()
@@ -414,7 +414,7 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> None:
+def test_no_removed_block_returns_after_a_power_cut(tmp_path: Path, seed: int) -> None:
     """A confirmed ``remove_durably`` survives a power cut at any point."""
     from support.disk_faults import PowerCut
 
@@ -437,5 +437,5 @@ def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> 
     after.close()
 
 
-def test_content_differs() -> None:
+def test_blocks_of_the_test_have_different_contents() -> None:
     assert not np.array_equal(content("a", 0), content("a", 1))

@@ -182,7 +182,7 @@ def test_without_wait_blocks_evicted_before_their_offload_are_dropped(shm: Path)
         assert 0 < len(lost) < MANY
 
 
-def test_with_wait_a_put_is_refused_until_others_were_offered(shm: Path) -> None:
+def test_with_wait_a_put_is_refused_until_other_blocks_are_offered(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         tier.open.clear()
@@ -229,7 +229,7 @@ def test_a_remote_store_is_queried_for_unknown_keys(shm: Path) -> None:
         assert other.wrong(range(20, 22)) == [20, 21]  # no tier has them, so they soon miss
 
 
-def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
+def test_a_hanging_remote_store_does_not_delay_other_tiers(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     with serving(shm, [near, far], wait=True, timeout_s=0.3) as served:
         far.open.clear()
@@ -244,7 +244,7 @@ def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
         far.open.set()
 
 
-def test_saves_beyond_those_that_may_wait_for_a_slow_tier_are_dropped(shm: Path) -> None:
+def test_saves_beyond_the_queue_of_a_slow_tier_are_dropped(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     dropped = REGISTRY.counter("beluga_offload_dropped_blocks_total", "")
     before = dropped.value(reason="tier is behind")
@@ -307,7 +307,7 @@ def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> No
     assert [key.tolist() for key in store.asked[1:]] == [keys[:1].tolist(), keys[1:].tolist()]
 
 
-def test_a_removal_that_a_tier_answered_with_an_error_is_tried_again(shm: Path) -> None:
+def test_a_removal_is_retried_after_an_error_of_a_tier(shm: Path) -> None:
     store = AskedTier("store", remote=True)
     with serving(shm, [store], wait=True) as served:
         served.put_all(range(1))
@@ -531,7 +531,7 @@ def test_a_block_that_a_tier_evicts_again_is_offered_once_after_each_hit(
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_a_disk_with_less_room_than_the_pool_is_not_written_for_ever(
+def test_a_disk_smaller_than_the_pool_is_not_rewritten_endlessly(
     shm: Path, tmp_path: Path, wait: bool
 ) -> None:
     disk = DiskTier(tmp_path / "disk", 8 << 20)  # room for 500 of the smallest blocks, 80 of these
@@ -556,7 +556,7 @@ def test_a_disk_with_less_room_than_the_pool_is_not_written_for_ever(
     disk.close()
 
 
-def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
+def test_an_unbounded_store_leaves_room_for_other_records(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     with serving(shm, [near, far], wait=True) as served:
         count = near.block_count_max + 100_000  # more than the number of names
@@ -576,7 +576,7 @@ def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("no thread")])
-def test_an_error_ends_a_piece_of_work_and_not_the_service(shm: Path, error: Exception) -> None:
+def test_an_error_ends_one_job_and_not_the_service(shm: Path, error: Exception) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True, timeout_s=0.3) as served:
         served.put_all(range(MANY))
@@ -630,7 +630,7 @@ def test_prefetched_blocks_are_in_the_pool_before_a_request(shm: Path) -> None:
         assert served.cache.prefetch([b"y" * 32]) == 0
 
 
-def test_clients_that_get_at_once_all_get_the_blocks(shm: Path) -> None:
+def test_concurrent_gets_all_return_the_blocks(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))

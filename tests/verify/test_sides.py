@@ -75,7 +75,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> FakeSides:
     return fake
 
 
-def test_both_sides_here_try_every_test_on_every_device(pool: Pool) -> None:
+def test_both_local_sides_run_every_test_on_every_device(pool: Pool) -> None:
     before, start = time.time(), time.monotonic()
     report = verify_pool(pool, seconds=0)
     assert before <= report.started_s <= time.time()
@@ -88,7 +88,7 @@ def test_both_sides_here_try_every_test_on_every_device(pool: Pool) -> None:
     assert report.broken() == []
 
 
-def test_two_callers_are_one_side_each(pool: Pool) -> None:
+def test_two_processes_are_one_side_each(pool: Pool) -> None:
     reports: list[VerifyReport] = []
 
     def follow() -> None:
@@ -109,7 +109,7 @@ def test_timeouts_of_sides_are_in_nanoseconds(pool: Pool, sides: FakeSides) -> N
     assert sides.masks == {(0xFF, 3)}  # eight tests, two modes
 
 
-def test_by_default_sides_try_for_3_s_and_wait_for_60(pool: Pool, sides: FakeSides) -> None:
+def test_by_default_sides_run_for_3_s_and_wait_for_60(pool: Pool, sides: FakeSides) -> None:
     verify_pool(pool, role="b")
     assert sides.configs == [(1, 3_000_000_000, 60_000_000_000)]
 

@@ -42,7 +42,7 @@ def loads(engine: Adapters, lora: Any) -> None:
     engine.loaded(lora)
 
 
-def test_an_adapter_is_its_bytes(engine: Adapters, tmp_path: Path) -> None:
+def test_an_adapter_is_identified_by_its_bytes(engine: Adapters, tmp_path: Path) -> None:
     one = used(engine, adapter(tmp_path / "a", "a", lora_int_id=1))
     same = used(engine, adapter(tmp_path / "b", "b", lora_int_id=2))
     other = used(engine, adapter(tmp_path / "c", "c", b"2", lora_int_id=3))
@@ -51,7 +51,7 @@ def test_an_adapter_is_its_bytes(engine: Adapters, tmp_path: Path) -> None:
     assert used(engine, None) is NONE and NONE.unchanged
 
 
-def test_every_byte_of_an_adapter_counts(engine: Adapters, tmp_path: Path) -> None:
+def test_every_byte_of_an_adapter_changes_its_identity(engine: Adapters, tmp_path: Path) -> None:
     large = bytes(8 << 20)
     middle = bytearray(large)
     middle[4 << 20] = 1
@@ -60,7 +60,7 @@ def test_every_byte_of_an_adapter_counts(engine: Adapters, tmp_path: Path) -> No
     assert one.key != other.key
 
 
-def test_files_that_change_after_the_load_are_not_what_was_loaded(
+def test_files_that_change_after_the_load_have_another_identity(
     engine: Adapters, tmp_path: Path
 ) -> None:
     lora = adapter(tmp_path / "a", "a")
@@ -70,7 +70,7 @@ def test_files_that_change_after_the_load_are_not_what_was_loaded(
         engine.of(lora)
 
 
-def test_files_that_change_while_they_are_loaded_may_be_either(
+def test_files_that_change_during_the_load_have_no_identity(
     engine: Adapters, tmp_path: Path
 ) -> None:
     lora = adapter(tmp_path / "a", "a")
@@ -98,9 +98,7 @@ def test_restored_files_may_differ_from_the_loaded_adapter(
         engine.of(lora)
 
 
-def test_a_link_that_leads_back_does_not_bring_the_loaded_adapter_back(
-    engine: Adapters, tmp_path: Path
-) -> None:
+def test_a_restored_link_does_not_restore_the_identity(engine: Adapters, tmp_path: Path) -> None:
     """The workers may have loaded the adapter again, from where the link led meanwhile."""
     first, second = tmp_path / "v1", tmp_path / "v2"
     for folder, content in ((first, b"1"), (second, b"2")):

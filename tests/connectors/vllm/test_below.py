@@ -85,14 +85,14 @@ def test_a_request_waits_for_blocks_below_the_pool(shm: Path) -> None:
         assert asked_until_answered(schedule(settings, lookups), made) == 5 * BLOCK_TOKENS
 
 
-def test_a_request_does_not_wait_if_it_shall_not(shm: Path) -> None:
+def test_a_request_does_not_wait_if_waiting_is_disabled(shm: Path) -> None:
     made = request("r", TOKENS)
     tier = sunk(shm, made)
     with served(shm / "pool", tier), looking(shm / "pool", onboard_ms=0) as (settings, lookups):
         assert schedule(settings, lookups).matched_tokens(made, 0) == (0, False)
 
 
-def test_a_request_waits_no_longer_than_it_shall(shm: Path) -> None:
+def test_a_request_waits_at_most_for_the_configured_time(shm: Path) -> None:
     made = request("r", TOKENS)
     tier = sunk(shm, made)
     tier.open.clear()
@@ -119,7 +119,7 @@ def test_blocks_that_turn_out_to_be_lost_are_a_miss(shm: Path) -> None:
         assert asked_until_answered(schedule(settings, lookups), made) == 3 * BLOCK_TOKENS
 
 
-def test_blocks_that_are_computed_sooner_are_not_fetched(shm: Path) -> None:
+def test_blocks_that_are_faster_to_compute_are_not_fetched(shm: Path) -> None:
     made = request("r", TOKENS)
     tier = sunk(shm, made)
     costs = {"prefill_b_ms": 1e-6}
@@ -136,7 +136,7 @@ def test_blocks_that_are_computed_sooner_are_not_fetched(shm: Path) -> None:
         assert cheap.pays(0, 5)
 
 
-def test_a_wrong_wait_is_refused() -> None:
+def test_an_invalid_wait_time_is_rejected() -> None:
     from beluga.errors import ConnectorError
 
     with pytest.raises(ConnectorError, match="onboard_ms"):

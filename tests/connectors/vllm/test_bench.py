@@ -49,7 +49,7 @@ def test_the_second_pass_hits_every_whole_block(report: dict[str, Any]) -> None:
         assert row["load_bytes"] > 0
 
 
-def test_vllm_alone_finds_only_what_requests_share(report: dict[str, Any]) -> None:
+def test_vllm_alone_hits_only_blocks_that_requests_share(report: dict[str, Any]) -> None:
     alone = [row for row in report["passes"] if row["arm"] == "plain"]
     assert len(alone) == 4
     for row in alone:

@@ -51,14 +51,14 @@ def test_a_set_repeats_by_its_seed_and_in_any_order() -> None:
     assert sorted(first.shuffled(5)) == sorted(first.prompts)
 
 
-def test_a_warm_up_is_longer_than_an_engines_memory_and_not_measured() -> None:
+def test_a_warm_up_exceeds_the_engines_cache_and_is_not_measured() -> None:
     datasets = datasets_of([1024, 4096], BLOCK, seed=3)
     warm_up = warm_up_of(datasets)
     assert sum(map(len, warm_up.prompts)) > 2.5 * (4097 + 3 * BLOCK)
     assert not set(blocks(warm_up.prompts)) & set(blocks(datasets[0].prompts))
 
 
-def test_one_question_repeats_nothing() -> None:
+def test_a_single_question_has_no_repetition() -> None:
     assert Dataset(1025, 2, 1, BLOCK, 1).repeated_tokens == 0
 
 
@@ -67,7 +67,7 @@ def test_a_cut_prompt_has_one_token_beyond_blocks_of_any_size(block: int) -> Non
     assert {cut(length) % block for length in (512, 2000, 15360)} == {1}
 
 
-def test_arrivals_have_the_rate_and_are_not_even() -> None:
+def test_arrivals_have_the_requested_rate_and_vary() -> None:
     times = arrivals(2000, 4.0, seed=1)
     gaps = [late - early for early, late in pairwise(times)]
     assert times[0] == 0 and min(gaps) >= 0
@@ -161,7 +161,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def test_a_run_that_found_all_passes(report: dict[str, Any]) -> None:
+def test_a_run_with_only_hits_passes(report: dict[str, Any]) -> None:
     assert report["verdict"]["passed"]
     assert report["verdict"]["full_hits"] == {"beluga": True}
 
@@ -177,7 +177,7 @@ def test_a_run_that_found_all_passes(report: dict[str, Any]) -> None:
         ("variants", 0, "outputs_identical", False),
     ],
 )
-def test_a_run_that_missed_something_does_not(
+def test_a_run_with_a_miss_fails(
     report: dict[str, Any], part: str, index: int, field: str, value: object
 ) -> None:
     changed = copy.deepcopy(report)

@@ -138,18 +138,18 @@ def test_a_page_with_a_size_other_than_declared_is_refused() -> None:
 
 
 @pytest.mark.parametrize("block", [-1, BLOCKS])
-def test_no_address_outside_of_the_engine_s_blocks(block: int) -> None:
+def test_addresses_are_inside_the_blocks_of_the_engine(block: int) -> None:
     tensors, _ = layer_major(1, BLOCKS, HEADS, TOKENS, SIZE)
     with pytest.raises(ConnectorError, match="has 7 blocks"):
         layout_of(tensors).run([0, block])
 
 
-def test_an_empty_list_of_tensors_is_not_a_cache() -> None:
+def test_an_empty_list_of_tensors_is_rejected() -> None:
     with pytest.raises(ConnectorError, match="no KV cache"):
         layout_of({})
 
 
-def test_blocks_of_a_kernel_make_up_a_block() -> None:
+def test_several_kernel_blocks_form_one_block() -> None:
     memory = np.arange(BLOCKS * 4 * 8, dtype=np.uint16).reshape(BLOCKS * 4, 8)
     tensors = {"layer": Tensor(memory)}
     layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 4 * 16})

@@ -48,7 +48,7 @@ def short(block_hash: bytes) -> int:
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_requests_blocks_have_the_names_that_routers_use(start: int) -> None:
+def test_blocks_of_a_request_have_the_hashes_that_routers_use(start: int) -> None:
     made = request("r", TOKENS)
     found = np.frombuffer(named(made, start, 4), NAME)
     hashes = [short(one) for one in made.block_hashes]
@@ -84,7 +84,7 @@ def test_an_image_is_part_of_the_tokens_hash_of_the_blocks_that_show_it() -> Non
     assert again["tokens_hash"].tolist() == found[:1]
 
 
-def test_blocks_that_rest_on_a_name_of_a_client_have_no_names() -> None:
+def test_blocks_that_depend_on_a_client_chosen_name_have_no_hash() -> None:
     made = request("r", TOKENS, images=[("cat", 9)])
     assert len(named(made, 0, 2)) == 2 * NAME.itemsize
     assert named(made, 2, 3) == named(made, 0, 5) == b""
@@ -96,7 +96,7 @@ def test_blocks_that_routers_cannot_hash_have_no_name() -> None:
     assert named(request("r", TOKENS), 0, 3, of=unmet) == b""
 
 
-def test_a_rank_stores_its_part_under_the_names(
+def test_a_rank_stores_its_part_with_the_hashes(
     pool: Pool, server: MetaServer, pool_name: str
 ) -> None:
     side = Side(pool_name, part=BlockPart(1, "heads 1-2/2"))

@@ -64,7 +64,7 @@ def test_latent_attention_is_one_part() -> None:
     assert parts(1, latent, heads=16) == [(0, "heads 0-1/1", 1, 0)]
 
 
-def test_stages_of_a_pipeline_have_parts_of_their_own() -> None:
+def test_pipeline_stages_have_separate_parts() -> None:
     found = parts(4, spec(num_kv_heads=1), heads=2, stages=2)
     assert [number for number, *_ in found] == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -90,7 +90,7 @@ PRIVATE: dict[str, tuple[list[Any], int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("why", PRIVATE)
-def test_a_part_whose_heads_are_not_known_is_its_rank_s_alone(why: str) -> None:
+def test_a_part_with_unknown_heads_is_private_to_its_rank(why: str) -> None:
     specs, heads, changes = PRIVATE[why]
     assert parts(2, *specs, heads=heads, **changes) == [(0, "0/2", 1, 0), (1, "1/2", 1, 0)]
 

@@ -15,7 +15,9 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_every_field_counts_but_those_of_the_table(vllm_python: str, tiny_model: Path) -> None:
+def test_every_field_except_those_of_the_table_is_part_of_the_identity(
+    vllm_python: str, tiny_model: Path
+) -> None:
     """A field that is changed changes the identity, unless it is in the table. The table has no
     name that vLLM does not have. Engines that differ in limits, in compilation and in the model's
     folder are equivalent.

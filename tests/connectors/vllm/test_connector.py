@@ -178,7 +178,7 @@ def make(
         sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
 
 
-def test_one_engine_loads_what_another_has_saved(
+def test_one_engine_loads_blocks_saved_by_another(
     server: MetaServer, make: Callable[..., Engine], asked: list[str]
 ) -> None:
     one, other = make(), make()
@@ -224,7 +224,7 @@ def test_a_hit_costs_two_calls_of_the_server(
     assert (other.memory[:, 8:13] == 7).all()
 
 
-def test_the_first_prompt_after_a_start_finds_what_the_pool_has(
+def test_the_first_prompt_after_a_start_hits_the_pool(
     server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make().run(request("a", TOKENS), 3, fill=7)
@@ -264,7 +264,7 @@ def test_without_a_pool_an_engine_starts_and_computes(
     assert engine.scheduler.get_kv_connector_stats().data["lookup_failures"] == 1
 
 
-def test_asynchronous_loads_arrive(server: MetaServer, make: Callable[..., Engine]) -> None:
+def test_asynchronous_loads_complete(server: MetaServer, make: Callable[..., Engine]) -> None:
     one, other = make(), make(load="async")
     one.run(request("a", TOKENS), 0, fill=7)
     made = request("b", TOKENS)
@@ -293,9 +293,7 @@ def test_a_load_that_fails_names_its_blocks(
     assert other.scheduler.get_num_new_matched_tokens(made, 0) == (0, False)
 
 
-def test_a_reset_leaves_nothing_to_be_found(
-    server: MetaServer, make: Callable[..., Engine]
-) -> None:
+def test_after_a_reset_every_lookup_misses(server: MetaServer, make: Callable[..., Engine]) -> None:
     one, other = make(), make()
     one.run(request("a", TOKENS), 0, fill=7)
     assert other.scheduler.reset_cache() is True
@@ -376,7 +374,7 @@ def test_images_are_announced_with_the_blocks_that_show_them(
     ]
 
 
-def test_the_server_learns_how_many_tokens_were_loaded_and_what_they_cost(
+def test_loaded_tokens_and_seconds_are_reported_to_the_server(
     monkeypatch: pytest.MonkeyPatch, server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
@@ -390,7 +388,7 @@ def test_the_server_learns_how_many_tokens_were_loaded_and_what_they_cost(
     assert not server.reported(0)
 
 
-def test_a_preempted_request_is_not_saved_any_more(
+def test_a_preempted_request_is_no_longer_saved(
     server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make()
@@ -404,7 +402,7 @@ def test_a_preempted_request_is_not_saved_any_more(
     assert cancelled == [["z"]]
 
 
-def test_time_and_work_are_counted_for_each_process(
+def test_seconds_and_blocks_are_counted_for_each_process(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     engine, other = make(), make()
@@ -444,7 +442,7 @@ def test_a_scheduler_reports_the_space_of_its_blocks(
     assert {f"{one:016x}" for one in names["name"]["space"].tolist()} == {space}
 
 
-def test_the_engine_is_made_to_compute_what_cannot_be_loaded(
+def test_the_engine_computes_blocks_that_cannot_be_loaded(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()
@@ -480,7 +478,7 @@ def test_no_call_is_made_after_the_end(server: MetaServer, make: Callable[..., E
     worker.handle_preemptions(SimpleNamespace(orders=None))
 
 
-def test_a_hash_that_others_do_not_make_is_refused(
+def test_a_hash_that_is_not_reproducible_is_rejected(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = config()
@@ -502,7 +500,7 @@ def test_a_vllm_without_a_bound_cache_manager_gets_a_clear_error(
         engine.step(made)
 
 
-def test_the_handshake_is_logged_with_what_it_agreed_on(
+def test_the_handshake_is_logged_with_its_result(
     server: MetaServer, make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -560,7 +558,7 @@ def test_the_namespace_is_that_of_the_rank_and_its_settings(
     assert make().worker._namespace.digest in found
 
 
-def test_figures_of_another_process_are_taken_over(make: Callable[..., Engine]) -> None:
+def test_figures_of_another_process_are_merged(make: Callable[..., Engine]) -> None:
     kind = type(make(wait=False, timeout_ms=50).scheduler)
     assert kind.build_kv_connector_stats({"loads": 2}).data == {"loads": 2}
     assert kind.build_kv_connector_stats().data == {}
@@ -570,7 +568,7 @@ def test_figures_of_another_process_are_taken_over(make: Callable[..., Engine]) 
     assert metrics.arguments == given
 
 
-def test_the_connector_is_known_by_name_once(make: Callable[..., Engine]) -> None:
+def test_the_connector_is_registered_once(make: Callable[..., Engine]) -> None:
     from beluga.connectors.vllm import plugin
 
     plugin.register()

@@ -245,7 +245,7 @@ def test_a_miss_costs_one_more_call(server: MetaServer, make: Callable[..., Engi
     assert engine.counters.take()["lookups"] == 1
 
 
-def test_stages_of_a_pipeline_find_their_own_blocks_only(
+def test_pipeline_stages_find_only_their_own_blocks(
     make: Callable[..., Engine], whole: np.ndarray
 ) -> None:
     make(1).saves(whole)
@@ -255,7 +255,7 @@ def test_stages_of_a_pipeline_find_their_own_blocks_only(
 
 
 @pytest.mark.parametrize("load", ["sync", "async"])
-def test_a_part_that_left_is_a_miss_for_all_ranks(
+def test_an_evicted_part_is_a_miss_for_all_ranks(
     make: Callable[..., Engine], whole: np.ndarray, load: str
 ) -> None:
     """The rank whose heads are stored fails no block; the engine computes those that the other one
@@ -306,7 +306,7 @@ def test_after_a_failed_part_of_one_engine_those_of_others_are_not_loaded(
 @pytest.mark.parametrize(
     "why", ["the order's name is unknown", "memory contradicts the name", "other heads", "a page"]
 )
-def test_a_layout_whose_heads_are_not_known_is_not_cut(why: str) -> None:
+def test_a_layout_with_unknown_heads_is_not_cut(why: str) -> None:
     memory = memory_in("LBNHC" if why == "memory contradicts the name" else "LBHNC", 2)
     tensors = {f"layer.{n}": Tensor(memory[n]) for n in range(LAYERS)}
     layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
@@ -339,7 +339,7 @@ def test_blocks_of_a_kernel_are_cut_as_one_block() -> None:
     assert addresses.tolist() == [6 * 2 * head + head, 7 * 2 * head + head]
 
 
-def test_the_connector_s_sides_agree_on_parts_and_cuts(
+def test_scheduler_and_worker_agree_on_parts_and_cuts(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank reports which parts it has and can read, and the scheduler looks those up."""

@@ -72,7 +72,7 @@ def in_memory() -> set[Path]:
     return set(MEMORY.glob("beluga-vllm-*"))
 
 
-def test_a_second_engine_finds_what_the_first_has_computed(demo: Demo) -> None:
+def test_a_second_engine_hits_blocks_computed_by_the_first(demo: Demo) -> None:
     before = leftovers("vllm")
     report = result_of(demo("--repetitions", "2"))
     assert leftovers("vllm") <= before
@@ -87,7 +87,7 @@ def test_a_second_engine_finds_what_the_first_has_computed(demo: Demo) -> None:
     assert report["peers"] == {}
 
 
-def test_two_servers_share_a_pool_by_their_own_metrics(demo: Demo) -> None:
+def test_the_metrics_of_two_servers_show_that_they_share_a_pool(demo: Demo) -> None:
     report = result_of(demo("--serve"))
     assert report["hit_tokens"] == 640
     assert set(report["metrics"].values()) == {640}
@@ -95,7 +95,7 @@ def test_two_servers_share_a_pool_by_their_own_metrics(demo: Demo) -> None:
     assert report["outputs_identical"] is True
 
 
-def test_a_request_loads_while_others_decode(demo: Demo) -> None:
+def test_a_request_loads_during_decodes_of_others(demo: Demo) -> None:
     report = result_of(demo("--beside", "--tokens", "4097", "--repetitions", "1"))
     rows = {row["way"]: row for row in report["rows"]}
     assert [rows[way]["cached_tokens"] for way in ("alone", "own", "pool")] == [0, 4096, 4096]

@@ -163,7 +163,7 @@ def make_side(
 
 
 @pytest.mark.parametrize("load", ["sync", "async"])
-def test_a_gpu_saves_what_others_load_and_loads_what_others_saved(
+def test_blocks_are_saved_and_loaded_between_a_gpu_and_other_engines(
     make_side: Callable[..., Side], machine: Machine, load: str
 ) -> None:
     gpu, cpu = make_side(gpu=True, load=load), make_side(gpu=False)
@@ -216,7 +216,7 @@ def test_a_save_waits_for_the_step_that_computes_the_blocks(
 
 
 @pytest.mark.parametrize("load", ["sync", "async"])
-def test_a_load_waits_for_what_the_engine_still_does_with_the_blocks(
+def test_a_load_waits_for_kernels_that_use_the_blocks(
     make_side: Callable[..., Side], machine: Machine, load: str
 ) -> None:
     gpu = make_side(gpu=True, load=load)

@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
 
 
-def test_a_decode_engine_finds_what_a_prefill_engine_computed(vllm_python: str) -> None:
+def test_a_decode_engine_hits_blocks_of_a_prefill_engine(vllm_python: str) -> None:
     small = ("--model", "tiny", "--tokens", "641", "--requests", "2", "--turns", "1")
     done = subprocess.run(
         [vllm_python, "-m", "beluga_bench.vllm.disagg", *small],

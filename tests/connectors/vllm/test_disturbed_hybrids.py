@@ -172,7 +172,7 @@ def fitting(name: str, tokens: list[int]) -> list[int]:
     return tokens
 
 
-def test_other_connectors_change_no_answer(scene: Scene) -> None:
+def test_other_connectors_do_not_change_the_output(scene: Scene) -> None:
     tokens = made(scene.name, seed=20)
     right = scene.right(tokens)
     modes = [
@@ -218,7 +218,7 @@ def test_blocks_loaded_by_another_connector_are_saved_correctly(scene: Scene) ->
     scene.check()
 
 
-def test_preempted_requests_are_saved_and_answered_right(scene: Scene) -> None:
+def test_preempted_requests_are_saved_and_have_correct_output(scene: Scene) -> None:
     asked = prompts(scene, 40, 8)
     before = scene.tight.ask("figures")["figures"]["preempted"]
     for _ in range(2):
@@ -260,7 +260,7 @@ def test_a_prompt_that_only_a_disk_has_is_loaded(scene: Scene) -> None:
     scene.check()
 
 
-def test_a_full_pool_costs_time_only(scene: Scene) -> None:
+def test_a_full_pool_only_costs_time(scene: Scene) -> None:
     tokens = made(scene.name, seed=95)
     right = scene.right(tokens)
     with Pool.open(scene.site.paths) as pool, KVCache(pool, namespace=Namespace({"f": 1})) as cache:

@@ -112,7 +112,7 @@ def check_hashes(site: Site, *, salted: bool = False, since: int = 0) -> int:
     return loads
 
 
-def test_a_second_engine_finds_what_the_first_has_saved(engines: Engines) -> None:
+def test_a_second_engine_hits_blocks_saved_by_the_first(engines: Engines) -> None:
     tokens = prompt(TOKENS, seed=1)
     miss = engines.saved(tokens)
     assert miss["cached_tokens"] == 0
@@ -161,7 +161,7 @@ def test_fifty_requests_at_once_with_shared_prefixes(engines: Engines) -> None:
     check_hashes(engines.site)
 
 
-def test_a_server_that_is_killed_costs_misses_only(engines: Engines) -> None:
+def test_a_killed_server_only_costs_misses(engines: Engines) -> None:
     tokens = prompt(TOKENS, seed=5)
     engines.saved(tokens)
     engines.site.kill_server()

@@ -241,9 +241,7 @@ def wait_until_followed(gateway: Gateway) -> None:
     wait_until(still, TOLD_LATEST_S, "the engines' events")
 
 
-def test_repeated_prompts_of_every_kind_go_to_the_engine_that_has_them(
-    site: Site, sdk: Sdk
-) -> None:
+def test_repeated_prompts_are_routed_to_the_engine_with_their_blocks(site: Site, sdk: Sdk) -> None:
     with site.gateway("--tokenizer", site.model) as gateway:
         gateway.ready()
         wait_until(lambda: gateway.block_sizes() == {128}, TOLD_S, "the block size")
@@ -389,7 +387,7 @@ def other_template(site: Site) -> Any:
         (other_template, "template", "it computes other tokens for a conversation"),
     ],
 )
-def test_an_operator_gets_the_reason_of_a_failure(
+def test_the_reason_of_a_failure_is_logged(
     site: Site, wrong: Callable[[Site], Any], kind: str, text: str
 ) -> None:
     with wrong(site) as gateway:

@@ -143,7 +143,7 @@ def shape(ranges: list[BlockRange]) -> list[tuple[int, list[int]]]:
     return [(one.group, one.block_ids) for one in ranges]
 
 
-def test_blocks_that_vllm_keeps_are_saved_and_pinned_from_their_step_on(engine: Engine) -> None:
+def test_blocks_in_the_cache_of_vllm_are_pinned_and_saved_in_their_step(engine: Engine) -> None:
     made = request("r", TOKENS)
     assert engine.start(made) == 0
     assert engine.step(made, STEP).saves == []
@@ -235,7 +235,7 @@ def test_blocks_of_each_group_are_announced_as_vllm_announces_its_own(engine: En
         assert one.extra_keys == (size,)
 
 
-def test_a_block_that_no_other_process_finds_is_not_announced(engine: Engine) -> None:
+def test_a_private_block_is_not_announced(engine: Engine) -> None:
     named = request("r", TOKENS, images=[("a client's name", 2 * UNIT)])
     engine.start(named)
     told = announced(engine, engine.computed(named))
@@ -270,7 +270,7 @@ def test_blocks_without_an_order_are_released(engine: Engine, how: str) -> None:
     assert not engine.pool.pinned()
 
 
-def test_the_end_of_a_request_saves_what_is_settled(engine: Engine) -> None:
+def test_the_end_of_a_request_saves_completed_blocks(engine: Engine) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     engine.step(made, STEP)
@@ -294,7 +294,7 @@ def test_a_hit_loads_a_window_and_one_state(engine: Engine, caches: list[KVCache
     assert len(set(digests)) == 9  # a hash names a block of each group
 
 
-def test_blocks_of_the_engines_own_cache_are_not_loaded(
+def test_blocks_in_the_engines_own_cache_are_not_loaded(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     first = request("first", TOKENS)
@@ -372,7 +372,7 @@ def test_a_reset_saves_nothing_that_was_computed_before(engine: Engine) -> None:
     assert not engine.pool.pinned()
 
 
-def test_a_place_without_a_block_fails_the_load(engine: Engine, caches: list[KVCache]) -> None:
+def test_a_missing_block_id_fails_the_load(engine: Engine, caches: list[KVCache]) -> None:
     first = request("first", TOKENS)
     engine.start(first)
     store(caches, engine.computed(first))
@@ -400,7 +400,7 @@ def fine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("last", ["copied", "at its end"])
-def test_a_state_inside_a_block_is_saved_with_what_the_others_have_up_to_it(
+def test_a_state_inside_a_block_is_saved_with_the_other_groups_up_to_it(
     fine: Engine, pool: Any, last: str
 ) -> None:
     """vLLM copies the state in the step after the one that makes it, or a request ends before."""

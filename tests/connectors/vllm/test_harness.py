@@ -17,7 +17,7 @@ from beluga_bench.vllm.process import Child, ChildError, environment_of, options
 from beluga_bench.vllm.prompts import prompt, prompts
 
 
-def test_a_token_of_the_middle_model_weighs_what_vllm_counts() -> None:
+def test_bytes_of_a_token_match_vllm() -> None:
     assert SIZES["mid"].token_bytes() == 24576
     assert SIZES["mid"].token_bytes(element_bytes=4) == 49152
 

@@ -83,7 +83,7 @@ def answer(reply: dict[str, Any]) -> Any:
     return reply["tokens"], reply["logprobs"]
 
 
-def test_a_hit_from_the_pool_equals_one_of_the_engine_s_own_cache(
+def test_a_hit_in_the_pool_equals_a_hit_in_the_engines_cache(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
     name, a, b = pair
@@ -131,7 +131,7 @@ def test_a_common_prefix_is_resumed_from_the_pool(
     assert answer(far) == answer(local)
 
 
-def test_blocks_that_are_evicted_from_any_group_cost_time_only(
+def test_blocks_evicted_from_any_group_only_cost_time(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
     name, a, b = pair
@@ -150,7 +150,7 @@ def test_blocks_that_are_evicted_from_any_group_cost_time_only(
     check_hashes(site, salted=True)
 
 
-def test_damaged_blocks_and_a_killed_server_cost_time_only(
+def test_damaged_blocks_and_a_killed_server_only_cost_time(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
     name, a, b = pair
@@ -209,7 +209,7 @@ def fine(site: Site, models: Path) -> Iterator[Callable[[str], Engine]]:
         engine.kill()
 
 
-def test_each_adapter_has_a_hybrid_s_blocks_of_its_own(site: Site, models: Path) -> None:
+def test_each_adapter_has_separate_blocks_of_a_hybrid_model(site: Site, models: Path) -> None:
     engine = start(site, models / "gemma3", "adapters", enable_lora=True, max_lora_rank=8)
     tokens = made("gemma3", seed=14)
     try:

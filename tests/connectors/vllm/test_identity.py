@@ -84,11 +84,11 @@ def test_identical_engines_share_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_engines_that_differ_do_not(name: str) -> None:
+def test_engines_that_differ_do_not_share_blocks(name: str) -> None:
     assert digest(**DIFFERENCES[name]) != digest()
 
 
-def test_all_those_differences_differ_from_each_other() -> None:
+def test_all_differences_have_different_identities() -> None:
     found = {digest(**change) for change in DIFFERENCES.values()}
     assert len(found) == len(DIFFERENCES)
 
@@ -121,7 +121,7 @@ def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
         ("cp", {"decode_context_parallel_size": 2}, "2/1"),
     ],
 )
-def test_operators_read_in_a_field_what_engines_differ_in(
+def test_the_namespace_shows_operators_which_field_differs(
     field: str, changes: dict[str, Any], shown: Any
 ) -> None:
     assert space(**changes).fields[field] == shown
@@ -133,7 +133,7 @@ def identity(**changes: Any) -> str:
     return identify(config(**changes), vouched, logger=LOGGER).wait(LONG_S)
 
 
-def test_made_up_weights_are_those_of_a_seed() -> None:
+def test_dummy_weights_are_identified_by_their_seed() -> None:
     assert identity(load_format="dummy", seed=1) != identity(load_format="dummy", seed=2)
     assert identity(seed=1) == identity(seed=2)
 
@@ -157,11 +157,11 @@ class ResolvedToModel(str):
     resolved = COMMIT
 
 
-def test_the_commit_that_the_engine_has_resolved_counts() -> None:
+def test_the_resolved_commit_is_part_of_the_identity() -> None:
     assert identity(revision=Resolved("main")) == identity(revision="e" * 40)
 
 
-def test_an_operator_vouches_for_what_cannot_be_identified() -> None:
+def test_an_operator_can_set_the_identity_of_unidentified_weights() -> None:
     vouched = identity(revision=None, identity="release 7")
     assert vouched == identity(revision=None, model="org/other", identity="release 7")
     assert vouched != identity(revision=None, identity="release 8")
@@ -202,7 +202,7 @@ def drafted(**fields: Any) -> str:
     return identify(made, "", logger=LOGGER).wait(LONG_S)
 
 
-def test_a_draft_model_counts_unless_it_is_a_part_of_the_model() -> None:
+def test_a_separate_draft_model_is_part_of_the_identity() -> None:
     plain = identity()
     assert drafted() == plain  # the layers of the model that predict further tokens
     assert drafted(revision=COMMIT) == drafted(revision=ResolvedToModel("main")) == plain
@@ -211,7 +211,7 @@ def test_a_draft_model_counts_unless_it_is_a_part_of_the_model() -> None:
     assert len({plain, *others}) == 5
 
 
-def test_environment_variables_count_unless_the_table_has_them(
+def test_environment_variables_outside_the_table_are_part_of_the_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = ["VLLM_MARLIN_INPUT_DTYPE", "VLLM_LOGGING_LEVEL", "VLLM_OF_A_NEW_RELEASE", "VLLM_PORT"]
@@ -228,7 +228,7 @@ def test_environment_variables_count_unless_the_table_has_them(
     assert all(environment.LEFT_OUT.values())
 
 
-def test_what_counts_is_left_out_only_after_two_reviews() -> None:
+def test_fields_are_excluded_only_after_two_reviews() -> None:
     """The list of what counts in the supported release, beside the tables of what does not."""
     tables = {**LEFT_OUT, "environment": environment.LEFT_OUT}
     listed = json.loads((Path(__file__).parent / "counted_fields.json").read_text())
@@ -253,7 +253,7 @@ LENGTHS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_the_longest_context_counts_where_positions_depend_on_it(name: str) -> None:
+def test_the_longest_context_is_part_of_the_identity_if_positions_depend_on_it(name: str) -> None:
     hf, matters = LENGTHS[name]
     short, long = digest(hf=hf, max_model_len=4096), digest(hf=hf, max_model_len=131072)
     assert (short != long) == matters
@@ -264,7 +264,7 @@ def test_code_of_a_model_may_use_the_longest_context() -> None:
     assert digest(max_model_len=4096, **code) != digest(max_model_len=8192, **code)
 
 
-def test_fields_of_a_new_release_count() -> None:
+def test_fields_of_a_new_release_are_part_of_the_identity() -> None:
     """Also in a part that has other fields in the table, and in a part that is new."""
     plain = config()
     for part in ("model_config", "cache_config", "parallel_config", "load_config"):
@@ -285,12 +285,12 @@ def test_values_that_cannot_be_compared_are_rejected(value: Any) -> None:
     assert config_fields(made, LEFT_OUT, vouched="a") != config_fields(made, LEFT_OUT, vouched="b")
 
 
-def test_versions() -> None:
+def test_versions_are_part_of_the_identity() -> None:
     assert (major("0.32.1+cpu"), major("1.4.2"), major("0.33.0")) == ("0.32", "1", "0.33")
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor", "builtin"])
-def test_hashes_that_no_other_process_makes_are_refused(algorithm: str) -> None:
+def test_hashes_that_are_not_reproducible_are_rejected(algorithm: str) -> None:
     check_hashing("sha256")
     with pytest.raises(ConnectorError, match="--prefix-caching-hash-algo sha256"):
         check_hashing(algorithm)
@@ -351,7 +351,7 @@ def test_one_group_of_full_attention_is_not_a_hybrid() -> None:
 @pytest.mark.parametrize(
     "specs", [(spec(), SlidingWindowSpec()), (MambaSpec(),), (spec(), MambaSpec(), MambaSpec())]
 )
-def test_hybrids_are_served_and_their_scratch_is_left_out(specs: tuple[Any, ...]) -> None:
+def test_hybrids_are_served_without_their_scratch_groups(specs: tuple[Any, ...]) -> None:
     groups = CacheGroups(config(), hybrid(*specs, scratch=spec("CircularBufferSpec")))
     assert groups.hybrid
     assert [group.number for group in groups.groups] == list(range(len(specs)))
@@ -382,7 +382,7 @@ def test_hybrids_that_cannot_be_shared_are_refused(
         CacheGroups(config(**changes), hybrid(spec(), wrong))
 
 
-def test_groups_that_lie_over_each_other_have_a_layout_each() -> None:
+def test_overlapping_groups_have_separate_layouts() -> None:
     memory = np.zeros((8, 32), np.uint16)  # a page of 64 bytes
     tensors = {
         "layer.0": Tensor(memory.reshape(8, 4, 8)),
@@ -396,7 +396,7 @@ def test_groups_that_lie_over_each_other_have_a_layout_each() -> None:
     assert state.fragments([3]).tolist() == [[start + 3 * 64, 24]]
 
 
-def test_scales_of_one_engine_alone_are_refused() -> None:
+def test_scales_computed_by_one_engine_are_rejected() -> None:
     made = config()
     made.cache_config.calculate_kv_scales = True
     with pytest.raises(ConnectorError, match="calculate_kv_scales"):
@@ -458,7 +458,7 @@ def test_pages_have_the_size_that_the_engine_reports() -> None:
         CacheGroup(config(), cache_config(spec(page_size_bytes=page + 2))).layout(tensors)
 
 
-def test_packing_names_the_kernels_and_on_a_cpu_its_instructions(
+def test_the_packing_field_has_kernels_and_cpu_features(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_vllm.torch([]))

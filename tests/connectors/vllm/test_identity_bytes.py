@@ -70,11 +70,11 @@ def wrong(engines: Engines, drop: str = WHOLE) -> set[tuple[str, str]]:
     }
 
 
-def test_all_engines_have_run(engines: Engines) -> None:
+def test_all_engines_ran(engines: Engines) -> None:
     assert list(engines) == list(CASES)
 
 
-def test_no_name_has_two_contents(engines: Engines) -> None:
+def test_no_key_has_two_contents(engines: Engines) -> None:
     assert wrong(engines) == set()
 
 
@@ -85,7 +85,7 @@ def test_an_engine_uses_the_bytes_that_it_computes_itself(engines: Engines, name
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_an_engine_that_differs_computes_other_bytes_and_finds_nothing(
+def test_a_different_engine_computes_other_bytes_and_gets_no_hits(
     engines: Engines, name: str
 ) -> None:
     assert engines[name]["bytes"] != engines[CASES[name].base]["bytes"]

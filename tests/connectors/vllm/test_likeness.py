@@ -53,7 +53,7 @@ def test_a_partial_hit_is_not_compared() -> None:
     assert not agreed([None])
 
 
-def test_only_what_explains_a_miss_is_named() -> None:
+def test_only_fields_that_explain_a_miss_are_listed() -> None:
     saving = {"save_failures": 1.0, "save_skipped_blocks": 30.0, "save_s": 0.9, "mismatches": 0.0}
     assert faults(saving, {"lookup_failures": 1.0, "load_bytes": 5.0}) == {
         "lookup_failures": 1,

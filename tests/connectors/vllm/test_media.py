@@ -64,14 +64,14 @@ def identifiers(
     return [Processor()._get_mm_identifier(one, lora) for one in hashes]
 
 
-def test_hashes_of_contents_are_marked_and_names_are_not(marked: None) -> None:
+def test_content_hashes_are_marked_and_client_names_are_not(marked: None) -> None:
     assert identifiers(["a", "b"], [None, "cat"]) == [f"{MARK}ma", "cat"]
     assert identifiers(["a"], None) == [f"{MARK}ma"]
     assert identifiers(["a"], [None], lora="x") == [f"x:{MARK}ma"]
 
 
 @pytest.mark.parametrize("name", [MARK + "ma", f"x:{MARK}ma", MARK + MARK + "ma"])
-def test_no_client_writes_the_mark(marked: None, name: str) -> None:
+def test_clients_cannot_forge_the_mark(marked: None, name: str) -> None:
     for lora in (None, "x"):
         (found,) = identifiers(["a"], [name], lora)
         assert MARK not in found
@@ -79,7 +79,7 @@ def test_no_client_writes_the_mark(marked: None, name: str) -> None:
         assert MARK not in made
 
 
-def test_a_marked_name_is_plain_text_for_others() -> None:
+def test_a_marked_hash_is_plain_text_for_other_code() -> None:
     assert ContentHash("a") == "a" and hash(ContentHash("a")) == hash("a")
 
 
@@ -113,7 +113,7 @@ def lookups() -> Lookups:
         ([(f"{MARK}x:cat", 9)], 2),  # an adapter whose name has the mark
     ],
 )
-def test_blocks_from_the_first_name_on_are_the_process_s_own(
+def test_blocks_after_the_first_client_name_are_private_to_the_process(
     images: list[tuple[str, int]], shared: int
 ) -> None:
     one, other = lookups(), lookups()
@@ -126,7 +126,7 @@ def test_blocks_from_the_first_name_on_are_the_process_s_own(
         assert one.digests(made, start, 6) == first[start:]
 
 
-def test_a_private_block_has_another_name_after_a_reset() -> None:
+def test_a_private_block_has_another_hash_after_a_reset() -> None:
     one, made = lookups(), request("r", TOKENS, images=[(NAME, 0)])
     before = one.digests(made, 0, 6)
     one.reset()

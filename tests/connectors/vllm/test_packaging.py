@@ -16,7 +16,9 @@ LONG_S = 250  # timeout of events that take ten seconds on an idle machine
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
-def test_installing_it_changes_no_other_package(vllm_python: str, tmp_path: Path) -> None:
+def test_installing_the_connector_changes_no_other_package(
+    vllm_python: str, tmp_path: Path
+) -> None:
     """Without an index pip can only use installed packages, or fail."""
     report = tmp_path / "report.json"
     options = ["--dry-run", "--no-index", "--no-build-isolation", "--report", str(report)]

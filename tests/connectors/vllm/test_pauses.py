@@ -30,7 +30,7 @@ def pauses(load: str = "auto", size: int = MIB) -> Rule:
 
 
 @pytest.mark.parametrize(("load", "beside"), [("sync", False), ("async", True)])
-def test_the_other_settings_decide_for_every_load(load: str, beside: bool) -> None:
+def test_the_other_settings_apply_to_every_load(load: str, beside: bool) -> None:
     for blocks, idle in ((1, False), (1000, False), (1, True), (1000, True)):
         assert pauses(load).beside(blocks, idle=idle) is beside
 
@@ -53,7 +53,7 @@ def test_a_longer_load_may_run_before_a_forward_of_its_request_alone() -> None:
     assert rule.beside(1, idle=True)
 
 
-def test_the_speed_is_that_of_earlier_loads() -> None:
+def test_the_speed_is_measured_from_earlier_loads() -> None:
     rule = pauses()
     rule.took(64, 64 * MIB / 1e9)  # slow memory
     assert not rule.beside(3)
@@ -63,7 +63,7 @@ def test_the_speed_is_that_of_earlier_loads() -> None:
     assert not rule.beside(100)
 
 
-def test_small_loads_show_no_speed() -> None:
+def test_small_loads_do_not_change_the_measured_speed() -> None:
     """They take as long as a call, or as a thread that is not scheduled."""
     rule = pauses(size=4096)
     rule.took(8, 0.5)
@@ -120,7 +120,7 @@ def test_the_same_load_runs_before_a_forward_once_nothing_else_computes(
     assert engine.schedule.matched_tokens(third, 0) == (5 * BLOCK_TOKENS, False)
 
 
-def test_each_request_is_loaded_in_its_own_way(engine: Engine, caches: list[KVCache]) -> None:
+def test_each_request_has_its_own_way_of_loading(engine: Engine, caches: list[KVCache]) -> None:
     short, long, late = prompts(caches, 2, 5, 1)
     for one in (short, long, late):
         engine.start(one)

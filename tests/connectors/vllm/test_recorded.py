@@ -129,7 +129,7 @@ def test_loads_that_auto_runs_beside_steps_equal_those_of_async(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_real_engine_calls_what_was_recorded(
+def test_a_real_engine_makes_the_recorded_calls(
     site: Site, tmp_path: Path, tiny_model: Path, kind: str
 ) -> None:
     """The hooks and the pairs of consecutive ones are the same; their number depends on timing."""

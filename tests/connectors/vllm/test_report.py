@@ -69,7 +69,7 @@ def measured(folder: Path, logprob: float = -1.0) -> tuple[dict[str, list[Sample
     return run(pairs, fresh, count=4, limit=lambda: 0.25, say=lambda _: None)
 
 
-def test_a_repetition_computes_then_finds_then_has(tmp_path: Path) -> None:
+def test_a_repetition_has_a_miss_then_a_pool_hit_then_a_local_hit(tmp_path: Path) -> None:
     samples, limits = measured(tmp_path)
     assert limits == [0.25] * 4
     for sample in samples["beluga"]:
@@ -139,7 +139,7 @@ def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
     assert report["tried_again"] == {"plain": 0, "beluga": 1}
 
 
-def test_medians_and_quartiles() -> None:
+def test_the_report_has_medians_and_quartiles() -> None:
     assert medians({"a": [3.0, 1.0, 2.0]}) == {"a": 2.0}
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)
     assert quartiles([7.0]) == (7.0, 7.0)

@@ -138,7 +138,7 @@ def test_hit_blocks_are_favored_and_never_evicted_earlier(
     assert given.take(1) == [(8, "normal", FAVOR_S, True)]
 
 
-def test_blocks_of_the_engines_own_cache_get_the_hint_too(
+def test_blocks_in_the_engines_own_cache_get_the_hint_too(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     engine = make()
@@ -168,7 +168,7 @@ def test_a_session_s_later_request_hints_its_earlier_blocks(
     assert given.take(1) == [(1, "low", None, False)]
 
 
-def test_a_restarted_session_does_not_own_blocks_of_others(
+def test_a_restarted_session_has_no_blocks_of_others(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     engine, other = make(), list(range(500, 500 + 5 * BLOCK_TOKENS))
@@ -259,7 +259,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("hint", "error", "why"), WRONG, ids=[str(one[0])[:30] for one in WRONG])
-def test_a_malformed_hint_is_refused_in_a_line(
+def test_a_malformed_hint_is_a_one_line_error(
     hint: object, error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error) as refused:
@@ -269,7 +269,7 @@ def test_a_malformed_hint_is_refused_in_a_line(
     assert len(str(refused.value)) < 200
 
 
-def test_a_malformed_hint_costs_a_line_and_never_a_request(
+def test_a_malformed_hint_is_logged_and_the_request_continues(
     server: MetaServer, make: Make, given: Given, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make()
@@ -304,7 +304,7 @@ def test_a_hostile_client_cannot_exceed_the_tenants_budget(
         assert eventually(lambda: engine.worker._counters.take().get("hint_refused_blocks") == 5)
 
 
-def test_hints_that_the_queue_has_no_room_for_are_counted(
+def test_hints_dropped_by_a_full_queue_are_counted(
     server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves = make().worker._worker.saves
@@ -314,7 +314,7 @@ def test_hints_that_the_queue_has_no_room_for_are_counted(
     assert saves._counters.take() == {"hint_skipped_blocks": 3}
 
 
-def test_hints_without_a_server_are_counted_and_stop_nothing(pool: Pool, make: Make) -> None:
+def test_hints_without_a_server_are_counted_and_ignored(pool: Pool, make: Make) -> None:
     with MetaServer(pool):
         engine = make(retry_s=60.0)
     engine.worker._worker.save(Orders(hints=[HintedBlocks(RequestHint(pin=True), bytes(96), 3)]))

@@ -127,7 +127,7 @@ def test_one_token_is_left_to_compute(engine: Engine, caches: list[KVCache]) -> 
     assert engine.start(made) == 4 * BLOCK_TOKENS
 
 
-def test_only_what_the_engine_s_own_cache_has_not_is_loaded(
+def test_only_blocks_missing_in_the_engines_cache_are_loaded(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
@@ -212,7 +212,7 @@ def test_blocks_are_saved_with_the_step_after_the_one_that_completes_them(engine
     assert engine.saves(made, 1) == []
 
 
-def test_generated_tokens_are_saved_when_they_are_known(engine: Engine) -> None:
+def test_generated_tokens_are_saved_once_accepted(engine: Engine) -> None:
     made = request("r", TOKENS[:BLOCK_TOKENS])
     engine.start(made)
     assert engine.saves(made, BLOCK_TOKENS) == [("r", [10])]
@@ -232,7 +232,7 @@ def test_loaded_blocks_are_not_saved(engine: Engine, caches: list[KVCache]) -> N
     assert engine.saves(made, 1) == [("r", [10]), ("r", [14])]
 
 
-def test_nothing_is_saved_before_the_output_of_its_step_is_taken(engine: Engine) -> None:
+def test_nothing_is_saved_before_its_step_is_processed(engine: Engine) -> None:
     """vLLM may schedule further steps before. The first output shows how the loads ended."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)  # the rest was loaded by another connector
@@ -309,7 +309,7 @@ def test_blocks_of_a_load_that_another_connector_reports_late_are_offered_again(
 
 
 @pytest.mark.parametrize("order", ["rst", "tsr"])
-def test_a_doubt_follows_blocks_through_requests_that_share_only_some(
+def test_unverified_blocks_stay_unverified_in_requests_that_share_them(
     engine: Engine, order: str
 ) -> None:
     """Two blocks may have one hash. Then a request finds one block here and the next one there."""
@@ -431,7 +431,7 @@ def test_blocks_are_released_at_once_without_pending_saves(engine: Engine) -> No
     assert not engine.schedule.finished(made, engine.blocks["r"])
 
 
-def test_a_preempted_request_starts_over(engine: Engine, caches: list[KVCache]) -> None:
+def test_a_preempted_request_is_looked_up_again(engine: Engine, caches: list[KVCache]) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     engine.step(made, 8)
@@ -446,7 +446,7 @@ def test_a_preempted_request_starts_over(engine: Engine, caches: list[KVCache]) 
     assert engine.saves(made, 4) == [("r", [51]), ("r", [52])]
 
 
-def test_nothing_is_saved_by_an_engine_that_only_reads(server: MetaServer, pool_name: str) -> None:
+def test_a_read_only_engine_saves_nothing(server: MetaServer, pool_name: str) -> None:
     engine = Engine(pool_name, save=False)
     made = request("r", TOKENS)
     engine.start(made)
@@ -456,7 +456,7 @@ def test_nothing_is_saved_by_an_engine_that_only_reads(server: MetaServer, pool_
     engine.connection.close()
 
 
-def test_asynchronous_loads_stop_no_saves(
+def test_asynchronous_loads_do_not_delay_saves(
     server: MetaServer, pool_name: str, caches: list[KVCache]
 ) -> None:
     engine = Engine(pool_name, load="async")
@@ -478,7 +478,9 @@ def test_asynchronous_loads_stop_no_saves(
     engine.connection.close()
 
 
-def test_after_a_reset_an_engine_is_on_its_own(engine: Engine, caches: list[KVCache]) -> None:
+def test_after_a_reset_an_engine_has_a_separate_namespace(
+    engine: Engine, caches: list[KVCache]
+) -> None:
     before, under_way = request("r", TOKENS), request("u", TOKENS[::-1])
     store(caches, before, 5, 5)
     engine.start(under_way)
@@ -566,7 +568,7 @@ def test_a_request_without_accepted_tokens_releases_its_pins(
     other.connection.close()
 
 
-def test_a_rank_that_is_late_with_one_request_does_not_hold_up_another(
+def test_a_rank_that_is_late_with_one_request_does_not_delay_another(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     first, second = request("first", TOKENS), request("second", [9] * 21)
@@ -611,7 +613,7 @@ def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_sam
     assert set(found[0]).isdisjoint(request("r", TOKENS).block_hashes)
 
 
-def test_a_request_waits_a_while_until_its_adapter_is_hashed(
+def test_a_request_waits_for_the_hash_of_its_adapter(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = request("r", TOKENS, lora=adapter(tmp_path, "x"))

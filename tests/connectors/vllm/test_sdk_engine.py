@@ -115,7 +115,9 @@ async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
     return different
 
 
-def test_cases_behave_as_straight_to_a_real_engine(vllm_python: str, tmp_path: Path) -> None:
+def test_requests_behave_as_without_the_gateway_on_a_real_engine(
+    vllm_python: str, tmp_path: Path
+) -> None:
     made = model("tiny", vllm_python)
     setting = Setting(
         folder=tmp_path, model=made, size_name="tiny", tokens=2048, python=vllm_python

@@ -163,7 +163,7 @@ def faults(seed: int) -> dict[str, Any]:
     return {"blocks": blocks, "bad": bad, "load": load, "report": report}
 
 
-def test_a_pool_has_only_right_blocks_after_another_connector_s_loads_failed(
+def test_a_failed_load_of_another_connector_leaves_no_wrong_block_in_the_pool(
     world: World, pair: Pair
 ) -> None:
     seed = pair.engine.pid * 1000
@@ -181,7 +181,7 @@ def test_a_pool_has_only_right_blocks_after_another_connector_s_loads_failed(
     assert world.kept.check() >= before + 6
 
 
-def test_requests_that_share_a_prefix_with_one_whose_load_failed_save_nothing_wrong(
+def test_requests_that_share_a_prefix_with_a_failed_load_save_no_wrong_block(
     world: World, pair: Pair
 ) -> None:
     seed = pair.engine.pid * 1000 + 100

@@ -101,7 +101,7 @@ def test_a_load_waits_for_the_engines_work_on_the_blocks(rank: Rank) -> None:
     assert (rank.blocks() == 3).all()
 
 
-def test_a_step_after_a_load_has_the_last_word(rank: Rank) -> None:
+def test_a_step_after_a_load_overwrites_its_bytes(rank: Rank) -> None:
     rank.compute(3)
     rank.save()
     rank.load()
@@ -109,7 +109,7 @@ def test_a_step_after_a_load_has_the_last_word(rank: Rank) -> None:
     assert (rank.blocks() == 9).all()
 
 
-def test_a_save_reads_what_the_step_before_it_computes_and_no_later_one(rank: Rank) -> None:
+def test_a_save_reads_the_results_of_the_previous_step_only(rank: Rank) -> None:
     rank.compute(4)
     rank.save()
     rank.compute(8)

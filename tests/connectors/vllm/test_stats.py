@@ -24,14 +24,14 @@ def stats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
 
 
-def test_processes_add_up(stats: Any) -> None:
+def test_stats_of_processes_are_summed(stats: Any) -> None:
     one = stats.BelugaStats(data={"loads": 1, "load_s": 0.5})
     other = stats.BelugaStats(data={"loads": 2, "save_blocks": 7})
     assert one.aggregate(other) is one
     assert one.data == {"loads": 3, "load_s": 0.5, "save_blocks": 7}
 
 
-def test_a_log_line_shows_what_happened(stats: Any) -> None:
+def test_a_log_line_shows_the_changes_since_the_last_one(stats: Any) -> None:
     found = stats.BelugaStats(data={"save_blocks": 7, "lookups": 0, "load_s": 0.123456})
     assert found.reduce() == {"load_s": 0.1235, "save_blocks": 7}
     space = stats.BelugaStats(data={"space": "00ff"})
@@ -40,7 +40,7 @@ def test_a_log_line_shows_what_happened(stats: Any) -> None:
     assert "space" not in found.reduce()
 
 
-def test_after_a_reset_nothing_has_happened(stats: Any) -> None:
+def test_after_a_reset_all_counters_are_zero(stats: Any) -> None:
     found = stats.BelugaStats(data={"loads": 1})
     assert not found.is_empty()
     found.reset()
@@ -71,7 +71,7 @@ class Counted:
         return Child()
 
 
-def test_each_engine_has_counters_of_its_own(stats: Any) -> None:
+def test_each_engine_has_separate_counters(stats: Any) -> None:
     Counted.made = {}
     labels = {0: ["model", "0"], 1: ["model", "1"]}
     config = object()
@@ -93,7 +93,7 @@ def test_each_engine_has_counters_of_its_own(stats: Any) -> None:
     assert space.amounts == {("model", "1", "00ff"): 1}
 
 
-def test_a_second_engine_of_a_process_has_metrics_again(stats: Any) -> None:
+def test_a_second_engine_in_a_process_registers_its_metrics(stats: Any) -> None:
     for _ in range(2):
         metrics = stats.BelugaMetrics(object(), {Counter: Counter, Gauge: Gauge}, ["e"], {0: ["0"]})
         metrics.observe({"loads": 3, "space": "00ff"})

@@ -157,7 +157,7 @@ def test_a_damaged_block_is_a_miss_and_leaves_the_pool(
         assert cache.lookup([bytes([i]) * 32 for i in range(3)]) == 1
 
 
-def test_without_a_server_loads_fail_and_saves_are_left_out(pool_name: str) -> None:
+def test_without_a_server_loads_fail_and_saves_are_skipped(pool_name: str) -> None:
     side = Side(pool_name)
     side.worker.load(Orders(loads=[blocks("s", [4, 5])]))
     assert side.worker.loads.failed() == {4, 5}
@@ -201,7 +201,7 @@ def test_the_engine_does_not_wait_for_saves_and_blocks_are_held_until_they_end(
     assert side.worker.saves.ended({"r"}) == set()  # it is reported once
 
 
-def test_a_preemption_drops_what_waits_and_waits_for_what_is_read(side: Side, gate: Gate) -> None:
+def test_a_preemption_drops_queued_saves_and_waits_for_running_ones(side: Side, gate: Gate) -> None:
     side.worker.save(Orders(saves=[blocks("r", [0]), blocks("s", [2], 9), blocks("r", [3], 50)]))
     assert gate.reading.wait(LONG_S)
     ended = threading.Event()
@@ -236,7 +236,7 @@ def test_a_preemption_within_a_long_range_waits_for_one_batch_only(side: Side, g
     assert counted["save_skipped_blocks"] == 2 * BATCH_BLOCKS
 
 
-def test_a_full_queue_leaves_blocks_out(server: MetaServer, pool_name: str) -> None:
+def test_blocks_beyond_the_queue_are_skipped(server: MetaServer, pool_name: str) -> None:
     side = Side(pool_name, save_queue=4)
     side.attached()
     gate = Gate(side.layout)
@@ -252,7 +252,7 @@ def test_a_full_queue_leaves_blocks_out(server: MetaServer, pool_name: str) -> N
     side.worker.close()
 
 
-def test_loads_in_a_thread_arrive_later(side: Side, server: MetaServer, pool_name: str) -> None:
+def test_loads_in_a_thread_complete_later(side: Side, server: MetaServer, pool_name: str) -> None:
     side.fill(5)
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
     side.saved("r")
@@ -309,7 +309,7 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Side, pool: Pool) -> No
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_blocks_evicted_meanwhile_fail_and_the_others_are_loaded(
+def test_blocks_evicted_during_a_load_fail_and_the_others_are_loaded(
     side: Side, pool: Pool, server: MetaServer, beside: bool
 ) -> None:
     side.fill(6)
@@ -326,14 +326,14 @@ def test_blocks_evicted_meanwhile_fail_and_the_others_are_loaded(
     assert np.array_equal(side.memory[:, [0, 1]], side.memory[:, [10, 11]])
 
 
-def test_another_namespace_gets_only_misses(side: Side, server: MetaServer, pool: Pool) -> None:
+def test_blocks_of_another_namespace_are_misses(side: Side, server: MetaServer, pool: Pool) -> None:
     side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
     side.saved("r")
     with KVCache(pool, namespace="another") as cache:
         assert cache.lookup([bytes([0]) * 32]) == 0
 
 
-def test_figures_are_the_process_s_sums(side: Side) -> None:
+def test_figures_are_sums_of_the_process(side: Side) -> None:
     before = figures()["save_blocks"]
     side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
     side.saved("r")
@@ -350,7 +350,7 @@ def test_settings_are_checked(given: dict[str, Any], said: str) -> None:
         VllmSettings(**given)
 
 
-def test_two_preempted_requests_are_dropped_and_the_others_are_not(side: Side, gate: Gate) -> None:
+def test_saves_of_preempted_requests_only_are_dropped(side: Side, gate: Gate) -> None:
     ranges = [blocks("r", [0]), blocks("s", [1, 2], 9), blocks("t", [3], 50), blocks("u", [4], 60)]
     side.worker.save(Orders(saves=ranges))
     assert gate.reading.wait(LONG_S)
@@ -379,7 +379,7 @@ def test_dropped_saves_free_their_space_in_the_queue(server: MetaServer, pool_na
     side.worker.close()
 
 
-def test_blocks_that_find_no_room_in_the_pool_are_counted_as_left_out(
+def test_blocks_without_room_in_the_pool_are_counted_as_skipped(
     server: MetaServer, pool_name: str, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = side.worker.save_connection._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
@@ -393,7 +393,7 @@ def test_blocks_that_find_no_room_in_the_pool_are_counted_as_left_out(
     assert side.worker.report().stored == {digests(0, 1): StoredCounts(1, 1)}
 
 
-def test_a_worker_that_closes_ends_its_threads_and_sessions(side: Side) -> None:
+def test_closing_a_worker_ends_its_threads_and_sessions(side: Side) -> None:
     own = {"beluga-saves", "beluga-loads"}
     assert own <= {thread.name for thread in threading.enumerate()}
     side.worker.close()
@@ -444,7 +444,7 @@ def part(group: int, ids: list[int], ticket: int = 0) -> BlockRange:
     return BlockRange("r", digests, ids, group=group, ticket=ticket)
 
 
-def test_each_group_moves_its_own_bytes(hybrid: Hybrid) -> None:
+def test_each_group_copies_its_own_bytes(hybrid: Hybrid) -> None:
     hybrid.memory[:] = 7
     hybrid.worker.save(Orders(saves=[part(0, [1, 2], 5), part(1, [3], 6)]))
     ended: Counter[int] = Counter()
@@ -462,7 +462,7 @@ def test_each_group_moves_its_own_bytes(hybrid: Hybrid) -> None:
     assert not hybrid.memory[[0, 4]].any()
 
 
-def test_a_load_without_a_block_of_one_group_fails_whole(hybrid: Hybrid) -> None:
+def test_a_load_fails_if_a_block_of_one_group_is_missing(hybrid: Hybrid) -> None:
     hybrid.worker.save(Orders(saves=[part(0, [1, 2]), part(1, [3])]))
     wait_until(lambda: hybrid.worker.saves.ended({"r"}) == {"r"})
     for loads in ([part(0, [1, 2]), part(1, [3, 4])], [part(0, [1, 9]), part(1, [3])]):

@@ -87,7 +87,7 @@ UPDATES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_after_an_update_nothing_old_is_hit_and_nothing_new_is_shared(
+def test_after_an_update_old_blocks_are_misses_and_new_ones_private(
     server: MetaServer, make: Make, name: str
 ) -> None:
     one, other = make(), make()
@@ -102,7 +102,7 @@ def test_after_an_update_nothing_old_is_hit_and_nothing_new_is_shared(
     assert (other.memory[:, 8:13] == 1).all()  # the blocks of the first weights are unchanged
 
 
-def test_methods_that_leave_the_weights_alone_change_nothing(
+def test_methods_that_do_not_change_weights_keep_the_namespace(
     server: MetaServer, make: Make
 ) -> None:
     one = make()
@@ -146,7 +146,7 @@ def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
     assert one.hits() == 0
 
 
-def test_a_reset_of_another_engine_does_not_count(server: MetaServer, make: Make) -> None:
+def test_a_reset_of_another_engine_has_no_effect(server: MetaServer, make: Make) -> None:
     one, other = make(), make()
     one.fill_own_cache()
     one.call("reload_weights")
@@ -194,7 +194,7 @@ def test_blocks_computed_during_an_update_are_not_shared(
     assert one.hits() == 0
 
 
-def test_engines_that_were_updated_to_one_version_share(server: MetaServer, make: Make) -> None:
+def test_engines_updated_to_one_version_share_blocks(server: MetaServer, make: Make) -> None:
     one, other = make(), make()
     for engine in (one, other):
         engine.call("update_weights", {})
@@ -210,14 +210,14 @@ def test_engines_that_were_updated_to_one_version_share(server: MetaServer, make
     assert one.hits() == ALL
 
 
-def test_a_version_without_an_update_changes_nothing(server: MetaServer, make: Make) -> None:
+def test_a_version_without_an_update_has_no_effect(server: MetaServer, make: Make) -> None:
     one = make()
     one.saves()
     one.core.set_weight_version("label")
     assert one.hits() == ALL
 
 
-def test_an_update_that_fails_counts(
+def test_a_failed_update_changes_the_namespace(
     server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = make()
@@ -228,14 +228,14 @@ def test_an_update_that_fails_counts(
     assert one.hits() == 0
 
 
-def test_routers_get_another_space_after_an_update(server: MetaServer, make: Make) -> None:
+def test_routers_get_another_namespace_after_an_update(server: MetaServer, make: Make) -> None:
     one = make()
     before = one.scheduler.get_kv_connector_stats().data["space"]
     one.call("reload_weights")
     assert one.scheduler.get_kv_connector_stats().data["space"] != before
 
 
-def test_an_adapter_that_vllm_loads_in_place_is_another(
+def test_an_adapter_reloaded_in_place_has_another_identity(
     server: MetaServer, make: Make, tmp_path: Path
 ) -> None:
     one = make()

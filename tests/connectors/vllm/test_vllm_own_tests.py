@@ -100,7 +100,7 @@ def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> O
     return run
 
 
-def test_vllms_tests_of_failed_loads_pass_with_belugas_connector(ours: Ours) -> None:
+def test_the_failed_load_tests_of_vllm_pass(ours: Ours) -> None:
     printed = ours("beside_mocks", f"not {LEFT_OUT}", UNIT, *FILES)
     counts = re.search(r"beside: (\d+) schedulers, (\d+) blocks saved", printed)
     assert counts is not None
@@ -108,7 +108,7 @@ def test_vllms_tests_of_failed_loads_pass_with_belugas_connector(ours: Ours) -> 
     assert int(counts[2]) > 0
 
 
-def test_vllms_tests_of_preemption_pass_and_only_held_blocks_are_saved(
+def test_the_preemption_tests_of_vllm_pass_and_only_held_blocks_are_saved(
     ours: Ours,
 ) -> None:
     printed = ours("beside_scheduler", "test_kv_connector_", "tests/v1/core", "test_scheduler.py")

@@ -31,7 +31,7 @@ def asking(blocks: list[int]) -> Query:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_workers_blocks_are_those_of_a_model(seed: int) -> None:
+def test_the_blocks_of_workers_match_a_model(seed: int) -> None:
     chance = random.Random(seed)
     prompts: list[list[int]] = [[]]
     for number in range(40):  # each one continues a prefix of another one
@@ -60,7 +60,7 @@ def test_workers_blocks_are_those_of_a_model(seed: int) -> None:
             assert state.held_alone == held_alone(count, asked)
 
 
-def test_blocks_whose_places_collide_are_all_found_and_removed() -> None:
+def test_blocks_with_colliding_slots_are_found_and_removed() -> None:
     """Each request holds one block, which is a hit until the request ends."""
     worker = Worker(0)
     tracker = LoadTracker([worker])

@@ -26,7 +26,7 @@ def test_a_fully_cached_prompt_costs_nothing() -> None:
     assert QWEN.prefill_ms(0, 5000) == 0
 
 
-def test_a_prompt_in_two_chunks_costs_one_a_more() -> None:
+def test_a_prompt_in_two_chunks_costs_one_more_constant() -> None:
     whole = QWEN.prefill_ms(4096)
     assert QWEN.prefill_ms(2048) + QWEN.prefill_ms(2048, 2048) == pytest.approx(whole + QWEN.a)
 
@@ -37,12 +37,12 @@ def test_a_block_of_512_tokens_of_qwen3_is_128_mib() -> None:
 
 
 @pytest.mark.parametrize(("path", "gain"), [(26e9, 7.6), (5e9, 1.5), (3.42e9, 1.0)])
-def test_onboarding_pays_off_as_in_the_reference(path: float, gain: float) -> None:
+def test_onboarding_pays_off_at_the_lengths_of_the_reference(path: float, gain: float) -> None:
     onboard_ms = QWEN.kv_bytes_per_token / path * 1e3
     assert QWEN.b / onboard_ms == pytest.approx(gain, rel=0.05)
 
 
-def test_every_model_has_a_source_and_room() -> None:
+def test_every_model_has_a_source_and_fits_its_device() -> None:
     for name, model in costs.MODELS.items():
         assert model.name == name
         assert model.source

@@ -82,7 +82,7 @@ def test_without_kv_reuse_nothing_is_shared() -> None:
     assert tracker.load(A) == Load()
 
 
-def test_output_blocks_grow_and_fade() -> None:
+def test_output_blocks_are_added_and_weighted_down() -> None:
     tracker = LoadTracker([A])
     tracker.add("plain", A, query(1, 2), NOTHING)
     assert tracker.output("plain", 16)
@@ -102,7 +102,7 @@ def test_output_blocks_grow_and_fade() -> None:
     assert not tracker.output("fading", 700)
 
 
-def test_names_and_workers_are_checked() -> None:
+def test_duplicate_names_and_unknown_workers_are_rejected() -> None:
     tracker = LoadTracker([A])
     tracker.add("x", A, query(1), NOTHING)
     with pytest.raises(ValueError, match="'x'"):
@@ -124,7 +124,7 @@ def test_a_worker_that_is_added_again_starts_without_load() -> None:
     assert tracker.load(A) == Load()
 
 
-def test_only_what_may_expire_does_and_not_at_every_call() -> None:
+def test_only_expired_requests_are_dropped_and_not_at_every_call() -> None:
     tracker = LoadTracker([A])
     tracker.add("mine", A, query(1), NOTHING, now=0)
     tracker.add("theirs", A, query(2), NOTHING, now=0, expires=300)
@@ -134,7 +134,7 @@ def test_only_what_may_expire_does_and_not_at_every_call() -> None:
     assert tracker.load(A).active_requests == 1
 
 
-def test_prefills_get_on_at_the_oldest_ones_pace() -> None:
+def test_prefills_progress_at_the_rate_of_the_oldest() -> None:
     tracker = LoadTracker([A])
     tracker.add("first", A, query(isl=100), NOTHING, now=10, prefill_s=2.0)
     tracker.add("second", A, query(isl=50), NOTHING, now=11, prefill_s=1.0)
@@ -161,7 +161,7 @@ def test_a_prefill_without_a_prediction_stops_the_spill_over() -> None:
     assert tracker.load(A).active_prefill_tokens == 50
 
 
-def test_a_late_prefill_is_expected_to_be_late_by_as_much_again() -> None:
+def test_the_expected_delay_of_a_late_prefill_doubles() -> None:
     tracker = LoadTracker([A])
     tracker.add("first", A, query(isl=100), NOTHING, now=10, prefill_s=2.0)
     tracker.add("second", A, query(isl=50), NOTHING, now=10, prefill_s=1.0)
@@ -176,7 +176,7 @@ def test_a_late_prefill_is_expected_to_be_late_by_as_much_again() -> None:
     assert tracker.load(A).prefill_s == 0.0
 
 
-def test_the_usual_request_is_a_mean_of_those_that_were_sent() -> None:
+def test_the_typical_request_is_the_mean_of_sent_requests() -> None:
     tracker = LoadTracker([A])
     size = query().block_size
     tracker.add("first", A, query(isl=size), Overlap(device=1), now=0)
@@ -190,7 +190,7 @@ def test_the_usual_request_is_a_mean_of_those_that_were_sent() -> None:
     assert (tracker.usual.ended, tracker.usual.decode_s) == (1, 4.0)
 
 
-def test_the_change_of_what_a_worker_holds_is_learned_from_requests_that_end() -> None:
+def test_the_growth_of_a_workers_blocks_is_estimated_from_ended_requests() -> None:
     tracker = LoadTracker([A])
     tracker.add("first", A, query(1, 2), NOTHING)  # 2 blocks are held now
     tracker.add("second", A, query(1, 2, 3, 4, 5), NOTHING)  # and now 5
@@ -223,14 +223,14 @@ def simulated_alone(holders: int, chance: random.Random) -> float:
     return total / 20_000
 
 
-def test_the_share_of_time_in_which_a_request_holds_a_block_alone() -> None:
+def test_the_share_of_exclusive_block_time_is_measured() -> None:
     assert alone(0) == 1.0
     chance = random.Random(1)
     for holders in (1, 2, 3, 5):
         assert alone(holders) == pytest.approx(simulated_alone(holders, chance), abs=0.012)
 
 
-def test_blocks_that_a_request_would_hold_alone() -> None:
+def test_exclusive_blocks_of_a_new_request_are_counted() -> None:
     tracker = LoadTracker([A])
     tracker.add("first", A, query(1, 2, 3), NOTHING)
     tracker.add("second", A, query(1, 2, 4), NOTHING)
@@ -281,7 +281,7 @@ def test_any_lifecycle_agrees_with_a_naive_model(seed: int) -> None:
         assert tracker.loads == {worker: naive(active, worker) for worker in (A, B)}
 
 
-def test_published_metrics_reach_the_load_and_are_guessed_on() -> None:
+def test_published_metrics_update_the_load_and_are_extrapolated() -> None:
     tracker = LoadTracker([A])
     said = WorkerMetrics(3, 8, 40, 100, 2, 0.4, 0.5)
     tracker.publish(A, said)

@@ -152,7 +152,7 @@ def test_the_start_of_the_process_is_read_if_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "up 1\nvllm:num_requests_waiting 1\n", "<html>", "{}"])
-def test_an_answer_without_figures_is_none(answer: str) -> None:
+def test_a_page_without_figures_returns_none(answer: str) -> None:
     assert read_load(answer) is None
 
 
@@ -189,7 +189,7 @@ def test_unreadable_metrics_are_reported(answer: str, why: str) -> None:
     st.integers(0, 30),
     st.text('0{}[]",\n e-NaN\\=', max_size=8),
 )
-def test_damaged_answers_are_figures_none_or_one_error(
+def test_damaged_pages_return_figures_none_or_one_error(
     answer: str, at: int, gone: int, put: str
 ) -> None:
     at %= len(answer)

@@ -28,7 +28,7 @@ def query(isl: int, jump: float = 0.0) -> Query:
     [(60, 1 / 64), (1, 1 / 1008), (64, 1.0), (99, 1.0)],
     ids=["best", "pinned", "all", "beyond"],
 )
-def test_examples_of_wspt(overlap: int, expected: float) -> None:
+def test_wspt_matches_the_examples(overlap: int, expected: float) -> None:
     assert score("wspt", query(1024), 5.0, overlap) == expected
 
 
@@ -55,14 +55,14 @@ def filled(order: str) -> RouterQueue[str]:
         ("wspt", ["second", "third", "first"]),
     ],
 )
-def test_orders(order: str, expected: list[str]) -> None:
+def test_each_policy_has_its_order(order: str, expected: list[str]) -> None:
     queue = filled(order)
     assert len(queue) == 3
     assert drained(queue) == expected
     assert len(queue) == 0
 
 
-def test_a_jump_is_seconds_or_weight() -> None:
+def test_a_priority_is_in_seconds_or_weight() -> None:
     queue = filled("fcfs")
     queue.push("jumps", query(16, jump=1.5), 3.1)
     assert drained(queue) == ["first", "jumps", "second", "third"]
@@ -136,6 +136,6 @@ def test_requests_wait_only_while_every_worker_is_over_the_threshold() -> None:
     router.choose(query(1))
 
 
-def test_an_order_that_is_none_is_refused() -> None:
+def test_an_unknown_order_is_rejected() -> None:
     with pytest.raises(RouterError, match=r"'sjf'.*fcfs, lcfs, wspt"):
         RouterQueue("sjf")

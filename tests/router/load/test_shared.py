@@ -49,7 +49,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("predicted", [False, True])
 @given(steps=STEPS)
-def test_the_sums_are_those_of_one_process(steps: list[Step], predicted: bool) -> None:
+def test_sums_of_processes_equal_those_of_one(steps: list[Step], predicted: bool) -> None:
     alone, several = LoadTracker(WORKERS), trackers()
     running: list[tuple[int, LoadTracker]] = []
     for number, (process, place, tokens, act) in enumerate(steps):

@@ -96,7 +96,7 @@ def test_a_request_bound_to_workers_is_delayed() -> None:
     assert cost(dearer, others=[busy(1, new=10)]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_as_many_follow_as_run() -> None:
+def test_as_many_requests_follow_as_run() -> None:
     state = worker(0, new=10, active_decode_blocks=70)
     crowd = busy(1, active_requests=6)
     expected = 0.202 + delay(30, 10, 1 + 6 / 2) / 3
@@ -166,13 +166,13 @@ def test_a_request_that_does_not_fit_waits_until_blocks_are_free() -> None:
     assert cost(longer) == pytest.approx(0.96 * 8.0 + 0.202, rel=1e-4)
 
 
-def test_the_workers_own_count_has_the_blocks_of_answers() -> None:
+def test_the_reported_count_of_a_worker_includes_output_blocks() -> None:
     full = worker(0, active_decode_blocks=40, kv_active_blocks=95, active_requests=4)
     fits = worker(0, active_decode_blocks=40, active_requests=4)
     assert cost(full) - cost(fits) == pytest.approx(2.0, rel=1e-2)
 
 
-def test_an_answers_time_is_assumed_before_any_has_ended() -> None:
+def test_the_decode_time_is_assumed_before_any_request_has_ended() -> None:
     crowded = worker(0, active_decode_blocks=95, active_requests=1)
     assert cost(crowded, query(usual=Usual())) > ESTIMATOR.answer_s() == pytest.approx(1.024)
 

@@ -50,7 +50,7 @@ def test_round_robin_selects_each_worker_in_turn() -> None:
     assert order == [1, 2, 3, 1, 2, 3]
 
 
-def test_random_reaches_everyone() -> None:
+def test_random_reaches_every_worker() -> None:
     counts = chosen_ids("random", candidates(9, 0, 5), 600)
     assert set(counts) == {1, 2, 3}
     assert min(counts.values()) > 150

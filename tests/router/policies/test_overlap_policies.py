@@ -157,7 +157,7 @@ ARTICLE = {1: 3, 2: 2, 3: 1}  # the scores of find_matches in the Dynamo KV rout
 
 
 @pytest.mark.parametrize("name", ["logit2", "alpha-gamma", "linear", "lmetric", "cache-aware"])
-def test_the_articles_scores_send_the_request_to_worker_1(name: str) -> None:
+def test_the_scores_of_the_article_select_worker_1(name: str) -> None:
     states = [
         candidate(worker_id, overlap=Overlap(device=blocks), kv_total_blocks=100)
         for worker_id, blocks in ARTICLE.items()
@@ -184,7 +184,7 @@ def test_alpha_gamma_weighs_load_more_when_loads_differ() -> None:
     assert slots.cost == pytest.approx(0.7 * 0.5 + 0.1 * 0.25)
 
 
-def test_alpha_gamma_passes_over_full_workers() -> None:
+def test_alpha_gamma_skips_full_workers() -> None:
     full = candidate(0, overlap=Overlap(device=4), kv_active_blocks=100, kv_total_blocks=100)
     slots = candidate(1, request_active_slots=8, request_total_slots=8)
     policy = make_policy("alpha-gamma")
@@ -193,7 +193,7 @@ def test_alpha_gamma_passes_over_full_workers() -> None:
         policy.choose(ISL_64, [full, slots])
 
 
-def test_temperature_follows_the_softmax() -> None:
+def test_choices_at_a_temperature_match_the_softmax() -> None:
     states = [candidate(place, active_decode_blocks=place) for place in range(3)]
     policy = make_policy("linear", seed=2, temperature=1.0)
     drawn = [policy.choose(ISL_64, states).worker.worker_id for _ in range(4000)]

@@ -182,7 +182,7 @@ DURATIONS = st.one_of(st.none(), st.floats(1e-6, 50), st.sampled_from([0.0, 1.5]
         max_size=30,
     )
 )
-def test_prefills_get_on_as_in_plain_python(
+def test_prefills_progress_as_in_plain_python(
     steps: list[tuple[bool, int, float | None, float, int]],
 ) -> None:
     ours, plain, now = ActivePrefills(), PlainPrefills(), 0.0

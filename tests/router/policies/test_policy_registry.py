@@ -38,7 +38,7 @@ def test_a_choice_has_the_expected_cache_savings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_candidates_is_a_typed_error(name: str) -> None:
+def test_an_empty_list_of_candidates_raises_a_typed_error(name: str) -> None:
     with pytest.raises(NoWorkersError):
         make_policy(name).choose(QUERY, [])
 
@@ -66,7 +66,7 @@ def test_a_policy_that_uses_overlaps_gets_them(name: str) -> None:
         assert make_policy(name).uses_overlap
 
 
-def test_a_wrong_name_or_setting_is_named() -> None:
+def test_an_unknown_policy_or_setting_is_reported() -> None:
     with pytest.raises(RouterError, match=r"'fastest'.*least-tokens"):
         make_policy("fastest")
     with pytest.raises(RouterError, match=r"least-tokens has no setting 'decay'"):

@@ -47,7 +47,7 @@ def test_loads_are_unbalanced_by_both_bounds(requests: tuple[int, int], apart: b
     assert CacheAware().choose(QUERY, states).worker == Worker(0 if apart else 1)
 
 
-def test_cache_usage_may_trip_the_balance_too() -> None:
+def test_cache_usage_may_cause_an_imbalance() -> None:
     states = [candidate(0, gpu_cache_usage_perc=0.95, held=4), candidate(1, 1)]
     assert not CacheAware().imbalanced(states)
     assert CacheAware(usage_spread=0.5).imbalanced(states)
@@ -68,7 +68,7 @@ def test_without_a_match_the_least_load_wins() -> None:
     assert CacheAware().choose(QUERY, [candidate(0, 2), candidate(1, 1)]).worker == Worker(1)
 
 
-def test_the_tree_follows_what_was_sent() -> None:
+def test_the_tree_records_sent_prompts() -> None:
     policy = CacheAwareTree()
     assert policy.choose(QUERY, [candidate(0, 1), candidate(1)]).worker == Worker(1)
     longer = Query(isl=80, block_size=16, hashes=(1, 2, 3, 4, 5))
@@ -77,7 +77,7 @@ def test_the_tree_follows_what_was_sent() -> None:
     assert choice.hit_rate == pytest.approx(4 / 5)
 
 
-def test_a_match_of_half_is_not_enough_for_the_tree() -> None:
+def test_the_tree_requires_a_match_of_more_than_half() -> None:
     policy = CacheAwareTree()
     policy.choose(Query(isl=32, block_size=16, hashes=(1, 2)), [candidate(1)])
     states = [candidate(0), candidate(1, 1)]

@@ -32,7 +32,7 @@ def test_blocks_count_until_their_time_is_up() -> None:
     assert len(index) == 0
 
 
-def test_sending_again_restarts_the_timer() -> None:
+def test_a_repeated_prompt_restarts_the_timer() -> None:
     index = ApproximateIndexer(ttl_s=10)
     index.routed(A, [1, 2, 3], 0.0)
     index.routed(A, [1, 2], 5.0)
@@ -41,7 +41,7 @@ def test_sending_again_restarts_the_timer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_agrees_with_a_naive_table(seed: int) -> None:
+def test_the_index_agrees_with_a_naive_table(seed: int) -> None:
     rng = random.Random(seed)
     index = ApproximateIndexer(ttl_s=10)
     until: dict[tuple[Worker, tuple[int, ...]], float] = {}
@@ -65,7 +65,7 @@ def test_agrees_with_a_naive_table(seed: int) -> None:
         assert len(index) == len(until)
 
 
-def test_oldest_are_pruned_down_to_the_ratio() -> None:
+def test_the_oldest_blocks_are_pruned_down_to_the_ratio() -> None:
     index = ApproximateIndexer(blocks=100)
     for first in range(0, 100, 10):
         index.routed(A if first % 20 else B, list(range(first, first + 10)), float(first))

@@ -24,14 +24,14 @@ def packed(*tokens: int) -> bytes:
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
-def test_examples_of_era_a() -> None:
+def test_hashes_match_the_examples_of_era_a() -> None:
     hasher = BlockHasher(block_size=4, era="a")
     local = hasher.local(TOKENS)
     assert local == [14643705804678351452, 16777012769546811212]
     assert hasher.sequence(local) == [14643705804678351452, 4945711292740353085]
 
 
-def test_examples_of_era_b() -> None:
+def test_hashes_match_the_examples_of_era_b() -> None:
     assert salt_seed() == 1389868326933519382
     hasher = BlockHasher(block_size=4)
     local = hasher.local(TOKENS)
@@ -113,7 +113,7 @@ def test_an_invalid_token_is_rejected(tokens: list[int]) -> None:
         BlockHasher(block_size=1).local(tokens)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(RouterError, match="era 'c'"):
         BlockHasher(block_size=4, era="c")  # type: ignore[arg-type]
     with pytest.raises(RouterError, match="does not support a salt"):

@@ -91,7 +91,7 @@ def test_r3_storing_again_changes_nothing(index: Indexer) -> None:
     assert index.stat()[:2] == (0, 0)
 
 
-def test_r3_engines_name_the_same_block_each_in_its_own_way(index: Indexer) -> None:
+def test_r3_engines_have_their_own_hashes_of_a_block(index: Indexer) -> None:
     index.apply(stored(A, [11, 12], [1, 2]))
     index.apply(stored(B, [12, 11], [1, 2]))
     index.apply(removed(B, 11))
@@ -145,7 +145,7 @@ def test_r5_blocks_after_a_gap_count_again_when_it_is_filled(index: Indexer) -> 
     assert scores(index, 1, 2, 3) == {A: 3}  # 13 was never removed
 
 
-def test_r6_cleared_is_of_one_rank_and_removal_of_all(index: Indexer) -> None:
+def test_r6_a_clear_affects_one_rank_and_a_removal_all(index: Indexer) -> None:
     for worker in (A, A1, B):
         index.apply(stored(worker, [11, 12], [1, 2]))
     index.apply(stored(A, [11], None, tier=Tier.HOST))
@@ -284,7 +284,7 @@ def test_the_pools_blocks_outlive_their_publishers(index: Indexer) -> None:
     [(None, 0), ("GPU", 0), ("CPU", 1), ("cpu_pinned", 1), ("CPU_TIER2", 2), ("STORAGE", 2)]
     + [(word, 3) for word in ("EXTERNAL", "NETWORK", "REMOTE", "SHARED")],
 )
-def test_words_for_tiers(word: str | None, tier: int) -> None:
+def test_tier_names_are_parsed(word: str | None, tier: int) -> None:
     assert tier_of(word) == tier
 
 
@@ -399,7 +399,7 @@ def test_concurrent_lookups_see_whole_events() -> None:
     assert index.stat()[:2] == (0, 0)
 
 
-def test_dynamos_form_is_written() -> None:
+def test_events_are_written_in_the_format_of_dynamo() -> None:
     assert to_dynamo(RouterEvent(Worker(7, 1), Removed([1, 2]), 3)) == {
         "worker_id": 7,
         "storage_tier": "device",

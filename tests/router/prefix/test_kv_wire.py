@@ -92,7 +92,7 @@ def test_maps_and_arrays_decode_to_the_same_events() -> None:
     assert third.data == Cleared()
 
 
-def test_batch_may_be_a_map() -> None:
+def test_a_batch_may_be_a_map() -> None:
     form = {"ts": 2, "events": [{"type": "AllBlocksCleared"}], "data_parallel_rank": None}
     batch = decoder().batch(msgspec.msgpack.encode(form))
     assert (batch.made_s, batch.worker, len(batch.events)) == (2.0, Worker(7), 1)
@@ -108,7 +108,7 @@ def test_digests_and_integers_name_the_same_block() -> None:
     assert negative == Stored([(1 << 64) - 1], [1])
 
 
-def test_block_without_tokens_is_one_that_is_known() -> None:
+def test_a_block_without_tokens_must_be_known() -> None:
     event = stored([11], medium="CPU", token_ids=[], block_size=0)
     assert decoder().batch(payload(event)).events[0].data == Stored([11], None)
 
@@ -127,7 +127,7 @@ def test_blocks_are_hashed_as_the_router_hashes_prompts() -> None:
     assert data.tokens_hashes == BlockHasher(block_size=SIZE, lora_name="ab").local(tokens)
 
 
-def test_blocks_of_more_than_tokens_are_never_expected() -> None:
+def test_blocks_with_extra_keys_are_never_matched() -> None:
     plain = [["ab"], None]
     image = [["ab"], ["ab", ["cat", 1]]]
     embedded = [["ab"], ["ab", b"digest"]]
@@ -164,12 +164,12 @@ def test_blocks_are_salted_from_the_first_on(adapter: str, monkeypatch: pytest.M
     assert found([18], always, parent=17, first=8) == [8]
 
 
-def test_other_cache_groups_are_left_out() -> None:
+def test_other_cache_groups_are_ignored() -> None:
     batch = decoder().batch(payload(stored([11], group_idx=1), stored([12], group_idx=0)))
     assert [event.data for event in batch.events] == [Stored([12], [1])]
 
 
-def test_event_that_cannot_be_read_does_not_spoil_its_batch() -> None:
+def test_an_unreadable_event_does_not_affect_its_batch() -> None:
     bad: list[Any] = [
         {"type": "BlockStolen"},
         {"type": ["BlockStored"]},
@@ -196,7 +196,7 @@ def test_event_that_cannot_be_read_does_not_spoil_its_batch() -> None:
 @pytest.mark.parametrize(
     "form", [5, [], [1.0], [1.0, 5], ["x", []], [1.0, [], "x"], [1.0, [], -1], {"ts": 1}]
 )
-def test_no_batch_is_an_error(form: Any) -> None:
+def test_a_message_that_is_not_a_batch_is_an_error(form: Any) -> None:
     with pytest.raises(EventError, match="batch"):
         decoder().batch(msgspec.msgpack.encode(form))
 
@@ -219,7 +219,7 @@ def test_errors_of_a_batch_are_reported(form: Any, why: str) -> None:
         decoder().batch(msgspec.msgpack.encode(form))
 
 
-def test_a_batch_is_of_the_rank_that_it_names() -> None:
+def test_a_batch_applies_to_its_rank() -> None:
     for rank, expected in ((None, 0), (0, 0), (3, 3)):
         batch = decoder().batch(payload(stored([11]), rank=rank))
         assert [event.worker for event in batch.events] == [Worker(7, expected)]
@@ -227,7 +227,7 @@ def test_a_batch_is_of_the_rank_that_it_names() -> None:
     assert [event.worker for event in short.events] == [Worker(7, 0)]
 
 
-def test_no_msgpack_is_an_error() -> None:
+def test_a_missing_msgpack_package_is_an_error() -> None:
     for bad in (b"", b"\xc1", b"\x93\x01", b"\x91" * 100_000):
         with pytest.raises(EventError):
             decoder().batch(bad)
@@ -236,7 +236,7 @@ def test_no_msgpack_is_an_error() -> None:
     WireDecoder(1, block_size=1, hash_blocks=sums)  # the least block size
 
 
-def test_a_decoder_learns_a_form_with_the_routers_permission() -> None:
+def test_a_decoder_detects_the_hash_form_only_if_allowed() -> None:
     """The router may have detected another size than the decoder's initial one."""
     asked: list[int] = []
     known = {SIZE: sums}
@@ -333,7 +333,7 @@ def test_restarted_engine_has_an_empty_cache() -> None:
     assert subscription.feed.repeated == 1
 
 
-def test_a_message_from_the_end_of_time_does_not_hide_a_restart() -> None:
+def test_a_message_with_the_highest_number_does_not_hide_a_restart() -> None:
     index = Indexer(workers=2, blocks=100)
     subscription = Subscription(index, decoder(), replay=False)
     subscription.received(message(0, stored([11])))
@@ -344,7 +344,7 @@ def test_a_message_from_the_end_of_time_does_not_hide_a_restart() -> None:
     assert index.find_matches([7]).held.keys() == {Worker(7)}
 
 
-def test_messages_that_are_none_are_counted() -> None:
+def test_malformed_messages_are_counted() -> None:
     subscription = Subscription(Indexer(workers=2, blocks=100), decoder(), replay=True)
     subscription.received([b"x"])
     subscription.received([b"", (0).to_bytes(8, "big"), b"\xc1"])

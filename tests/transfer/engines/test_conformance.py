@@ -221,7 +221,7 @@ def test_blocks_are_written_and_read_whole(
 
 
 @pytest.mark.parametrize("seed", range(12 if FULL else 6))
-def test_any_fragments_chunks_and_parts(
+def test_any_fragments_chunks_and_parts_are_copied(
     case: EngineCase, engine: CopyEngine, pool: Pool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -302,7 +302,7 @@ class Rows:
 
 @pytest.mark.parametrize("check_checksums", [False, True], ids=["bare", "verified"])
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_are_read_and_nothing_else(
+def test_only_the_requested_rows_are_read(
     case: EngineCase, engine: CopyEngine, pool: Pool, seed: int, *, check_checksums: bool
 ) -> None:
     rng = np.random.default_rng(100 + seed)
@@ -320,7 +320,7 @@ def test_rows_are_read_and_nothing_else(
         assert np.array_equal(memory.content(), rows.wanted(payloads))
 
 
-def test_chunks_that_rows_touch_are_compared_and_no_other(
+def test_only_chunks_that_rows_touch_are_verified(
     case: EngineCase, engine: CopyEngine, pool: Pool
 ) -> None:
     rng = np.random.default_rng(9)
@@ -348,7 +348,7 @@ def test_chunks_that_rows_touch_are_compared_and_no_other(
         poke(pool, at, peek(pool, at, 1) ^ 1)
 
 
-def test_a_plan_that_cannot_be_is_refused_and_moves_nothing(
+def test_an_invalid_plan_is_rejected_and_copies_nothing(
     case: EngineCase, engine: CopyEngine, pool: Pool
 ) -> None:
     content = np.arange(4096).astype(np.uint8)

@@ -60,7 +60,7 @@ def test_the_optimizations_of_the_paper_are_in_the_table() -> None:
             assert (row.before_read, row.after_write) == (Step.INVALIDATE, Step.FLUSH)
 
 
-def test_a_word_that_is_not_in_the_table_is_refused() -> None:
+def test_a_value_that_is_not_in_the_table_is_rejected() -> None:
     with pytest.raises(ValueError, match="fpga"):
         policy.row("fpga", "write-back", "on")
 
@@ -77,7 +77,7 @@ def test_the_default_is_the_safe_row(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert policy.probe(cpuinfo=tmp_path / "none").ddio == Ddio.UNKNOWN
 
 
-def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELUGA_DDIO", "off")
     monkeypatch.setenv("BELUGA_MEMORY", "uncacheable")
     found = policy.probe()
@@ -111,7 +111,7 @@ def plans(offset: int) -> list[Plan]:
 @pytest.mark.parametrize("ddio", Ddio)
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("initiator", Initiator)
-def test_care_is_taken_of_plans_within_the_pool(
+def test_cache_maintenance_requires_plans_inside_the_pool(
     pool: Pool, initiator: str, memory: Memory, ddio: Ddio
 ) -> None:
     maintenance = policy.PlatformPolicy(memory, ddio, "", "").maintenance(initiator, pool)

@@ -52,7 +52,7 @@ class Fixture:
             )
 
 
-def test_equal_classes_are_served_equally() -> None:
+def test_two_equal_classes_are_served_equally() -> None:
     fix = Fixture()
     a, b = fix.direction.add(10), fix.direction.add(10)
     fix.push(a, 100)
@@ -63,7 +63,7 @@ def test_equal_classes_are_served_equally() -> None:
     assert fix.counts(a, b) == (50, 50)
 
 
-def test_four_equal_classes_are_served_alike() -> None:
+def test_four_equal_classes_are_served_equally() -> None:
     fix = Fixture()
     nodes = [fix.direction.add(10) for _ in range(4)]
     for node in nodes:
@@ -86,7 +86,7 @@ def test_shares_and_weights_are_followed(case: str) -> None:
     assert fix.counts(a, b) in ((34, 66), (33, 67))
 
 
-def test_a_class_that_had_the_whole_link_yields_to_another() -> None:
+def test_a_class_with_the_whole_link_yields_to_a_waking_class() -> None:
     fix = Fixture()
     a, b = fix.direction.add(1), fix.direction.add(1)
     fix.push(b, 100)
@@ -112,7 +112,7 @@ def test_a_waking_class_has_a_bounded_head_start() -> None:
     assert fix.counts(a, b) == (25, 75)
 
 
-def test_shares_that_change_hold_from_then_on() -> None:
+def test_changed_shares_apply_immediately() -> None:
     fix = Fixture()
     a, b = fix.direction.add(20), fix.direction.add(10)
     fix.push(a, 500)
@@ -138,7 +138,7 @@ def test_a_long_run_keeps_the_ratio(shares: int, ratio: int, ticks: int) -> None
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_shares_and_weights(seed: int, grouped: bool) -> None:
+def test_random_shares_and_weights_are_followed(seed: int, grouped: bool) -> None:
     rng = random.Random(seed)
     fix = Fixture()
     parent = fix.direction.add(rng.randint(1, 5)) if grouped else 0
@@ -196,7 +196,7 @@ def nested() -> Nested:
         ),
     ],
 )
-def test_groups_forgive_like_classes(
+def test_groups_have_a_bounded_head_start_like_classes(
     pushes: list[tuple[str, int] | None], steps: list[tuple[int, int, int]]
 ) -> None:
     fix = Fixture()
@@ -265,7 +265,7 @@ def test_an_unplugged_class_waits_and_delays_no_other() -> None:
     assert fix.tick(100) == 20
 
 
-def test_counters_may_wrap() -> None:
+def test_counters_wrap_correctly() -> None:
     """The queue compares distances of counters, so a counter may wrap at 64 bits."""
     fix = Fixture()
     a, b = fix.direction.add(1), fix.direction.add(1)
@@ -346,7 +346,7 @@ def test_the_smallest_piece_is_charged_for() -> None:
     assert fix.counts(a, b) == (10, 10)
 
 
-def test_an_unplugged_class_holds_no_other_process_up() -> None:
+def test_an_unplugged_class_does_not_delay_other_processes() -> None:
     """A process does not announce a class that cannot be served to the other members of its
     link.
     """

@@ -92,7 +92,7 @@ def drain(direction: LinkDirection, *, start_ns: int) -> int:
 
 
 @pytest.mark.parametrize("capped", [True, long(False)])
-def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: bool) -> None:
+def test_killed_processes_leak_no_tokens(shm: Path, process: Start, capped: bool) -> None:
     answer = said(process("kill", shm, "killed", int(capped), 60, 7))
     link = Link("killed", directory=shm)
     direction = link.directions[Direction.READ]
@@ -195,7 +195,7 @@ def test_a_process_of_another_namespace_is_judged_by_its_silence() -> None:
     queue.close()
 
 
-def test_a_link_has_so_many_seats() -> None:
+def test_the_number_of_members_of_a_link_is_bounded() -> None:
     direction = LinkDirection(limit=1000, now_ns=0)
     queues = [Queue(direction, now_ns=0) for _ in range(lib.BL_LINK_MEMBERS)]
     with pytest.raises(OSError, match="queue"):
@@ -268,7 +268,7 @@ def test_the_settings_of_the_first_process_apply(shm: Path) -> None:
     assert bandwidth.rate == 2048
 
 
-def test_a_link_and_a_node_have_a_file_each(shm: Path) -> None:
+def test_a_link_and_a_node_have_separate_files(shm: Path) -> None:
     names = ["cxl0", "0000:3d:00.0", "a/b", "a_b", "x" * 200]
     links = [Link(name, directory=shm) for name in names]
     links += [Link("cxl0", node=node, directory=shm) for node in (0, 1)]
@@ -277,7 +277,7 @@ def test_a_link_and_a_node_have_a_file_each(shm: Path) -> None:
     assert not list(shm.glob(".*"))
 
 
-def test_a_file_of_something_else_is_refused(shm: Path) -> None:
+def test_a_foreign_file_is_rejected(shm: Path) -> None:
     (shm / "link-short").write_bytes(b"1234")
     with pytest.raises(TransferError, match="remove it"):
         Link("short", directory=shm)
@@ -293,7 +293,7 @@ def test_a_file_of_something_else_is_refused(shm: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("parent", 31), ("shares", 0)])
-def test_a_tree_that_is_none_is_refused(shm: Path, field: str, value: int) -> None:
+def test_an_invalid_tree_is_rejected(shm: Path, field: str, value: int) -> None:
     link = Link("tree", directory=shm)
     setattr(link.directions[Direction.WRITE].handle.nodes[2], field, value)
     with pytest.raises(TransferError, match="damaged"):
@@ -323,6 +323,6 @@ def test_files_are_written_atomically(shm: Path) -> None:
     "fields",
     [{"piece_size": 0}, {"shares": (1, 2)}, {"shares": (1, 1, 1, 0)}, {"tau_ns": -1}],
 )
-def test_settings_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
+def test_impossible_settings_are_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(TransferError):
         LinkSettings(**fields)

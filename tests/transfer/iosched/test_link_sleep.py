@@ -13,7 +13,7 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize("waiting", [1, 2])
-def test_a_process_that_slept_does_not_make_up_for_it(waiting: int) -> None:
+def test_a_process_that_slept_gets_no_extra_tokens(waiting: int) -> None:
     """The process copied a piece, then was busy or stopped, possibly with another piece queued."""
     direction = LinkDirection(limit=2 * MS * 1000, capped=True, now_ns=0)
     slept, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)

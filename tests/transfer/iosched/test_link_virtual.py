@@ -80,7 +80,7 @@ def test_offloads_of_many_processes_hardly_delay_onboards(processes: int, regula
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_shares_hold_when_both_have_more_than_the_link_can_carry(processes: int) -> None:
+def test_shares_are_followed_on_a_saturated_link(processes: int) -> None:
     loaded = run(
         Fair(RATE, processes=processes),
         bytes_per_s=RATE,
@@ -95,7 +95,7 @@ def test_shares_hold_when_both_have_more_than_the_link_can_carry(processes: int)
 
 
 @pytest.mark.parametrize("woken", [ONBOARD, OFFLOAD])
-def test_a_waking_class_has_the_link_alone_for_tau_at_most(woken: int) -> None:
+def test_a_waking_class_has_the_link_alone_for_at_most_tau(woken: int) -> None:
     """One class uses the link for a while; then the other one arrives with more than the link's
     bandwidth.
     """
@@ -175,7 +175,7 @@ def test_a_limited_group_does_not_exceed_its_limit() -> None:
     assert 0.97 * 2 * LIMIT <= sum(limited.moved.values()) <= 2 * LIMIT + SLACK
 
 
-def test_limited_classes_in_a_limited_group() -> None:
+def test_limits_of_classes_apply_inside_a_limited_group() -> None:
     limited = Limited()
     group = limited.direction.add(10)
     nodes = [limited.direction.add(10, parent=group) for _ in range(2)]
@@ -188,7 +188,7 @@ def test_limited_classes_in_a_limited_group() -> None:
     assert 0.97 * 2 * LIMIT <= sum(limited.moved.values()) <= 2 * LIMIT + SLACK
 
 
-def test_shares_hold_under_a_limited_group() -> None:
+def test_shares_are_followed_inside_a_limited_group() -> None:
     limited = Limited()
     group = limited.direction.add(10)
     nodes = [limited.direction.add(shares, parent=group) for shares in (400, 100)]
@@ -197,7 +197,7 @@ def test_shares_hold_under_a_limited_group() -> None:
     assert 3.95 <= limited.moved[nodes[0]] / limited.moved[nodes[1]] <= 4.05
 
 
-def test_a_limit_that_is_lifted_binds_no_more() -> None:
+def test_a_removed_limit_has_no_effect() -> None:
     limited = Limited()
     node = limited.direction.add(10)
     limited.direction.limit(node, LIMIT, now_ns=0)
@@ -331,7 +331,7 @@ def test_a_canceled_piece_releases_its_reservation() -> None:
     assert bucket.ceil - bucket.tail == bucket.limit
 
 
-def test_a_long_waiter_polls_seldom() -> None:
+def test_a_long_waiter_polls_rarely() -> None:
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     node = direction.add(1)

@@ -291,7 +291,7 @@ def test_a_wrong_checksum_is_the_transfers_error(handle: IoHandle, pool: Pool) -
 
 
 @pytest.mark.parametrize("error", [TransferError("no"), ZeroDivisionError("no")])
-def test_an_engine_that_fails_fails_the_transfer_and_nothing_else(
+def test_a_failure_of_an_engine_fails_only_its_transfer(
     handle: IoHandle, pool: Pool, error: Exception
 ) -> None:
     engine = HeldEngine()
@@ -410,7 +410,7 @@ def test_several_threads_and_engines_share_a_link(handle: IoHandle, pool: Pool) 
     assert idle(handle)
 
 
-def test_a_link_that_is_not_duplex_has_one_way(shm: Path, pool: Pool) -> None:
+def test_a_half_duplex_link_has_one_direction(shm: Path, pool: Pool) -> None:
     settings = LinkSettings(read=Speed(8 << 30), write=Speed(8 << 30), duplex=False)
     link = Link("half", settings, directory=shm)
     handle = IoHandle(link)
@@ -423,7 +423,7 @@ def test_a_link_that_is_not_duplex_has_one_way(shm: Path, pool: Pool) -> None:
     handle.close()
 
 
-def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
+def test_bytes_are_counted_for_their_devices(shm: Path, pool: Pool) -> None:
     link = Link("devices", FAST, pool=pool, directory=shm)
     offsets = [(8 << 20) + place * (2 << 20) for place in range(3)]  # stripes 4, 5, 6
     plan = Blocks(offsets).plan
@@ -437,7 +437,7 @@ def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
     assert other.devices[0].tail == link.devices[0].tail
 
 
-def test_an_empty_plan_has_ended(handle: IoHandle, pool: Pool) -> None:
+def test_an_empty_plan_completes_immediately(handle: IoHandle, pool: Pool) -> None:
     plan = Blocks(data_offsets(pool, 1)).plan
     transfer = ScheduledEngine(HeldEngine(), handle).scatter_read(
         Plan(plan.pieces[:0], plan.chunks[:0])
@@ -455,7 +455,9 @@ def test_an_empty_plan_has_ended(handle: IoHandle, pool: Pool) -> None:
         (4096, 10**9, PIECE),
     ],
 )
-def test_an_engines_pieces_fit_its_speed(own: int | None, bytes_per_s: int, expected: int) -> None:
+def test_the_piece_size_matches_the_engines_speed(
+    own: int | None, bytes_per_s: int, expected: int
+) -> None:
     class Some(HeldEngine):
         piece_size = own  # type: ignore[assignment]
 

@@ -31,7 +31,7 @@ def test_ten_tickets_are_admitted_and_the_eleventh_waits() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 900)), max_size=60), st.randoms())
-def test_rovers_bound_the_pieces_in_flight_and_admit_in_order(
+def test_the_two_rovers_bound_pieces_in_flight_and_keep_their_order(
     asked: list[tuple[int, int]], random: object
 ) -> None:
     rovers = Rovers(4, 1000)
@@ -92,7 +92,7 @@ def test_a_bucket_is_full_after_months_without_requests() -> None:
     assert bucket.lacks(ticket) == 0
 
 
-def test_few_tokens_are_not_worth_replenishing() -> None:
+def test_replenishing_starts_at_a_threshold() -> None:
     bucket = TokenBucket(1000, 50, threshold=10, now_ns=0)
     bucket.replenish(S)
     ticket = bucket.grab(60)
@@ -122,7 +122,7 @@ def test_a_stalled_or_backward_clock_adds_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("capped", [False, True])
-def test_buckets_may_wrap(capped: bool) -> None:
+def test_counters_of_buckets_wrap_correctly(capped: bool) -> None:
     bucket = TokenBucket(1000, 50, capped=capped, now_ns=0)
     start = 2**64 - 75
     bucket.handle.tail = bucket.handle.head = start
@@ -138,12 +138,12 @@ def test_buckets_may_wrap(capped: bool) -> None:
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, 1), (1, 0), (2**64 // 3600, 1)])
-def test_a_bucket_that_cannot_be_is_refused(rate: int, limit: int) -> None:
+def test_an_impossible_bucket_is_rejected(rate: int, limit: int) -> None:
     with pytest.raises(OSError, match="token bucket"):
         TokenBucket(rate, limit, now_ns=0)
 
 
-def test_how_long_tokens_take() -> None:
+def test_the_time_of_tokens_follows_the_rate() -> None:
     assert TokenBucket(1000, 50, now_ns=0).duration_ns(3) == 3_000_000
     bucket = TokenBucket(3, 50, now_ns=0)
     assert bucket.duration_ns(1) == 333_333_334
@@ -158,7 +158,7 @@ def test_a_piece_takes_the_time_of_an_operation_and_of_its_bytes() -> None:
     assert Speed(64 << 30, 240_000).tokens(1 << 20) == 19_425_456
 
 
-def test_the_longest_piece_that_the_limit_pays() -> None:
+def test_the_longest_piece_follows_from_the_limit() -> None:
     speed = Speed(1 << 30)
     limit = int(speed.tokens(300_000))
     assert speed.longest(limit) == 256 << 10
@@ -174,7 +174,7 @@ def test_speeds_are_numbers_or_fields() -> None:
             speed_of(wrong)
 
 
-def test_python_and_c_mean_the_same_picosecond() -> None:
+def test_python_and_c_use_the_same_token_unit() -> None:
     direction = LinkDirection(limit=10, now_ns=0)
     assert int(direction.handle.bucket.rate) == 10**12
     assert lib.bl_direction_valid(direction.handle)

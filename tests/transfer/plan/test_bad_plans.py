@@ -32,7 +32,7 @@ def layout() -> BlockLayout:
 @pytest.mark.parametrize(
     "blocks", [1, [[1]], [1.0], [True], ["1"], [None], [[1], [1, 2]], np.array([True, False])]
 )
-def test_blocks_are_a_list_of_whole_numbers(layout: BlockLayout, blocks: Any) -> None:
+def test_blocks_must_be_integers(layout: BlockLayout, blocks: Any) -> None:
     with pytest.raises(LayoutError):
         layout.plan(blocks, [LINE])
 
@@ -41,7 +41,7 @@ def test_blocks_are_a_list_of_whole_numbers(layout: BlockLayout, blocks: Any) ->
     "offsets",
     [[-64], np.array([-64]), [64.0], np.array([2**64 - 64], np.uint64), 64, [2**70], [2**62]],
 )
-def test_offsets_are_places_of_a_pool(layout: BlockLayout, offsets: Any) -> None:
+def test_offsets_must_be_inside_the_pool(layout: BlockLayout, offsets: Any) -> None:
     with pytest.raises(LayoutError, match="offsets"):
         layout.plan([1], offsets)
     rows = layout.rows([0], [1], [2])
@@ -53,7 +53,7 @@ def test_offsets_are_places_of_a_pool(layout: BlockLayout, offsets: Any) -> None
     ("tokens", "slots"),
     [([1.5], [0]), (np.array([True]), [0]), ([1], [0.5]), ([1], [True]), ([[1]], [[0]])],
 )
-def test_tokens_and_slots_are_whole_numbers(layout: BlockLayout, tokens: Any, slots: Any) -> None:
+def test_tokens_and_slots_must_be_integers(layout: BlockLayout, tokens: Any, slots: Any) -> None:
     with pytest.raises(LayoutError):
         layout.rows([0], tokens, slots)
 
@@ -86,7 +86,7 @@ def test_one_element_is_dense_with_any_stride() -> None:
 @pytest.mark.parametrize(
     "make", [lambda pool: CpuEngine(pool, 1), lambda pool: DsaEngine(pool, "software")]
 )
-def test_memory_that_may_not_be_written_is_no_target(pool: Pool, make: Any) -> None:
+def test_read_only_memory_is_rejected_as_a_target(pool: Pool, make: Any) -> None:
     content = bytes(2 * 5 * 4 * 3 * 8 * 2)
     frozen = layout_of(np.frombuffer(content, np.float16).reshape(SHAPE))
     ones = layout_of(np.ones(SHAPE, np.float16))
@@ -121,7 +121,7 @@ def test_a_view_of_read_only_or_missing_memory_is_detected() -> None:
         View.of(np.array([None]))
 
 
-def test_no_array_of_a_plan_is_resized_under_c(layout: BlockLayout) -> None:
+def test_arrays_of_a_plan_cannot_be_resized(layout: BlockLayout) -> None:
     plan = layout.plan([0, 1], [LINE, LINE + 4096], chunk_size=LINE)
     assert plan.checksums is not None
     before = plan.struct()

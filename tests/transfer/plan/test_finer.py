@@ -32,7 +32,7 @@ def moved(plan: Plan) -> list[tuple[int, int]]:
     size=st.integers(1, 1500),
     aligned=st.booleans(),
 )
-def test_the_same_bytes_in_smaller_chunks(
+def test_a_finer_plan_has_the_same_bytes(
     sizes: list[int], blocks: int, size: int, aligned: bool
 ) -> None:
     if aligned:

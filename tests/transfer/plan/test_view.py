@@ -23,7 +23,7 @@ from beluga.transfer.plan.view import DTYPE_SIZES
     order=st.randoms(use_true_random=False),
     item=st.sampled_from([np.uint8, np.uint16, np.float32]),
 )
-def test_addresses_are_those_of_the_elements(shape: list[int], order: Any, item: type) -> None:
+def test_addresses_match_the_elements(shape: list[int], order: Any, item: type) -> None:
     axes = list(range(len(shape)))
     order.shuffle(axes)
     array = np.arange(np.prod(shape), dtype=item).reshape(shape).transpose(axes)[::-1]
@@ -35,7 +35,7 @@ def test_addresses_are_those_of_the_elements(shape: list[int], order: Any, item:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_slices_and_splits_are_those_of_numpy(data: st.DataObject) -> None:
+def test_slices_and_splits_match_numpy(data: st.DataObject) -> None:
     array = np.arange(4 * 6 * 5, dtype=np.uint16).reshape(4, 6, 5)
     axis = data.draw(st.integers(0, 2))
     start = data.draw(st.integers(0, array.shape[axis] - 1))
@@ -49,13 +49,13 @@ def test_slices_and_splits_are_those_of_numpy(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("index", [(4,), (-1,), (0, 6), (0, 0, 0, 0)])
-def test_an_index_outside_names_the_shape(index: tuple[int, ...]) -> None:
+def test_the_error_of_an_index_out_of_range_has_the_shape(index: tuple[int, ...]) -> None:
     view = View.of(np.zeros((4, 6, 5), np.uint8))
     with pytest.raises(LayoutError, match=r"shape \(4, 6, 5\)"):
         view.address(*index)
 
 
-def test_slices_and_splits_outside_are_refused() -> None:
+def test_slices_and_splits_out_of_range_are_rejected() -> None:
     view = View.of(np.zeros((4, 6, 5), np.uint8))
     for axis, start, stop in ((0, 0, 5), (0, 2, 2), (3, 0, 1), (1, -1, 2)):
         with pytest.raises(LayoutError):

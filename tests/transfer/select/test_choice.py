@@ -99,7 +99,7 @@ def test_a_dsa_is_measured_once_for_each_number_of_threads(
     assert len(measured) == 8
 
 
-def test_another_machines_table_is_not_taken(
+def test_a_table_of_another_machine_is_ignored(
     pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)
@@ -149,7 +149,7 @@ def test_the_cpu_copies_after_any_fault_of_the_dsa(
     assert "costs" not in (kept.read_text() if kept.exists() else "")
 
 
-def test_a_work_queue_that_does_not_open_is_warned_of(
+def test_a_work_queue_that_does_not_open_is_logged(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The queue is found through sysfs and its device file, as on a machine with a DSA."""

@@ -65,7 +65,7 @@ def test_only_available_engines_are_chosen() -> None:
     assert Planner({}).choose(Direction.WRITE, 1 << 20, 1, HOST) is None
 
 
-def test_many_small_fragments_cost_what_the_table_has() -> None:
+def test_costs_of_small_fragments_match_the_table() -> None:
     table = dict(default_costs())
     table["dsa", Direction.READ] = Cost(0, 1000, 0)
     planner = Planner(table)
@@ -120,7 +120,7 @@ def test_each_plan_uses_its_cheapest_engine() -> None:
         (401, 20, "dsa"),  # 902 and 901
     ],
 )
-def test_the_cheapest_is_chosen(size: int, fragments: int, chosen: str) -> None:
+def test_the_cheapest_engine_is_chosen(size: int, fragments: int, chosen: str) -> None:
     costs = {
         "cpu": Cost(100, 0, 2),
         "dsa": Cost(500, 0, 1),
@@ -130,7 +130,7 @@ def test_the_cheapest_is_chosen(size: int, fragments: int, chosen: str) -> None:
     assert planner.choose(Direction.READ, size, fragments, NAMES) == chosen
 
 
-def test_crossover_of_lines() -> None:
+def test_the_crossover_is_the_intersection_of_two_lines() -> None:
     cheap, fast = Cost(100, 0, 2), Cost(500, 0, 1)
     direction = Direction.WRITE
     planner = Planner({("cpu", direction): cheap, ("dsa", direction): fast})
@@ -139,14 +139,14 @@ def test_crossover_of_lines() -> None:
     assert planner.crossover(direction, "cpu", "cpu") == 0
 
 
-def test_a_line_is_found_again() -> None:
+def test_a_fit_recovers_the_line() -> None:
     cost = Cost(300.0, 25.0, 0.125)
     shapes = [(4096, 1), (262144, 64), (65536, 1), (262144, 4), (1048576, 16)]
     found = fit(shapes, [cost.of(size, fragments) for size, fragments in shapes])
     assert np.allclose([found.start_ns, found.fragment_ns, found.byte_ns], [300, 25, 0.125])
 
 
-def test_no_part_of_a_cost_is_below_nothing_and_the_others_make_up_for_it() -> None:
+def test_no_term_of_a_cost_is_negative_and_the_fit_is_repeated_without_it() -> None:
     """Some CPUs copy many fragments as fast as a single one."""
     shapes = [(4096, 1), (262144, 64), (65536, 1), (262144, 4), (1048576, 16)]
     times = [1000 + size / 8 - 60 * fragments for size, fragments in shapes]
@@ -309,7 +309,7 @@ def test_errors_of_the_caller_are_raised(error: BelugaError) -> None:
     assert engine.stat.faults == {}
 
 
-def test_one_whose_work_others_do_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_without_own_work_is_not_measured(caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing()
     engine = PlannedEngine(Planner(default_costs()), {"cpu": Noted("cpu", []), "dsa": failing})
     engine.gather_write(LARGE).wait()

@@ -240,7 +240,9 @@ def test_blocks_are_read_back_and_no_other_bytes_change(
     st.lists(st.integers(0, 700), min_size=1, max_size=12).filter(any),
     st.just(0) | st.integers(64, 900),
 )
-def test_any_cut_into_fragments_and_chunks(scene: Scene, sizes: list[int], chunk_size: int) -> None:
+def test_any_split_into_fragments_and_chunks_is_copied(
+    scene: Scene, sizes: list[int], chunk_size: int
+) -> None:
     round_trip(scene, sizes, chunk_size)
 
 
@@ -257,7 +259,7 @@ def test_one_wrong_byte_in_the_pool_is_found(scene: Scene, place: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1023, 1025], ids=["the fragments hold more", "and less"])
-def test_fragments_that_are_not_the_block_store_nothing(scene: Scene, length: int) -> None:
+def test_fragments_that_do_not_match_the_block_store_nothing(scene: Scene, length: int) -> None:
     batch = Batch.fresh(scene, 64)
     sources = [Scattered([1000, 24], counting(1024)) for _ in range(COUNT)]
     assert batch.put(sources, length=length) == -errno.EINVAL

@@ -149,7 +149,7 @@ def test_blocks_are_read_back_by_every_method(
     sizes=st.lists(st.integers(1, 700), min_size=1, max_size=9),
     chunk=st.integers(0, 12),
 )
-def test_any_blocks(pool: Pool, blocks: int, sizes: list[int], chunk: int) -> None:
+def test_any_blocks_are_copied(pool: Pool, blocks: int, sizes: list[int], chunk: int) -> None:
     round_trip(pool, blocks, sizes, chunk * 64, 2)
 
 
@@ -297,7 +297,7 @@ def test_threads_of_one_process_copy_at_once(pool: Pool) -> None:
     assert errors == []
 
 
-def test_a_fault_met_by_a_helper_is_an_error_of_the_call(memory_root: Path) -> None:
+def test_a_fault_in_a_worker_thread_is_an_error_of_the_call(memory_root: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     try:
         with Pool.create([folder / "a"], device_size=8 * STRIPE_SIZE, sparse=True) as pool:
@@ -316,7 +316,7 @@ def test_a_fault_met_by_a_helper_is_an_error_of_the_call(memory_root: Path) -> N
         shutil.rmtree(folder)
 
 
-def test_a_forked_child_has_a_thread_pool_of_its_own(memory_root: Path) -> None:
+def test_a_forked_child_has_a_new_thread_pool(memory_root: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
 
     def copy() -> bool:

@@ -47,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sizes=st.lists(st.sampled_from([1, 63, 64, 300, 1280, 20480, 300_000]), min_size=1, max_size=9),
     chunk=st.sampled_from([0, 64, 4096, 16384]),
 )
-def test_any_settings_give_the_same_bytes_and_sums(
+def test_all_settings_give_the_same_bytes_and_checksums(
     pool: Pool, given: CopySettings, threads: int, sizes: list[int], chunk: int
 ) -> None:
     engine, offset = (
@@ -123,7 +123,7 @@ def test_settings_reach_c() -> None:
     assert struct.threads == 9
 
 
-def test_an_engine_and_a_cache_copy_as_is_kept(
+def test_an_engine_and_a_cache_use_the_stored_settings(
     pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = dataclasses.replace(DEFAULT, window=12345)
@@ -186,7 +186,7 @@ def test_settings_that_cannot_be_stored_are_not_measured(
     assert not cache.exists()
 
 
-def test_a_word_that_is_neither_on_nor_off_is_an_error(
+def test_a_value_other_than_on_or_off_is_an_error(
     pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELUGA_TUNING", "of")
@@ -194,7 +194,7 @@ def test_a_word_that_is_neither_on_nor_off_is_an_error(
         tuned(pool)
 
 
-def test_a_user_without_a_home_copies(
+def test_copies_work_without_a_home_folder(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def homeless() -> Path:
@@ -213,7 +213,7 @@ def test_a_user_without_a_home_copies(
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "null", '{"version": 2}', "[" * 100_000])
-def test_a_file_that_is_damaged_counts_as_none(pool: Pool, cache: Path, content: str) -> None:
+def test_a_damaged_file_counts_as_missing(pool: Pool, cache: Path, content: str) -> None:
     kept = CalibrationCache(pool)
     kept.write("settings", {})
     kept.path.write_text(content)
@@ -233,7 +233,7 @@ def test_invalid_settings_are_rejected(content: object) -> None:
     assert CopySettings.of(dataclasses.asdict(DEFAULT)) == DEFAULT
 
 
-def test_parts_of_the_file_do_not_harm_each_other(pool: Pool, cache: Path) -> None:
+def test_writers_of_different_sections_do_not_conflict(pool: Pool, cache: Path) -> None:
     kept = CalibrationCache(pool)
     kept.write("costs", [1])
     kept.write("settings", {"a": 2})

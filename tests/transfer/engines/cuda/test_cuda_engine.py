@@ -100,7 +100,7 @@ def test_a_plan_is_described_before_the_link_admits_anything(
 
 
 @pytest.mark.parametrize("bounced", [False, True])
-def test_copies_give_back_all_that_they_took(pool: Pool, bounced: bool) -> None:
+def test_copies_release_all_resources(pool: Pool, bounced: bool) -> None:
     """Events, GPU memory and pinned memory do not grow with the number of copies."""
     gpu = FailingGpu(bounced=bounced)
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
@@ -238,7 +238,7 @@ def test_a_refused_registration_is_logged_and_its_copies_are_bounced(pool: Pool)
     assert engine.stat.registered_bytes == 0
 
 
-def test_the_host_has_a_cap_that_processes_share(
+def test_processes_share_the_registration_limit_of_the_host(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path)
@@ -260,7 +260,7 @@ def test_the_host_has_a_cap_that_processes_share(
     assert fourth.stat.registered_bytes == 20 * STRIPE
 
 
-def test_bounces_of_more_than_their_buffers_wait_for_the_oldest(pool: Pool) -> None:
+def test_bounces_beyond_the_buffers_wait_for_the_oldest(pool: Pool) -> None:
     def refuse(_: int) -> None:
         raise DriverError("no")
 
@@ -294,7 +294,7 @@ def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
     assert gpu.launches == []
 
 
-def test_without_a_gpu_one_line_names_what_is_missing() -> None:
+def test_without_a_gpu_the_error_names_the_missing_part() -> None:
     try:
         CupyDriver().close()
     except EngineUnavailableError as error:

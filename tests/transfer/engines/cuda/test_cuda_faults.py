@@ -36,7 +36,7 @@ from beluga.transfer.engines.policy import CacheMaintenance, PolicyRow, Step
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-def test_a_plan_of_nothing_has_ended(pool: Pool, gpu: Gpu) -> None:
+def test_an_empty_plan_completes_immediately(pool: Pool, gpu: Gpu) -> None:
     engine = engine_on(pool, gpu)
     nothing = Plan(np.empty(0, PIECE), np.empty(0, CHUNK))
     for start in (engine.gather_write, engine.scatter_read):
@@ -150,7 +150,7 @@ def every_other_window() -> Callable[[int], None]:
     return refuse
 
 
-def test_a_fault_while_bouncing_leaves_nothing_under_way(
+def test_a_fault_while_bouncing_leaves_no_copy_in_flight(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the error a caller may free the memory that the GPU was about to fill."""
@@ -184,7 +184,7 @@ def nothing_under_way(engine: CudaEngine) -> bool:
     return engine._buffers.sizes == {} and engine._registrar._holds.used() == set()
 
 
-def test_rows_of_a_chunk_of_several_stripes(pool: Pool) -> None:
+def test_rows_of_a_chunk_that_spans_stripes_are_read(pool: Pool) -> None:
     engine = engine_on(pool, Gpu())
     assert engine.settle(PATIENCE_S)
     length, random = (3 << 20) + 100, np.random.default_rng(1)
@@ -215,7 +215,7 @@ def test_rows_of_a_chunk_of_several_stripes(pool: Pool) -> None:
         assert not row[size:].any()
 
 
-def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
+def test_a_part_of_a_plan_is_a_plan(pool: Pool, gpu: Gpu) -> None:
     """Parts number pieces and chunks from the first one of the whole plan."""
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
@@ -227,7 +227,7 @@ def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
     assert blocks.stored(pool)
 
 
-def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
+def test_bounce_buffers_have_the_size_of_the_fetched_bytes(pool: Pool) -> None:
     """For rows with checksums, the bound applies to the size of their chunks."""
 
     def refuse(_: int) -> None:
@@ -257,7 +257,7 @@ def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
     assert len(gpu.launches) == count * chunk // (64 << 10)  # each a quarter of the bound
 
 
-def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -> None:
+def test_a_bounced_write_is_pending_until_its_bytes_are_stored(pool: Pool) -> None:
     """After the end the caller may reuse the space, so later copies must not write it."""
 
     def refuse(_: int) -> None:
@@ -279,7 +279,7 @@ def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -
 
 @pytest.mark.parametrize("bounced", [False, True])
 @pytest.mark.parametrize("ranges", [False, long(True)])
-def test_a_start_that_fails_leaves_nothing_under_way(
+def test_a_failed_start_leaves_no_copy_in_flight(
     pool: Pool, bounced: bool, ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any call of the driver may fail. When the start raises, the GPU has no work of it left."""

@@ -142,7 +142,7 @@ def test_a_refused_registration_leaves_no_error_behind(cupy: Any) -> None:
     assert int(cupy.arange(10).sum()) == 45
 
 
-def test_what_is_compiled_names_what_it_includes(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+def test_the_compiled_source_lists_its_includes(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     CupyDriver().close()
     assert not any(
         "default" in option for option in fake_cuda.options
@@ -155,7 +155,7 @@ def test_what_is_compiled_names_what_it_includes(fake_cuda: FakeCuda, tmp_path: 
         assert source.kernel_text() != text
 
 
-def test_kernels_that_do_not_compile_are_no_engine(fake_cuda: FakeCuda) -> None:
+def test_the_engine_is_unavailable_if_its_kernels_do_not_compile(fake_cuda: FakeCuda) -> None:
     fake_cuda.compile_error = "kv_copy.cu(1): error: made up\nmore"
     with pytest.raises(EngineUnavailableError, match=r"compiled: kv_copy.cu\(1\): error: made up$"):
         CupyDriver()
@@ -168,7 +168,9 @@ def test_an_old_cupy_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         CupyDriver()
 
 
-def test_a_capture_of_another_thread_refuses_nothing(fake_cuda: FakeCuda, pool: Pool) -> None:
+def test_a_capture_of_another_thread_does_not_affect_copies(
+    fake_cuda: FakeCuda, pool: Pool
+) -> None:
     fake_cuda.capturing_elsewhere = True
     memory = np.arange(4 * 16 * FRAGMENT, dtype=np.uint8)
     at = memory.ctypes.data + np.arange(64, dtype=np.uint64) * FRAGMENT

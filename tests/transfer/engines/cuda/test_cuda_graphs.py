@@ -56,7 +56,7 @@ class TestGraphs:
             else:
                 reading.wait()
 
-    def test_nothing_else_is_done_on_a_stream_that_is_captured(self, pool: Pool, gpu: Gpu) -> None:
+    def test_no_other_work_is_enqueued_on_a_captured_stream(self, pool: Pool, gpu: Gpu) -> None:
         engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
         assert engine.settle(PATIENCE_S)
         stream = gpu.make_stream(urgent=True)
@@ -79,7 +79,7 @@ class TestGraphs:
         let.set()
 
 
-def test_streams_of_torch_and_cupy_are_taken_by_their_handle(pool: Pool, gpu: Gpu) -> None:
+def test_streams_of_torch_and_cupy_are_accepted(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
     handle = gpu.make_stream(urgent=False)

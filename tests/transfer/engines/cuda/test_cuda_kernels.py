@@ -96,7 +96,7 @@ def test_a_gather_writes_every_byte_once_and_sums_it(
 
 @MANY
 @given(shape=shapes(), seed=st.integers(0, 1000))
-def test_a_scatter_reads_every_byte_once_and_finds_its_sums_right(
+def test_a_scatter_reads_every_byte_once_and_verifies_its_checksums(
     process: KernelProcess, shape: Shape, seed: int
 ) -> None:
     Scene(process, shape).scattered(seed)
@@ -290,7 +290,7 @@ def test_checksums_of_parts_add_up_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 65_535, 65_536, 65_537, 1 << 20])
-def test_checksums_of_zeros_of_any_length(length: int) -> None:
+def test_checksums_of_zeros_are_correct_for_any_length(length: int) -> None:
     assert blank(length) == coherence.crc32c(bytes(length))
 
 
@@ -306,7 +306,7 @@ def blank(length: int) -> int:
 PLANTED = Shape((4099, 4099), (3 * STRIPE - 8192,), THREE, chunk_size=1024)
 
 
-def test_rows_that_are_read_again_are_found(program: Path) -> None:
+def test_rows_that_are_read_twice_are_detected(program: Path) -> None:
     process = KernelProcess(program)
     try:
         process.plant("again")
@@ -318,7 +318,7 @@ def test_rows_that_are_read_again_are_found(program: Path) -> None:
 
 
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug != "again"])
-def test_a_planted_bug_is_found(program: Path, bug: str) -> None:
+def test_a_planted_bug_is_detected(program: Path, bug: str) -> None:
     process = KernelProcess(program)
     try:
         for ways in ("gathered", "scattered"):

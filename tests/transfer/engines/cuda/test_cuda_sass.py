@@ -38,7 +38,7 @@ def kernels(
     return tools.kernels(cubin)
 
 
-def test_every_kernel_that_the_engine_launches_is_there(kernels: dict[str, Kernel]) -> None:
+def test_every_launched_kernel_is_compiled(kernels: dict[str, Kernel]) -> None:
     assert set(kernels) == set(source.KERNELS)
     assert all(len(kernel.instructions) > 100 for kernel in kernels.values())
 
@@ -49,7 +49,7 @@ def test_words_are_16_bytes_and_enough_are_in_flight(kernels: dict[str, Kernel])
         assert len(kernel.named(r"\bSTG\S*\.128\b")) >= UNROLL, name
 
 
-def test_nothing_is_spilled(kernels: dict[str, Kernel]) -> None:
+def test_no_register_is_spilled(kernels: dict[str, Kernel]) -> None:
     for name, kernel in kernels.items():
         assert kernel.named(r"\b(LDL|STL)\b") == [], name
         assert kernel.registers <= REGISTERS_MAX, name

@@ -79,7 +79,9 @@ def test_loads_and_saves_register_a_pool_once(pool: Pool, again: Pool, claims: P
     assert claimed(claims) == WINDOWS * STRIPE
 
 
-def test_who_made_the_registration_may_leave_first(pool: Pool, again: Pool, claims: Path) -> None:
+def test_the_engine_that_registered_may_be_closed_first(
+    pool: Pool, again: Pool, claims: Path
+) -> None:
     """Its engine, driver and mapping of the pool were closed, and the other engine continues."""
     drivers = [Counting(), Counting()]
     first, second = engine_on(again, drivers[0]), engine_on(pool, drivers[1])
@@ -111,7 +113,7 @@ def test_two_engines_on_one_mapping_are_not_refused(pool: Pool) -> None:
         assert engine.stat.bounced_bytes == 0
 
 
-def test_a_window_that_another_engine_uses_is_not_taken_away(pool: Pool) -> None:
+def test_a_window_in_use_by_another_engine_is_not_unregistered(pool: Pool) -> None:
     drivers = [Counting(), Counting()]
     cap = 6 * STRIPE
     first, second = (engine_on(pool, driver, cap=cap) for driver in drivers)
@@ -131,7 +133,7 @@ def test_a_window_that_another_engine_uses_is_not_taken_away(pool: Pool) -> None
     assert near.stored(pool)
 
 
-def test_what_a_graph_kept_is_free_when_its_engine_is_closed(pool: Pool) -> None:
+def test_windows_of_a_graph_are_released_when_its_engine_is_closed(pool: Pool) -> None:
     gpu = Counting()
     first, second = engine_on(pool, gpu), engine_on(pool, gpu)
     assert first.settle(PATIENCE_S)
@@ -142,7 +144,9 @@ def test_what_a_graph_kept_is_free_when_its_engine_is_closed(pool: Pool) -> None
     assert registrar._kept == {}
 
 
-def test_engines_that_come_and_go_at_once_leave_nothing(pool: Pool, claims: Path) -> None:
+def test_engines_opened_and_closed_concurrently_leave_no_registration(
+    pool: Pool, claims: Path
+) -> None:
     gpu, failed = Counting(), list[BaseException]()
 
     def use() -> None:
@@ -165,7 +169,7 @@ def test_engines_that_come_and_go_at_once_leave_nothing(pool: Pool, claims: Path
     assert claimed(claims) == 0
 
 
-def test_engines_on_two_gpus_have_their_own(pool: Pool) -> None:
+def test_engines_on_two_gpus_have_separate_registrations(pool: Pool) -> None:
     drivers = [Gpu(), Gpu()]
     first, second = (engine_on(pool, driver) for driver in drivers)
     assert first._registrar is not second._registrar

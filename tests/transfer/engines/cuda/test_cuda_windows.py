@@ -150,7 +150,7 @@ def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool) -> None:
     assert blocks.stored(pool)
 
 
-def test_memory_that_cannot_be_registered_is_not_tried_again(pool: Pool) -> None:
+def test_a_failed_registration_is_not_retried(pool: Pool) -> None:
     tried: list[int] = []
 
     def refuse(size: int) -> None:

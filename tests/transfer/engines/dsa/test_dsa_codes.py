@@ -139,7 +139,7 @@ def fault_addresses(sent: Sent, done: int, dice: random.Random) -> list[int]:
 
 @pytest.mark.parametrize("device_flushes", [False, True])
 @pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
-def test_page_faults_at_every_place_with_any_address(
+def test_page_faults_at_every_offset_are_resolved(
     pool: Pool, batch_max: int, *, device_flushes: bool
 ) -> None:
     """An address outside the descriptor's ranges is ignored: a fill and a flush have no source, so
@@ -242,7 +242,7 @@ REACHES: dict[str, Callable[[random.Random, int], int]] = {
 
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("fails", [False, True])
-def test_keys_omitted_from_a_batch_are_requested_again(
+def test_descriptors_omitted_from_a_batch_are_submitted_again(
     pool: Pool, reach: str, *, fails: bool
 ) -> None:
     def fate(dice: random.Random, sent: Sent) -> End:

@@ -91,7 +91,7 @@ def device() -> Iterator[Device]:
 
 @pytest.mark.parametrize("cached", [0, lib.BL_DSA_CC], ids=["to-memory", "to-cache"])
 @pytest.mark.parametrize(("skew", "size"), [(0, 4096), (1, 1), (63, 200), (5, 10_001)])
-def test_bytes_move(device: Device, skew: int, size: int, cached: int) -> None:
+def test_bytes_are_copied(device: Device, skew: int, size: int, cached: int) -> None:
     record = device.run(
         lib.BL_DSA_MEMMOVE, cached, source=device.source, target=device.target + skew, size=size
     )
@@ -101,7 +101,7 @@ def test_bytes_move(device: Device, skew: int, size: int, cached: int) -> None:
     assert moved == wanted
 
 
-def test_bytes_move_onto_themselves(device: Device) -> None:
+def test_overlapping_copies_are_correct(device: Device) -> None:
     before = bytes(device.bytes(device.source, 6000))
     record = device.run(
         lib.BL_DSA_MEMMOVE, source=device.source, target=device.source + 100, size=5900
@@ -132,7 +132,7 @@ def test_checksums_are_crc32c_and_continue_from_a_seed(device: Device) -> None:
     assert device.run(lib.BL_DSA_CRCGEN, source=device.source, size=9).crc == 0xE3069283
 
 
-def test_fill_compare_dualcast_flush(device: Device) -> None:
+def test_fill_compare_dualcast_and_flush_work(device: Device) -> None:
     fill = device.run(
         lib.BL_DSA_FILL, pattern=0x0807060504030201, target=device.target + 3, size=21
     )
@@ -237,7 +237,7 @@ REFUSALS: dict[str, tuple[int, int, Fields, int]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_descriptors_that_a_device_rejects_are_rejected_here_too(device: Device, name: str) -> None:
+def test_invalid_descriptors_are_rejected_as_by_hardware(device: Device, name: str) -> None:
     opcode, flags, fields, status = REFUSALS[name]
     record = device.run(opcode, flags, **fields(device))
     assert record.status == status
@@ -258,7 +258,7 @@ def test_a_record_is_written_to_its_address_or_not_at_all(device: Device) -> Non
         assert ffi.cast("bl_dsa_record *", descriptor.record).status == lib.BL_DSA_NONE
 
 
-def test_a_fence_in_a_batch_holds(device: Device) -> None:
+def test_a_fence_in_a_batch_orders_its_descriptors(device: Device) -> None:
     """Descriptors after the fence start after all others, or not at all if one failed."""
     stormy = Device(seed=3, reorder=65_536)
     try:
@@ -288,7 +288,7 @@ def test_a_fence_in_a_batch_holds(device: Device) -> None:
     assert ffi.cast("bl_dsa_record *", fenced.record).status == lib.BL_DSA_NONE
 
 
-def test_batches_and_drains_are_not_of_a_batch(device: Device) -> None:
+def test_batches_and_drains_are_rejected_inside_a_batch(device: Device) -> None:
     inner = [device.make(lib.BL_DSA_DRAIN), device.make(lib.BL_DSA_BATCH)]
     assert device.batch(inner).status == lib.BL_DSA_BATCH_FAIL
     assert {device.record_of(each).status for each in inner} == {lib.BL_DSA_BAD_OPCODE}
@@ -323,7 +323,7 @@ def test_a_full_queue_raises_a_clear_error() -> None:
     assert 16 <= codes.count(0) <= room
 
 
-def test_nothing_ends_while_it_is_submitted() -> None:
+def test_no_descriptor_completes_during_its_submission() -> None:
     """The caller sees the record later, as with a device."""
     delay_s = 0.2
     device = Device(delay_us=int(delay_s * 1e6))
@@ -354,7 +354,7 @@ lib.bl_dsa_queue_close(out[0])
 """
 
 
-def test_a_fault_of_the_queues_thread_is_reported_as_any_others() -> None:
+def test_a_fault_in_the_thread_of_the_queue_is_reported() -> None:
     """A signal that an instruction raises is not blocked: a handler of the application sees it."""
     ended = subprocess.run(
         [sys.executable, "-c", FAULT],

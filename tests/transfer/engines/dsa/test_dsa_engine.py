@@ -71,7 +71,7 @@ def test_a_transfer_runs_while_its_caller_does_other_work(pool: Pool) -> None:
     engine.close()
 
 
-def test_polling_alone_brings_it_to_its_end(pool: Pool) -> None:
+def test_polling_alone_completes_a_transfer(pool: Pool) -> None:
     engine = DsaEngine(pool, "software")
     transfer = engine.gather_write(block(pool, np.ones(BLOCK, np.uint8)))
     deadline = time.monotonic() + TIMEOUT_S
@@ -198,7 +198,7 @@ def test_the_engine_uses_the_policy_row_of_the_machine(
     assert seen == [(flush * drops, flush * flushes, cache_control)]
 
 
-def test_a_device_that_is_cut_short_is_an_error_of_the_transfer(shm: Path) -> None:
+def test_a_truncated_device_is_an_error_of_the_transfer(shm: Path) -> None:
     path = shm / "short"
     with Pool.create([path], device_size=8 * STRIPE_SIZE, coherence="software") as pool:
         engine = DsaEngine(pool, "software")

@@ -75,7 +75,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.skipif(not GCC, reason="needs gcc")
-def test_a_planted_bug_is_found(long_pool: Pool, tmp_path: Path, name: str) -> None:
+def test_a_planted_bug_is_detected(long_pool: Pool, tmp_path: Path, name: str) -> None:
     library = built(tmp_path, [MUTANTS[name]] if name != "none" else [])
     with opened_pool(library, long_pool) as handle:
         if name == "none":

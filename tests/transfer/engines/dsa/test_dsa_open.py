@@ -82,7 +82,9 @@ def test_a_portal_that_may_be_mapped_is_used_as_configured(opened: Opened, mode:
 
 @pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.ENOTSUP])
-def test_one_that_may_not_is_written_to_one_by_one(opened: Opened, code: int, mode: str) -> None:
+def test_a_portal_that_may_not_be_mapped_is_written_to(
+    opened: Opened, code: int, mode: str
+) -> None:
     device, core = WriteDevice(well), Lib(code)
     portal = opened(device, core, queue(mode, size_max=1 << 33))
     assert core.ways == [WAYS[mode], lib.BL_DSA_WRITE]
@@ -101,7 +103,7 @@ def test_any_other_refusal_is_an_error_and_closes_the_file(opened: Opened) -> No
     device.close()
 
 
-def test_a_queue_that_fails_at_doing_nothing_is_not_used(opened: Opened) -> None:
+def test_a_queue_that_fails_a_noop_is_not_used(opened: Opened) -> None:
     device = WriteDevice(lambda *_: End(0, lib.BL_DSA_HW_ERR1))
     with pytest.raises(OSError, match="status 0x20"):
         opened(device, Lib(0), queue("shared"))

@@ -46,7 +46,7 @@ def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
         return {name: int(getattr(out, name)) for name in dir(out)}
 
 
-def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
+def test_each_kind_of_fault_occurs(long_pool: Pool) -> None:
     """A schedule without faults would prove nothing."""
     calm = stat_of(long_pool, storm())
     assert calm["batches"] > 0

@@ -37,7 +37,7 @@ def device(root: Path, name: str, node: int) -> None:
     (root / name / "numa_node").write_text(f"{node}\n")
 
 
-def test_a_queue_is_read(tmp_path: Path) -> None:
+def test_the_attributes_of_a_queue_are_read(tmp_path: Path) -> None:
     device(tmp_path, "dsa2", 1)
     queue(tmp_path, "wq2.3")
     (found,) = work_queues(tmp_path)
@@ -46,7 +46,7 @@ def test_a_queue_is_read(tmp_path: Path) -> None:
     assert found.fault is None
 
 
-def test_near_then_dedicated_then_deep(tmp_path: Path) -> None:
+def test_queues_are_ordered_by_node_then_mode_then_depth(tmp_path: Path) -> None:
     for number, node in enumerate((0, 1, -1)):
         device(tmp_path, f"dsa{number}", node)
     queue(tmp_path, "wq0.0", mode="dedicated", size="64")

@@ -182,7 +182,7 @@ def test_a_queue_is_written_to_where_its_portal_may_not_be_mapped(
     devices.close()
 
 
-def test_a_queue_that_refuses_leaves_the_work_to_the_cpu(pool: Pool) -> None:
+def test_the_cpu_copies_if_a_queue_refuses(pool: Pool) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # every write fails
     limits = limits_of(size_max=STRIPE_SIZE, batch_max=0, depth=4)
@@ -195,7 +195,7 @@ def test_a_queue_that_refuses_leaves_the_work_to_the_cpu(pool: Pool) -> None:
     engine.close()
 
 
-def test_instructions_that_the_cpu_has_not_are_not_tried() -> None:
+def test_instructions_missing_on_the_cpu_are_not_tried() -> None:
     limits = limits_of(size_max=STRIPE_SIZE, batch_max=0, depth=4)
     out = ffi.new("bl_dsa_queue **")
     before = lib.bl_cpu_features()
