@@ -3,7 +3,7 @@
 """Build the C core: one source, two extensions.
 
 ``_core`` has the verbs of ``csrc/coherence/coherence.h`` as instructions. ``_sim`` has them as a
-simulator of hosts whose caches do not know of each other. cffi reads the headers that C compiles; a
+simulator of hosts whose caches are not coherent. cffi reads the headers that C compiles; a
 four-line filter drops what only the preprocessor understands. ``setup.py`` names ``core`` and
 ``sim``.
 """

@@ -312,7 +312,7 @@ int limit_answer(const limit_lines *lines)
     return 0;
 }
 
-/* ---- A table. */
+/* ---- A block table: scanned by lines. */
 
 enum { SCAN_LINES = 4096 };     /* invalidated together: 256 KiB */
 

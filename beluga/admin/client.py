@@ -95,7 +95,7 @@ def request_any(directory: Path, path: str) -> AdminResponse:
 
 
 def standing_by(directory: Path) -> list[str]:
-    """Return the names of the sockets of standby servers on this host that answer."""
+    """Return the names of the sockets of responding standby servers on this host."""
     found = []
     for name in other_names(directory):
         try:

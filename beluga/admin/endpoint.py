@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CONNECTIONS_MAX = 64  # of a listener; a further one gets the place of the slowest client
+_CONNECTIONS_MAX = 64  # per listener; a further one gets the place of the slowest client
 _TURNS = 4  # routes that run at a time, except those of health
 _POLL_S = 0.5
 _LOOK_S = 0.01  # between checks for a free place

@@ -272,7 +272,7 @@ def gateway(
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    ready = partial(_say_where, json=json)
+    ready = partial(_print_addresses, json=json)
     service.run(service.serve_together(settings_of_service, processes, ready))
 
 
@@ -342,7 +342,7 @@ def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> An
     return service
 
 
-def _say_where(service: Listening, *, json: bool) -> None:
+def _print_addresses(service: Listening, *, json: bool) -> None:
     operators, admin = "", None
     if service.admin_address is not None:
         admin = service.url_of(service.admin_address)

@@ -140,7 +140,7 @@ class _Json(logging.Formatter):
 
 @dataclass
 class _Place:
-    """A place in the code that logs."""
+    """A call site that logs."""
 
     record: logging.LogRecord  # the last message
     began: float

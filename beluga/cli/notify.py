@@ -29,7 +29,7 @@ class Manager:
         watchdog_s = config.watchdog_s()
         self._period_s = math.inf if watchdog_s is None else watchdog_s / 4
         self.look_s = min(look_s_max, self._period_s)
-        self._told_s = -math.inf
+        self._notified_s = -math.inf
         self._status = ""
 
     def ready(self, status: str) -> None:
@@ -45,8 +45,8 @@ class Manager:
     def alive(self) -> None:
         """Report, rate-limited, that the service makes progress. The caller has just checked it."""
         now = time.monotonic()
-        if math.isfinite(self._period_s) and now - self._told_s >= self._period_s:
-            self._told_s = now
+        if math.isfinite(self._period_s) and now - self._notified_s >= self._period_s:
+            self._notified_s = now
             self._notify("WATCHDOG=1")
 
     def _notify(self, text: str, *, logged: bool = False) -> None:

@@ -30,7 +30,7 @@ _WORDS = {
 }
 _SHARE_FIELDS = ("name", "bytes", "used_bytes", "blocks", "evictions", "hinted_bytes", "hint_bytes")
 _LOOK_S = 0.1
-_SAY_S = 1.0
+_REPORT_AFTER_S = 1.0
 
 Changes = Annotated[
     list[str] | None,
@@ -227,12 +227,12 @@ def drain(
                 f"not drained in {timeout:g} s: {_progress(state)}; the server continues (see "
                 "'beluga quota' for sessions that write); cancel with 'beluga drain --undo'"
             )
-        if not json and now > printed_s + _SAY_S:
+        if not json and now > printed_s + _REPORT_AFTER_S:
             print_note(_progress(state))
             printed_s = now
         time.sleep(_LOOK_S)
         state = request_json(directory, "/drain", dict)
-        if not state["draining"] and not state["done"] and now > started + _SAY_S:
+        if not state["draining"] and not state["done"] and now > started + _REPORT_AFTER_S:
             raise NoServerError(
                 "another command has undone this, or another server has taken over; check 'beluga "
                 "stat'"

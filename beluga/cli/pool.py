@@ -371,10 +371,10 @@ def mount(
             )
         else:
             _show_existing(specs, json, made=paths is not None)
-    _say_what_comes_before(specs)
+    _report_overrides(specs)
 
 
-def _say_what_comes_before(specs: list[str]) -> None:
+def _report_overrides(specs: list[str]) -> None:
     """Report if other settings override the mounted pool."""
     named = config.pool_paths()
     if named and set(named) != set(specs):

@@ -52,7 +52,7 @@ def of(program: str) -> Callable[..., None]:
         try:
             ctx.obj = settings.load(settings.find(config_path), ctx, program, above)
         except SettingsError:
-            if not _asks_for_help():
+            if not _is_help_requested():
                 raise
             return
         ctx.default_map = dict(ctx.obj.defaults)
@@ -91,7 +91,7 @@ def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
     return {key: name for name, (key, value) in keys.items() if value}
 
 
-def _asks_for_help() -> bool:
+def _is_help_requested() -> bool:
     """Return whether the help of a command is requested. It is shown even if settings are
     invalid.
     """

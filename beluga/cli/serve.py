@@ -515,7 +515,7 @@ def serve_until_stopped(
         else:
             text = "standing by; stop with Ctrl-C"
             announce(text, "standing by", json=json, pid=os.getpid())
-            waits = partial(_say_waiting, server, manager, health)
+            waits = partial(_report_waiting, server, manager, health)
             if not stand_by(server, stopping, silent_s=silent_s, lease=lease, waits=waits):
                 return
             health.record_start()
@@ -536,7 +536,7 @@ def serve_until_stopped(
         server.stop()
 
 
-def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: str) -> None:
+def _report_waiting(server: Server, manager: Manager, health: ServerHealth, why: str) -> None:
     """Report a standby as ready, after its first check of the active server."""
     server.pool.refuse_removed()
     health.record_progress(serves=False)

@@ -28,7 +28,7 @@ class Services:
     """The services of one server.
 
     With ``patient``, a service that fails to start does not end the server; :meth:`look_after`
-    retries it. This is for a takeover from a hanging server, which may still have a port or the
+    retries it. This is for a takeover from a hanging server, which may still hold a port or the
     pool's last lanes.
     """
 

@@ -113,8 +113,8 @@ def _bar(name: str, part: int, whole: int, width: int, label: str | None = None)
 
     share = part / whole if whole else 0.0
     text = label if label is not None else f"of {_size(whole)}"
-    told_width = len(text) + 9
-    room = min(width - len(name) - told_width - 2, _BAR_MAX)
+    text_width = len(text) + 9
+    room = min(width - len(name) - text_width - 2, _BAR_MAX)
     line = Text(f"{name} ", style="dim", no_wrap=True)
     if room >= 4:
         full = round(share * room)

@@ -258,14 +258,14 @@ class Connection:
 
     def _fail(self, doing: str, error: Exception, started_s: float) -> None:
         self.failure_count += 1
-        unsaid = self._limit.passes(doing, kind_of(error))
-        if unsaid is None:
+        suppressed = self._limit.passes(doing, kind_of(error))
+        if suppressed is None:
             return
         took = f"after {1000 * (time.monotonic() - started_s):.0f} ms"
         expected = isinstance(error, (BelugaError, OSError))
         self._logger.warning(
             "beluga %s: %s: %s (%s)%s", self._name, doing, error if expected else repr(error), took,
-            and_more(unsaid), exc_info=None if expected else error,
+            and_more(suppressed), exc_info=None if expected else error,
         )  # fmt: skip
 
     def _keep(self) -> None:

@@ -115,8 +115,8 @@ class HintReader:
         try:
             return read_hint(given)
         except (TypeError, ValueError) as error:  # also of a number too long to be shown
-            if (unsaid := self._limit.passes("hint")) is not None:
+            if (suppressed := self._limit.passes("hint")) is not None:
                 self._logger.warning(
-                    "beluga: a request's hint is ignored: %s%s", error, and_more(unsaid)
+                    "beluga: a request's hint is ignored: %s%s", error, and_more(suppressed)
                 )
             return None

@@ -6,7 +6,7 @@ request.
     decide --local--> nothing: the decode engine prefills
            --remote-> enqueue, wait until it is done; KV is in the pool then
 
-Nothing here can fail a request. If the queue is full or unreachable, or a prefill takes too long,
+No failure here fails a request. If the queue is full or unreachable, or a prefill takes too long,
 the decode engine prefills what the pool does not have, as it would without this module. An
 unreachable queue is not used for a while; a rejected task does not cause that. A prompt that no
 worker has taken in the time of a local prefill is withdrawn, so it costs at most twice that time
@@ -123,6 +123,6 @@ class Prefiller:
 
     def _warn(self, text: str, value: object) -> None:
         kind = kind_of(value) if isinstance(value, BaseException) else ""
-        unsaid = self._limit.passes(text, kind)
-        if unsaid is not None:
-            logger.warning(text + "%s", value, and_more(unsaid))
+        suppressed = self._limit.passes(text, kind)
+        if suppressed is not None:
+            logger.warning(text + "%s", value, and_more(suppressed))

@@ -129,7 +129,7 @@ class PrefillWorker:
             except QueueError as error:
                 logger.warning("%s", error)
                 await self._pause()
-            except Exception:  # of one task, whose claim expires; at its limit it is dropped
+            except Exception:  # only this task: its claim expires, and at its limit it is dropped
                 logger.exception("a prefill has failed")
                 await self._pause()
 

@@ -20,7 +20,7 @@ from beluga.events.zmtp import ZmtpPeer, ZmtpSockets
 RUNNING_MAX = 4
 WAITING_MAX = 256
 STALLED_S = 10.0
-TURN_S = 0.01  # of each turn of the events
+TURN_S = 0.01  # per turn of the events
 _END = (1 << 64) - 1  # the sequence number of the last message of a replay
 
 Messages = list[tuple[int, bytes]]
@@ -35,7 +35,7 @@ class Replays:
         sockets.bind(endpoint, b"ROUTER", self._take)
         self._waiting: OrderedDict[ZmtpPeer, int] = OrderedDict()  # first numbers, by router
         self._running: dict[ZmtpPeer, _Replay] = {}
-        self.dropped = 0  # requests that exceeded the queue's limit, and stalled replays
+        self.dropped = 0  # rejected requests (the queue was full) and stalled replays
 
     def serve(self, wait_s: float, find: Find) -> None:
         """Serve the sockets and replays for a turn, after a wait for a first event. ``find``

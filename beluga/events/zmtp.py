@@ -5,7 +5,7 @@ endpoints for routers with ZMQ's SUB, DEALER or REQ sockets.
 
 libzmq bounds the size of a frame, but not the number of frames of a message, nor the subscriptions
 and connections of a socket, so one peer could take all memory of the pool's server. Here all of
-them are bounded, and whoever exceeds a bound is disconnected. One thread uses the sockets, and
+them are bounded, and a peer that exceeds a bound is disconnected. One thread uses the sockets, and
 nothing blocks it.
 """
 
@@ -24,15 +24,15 @@ from typing import Any
 
 from beluga.listening import ConnectionSlot, ConnectionSlots
 
-CONNECTIONS_MAX = 256  # of one endpoint
+CONNECTIONS_MAX = 256  # per endpoint
 FRAME_MAX = 1 << 10  # bytes; a request has 8
-FRAMES_MAX = 4  # of a message; a request has 2
+FRAMES_MAX = 4  # per message; a request has 2
 TOPICS_MAX = 64  # subscriptions of a peer
 PENDING_MAX = 10_000  # messages that a peer has not accepted
 TURN_S = 0.01  # of the sockets in a call of poll()
 
 _READ = 1 << 12  # bytes of one read; a peer with more is read again after the others
-_SENT_PARTS = 64  # of one system call
+_SENT_PARTS = 64  # per system call
 _BACKLOG = 1024
 _PORT_MAX = 65535
 _LAG_MIN_S = 0.25  # a new connection's handshake may be under way
@@ -79,7 +79,7 @@ class ZmtpPeer:
         """Send a message, or as much of it as the peer accepts now. The rest waits. Returns False
         if too many messages wait.
         """
-        if len(self._output) >= 2 * PENDING_MAX:  # two parts of a message
+        if len(self._output) >= 2 * PENDING_MAX:  # a message has two parts
             return False
         self._write(message_parts(frames))
         return True

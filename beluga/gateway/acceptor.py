@@ -54,7 +54,7 @@ _BACKLOG = 1024
 _INFO_UNACKED = 24  # of a listening socket: connections that wait to be accepted
 _INFO_LAST_DATA_RECV = 52  # milliseconds
 _HANDSHAKE_S = 10.0  # of TLS
-_REASON_LENGTH_MAX = 80  # of a logged reason
+_REASON_LENGTH_MAX = 80  # per logged reason
 PATIENCE_S = 75.0
 """Seconds that a client may lag while its place is not needed."""
 HEAD_SIZE_MAX = 1 << 20

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 ADMIN_BODY_MAX = 1 << 16
 """Largest size in bytes of an operator's request."""
 
-# Of a body; the second and the third are of JSON that is nested too deeply, or not UTF-8.
+# Errors of a body; the second is raised for too deeply nested JSON, the third for text that is not
+# UTF-8.
 _REFUSED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RouterError)
 
 

@@ -39,7 +39,7 @@ class Command(msgspec.Struct, omit_defaults=True):
     worker: int = 0
     members: list[NumberedWorker] = []
     thresholds: dict[str, float | int | None] = {}
-    result: Any = None  # of a question of the process
+    result: Any = None  # the reply to a request of the process
 
 
 class Statement(msgspec.Struct, omit_defaults=True):
@@ -115,7 +115,7 @@ class ControlChannel:
             await self._writer.drain()
 
     def close(self) -> None:
-        """Close this end, so that nobody waits for a reply."""
+        """Close this end, so that no caller waits for a reply."""
         for ticket in list(self._open):
             self.replied(ticket, None, "a process of the gateway has ended")
         with contextlib.suppress(OSError, RuntimeError):

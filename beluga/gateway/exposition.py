@@ -3,8 +3,8 @@
 """The metrics of several processes as those of one gateway.
 
 Counters and histograms are added. A gauge is added if it counts what a process itself has: waiting
-requests, for example. Every process observes the same workers and the same pool, so of other gauges
-the greatest value counts, and of a state for which 1 is good the least one.
+requests, for example. Every process observes the same workers and the same pool, so the maximum of
+other gauges is used, and the minimum of a state for which 1 is good.
 
 A process that has ended leaves its counts, so totals never decrease from one scrape to the next.
 """

@@ -27,7 +27,7 @@ class Following:
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self.listeners = listeners
         self._computing_since: float | None = None  # since when a silent engine has had prompts
-        self._said: dict[str, int] = {}  # number of events by kind
+        self._event_counts: dict[str, int] = {}  # number of events by kind
         self._until: dict[str, float] = {}  # end of the problem, by kind of event
 
     @property
@@ -84,8 +84,8 @@ class Following:
 
     def _recent(self, kind: str, count: int, now: float) -> bool:
         """Return whether a count has increased in the last :data:`UNREAD_S` seconds."""
-        if count != self._said.get(kind, 0):
-            self._said[kind] = count
+        if count != self._event_counts.get(kind, 0):
+            self._event_counts[kind] = count
             self._until[kind] = now + UNREAD_S
         return now < self._until.get(kind, now)
 

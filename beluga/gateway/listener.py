@@ -139,7 +139,7 @@ class Listener:
             self._subscription.received(frames)
             if (wanted := self._subscription.wanted) is not None:
                 await self._replay.send_multipart(wanted)
-                await self._hear_again()
+                await self._receive_replay()
 
     async def _follow(self) -> None:
         """Monitor whether the endpoint's publisher is connected."""
@@ -161,7 +161,7 @@ class Listener:
         )
         self._subscription.gone()
 
-    async def _hear_again(self) -> None:
+    async def _receive_replay(self) -> None:
         """Receive a replay. Live messages stay in their socket meanwhile."""
         last = False
         while not last:

@@ -6,7 +6,7 @@ The counts are the state that decisions need: each worker's load (``beluga/route
 how many requests wait in each process and since when, and the memory of bodies. A process writes
 its own words only, and reads those of the others without a lock.
 
-The messages pass on what a process has just learned: the prompts that it sent to a worker, the
+The messages pass on what has just changed in a process: the prompts that it sent to a worker, the
 responses that a worker made, and that a worker may have room for the request that waits longest.
 Each process has a mailbox, a datagram socket that the supervisor keeps open. A process that does
 not read its mailbox loses messages: then a prefix is computed again, a response is looked for at
@@ -198,4 +198,4 @@ def inherited(descriptor: int) -> socket.socket:
 
 
 def _ignore(*_: object) -> None:
-    """Drop a message that arrives before there is somebody to handle it."""
+    """Drop a message that arrives before a handler is registered."""

@@ -79,7 +79,7 @@ class PoolListener:
 
     def figures(self) -> dict[str, float | None]:
         """Return the state of the subscription in numbers, by name."""
-        feed, heard_s = self.feed, self.feed.heard_s
+        feed, received_s = self.feed, self.feed.received_s
         return {
             "up_to_date": feed.up_to_date,
             "blocks": self._indexer.shared_count,
@@ -90,8 +90,8 @@ class PoolListener:
             "gaps": feed.feed.gaps,
             "restarts": feed.feed.restarts,
             "last_message_age_seconds": None
-            if heard_s is None
-            else round(time.monotonic() - heard_s, 3),
+            if received_s is None
+            else round(time.monotonic() - received_s, 3),
         }
 
     def _asking(self) -> Any:
@@ -105,14 +105,14 @@ class PoolListener:
                 self._current_s = time.monotonic()
             else:
                 await self._replay.send_multipart(wanted)
-                await self._hear_again()
+                await self._receive_replay()
             try:
                 frames = await asyncio.wait_for(self._live.recv_multipart(), LOOK_S)
             except asyncio.TimeoutError:
                 continue
             self.feed.received(frames)
 
-    async def _hear_again(self) -> None:
+    async def _receive_replay(self) -> None:
         """Receive a replay. Live messages stay in their socket meanwhile."""
         last = False
         while not last:

@@ -57,7 +57,7 @@ class Reports:
                 report = read_load(await self._page(engine))
                 if report is None:
                     raise RouterError(f"it reports no load ({_HOW})")
-                if report.metrics is None and (engine.kind or not _should_have_told(engine)):
+                if report.metrics is None and (engine.kind or not _should_have_figures(engine)):
                     engine.load_problem = ""
                     return
                 metrics = self._taken(engine, report)
@@ -96,6 +96,6 @@ class Reports:
             return (await read_whole(answer, ANSWER_MAX)).decode()
 
 
-def _should_have_told(engine: Engine) -> bool:
+def _should_have_figures(engine: Engine) -> bool:
     """Return whether an engine without a reported iteration has computed something."""
     return engine.prompt_tokens > 0 and engine.inflight == 0

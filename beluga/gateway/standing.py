@@ -4,8 +4,9 @@
 
 A busy response (429, 503) may be due to one client's rate limit, and an engine may abort because of
 one client's prompt. So a failed request keeps only its own client away from the engine, if that
-client has another one. All clients are kept away only if a second client gets the same without a
-success in between, and even then one request per second is sent: its success ends the pause.
+client has another one. All clients are kept away only if a second client gets the same response
+without a success in between, and even then one request per second is sent: its success ends the
+pause.
 
 A client may have any number of keys. So what several clients of one address cause keeps away the
 clients of that address, and counts as one client's for all others.

@@ -8,7 +8,7 @@
                                   | control.py
     operators --admin port--> supervisor
 
-The supervisor passes no request on. It starts the processes with its own command line, replaces
+The supervisor forwards no requests. It starts the processes with its own command line, replaces
 those that end, owns the list of workers with their numbers, and has the operators' listener. Each
 process is a whole gateway: it checks the engines, follows their KV events, and decides by itself.
 ``peers.py`` has what the processes share.
@@ -346,7 +346,7 @@ class Supervisor:
         self._send_all(Command("drain", worker=engine.worker.worker_id))
 
     def _gone(self, process: GatewayProcess, worker: int) -> None:
-        """Record that a process has a worker no more."""
+        """Record that a process has removed a worker."""
         if worker not in process.workers:
             return
         process.workers.discard(worker)

@@ -27,7 +27,7 @@ class SessionView:
 
     ``state`` is live, or suspect: the server cannot rule out that it still writes, so its lane and
     ``held_bytes`` are quarantined. ``since_s`` is the time in that state. ``trust`` is how the
-    server detects its end: watched (its process is on the server's host), heard (only by its
+    server detects its end: watched (its process is on the server's host), heard (only a stopped
     heartbeat, which proves nothing), or broken (the memory of its lane fails). ``pid`` is None
     where the server cannot see the process. ``kind`` is one of :data:`~beluga.rpc.KINDS`, or server
     for the server's own sessions, which move blocks between tiers. ``bytes`` is the size of its

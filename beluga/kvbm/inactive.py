@@ -85,7 +85,7 @@ class Inactive:
         if entry is not None:
             block = entry[1]
         elif self._blocks and not self._keep_unsaved:
-            # Parents that form a cycle leave no leaf.
+            # Parents that form a cycle have no leaf.
             block = min(self._blocks.values(), key=_order)
         else:
             return None

@@ -116,7 +116,7 @@ class BlockManager:
         """Load the hot, missing blocks of a chain into the device, if no onboard waits and there is
         free room.
         """
-        hot = set(self._device.wants_prefetch(keys))
+        hot = set(self._device.hot_and_missing(keys))
         parents = zip(keys, (None, *keys), strict=False)
         forgotten = self._onboards.prefetch([(key, above) for key, above in parents if key in hot])
         self._metrics.drop(forgotten, TransferClass.PREFETCH, "overflow")
@@ -411,10 +411,12 @@ class BlockManager:
 
     def _warn(self, what: str, error: Exception) -> None:
         """Log a failure, but not repeatedly for the same kind; the counters include all."""
-        unsaid = self._limit.passes(what, kind_of(error))
-        if unsaid is not None:
+        suppressed = self._limit.passes(what, kind_of(error))
+        if suppressed is not None:
             name = self._device.name
-            _logger.warning("beluga: %s tier %s failed: %s%s", what, name, error, and_more(unsaid))
+            _logger.warning(
+                "beluga: %s tier %s failed: %s%s", what, name, error, and_more(suppressed)
+            )
 
     def _try_again(self, block: WeakBlock) -> bool:
         failures = self._failures.get(block.key, 0) + 1

@@ -246,7 +246,7 @@ class BlockPool:
         with self._exclusive:
             return [WeakBlock(self, block.key) for block in self._inactive.coldest(count)]
 
-    def wants_prefetch(self, keys: Iterable[Key]) -> list[Key]:
+    def hot_and_missing(self, keys: Iterable[Key]) -> list[Key]:
         """Return the keys that are hot and missing."""
         with self._exclusive:
             absent = (key for key in keys if key not in self._registered)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAP_S = 0.0001
 _NAP_MAX_S = 0.005
-# Fraction of the time waited so far, which bounds how much too long a wait takes
+# The next pause, as a fraction of the time waited so far: the bound of the excess wait
 _NAP_SHARE = 0.125
 
 

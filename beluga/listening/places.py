@@ -44,7 +44,7 @@ class ConnectionSlot(Generic[ConnectionT]):
         self.since = time.monotonic()
 
     def move(self, size: int) -> None:
-        """Note that so many bytes have moved."""
+        """Record that this many bytes have moved."""
         if self.since is not None:
             self.since = min(time.monotonic(), self.since + size / RATE)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _COUNT = 10
-_COST_SHARE = 0.001  # of a core's time: reading the trace takes some milliseconds
+_COST_SHARE = 0.001  # fraction of a core: reading the trace takes some milliseconds
 
 
 class RecentCalls:

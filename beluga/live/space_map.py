@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from beluga.index import MetaServer
     from beluga.pool import Pool
 
-CELLS_MAX = 4096  # of a device
-_CELLS_ALL = 8192  # of all devices
-_COST_SHARE = 0.002  # of a core
+CELLS_MAX = 4096  # per device
+_CELLS_ALL = 8192  # all devices together
+_COST_SHARE = 0.002  # fraction of a core
 _FILL_MAX = 255
 
 

@@ -160,7 +160,7 @@ def _log_scale(axis: Axis, least: float, most: float) -> AxisScale:
 
 
 def _step(extent: float) -> float:
-    """Return the step of at most so many round ticks."""
+    """Return the step of at most that many round ticks."""
     rough = extent / _MOST_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     for factor in (1, 2, 5):

@@ -10,7 +10,7 @@ from html import escape
 from beluga.page.chart import Axis, AxisScale, Bar, BarChart, Chart, Line, LineChart, scale_of
 
 WIDTH = 440  # units of the drawing; a page scales it, and a telephone shows about 360 of them
-_HEIGHT = 250  # of a chart of lines
+_HEIGHT = 250  # of a line chart
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 22, 44
 _VALUE, _OF_LIMIT = 84, 132  # space for the value after a bar
 _BAR, _GAP, _LABEL = 13, 3, 16

@@ -42,13 +42,13 @@ class ReplayOptions:
     """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
     None never waits. ``disks`` to ``admission`` are the tiers below the pool
     (:class:`beluga.tiers.TierSettings`). ``admin`` is the address of a page that shows the
-    replay. With ``engine_blocks``, each client is an engine with so many blocks of its own memory,
+    replay. With ``engine_blocks``, each client is an engine with memory for this many blocks,
     which it offloads by a policy of :data:`beluga.kvbm.OFFLOAD_POLICIES`.
     """
 
     client_count: int = 2
     block_size: int = 4096
-    pool_size: int | None = None  # None for a pool that holds all blocks of the trace
+    pool_size: int | None = None  # None: a pool that holds all blocks of the trace
     speed: float | None = None
     compare: bool = True
     disks: tuple[str, ...] = ()

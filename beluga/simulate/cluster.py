@@ -65,7 +65,7 @@ class Cluster:
         self._hashes = [array("Q", blocks) for blocks in trace.blocks()]
         self._held: deque[Request] = deque()  # requests that wait because every worker is busy
         self._asked = self.requests[0]
-        self.active = 0  # how many workers, from the first on, get requests
+        self.active = 0  # the first workers, of this number, get requests
         self.worker_s = 0.0  # workers times the seconds that they existed
         self._since = 0.0
         goals = options.goals

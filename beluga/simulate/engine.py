@@ -144,7 +144,7 @@ class ChunkedEngine:
         self.clock.at(start + seconds, self._end, self._version)
 
     def _decode_s(self, steps: int) -> float:
-        """Return the seconds of so many consecutive steps, each of which adds a token to each
+        """Return the seconds of that many consecutive steps, each of which adds a token to each
         context.
         """
         batch = len(self._decoding)

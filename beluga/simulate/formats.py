@@ -37,11 +37,11 @@ from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
-_TOKENS_MAX = 100_000_000  # of a request; more is damage
+_TOKENS_MAX = 100_000_000  # per request; a larger number means a damaged file
 _TIME_MAX_S = 1e12
 _BLOCK_TOKENS = 16  # vLLM's block size, for formats without blocks
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1, 2048, 4096)  # the likely first
-_FITTING_SHARE = 0.9  # of the requests that have to agree on the size of blocks
+_FITTING_SHARE = 0.9  # fraction of the requests that must fit the size of blocks
 _FAST_GAP_S = 60.0  # times with fractions are seconds if requests come more often
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURST_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")

@@ -28,7 +28,7 @@ class _Child:
     """A child process with the job that it runs. Ctrl-C does not reach it."""
 
     def __init__(self) -> None:
-        self.place = -1  # of its job
+        self.place = -1  # index of its job
         self._process = start(_PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.rows = cast("IO[bytes]", self._process.stdout)
 
@@ -69,7 +69,7 @@ class _Child:
 def run_in_processes(
     trace: Trace, jobs: Sequence[SimulatedJob], processes: int, advance: Callable[[int, int], None]
 ) -> list[Row]:
-    """Run jobs in so many processes, and return their rows in the order of the jobs. On the first
+    """Run jobs in that many processes, and return their rows in the order of the jobs. On the first
     error, and on Ctrl-C, all processes end.
     """
     rows: dict[int, Row] = {}

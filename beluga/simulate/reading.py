@@ -12,7 +12,7 @@ from pathlib import Path
 
 from beluga.errors import TraceError
 
-_BAD_SHARE = 10  # one item in so many may be unreadable
+_BAD_SHARE = 10  # at most one item in this many may be unreadable
 TIME_UNITS = {"s": 1, "ms": 1000}  # units in a second: a quotient is rounded once, 0.001 twice
 
 

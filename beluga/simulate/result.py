@@ -43,7 +43,7 @@ class Row:
     policy: str
     memory: str
     seed: int | None  # None for the mean over the seeds
-    speed: float  # of the arrivals, as a multiple of the trace's own
+    speed: float  # arrival rate, as a multiple of the trace's
     requests: int
     rejects: float
     ttft_mean_s: float | None
@@ -67,7 +67,7 @@ class Row:
     throughput_per_s: float  # served requests per second
     link_read_utilisation: float  # a worker's link, on average
     link_write_utilisation: float
-    onboard_ms: float  # of a request that fetches blocks
+    onboard_ms: float  # per request that fetches blocks
     onboard_queue_ms: float  # the part of it that is due to sharing links
     workers: int  # at the beginning of the run
     workers_most: int  # the most at any time

@@ -12,7 +12,7 @@ from beluga.router import DEFAULT_POLICY
 from beluga.simulate.goodput import goodput
 from beluga.simulate.result import Row
 
-# The p90 of the time to first token that a report aims at if no objective is given.
+# The default objective of a report for the p90 of the time to first token.
 OBJECTIVE_S = 5.0
 _ALIKE = 1.05  # two times with a smaller ratio count as equal
 

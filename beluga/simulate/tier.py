@@ -80,7 +80,7 @@ class SimulatedTier:
         lib.bl_tier_drop(self.handle, ids, count)
 
     def reserve(self, count: int) -> bool:
-        """Reserve so many slots. Returns False if those in use leave too few."""
+        """Reserve that many slots. Returns False if those in use leave too few."""
         return bool(lib.bl_tier_reserve(self.handle, count) == 0)
 
     def release(self, count: int) -> None:

@@ -176,7 +176,7 @@ def _windows(config: Mapping[str, Any], count: int) -> list[str]:
     model = config.get("model_type", "")
     usual = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(str(model))
     pattern = config.get("sliding_window_pattern") or usual
-    if pattern is not None:  # one in so many layers attends to all tokens
+    if pattern is not None:  # one in that many layers attends to all tokens
         every = _whole("sliding_window_pattern", pattern)
         return [_FULL if (at + 1) % every == 0 else _WINDOW for at in range(count)]
     if config.get("use_sliding_window"):  # qwen2

@@ -156,8 +156,8 @@ class TierService:
         else:
             self.tiers = tuple(tiers)
             count_max = sum(tier.block_count_max for tier in tiers)
-            listed = [_knows(tier) for tier in tiers]
-            names = ["disk" if _knows(tier) else tier.name for tier in tiers]
+            listed = [_lists_keys(tier) for tier in tiers]
+            names = ["disk" if _lists_keys(tier) else tier.name for tier in tiers]
         if not 1 <= len(listed) <= TIERS_MAX:
             raise TierError(f"there are {len(listed)} lower tiers; give 1 to {TIERS_MAX}")
         unknown = sum(_bit(number) for number, known in enumerate(listed) if not known)
@@ -204,13 +204,13 @@ class TierService:
         self._work = LowerWork(client, self._token)
         self._half = self._server.stat().epoch % 2  # half of the name table
         # A disk also saves blocks that only a remote store has (bl_lower_add).
-        self._nearer = np.uint8(_bit(0) if _knows(self.tiers[0]) else 0xFF)
+        self._nearer = np.uint8(_bit(0) if _lists_keys(self.tiers[0]) else 0xFF)
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
         late = [tier for tier in self.tiers if isinstance(tier, LateTier) and not tier.open()]
         if not late:
-            self._tell_all()
+            self._report_keys()
         for number in range(1, len(self.tiers)):
             sides = [PoolSide(self._client(), self._handle) for _ in range(_SLOW_LOADS)]
             self._slow.append(_SlowTier(self, number, sides))
@@ -218,7 +218,7 @@ class TierService:
         for tier in self.tiers:
             if isinstance(tier, RemoteTier):
                 self._spawn("probe", tier.probe)
-        listed = [_knows(tier) for tier in self.tiers]
+        listed = [_lists_keys(tier) for tier in self.tiers]
         store = listed.index(False) if False in listed else 0  # the first tier for cold keys
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", functools.partial(self._onboard, cold=store == 0))
@@ -311,7 +311,7 @@ class TierService:
         """Report outcomes to the server."""
         self._work.report(notes)
 
-    def _tell_all(self) -> None:
+    def _report_keys(self) -> None:
         """Report the tiers' keys. Until then, the server assumes that a tier may have any key."""
         for number, tier in enumerate(self.tiers):
             keys = tier.keys()
@@ -324,7 +324,7 @@ class TierService:
         while not self._stopping.wait(_OPEN_PERIOD_S):
             try:
                 if tier.open():
-                    self._tell_all()
+                    self._report_keys()
                     return
             except Exception as error:
                 if self._stopping.is_set() or self._server.failure is not None:
@@ -339,7 +339,7 @@ class TierService:
             while not self._stopping.is_set():
                 try:
                     work()
-                except Exception as error:  # whatever it was, continue with the next blocks (D17)
+                except Exception as error:  # after any error, continue with the next blocks (D17)
                     if self._stopping.is_set() or self._server.failure is not None:
                         return
                     _failed(name, error)
@@ -509,14 +509,14 @@ class TierService:
         reported = np.zeros(len(records), np.bool_)
         try:
             bits = records["tiers"]
-            may = (bits & bit != 0) | (bits == 0) | (not _knows(tier))
+            may = (bits & bit != 0) | (bits == 0) | (not _lists_keys(tier))
             here = np.flatnonzero(may & (records["stale"] & bit == 0))
             loaded = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
             found = [None if block is None else take_name(block) for block in loaded]
             came = np.array([block is not None for block in found], np.bool_)
             notes["lost"][_lost(tier, records["key"], here[~came])] = bit
             notes["stored"][here[came]] = bit
-            if not _knows(tier):  # otherwise the pool would offer it to this tier, too
+            if not _lists_keys(tier):  # otherwise the pool would offer it to this tier, too
                 self._work.report(notes[here[came]])
             self._put(side, [block for block in found if block is not None], kind, tier.name)
             reported[here[came]] = True
@@ -526,7 +526,7 @@ class TierService:
             elif not reported.all():
                 self._slow[number].bring(records[~reported], kind)
         except BaseException:
-            reported[:] = True  # clients would wait in vain for an unreported key
+            reported[:] = True  # clients would wait for an unreported key until their timeout
             raise
         finally:
             notes["ended"] = reported
@@ -696,8 +696,8 @@ def _distinct(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _knows(tier: LowerTier) -> bool:
-    """Return whether every key of a tier was reported to the server."""
+def _lists_keys(tier: LowerTier) -> bool:
+    """Return whether the server has a complete list of a tier's keys."""
     return tier.block_count_max > 0
 
 
@@ -705,7 +705,7 @@ def _lost(tier: LowerTier, keys: NDArray[np.uint64], missed: NDArray[np.intp]) -
     """Return which of the ``missed`` keys the tier no longer has. The others may only be unreadable
     for a while.
     """
-    if not len(missed) or not _knows(tier):
+    if not len(missed) or not _lists_keys(tier):
         return missed
     return missed[~tier.contains(np.ascontiguousarray(keys[missed]))]
 

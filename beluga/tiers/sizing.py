@@ -11,7 +11,7 @@ from beluga.pool import BLOCK_COUNT_MAX, STRIPE_SIZE, geometry_for, show_size
 from beluga.tiers.disk.file import plan_layout
 from beluga.tiers.kv_shape import KvShape
 
-_DEVICE_SIZE_MAX = 1 << 47  # of a pool's device
+_DEVICE_SIZE_MAX = 1 << 47  # per device of a pool
 _PAGE_SIZE, _LINE_SIZE = 4096, 64
 _CHUNK_SIZE = 16 << 10  # payload bytes per checksum
 _CHECKSUM_SIZE = 4

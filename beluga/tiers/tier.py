@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """A lower tier: a store below the pool, on a disk or remote, that keeps blocks for later use.
 
-A lower tier stores immutable blocks by key. Whatever happens to its medium, a load returns the
-bytes that were saved under the key, or a miss (D6).
+A lower tier stores immutable blocks by key. A load returns the bytes that were saved under the key,
+or a miss (D6), even if its medium fails.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ..harness.tokens import MODELS, Model, selection
 from .clock import StreamClock
 from .peers import peer_rows
 
-FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10  # of a block of 16 tokens of a 32B model
+FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10  # per block of 16 tokens of a 32B model
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
 CHUNK_SIZE = 16 << 10
 CASES = ("gather_write", "scatter_read")

@@ -28,7 +28,7 @@ from beluga.replay.contents import Contents, digests
 from beluga.rpc import Client
 from beluga.transfer import BlockLayout, CudaDriver, CudaEngine, CupyDriver, HostDriver, View
 
-FRAGMENTS, FRAGMENT_SIZE = 32, 4096  # of a block: K and V of sixteen layers
+FRAGMENTS, FRAGMENT_SIZE = 32, 4096  # per block: K and V of sixteen layers
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
 
 _NAMESPACE = "beluga demo-gpu"

@@ -17,7 +17,7 @@ from beluga.pool import Pool, filesystem, show_size
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
-_CACHE_BYTES = 64 << 20  # of a machine that does not report its caches
+_CACHE_BYTES = 64 << 20  # assumed for a machine that does not report its caches
 
 
 @cache

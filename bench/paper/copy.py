@@ -43,7 +43,7 @@ PEER_FRAGMENTS = ((20 << 10, FRAGMENT_COUNT), (1280, 2048))
 
 _SPAN = 150 << 20
 _SMOKE_SPAN = 12 << 20
-_RUN_BYTES = 160 << 20  # of a run: 20 to 40 ms
+_RUN_BYTES = 160 << 20  # per run: 20 to 40 ms
 _SMOKE_RUN_BYTES = 4 << 20
 
 

@@ -32,7 +32,7 @@ from ..harness.row import Recorder, Row
 from .echoes import ECHOES, METHOD, Call, place
 
 SIZES = (64, 16 << 10)
-_RUN_S = 0.2  # of each measurement
+_RUN_S = 0.2  # per measurement
 _SMOKE_RUN_S = 0.005
 _WARM = 20  # calls
 

@@ -54,7 +54,7 @@ class Cell(NamedTuple):
     """A family at one load. The mean TTFT is in seconds, of each policy on each of its traces."""
 
     family: int
-    share: float  # of the knee
+    share: float  # fraction of the load at the knee
     load: float
     saturated: bool
     ttft_s: Mapping[str, Sequence[float]]

@@ -11,7 +11,7 @@ after another in the order of their times. The pool evicts and applies hints as 
 measured. A client is an agent of one session, without information about other sessions or the
 future:
 
-* ``keep``: each request's hint favors its blocks until they have been unused for so many seconds.
+* ``keep``: each request's hint favors its blocks until they have been unused for that many seconds.
   Hints beyond the budget are rejected.
 * ``left``: a request that rewrites its session's history releases the blocks that it no longer has.
 * ``end``: the last request of a session releases the session's blocks.
@@ -44,7 +44,7 @@ from beluga.simulate.trace import Trace, TraceEntry, make_trace
 from ..harness.machine import cpu_model, version
 from .tiers_policy import bound
 
-_POOLS = (0.05, 0.1, 0.2)  # of the different blocks
+_POOLS = (0.05, 0.1, 0.2)  # fractions of the distinct blocks
 _BUDGETS = (0.25, 0.5, 0.9)
 
 
@@ -54,7 +54,7 @@ class Step(NamedTuple):
     at_s: float
     session: int
     ids: np.ndarray
-    last: bool  # of its session
+    last: bool  # the last request of its session
     ends_turn: bool  # the next turn waits for a human
 
 

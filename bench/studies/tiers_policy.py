@@ -41,7 +41,7 @@ from beluga.tiers.admission import ADMISSIONS, Adaptive, Admission
 
 from ..harness.machine import cpu_model, version
 
-_POOLS = (0.02, 0.05, 0.1, 0.2)  # of the trace's different blocks
+_POOLS = (0.02, 0.05, 0.1, 0.2)  # fractions of the trace's distinct blocks
 _DISKS = (0.1, 0.3, 1.0)
 _FILES = ("mooncake/conversation_trace.jsonl", "weka", "llmservingsim/*.jsonl")
 _NEVER = 1 << 40

@@ -150,9 +150,9 @@ class _Ours:
 
     def __init__(self, session: core.bl_session) -> None:
         self._session = session
-        self._granted, self._told = np.zeros(KEYS, _RECORD), np.zeros(KEYS, _COMMIT)
+        self._granted, self._commit_records = np.zeros(KEYS, _RECORD), np.zeros(KEYS, _COMMIT)
         self._records = core_ffi.from_buffer("bl_block_record[]", self._granted)
-        self._commits = core_ffi.from_buffer("bl_commit[]", self._told)
+        self._commits = core_ffi.from_buffer("bl_commit[]", self._commit_records)
         self._statuses = core_ffi.new("int32_t[]", KEYS)
         self._state = core_ffi.new("uint32_t *")
         self._what = core_ffi.new("bl_block_request *", {"length": _LENGTH})
@@ -176,8 +176,8 @@ class _Ours:
         raise_for_status(core_lib.bl_reserve(*reserving), "reserving blocks")
         taken_ns = time.perf_counter_ns() - start_ns
         for name in ("generation", "block"):
-            self._told[name] = self._granted[name]
-        self._told["key"][:count] = keys
+            self._commit_records[name] = self._granted[name]
+        self._commit_records["key"][:count] = keys
         committing = self._session, self._commits, count, self._statuses, _TIMEOUT_NS
         start_ns = time.perf_counter_ns()
         raise_for_status(core_lib.bl_commit_blocks(*committing), "committing blocks")

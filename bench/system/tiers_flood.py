@@ -27,7 +27,7 @@ from ..harness.row import Recorder, Row
 from ..harness.tails import Times, tails_row
 
 _INTERVALS_S = (0.002, 0.030)
-_LOADS, _LOADS_SMOKE = 100, 5  # of each half of a pair
+_LOADS, _LOADS_SMOKE = 100, 5  # per half of a pair
 _SETTLE_S = 0.1  # after the flood has begun, and after it has ended
 _SAVE_BYTES = 32 << 20
 _FLOOD_CALLS = 8  # different blocks that the flood saves, in calls

@@ -87,7 +87,7 @@ def whole_blocks(tokens: int, block_tokens: int) -> int:
 class Arm:
     """Starts engines of one kind.
 
-    ``wait`` returns when so many more tokens can be found, which an engine has computed since its
+    ``wait`` returns when that many more tokens can be found, which an engine has computed since its
     counters had the given values, or when it has given up saving some.
     """
 
@@ -196,7 +196,7 @@ def _server(
 def _wait_for_save(
     engine: Engine, before: Mapping[str, float], tokens: int, setting: Setting
 ) -> None:
-    """Wait until the engine's connector has saved so many tokens since ``before``, or stopped
+    """Wait until the engine's connector has saved that many tokens since ``before``, or stopped
     trying.
     """
     size = tokens * setting.size.token_bytes()

@@ -97,7 +97,7 @@ async def _run(
 async def _both(
     paths: Sequence[Path], engines: Sequence[Server], prompts: Sequence[Sequence[list[int]]]
 ) -> list[Row]:
-    """Run one engine alone and then the pair, in turns of so many prompts."""
+    """Run one engine alone and then the pair, in turns of that many prompts."""
     url = ":".join(map(str, ["pool", *paths]))
     one, other = engines
     sender, taker = [await open_queue(url, "model") for _ in range(2)]

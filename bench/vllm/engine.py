@@ -123,7 +123,7 @@ class Engine:
     def interrupt(
         self, prompts: list[list[int]], steps: int, how: str, max_tokens: int = 8
     ) -> Reply:
-        """Start prompts at once and interrupt them after so many steps: "abort" ends them, "reset"
+        """Start prompts at once and interrupt them after some steps: "abort" ends them, "reset"
         empties the engine's own prefix cache under them, and "reset_connector" resets the
         connector, too. For each prompt that continues ``tokens`` has its tokens. vLLM refuses to
         empty its cache while a connector has blocks of it; ``done`` is false then.

@@ -243,7 +243,7 @@ def options_of(  # noqa: PLR0913  all named
     dtype: str = "bfloat16",
     block_tokens: int = 128,
 ) -> dict[str, Any]:
-    """Return options of ``vllm.LLM`` for prompts of so many tokens, with KV memory for two and a
+    """Return options of ``vllm.LLM`` for prompts of that many tokens, with KV memory for two and a
     half.
     """
     context = -(-tokens // block_tokens) * block_tokens + 2 * block_tokens

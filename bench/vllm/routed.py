@@ -56,7 +56,7 @@ class Play:
         self._texts: list[list[int]] = []
 
     async def up(self, count: int) -> None:
-        """Wait until the router sends requests to so many engines. Raises BelugaError."""
+        """Wait until the router sends requests to that many engines. Raises BelugaError."""
         for _ in range(int(READY_S / _POLL_S)):
             if sum(engine.serving for engine in self._service.fleet) == count:
                 return

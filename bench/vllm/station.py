@@ -58,7 +58,7 @@ class Station:
         return new
 
     def wait(self, before: dict[str, float], tokens: int) -> None:
-        """Wait until so many tokens can be found that were computed since ``before``. Raises
+        """Wait until that many tokens can be found that were computed since ``before``. Raises
         ChildError.
         """
         self.arm.wait(self._engine, before, tokens)

@@ -17,7 +17,7 @@ enum bl_finding_kind {
     BL_FINDING_EPOCH_HALF,               /* an epoch in the line of the other half */
     BL_FINDING_EPOCH_STATE,
     BL_FINDING_EPOCH_NONSENSE,
-    BL_FINDING_EPOCH_FUTURE,             /* too great for any generation */
+    BL_FINDING_EPOCH_FUTURE,             /* does not fit into a generation */
     BL_FINDING_HEARTBEAT_DAMAGED,             /* the server's; place: half */
     BL_FINDING_HEARTBEAT_STRANGE,             /* of a server that is not the current one */
     BL_FINDING_CANDIDATE_DAMAGED,       /* place: host */

@@ -22,7 +22,7 @@ enum bl_cpu_feature {
     BL_CPU_VPCLMUL = 128,       /* four carry-less products per instruction; implies AVX512 */
     BL_CPU_ENQCMD = 256,        /* submission to a device's shared queue */
     BL_CPU_WAITPKG = 512,       /* umwait: sleep until a line is written */
-    BL_CPU_NEON = 1024,         /* aarch64, as is the next one */
+    BL_CPU_NEON = 1024,         /* aarch64 only, like the next one */
     BL_CPU_CRC32 = 2048         /* the crc32c instructions */
 };
 

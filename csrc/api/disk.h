@@ -114,7 +114,7 @@ uint32_t bl_store_take_evicted(bl_store *store, uint64_t *keys, uint32_t room);
 /* Take the numbers and bytes of up to room dirty index sectors, which are then clean; after a
  * failed write the caller marks them dirty again. Returns how many. */
 uint32_t bl_store_take(bl_store *store, uint32_t *sectors, uint8_t *bytes, uint32_t room);
-void bl_store_spoil(bl_store *store, const uint32_t *sectors, uint32_t count);
+void bl_store_mark_dirty(bl_store *store, const uint32_t *sectors, uint32_t count);
 
 void bl_store_stat_read(bl_store *store, bl_store_stat *out);
 

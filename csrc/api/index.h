@@ -61,7 +61,7 @@ typedef struct bl_share_view {
     uint64_t used_bytes;        /* space of its blocks, including those being written */
     uint64_t used_count;
     uint64_t evict_count;
-    uint64_t hint_bytes;        /* what hints may favor of its blocks */
+    uint64_t hint_bytes;        /* limit of the bytes that hints may favor */
     uint64_t hinted_bytes;      /* bytes that they favor */
 } bl_share_view;
 
@@ -138,7 +138,7 @@ typedef struct bl_session_view {
     uint64_t held_bytes;        /* quarantined: it may still write them */
     uint32_t lane;
     uint32_t host;
-    uint32_t pid;               /* as the server sees it; 0: unknown */
+    uint32_t pid;               /* in the server's pid namespace; 0: unknown */
     uint32_t kind;              /* kind of client in its last report; 0: other, or no report */
     uint32_t state;             /* a bl_session_state of format/pool_format.h */
     uint32_t trust;             /* bl_session_trust */

@@ -74,16 +74,16 @@ typedef struct bl_prefix_stat {
 int bl_prefix_create(bl_prefix **out, uint32_t rank_max, uint32_t block_max, uint32_t name_max);
 void bl_prefix_destroy(bl_prefix *prefix);
 
-/* Store a run of blocks after the block that rank, or else speaker, names *parent; NULL: from the
+/* Store a run of blocks after the block that rank, or else publisher, names *parent; NULL: from the
  * root. Returns 0; -EINVAL, with nothing stored, if the parent is one of the blocks or a number is
  * too large; -ENOENT if the parent is unknown; -ENOSPC if there was no room for all. */
-int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
+int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t publisher,
                     const uint64_t *parent, const uint64_t *names, const uint64_t *locals,
                     uint32_t count, bl_prefix_outcome *outcome);
 
-/* Add blocks by name alone, for an event without contents: those that rank, or else speaker, has
+/* Add blocks by name alone, for an event without contents: those that rank, or else publisher, has
  * names for. */
-int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
+int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t publisher,
                    const uint64_t *names, uint32_t count, bl_prefix_outcome *outcome);
 
 int bl_prefix_remove(bl_prefix *prefix, uint32_t rank, uint32_t tier, const uint64_t *names,

@@ -33,7 +33,7 @@ enum bl_reason {
     BL_REASON_FIRST,            /* the pool never had a server */
     BL_REASON_STOPPED,          /* its predecessor stopped in order */
     BL_REASON_DECLARED,         /* an operator declared its predecessor gone */
-    BL_REASON_GONE,             /* its process, or the boot of its host, is proven over */
+    BL_REASON_GONE,             /* its process, or the boot of its host, has provably ended */
     BL_REASON_STUCK,            /* its process lives on this host, but its heartbeat stopped */
     BL_REASON_SILENT            /* another host's heartbeat stopped */
 };

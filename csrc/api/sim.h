@@ -71,7 +71,7 @@ typedef struct bl_sim_site {
     const char *function;
     const char *verb;
     uint32_t line;
-    uint32_t order;             /* rises from place to place, also within a line */
+    uint32_t order;             /* increases along the source, also within a line */
     uint32_t number;            /* 1 .. bl_sim_site_count(); of this build only */
 } bl_sim_site;
 

@@ -29,7 +29,7 @@ enum {
     BL_CHECK_TRIES = 64,            /* different reads after which a line counts as in use and
                                      * correct */
     BL_CHECK_NAP_NS = 1000 * 1000,
-    BL_CHECK_PATIENCE = 2000        /* suspicions at most for which the check waits */
+    BL_CHECK_PATIENCE = 2000        /* the most suspicions for which the check waits */
 };
 
 typedef struct bl_check {

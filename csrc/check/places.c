@@ -39,7 +39,7 @@ int bl_places_create(bl_places **out, const bl_geometry *g)
     places->first = bl_lazy_map(places->stripe_count * sizeof *places->first);
     if (places->claim && places->first &&
         bl_pages_create(&places->pages, g->data_offset, g->stripe_count) == 0) {
-        bl_pages_defer(places->pages); /* never undone: no search for free pages is needed here */
+        bl_pages_defer(places->pages); /* for good: this set never searches for free pages */
         *out = places;
         return 0;
     }

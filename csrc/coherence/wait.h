@@ -18,13 +18,14 @@ enum {
     BL_WAIT_TURNS = 32,                 /* checks between two readings of the clock */
     BL_YIELD_SHORT_NS = 1000,           /* a yield that takes longer lets another thread run */
     BL_YIELD_LONG_NS = 50 * 1000,       /* a thread that runs for longer does not wait for a line */
-    BL_TAKEN_NS = 1000 * 1000 * 1000    /* how long a core counts as taken by such a thread */
+    BL_TAKEN_NS = 1000 * 1000 * 1000    /* how long a core then counts as shared with such a thread
+                                         * */
 };
 
 /* What yields show about the core of a waiting thread. It outlives a wait. */
 typedef struct bl_core {
-    uint64_t taken_ns;          /* when a thread that waits for nothing ran last; 0: never */
-    uint32_t crowded;           /* 1: the last yield let a thread run that waits, too */
+    uint64_t taken_ns;          /* when a compute-bound thread last ran; 0: never */
+    uint32_t crowded;           /* 1: the last yield ran another waiting thread */
 } bl_core;
 
 typedef struct bl_wait {

@@ -161,8 +161,8 @@ BL_DEVICE void bl_copy_span(const bl_job *job, uint64_t number, bl_span span, ui
                           lane, bl_crc_multiply);
 }
 
-/* Return the number of the span at a place of a block's batch. Blocks take BL_STEP adjacent spans
- * in turn. */
+/* Return the number of the span at a position in a block's batch. Blocks take BL_STEP adjacent
+ * spans in turn. */
 BL_DEVICE uint64_t bl_batch_span(uint64_t batch, uint32_t place, bl_thread me)
 {
     uint64_t step = batch * (BL_BATCH / BL_STEP) + place / BL_STEP;

@@ -74,7 +74,7 @@ struct bl_disk {
     uint64_t write_bytes;       /* in flight */
     bl_uring *rings[BL_DISK_RINGS_KEPT];
     uint32_t ring_count;
-    bl_disk_call *calls[2];     /* of the threads: reads, writes */
+    bl_disk_call *calls[2];     /* queued for the threads: reads, writes */
     pthread_t *threads;
     uint32_t thread_count;
     uint32_t moving;            /* pieces that threads are reading or writing */

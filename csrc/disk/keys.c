@@ -49,7 +49,7 @@ static inline uint64_t bl_keys_bits(uint64_t hash)
     return 1ull << 32 << (hash >> 59) | 1ull << 32 << (hash >> 54 & 31);
 }
 
-/* Return the slot of a key in the list from at (a slot + 1) on, or -1. */
+/* Return the slot of a key in the list that starts at slot at - 1, or -1. */
 static int64_t bl_keys_search(const bl_keys *keys, uint32_t at, const uint64_t key[2])
 {
     for (; at; at = keys->next[at - 1]) {

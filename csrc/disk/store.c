@@ -455,7 +455,7 @@ uint32_t bl_store_take(bl_store *store, uint32_t *sectors, uint8_t *bytes, uint3
     return count;
 }
 
-void bl_store_spoil(bl_store *store, const uint32_t *sectors, uint32_t count)
+void bl_store_mark_dirty(bl_store *store, const uint32_t *sectors, uint32_t count)
 {
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = 0; i < count; i++)

@@ -56,7 +56,7 @@ typedef struct bl_dsa_work {
     uint32_t step;
     uint32_t done;              /* completed bytes of that piece; in other steps, of the range */
     uint32_t crc;               /* CRC of the bytes copied so far */
-    uint32_t asked;             /* bytes of the descriptor in flight */
+    uint32_t submitted;         /* bytes of the descriptor in flight */
     uint32_t stalls;
 } bl_dsa_work;
 

@@ -178,7 +178,7 @@ int bl_dsa_work_next(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_desc
     if (opcode == BL_DSA_COPY_CRC)
         out->seed = work->crc;
     out->flags_opcode = flags | opcode << 24;
-    out->size = work->asked = size;
+    out->size = work->submitted = size;
     return 1;
 }
 
@@ -250,13 +250,13 @@ int bl_dsa_work_handle(bl_dsa_engine *engine, bl_dsa_work *work,
 {
     uint32_t status = record->status & BL_DSA_STATUS_MASK;
     if (status == BL_DSA_SUCCESS) {
-        bl_dsa_work_gain(work, descriptor, record, work->asked);
+        bl_dsa_work_gain(work, descriptor, record, work->submitted);
         return 0;
     }
     if (status == BL_DSA_NONE || status == BL_DSA_PAGE_FAULT) {
         int mended = 0;
         if (status == BL_DSA_PAGE_FAULT) {
-            uint32_t bytes = bl_dsa_least(record->completed, work->asked);
+            uint32_t bytes = bl_dsa_least(record->completed, work->submitted);
             bl_dsa_work_gain(work, descriptor, record, bytes);
             engine->stat.faults++;
             mended = bl_dsa_map_page(engine, descriptor, record);

@@ -289,7 +289,7 @@ enum bl_method {
 enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
 enum bl_reserve_flag {
-    BL_RESERVE_KEPT = 1,        /* a task of the queue that is its fingerprint */
+    BL_RESERVE_KEPT = 1,        /* a task; its fingerprint identifies the queue */
     BL_RESERVE_BROUGHT = 2      /* blocks from a lower tier; reply PENDING: no client waits for
                                  * the block any more */
 };
@@ -360,7 +360,7 @@ enum bl_lower_kind {
 
 typedef struct bl_lower_request {
     uint64_t token;             /* of the service */
-    uint32_t count;             /* take: at most so many records; report: notes that follow */
+    uint32_t count;             /* take: the most records; report: notes that follow */
     uint8_t kind;               /* take: bl_lower_kind */
     uint8_t tier;               /* take, retry: n of lower tier n */
     uint16_t reserved;

@@ -72,13 +72,13 @@ typedef struct bl_block {
     uint64_t offset;
     uint32_t length;
     uint32_t pin_count;
-    uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
+    uint32_t task;              /* 1 + its slot among the tasks; 0: it may be evicted */
     uint16_t tenant;            /* of a committed block: index in bl_meta.tenants */
     uint8_t state : 4;          /* bl_number_state */
     uint8_t offload : 2;        /* bl_offload */
     uint8_t again : 1;          /* offered again since the last hit */
     uint8_t order;              /* index in bl_meta.orders; in that order while it may be evicted */
-    uint64_t key[2];            /* a lookup reads nothing from here on */
+    uint64_t key[2];            /* lookups read none of the fields from here on */
     uint64_t fingerprint;
     uint32_t chunk_size;
     uint32_t lane;              /* the lane that has the grant */
@@ -123,7 +123,7 @@ typedef struct bl_eviction {
     uint8_t place[BL_SHARE_COUNT];  /* index of each share in that order */
     uint32_t count;             /* shares whose blocks may be evicted */
     uint32_t pinned;            /* 1: also blocks that a hint pins */
-    uint32_t asks;              /* the share that needs room */
+    uint32_t requester;         /* the share that needs space */
 } bl_eviction;
 
 /* A key that has left the index. */
@@ -168,7 +168,7 @@ struct bl_meta {
     uint64_t removal_mask;
     bl_tenant tenants[BL_TENANT_COUNT];
     bl_hints *hints;            /* NULL: there was no hint yet */
-    uint32_t hint_part;         /* of each share: the most for blocks that hints favor */
+    uint32_t hint_part;         /* the part of each share that hints may favor */
     uint32_t tenant;            /* index of the last tenant that was looked up */
     struct {
         const uint8_t *records; /* of the blocks that the last lookup found, in its reply */
@@ -260,8 +260,8 @@ int bl_eviction_has(const bl_meta *meta, uint32_t number);
 /* Return the most tasks that a server of this pool accepts. */
 uint32_t bl_tasks_max(const bl_pool *pool);
 
-/* Return 1 if no further block of stored bytes may be kept. To be checked before anything is
- * evicted for the block. */
+/* Return 1 if no further block of stored bytes may be kept. Check this before anything is evicted
+ * for the block. */
 int bl_keep_full(const bl_meta *meta, uint64_t stored);
 
 /* Exempt a block that has space from eviction until it is removed. Returns 0 or
@@ -336,7 +336,7 @@ void bl_lower_removed(bl_meta *meta);
 /* Return the tiers, as bits, whose first attempt the caller of a removal waits for. */
 uint8_t bl_lower_awaited(const bl_meta *meta, const uint64_t key[2]);
 
-/* Return 1 if the service brings a key that was removed meanwhile. flags are those of its
+/* Return 1 if the service onboards a key that was removed meanwhile. flags are those of its
  * reserve. */
 int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags);
 

@@ -12,7 +12,7 @@
 #include "index/names.h"
 #include "rpc/session_state.h"
 
-static const uint64_t BL_REMOVAL_WAIT_NS = 1000000000;  /* for a disk to try removals */
+static const uint64_t BL_REMOVAL_WAIT_NS = 1000000000;  /* timeout for a disk to execute removals */
 static const uint64_t BL_REMOVAL_NAP_NS = 50000, BL_REMOVAL_NAP_MAX_NS = 4000000;
 
 /* Return how many items of this size, and as many records, fit into one message. */
@@ -386,7 +386,8 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
     uint32_t batch = bl_meta_fit(session, 2 * sizeof *keys), found = 0;
     int favors = level == BL_LEVEL_HIGH || level == BL_LEVEL_PINNED;
     *refused = 0;
-    for (uint32_t left = count; left > 0;) { /* first first for a budget, else as they go */
+    for (uint32_t left = count; left > 0;) { /* favored: the first keys use the budget; else last
+                                              * first */
         uint32_t part = (uint32_t)bl_least(left, batch);
         uint32_t first = favors ? count - left : left - part;
         bl_meta_ask ask = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,

@@ -71,7 +71,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         .length = head->length,
         .chunk_size = head->chunk_size,
         .state = BL_NUMBER_GRANTED,
-        .order = (uint8_t)meta->turn.asks,
+        .order = (uint8_t)meta->turn.requester,
         .lane = lane,
         .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
     };
@@ -182,9 +182,9 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
     uint32_t number = commit->block;
     if (block == NULL)
         return -BL_ERROR_NO_GRANT;
-    if (block->state == BL_NUMBER_COMMITTED) { /* repeated, perhaps after a server ... */
+    if (block->state == BL_NUMBER_COMMITTED) { /* a repeated commit */
         if (block->named && name->block_tokens != 0) {
-            bl_name_write(meta, number, name); /* ... died before it wrote the name */
+            bl_name_write(meta, number, name); /* the server may have died before this */
             bl_journal_stored(meta, number, name);
         }
         return 0;
@@ -192,7 +192,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
     int status = block->task ? bl_task_enqueue(meta, number) : 0;
-    if (block->brought == BL_BROUGHT_REMOVED) /* while a tier delivered it */
+    if (block->brought == BL_BROUGHT_REMOVED) /* removed during its onboard */
         status = -BL_ERROR_NO_GRANT;
     if (status < 0) {
         bl_grant_end(meta, number, BL_END_GONE);

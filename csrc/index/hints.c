@@ -246,17 +246,17 @@ static uint64_t bl_hint_budget(const bl_meta *meta, uint32_t share)
     return bl_part_of(meta->shares[share].bytes, meta->hint_part);
 }
 
-/* Return 1 if the block at this level, together with asked bytes that are favored next, would
+/* Return 1 if the block at this level, together with pending bytes that are favored next, would
  * exceed the budget of its share; otherwise add its bytes to them. */
 static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level,
-                           uint64_t *asked)
+                           uint64_t *pending)
 {
     uint32_t share = bl_block_share(block), size = bl_space_size(block);
     if (!bl_level_favors(level) || bl_level_favors(bl_block_level(block)))
         return 0;
-    if (meta->hints->favored_bytes[share] + asked[share] + size > bl_hint_budget(meta, share))
+    if (meta->hints->favored_bytes[share] + pending[share] + size > bl_hint_budget(meta, share))
         return 1;
-    asked[share] += size;
+    pending[share] += size;
     return 0;
 }
 
@@ -306,7 +306,7 @@ int bl_handle_hint(void *context, bl_call *call)
     bl_block_request head;
     uint32_t given = 0, refused = 0;
     uint8_t exceeds[BL_CALL_KEYS_MAX];
-    uint64_t asked[BL_SHARE_COUNT] = {0};
+    uint64_t pending[BL_SHARE_COUNT] = {0};
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL || head.flags >= BL_LEVEL_COUNT)
         return -BL_ERROR_BAD_REQUEST;
@@ -315,7 +315,8 @@ int bl_handle_hint(void *context, bl_call *call)
     bl_hints_expire(meta);
     for (uint32_t i = 0; i < head.count; i++) { /* in order: parents before children */
         int64_t number = bl_hint_target(meta, keys, i);
-        exceeds[i] = number >= 0 && bl_hint_exceeds(meta, &meta->blocks[number], head.flags, asked);
+        exceeds[i] = number >= 0 && bl_hint_exceeds(meta, &meta->blocks[number], head.flags,
+                                                     pending);
     }
     for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
         int64_t number = bl_hint_target(meta, keys, i);

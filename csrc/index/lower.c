@@ -28,7 +28,7 @@
  *
  * A disk lists its blocks: their number is bounded, and each key has an entry. A remote store does
  * not (an unknown tier): entries for keys that only it has are kept while there is room, and the
- * service also asks it for keys without an entry.
+ * service also requests keys from it without an entry.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -52,13 +52,13 @@ enum {
     BL_CHAIN_FIRST = 16,        /* cold keys of a chain in flight before the first arrives */
     BL_CHAIN_TAKEN_MAX = 256,   /* keys of a chain in flight */
     BL_LOWER_TAKEN,             /* entries that the service works on */
-    BL_LOWER_ABSENT,            /* entries that no tier had, or could load, a moment ago */
+    BL_LOWER_ABSENT,            /* entries whose last load missed or failed */
     BL_LOWER_REMOTE,            /* entries that only unknown tiers have, the oldest first */
     BL_LOWER_LISTS
 };
 
 #define BL_CHAIN_NS 60000000000ull /* a request expires after this time */
-#define BL_ABSENT_NS 1000000000ull /* how long a miss is remembered: others may write too */
+#define BL_ABSENT_NS 1000000000ull /* how long a miss is cached: other pools may write, too */
 
 /* The directory entry of a key that a lower tier has, or that is requested. */
 typedef struct bl_lower_entry {
@@ -92,7 +92,7 @@ typedef struct bl_chain {
     uint32_t lane;              /* of the caller */
     uint32_t kind;              /* BL_LOWER_ONBOARD or _PREFETCH */
     uint32_t ring;
-    uint64_t asked_ns;
+    uint64_t requested_ns;
 } bl_chain;
 
 enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CANCELLED = BL_NO_NUMBER - 1 };
@@ -106,7 +106,7 @@ struct bl_lower {
     uint32_t count_max;         /* the most blocks that the listed tiers have */
     uint8_t tiers;              /* the attached tiers, as bits */
     uint8_t unknown;            /* tiers that may have keys without an entry, as bits */
-    uint64_t reported;          /* 1: by the others, all keys; the service sets it */
+    uint64_t reported;          /* 1: the other tiers have reported all their keys */
     uint32_t lane;              /* of the service */
     uint64_t token;
     bl_work_list waiting;       /* blocks not offered yet */
@@ -300,7 +300,7 @@ static uint32_t bl_chain_new(bl_meta *meta, uint32_t lane, uint32_t kind)
         .lane = lane,
         .kind = kind,
         .ring = BL_RING_NONE,
-        .asked_ns = bl_now_ns(&meta->pool->memory),
+        .requested_ns = bl_now_ns(&meta->pool->memory),
     };
     bl_work_clear(&lower->chains[number].entries);
     return number;
@@ -688,7 +688,7 @@ static int bl_ring_take(bl_meta *meta, uint32_t ring, bl_lower_record *out)
     uint32_t number;
     while ((number = lower->rings[ring].first) != BL_NO_NUMBER) {
         bl_chain *chain = &lower->chains[number];
-        if (now_ns - chain->asked_ns > BL_CHAIN_NS) {
+        if (now_ns - chain->requested_ns > BL_CHAIN_NS) {
             bl_chain_cancel(meta, number);
             continue;
         }

@@ -24,25 +24,26 @@ static const uint8_t bl_eviction_levels[BL_LEVEL_PINNED] = {BL_LEVEL_LOW, BL_LEV
                                                         BL_LEVEL_HIGH};
 
 /* Return by how much the share would exceed its part with the new block. */
-static int64_t bl_eviction_excess(const bl_meta *meta, uint32_t share, uint32_t asks, uint64_t size)
+static int64_t bl_eviction_excess(const bl_meta *meta, uint32_t share, uint32_t requester,
+                                  uint64_t size)
 {
-    return size ? bl_share_excess(meta, share, share == asks ? size : 0)
-                : bl_share_lines_excess(meta, share, share == asks);
+    return size ? bl_share_excess(meta, share, share == requester ? size : 0)
+                : bl_share_lines_excess(meta, share, share == requester);
 }
 
 /* Return 1 if a share comes before another one: it exceeds its part by more; or, if both are within
  * their parts, it is the one that needs the room. */
-static int bl_eviction_before(int64_t excess, int asks, int64_t other, int other_asks)
+static int bl_eviction_before(int64_t excess, int requests, int64_t other, int other_requests)
 {
-    if (excess <= 0 && other <= 0 && asks != other_asks)
-        return asks;
+    if (excess <= 0 && other <= 0 && requests != other_requests)
+        return requests;
     return excess > other;
 }
 
 void bl_eviction_begin(bl_meta *meta, uint64_t size)
 {
     bl_eviction *turn = &meta->turn;
-    uint32_t share = turn->asks;
+    uint32_t share = turn->requester;
     int64_t excess[BL_SHARE_COUNT];
     turn->count = turn->pinned = 0;
     for (uint32_t one = 0; one < meta->share_count; one++) { /* insertion sort */
@@ -72,7 +73,7 @@ int bl_eviction_widen(bl_meta *meta)
         turn->pinned = 1;
         return more;
     }
-    turn->count = turn->place[turn->asks] == turn->count ? turn->count + 1 : meta->share_count;
+    turn->count = turn->place[turn->requester] == turn->count ? turn->count + 1 : meta->share_count;
     return 1;
 }
 

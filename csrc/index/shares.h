@@ -31,7 +31,7 @@ int64_t bl_share_lines_excess(const bl_meta *meta, uint32_t share, uint64_t coun
 /* The next search for room is for blocks with this fingerprint. */
 static inline void bl_eviction_set_share(bl_meta *meta, uint64_t fingerprint)
 {
-    meta->turn.asks = bl_share_of(meta, fingerprint);
+    meta->turn.requester = bl_share_of(meta, fingerprint);
 }
 
 /* Remove a block from the list of its stripe, and from its share's use. */

@@ -122,7 +122,7 @@ static int64_t bl_tier_coldest(const bl_tier *tier)
     return coldest;
 }
 
-/* Evict until extra slots are free. Returns 0 if held blocks prevent it. */
+/* Evict until extra slots are free. Returns 0 if held blocks prevent that. */
 static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
 {
     bl_tier_stat *stat = &tier->stat;
@@ -187,7 +187,7 @@ void bl_tier_drop(bl_tier *tier, const uint32_t *id, uint32_t count)
     bl_tier_make_room(tier, 0);
 }
 
-/* Make the orders of levels: 0 or -ENOMEM. */
+/* Create the orders of levels. Returns 0 or -ENOMEM. */
 static int bl_tier_level(bl_tier *tier)
 {
     for (uint32_t level = BL_LEVEL_NORMAL + 1; level < BL_LEVEL_COUNT; level++)
@@ -204,14 +204,14 @@ int64_t bl_tier_hint(bl_tier *tier, const uint32_t *id, uint32_t count, uint32_t
 {
     if (!tier->level && bl_tier_level(tier))
         return -ENOMEM;
-    uint32_t asked = 0, kept = 0;
-    for (uint32_t i = 0; i < count; i++) {  /* the budget is for the first ones */
+    uint32_t favored = 0, kept = 0;
+    for (uint32_t i = 0; i < count; i++) {  /* the first ids use the budget */
         int is_new = bl_tier_has(tier, id[i]) && bl_tier_favors(level) &&
                      !bl_tier_favors(tier->level[id[i]]);
-        asked += is_new;
+        favored += is_new;
         given[i] = bl_tier_has(tier, id[i]) &&
-                   !(is_new && tier->stat.favored + asked > budget);
-        asked -= is_new && !given[i];
+                   !(is_new && tier->stat.favored + favored > budget);
+        favored -= is_new && !given[i];
         kept += given[i];
     }
     for (uint32_t i = count; i-- > 0;)      /* last first: a parent is newer than its child */

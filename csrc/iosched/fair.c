@@ -41,7 +41,7 @@ static int bl_fair_before(const bl_fair *fair, uint32_t a, uint32_t b)
     return ahead < 0 || (ahead == 0 && fair->pushed[a] < fair->pushed[b]);
 }
 
-/* Returns the first child of a group, of those that are in its contest and not in skip. */
+/* Returns the first child of a group, of those that are queued and not in skip. */
 static uint32_t bl_fair_least(const bl_fair *fair, uint32_t group, uint32_t skip)
 {
     uint32_t best = 0;

@@ -14,11 +14,11 @@ typedef struct bl_fair {
     uint64_t sequence;                      /* number of pushes so far, to break ties */
     uint64_t pushed[BL_LINK_NODES];
     uint64_t waiting[BL_LINK_NODES];        /* pieces of each class */
-    uint8_t queued[BL_LINK_NODES];          /* 1: in its group's contest */
+    uint8_t queued[BL_LINK_NODES];          /* 1: queued in its group */
     uint8_t unplugged[BL_LINK_NODES];
 } bl_fair;
 
-/* Put a class into the contest: it has one more piece, or it was resumed and has pieces. */
+/* Queue a class in its group: it has one more piece, or it was resumed and has pieces. */
 void bl_fair_wake(bl_fair *fair, uint32_t node);
 
 /* Treat every waiting class as newly pushed, because the queue was not polled for a long time. */

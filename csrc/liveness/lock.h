@@ -77,7 +77,7 @@ int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *n
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name);
 void bl_host_unlock(const bl_memory *memory, int descriptor);
 
-/* Read the boot id, which names this start of the operating system. */
+/* Read the boot id, which identifies this boot of the operating system. */
 int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2]);
 
 /* Return a unique number: random, never zero. */

@@ -100,19 +100,20 @@ void bl_prefix_destroy(bl_prefix *prefix)
 
 /* ---- Events. */
 
-static int bl_prefix_valid(const bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker)
+static int bl_prefix_valid(const bl_prefix *prefix, uint32_t rank, uint32_t tier,
+                           uint32_t publisher)
 {
-    return rank <= prefix->rank_max && tier < BL_PREFIX_TIERS && speaker <= prefix->rank_max &&
+    return rank <= prefix->rank_max && tier < BL_PREFIX_TIERS && publisher <= prefix->rank_max &&
            (rank != BL_PREFIX_SHARED || tier == BL_PREFIX_DEVICE);
 }
 
-/* Return the block with this name of rank, or else of speaker; or 0. */
-static uint32_t bl_prefix_named_block(const bl_prefix *prefix, uint32_t rank, uint32_t speaker,
+/* Return the block with this name of rank, or else of publisher; or 0. */
+static uint32_t bl_prefix_named_block(const bl_prefix *prefix, uint32_t rank, uint32_t publisher,
                                       uint64_t hash)
 {
     uint32_t number = bl_prefix_name_of(prefix, rank, hash);
-    if (!number && speaker != rank)
-        number = bl_prefix_name_of(prefix, speaker, hash);
+    if (!number && publisher != rank)
+        number = bl_prefix_name_of(prefix, publisher, hash);
     return number ? bl_prefix_name_at(prefix, number)->block : 0;
 }
 
@@ -142,20 +143,20 @@ static void bl_prefix_prefetch(const bl_prefix *prefix, uint64_t path, uint64_t 
     bl_prefetch(bl_prefix_slot(&prefix->name_table, bl_prefix_name_tag(prefix, name)));
 }
 
-static int bl_prefix_store_locked(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
-                                  const uint64_t *parent, const uint64_t *names,
-                                  const uint64_t *locals, uint32_t count,
+static int bl_prefix_store_locked(bl_prefix *prefix, uint32_t rank, uint32_t tier,
+                                  uint32_t publisher, const uint64_t *parent,
+                                  const uint64_t *names, const uint64_t *locals, uint32_t count,
                                   bl_prefix_outcome *outcome)
 {
     uint32_t at = 0;
-    if (parent && !(at = bl_prefix_named_block(prefix, rank, speaker, *parent)))
+    if (parent && !(at = bl_prefix_named_block(prefix, rank, publisher, *parent)))
         return -ENOENT;
     uint64_t path = bl_prefix_block_at(prefix, at)->path;
-    uint32_t asked = 0;
+    uint32_t ahead = 0;
     for (uint32_t i = 0; i < count; i++) {
-        for (; asked < count && asked <= i + BL_PREFIX_STORE_AHEAD; asked++) {
-            path = bl_prefix_path(prefix, path, locals[asked]);
-            bl_prefix_prefetch(prefix, path, names[asked]);
+        for (; ahead < count && ahead <= i + BL_PREFIX_STORE_AHEAD; ahead++) {
+            path = bl_prefix_path(prefix, path, locals[ahead]);
+            bl_prefix_prefetch(prefix, path, names[ahead]);
         }
         uint32_t child = bl_prefix_child(prefix, at, locals[i]);
         if (!child)
@@ -170,34 +171,34 @@ static int bl_prefix_store_locked(bl_prefix *prefix, uint32_t rank, uint32_t tie
     return 0;
 }
 
-int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
+int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t publisher,
                     const uint64_t *parent, const uint64_t *names, const uint64_t *locals,
                     uint32_t count, bl_prefix_outcome *outcome)
 {
-    if (!bl_prefix_valid(prefix, rank, tier, speaker))
+    if (!bl_prefix_valid(prefix, rank, tier, publisher))
         return -EINVAL;
     for (uint32_t i = 0; parent && i < count; i++)
         if (names[i] == *parent)
             return -EINVAL;
     pthread_rwlock_wrlock(&prefix->lock);
     uint64_t before = prefix->evicted;
-    int rc = bl_prefix_store_locked(prefix, rank, tier, speaker, parent, names, locals, count,
+    int rc = bl_prefix_store_locked(prefix, rank, tier, publisher, parent, names, locals, count,
                                     outcome);
     outcome->evicted += prefix->evicted - before;
     pthread_rwlock_unlock(&prefix->lock);
     return rc;
 }
 
-int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
+int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t publisher,
                    const uint64_t *names, uint32_t count, bl_prefix_outcome *outcome)
 {
-    if (!bl_prefix_valid(prefix, rank, tier, speaker))
+    if (!bl_prefix_valid(prefix, rank, tier, publisher))
         return -EINVAL;
     int rc = 0;
     pthread_rwlock_wrlock(&prefix->lock);
     uint64_t before = prefix->evicted;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t block = bl_prefix_named_block(prefix, rank, speaker, names[i]);
+        uint32_t block = bl_prefix_named_block(prefix, rank, publisher, names[i]);
         if (!block) {
             outcome->unknown++;
         } else if (bl_prefix_add(prefix, rank, tier, names[i], block, outcome) < 0) {

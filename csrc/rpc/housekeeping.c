@@ -153,7 +153,7 @@ int bl_housekeeping_end(bl_server *server, uint32_t number, enum bl_end end)
         bl_crash_point("end.liveness_removed");
     }
     bl_lobby_publish(server, lane->host);
-    bl_crash_point("end.told");
+    bl_crash_point("end.published");
     return status;
 }
 

@@ -96,7 +96,7 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
     bl_session *session = turn->session;
     const bl_memory *memory = &session->pool->memory;
     bl_lobby_reply *reply = &turn->reply;
-    uint64_t asked = 0; /* epoch of the server that the request was sent to */
+    uint64_t target = 0; /* epoch of the server that the request was sent to */
     uint32_t sequence = 0;
     for (;;) {
         bl_epoch_line epoch;
@@ -111,7 +111,7 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
                 continue; /* perhaps of an earlier boot of this host; a successor will follow */
             return -BL_ERROR_SECOND_HOST;
         }
-        if (serving && epoch.epoch != asked) {
+        if (serving && epoch.epoch != target) {
             if (bl_runtime_elsewhere(session->pool, session->directory, session->boot_id, &epoch))
                 return -BL_ERROR_RUNTIME_DIR;
             if (bl_lobby_clash(session, &epoch)) {
@@ -125,13 +125,13 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
                 bl_pidfds_show(memory, session->directory, epoch.nonce, turn->nonce);
             bl_crash_point("ask.shown");
             sequence = bl_lobby_ask(session, turn->operation, turn->nonce, epoch.epoch);
-            asked = epoch.epoch;
+            target = epoch.epoch;
             turn->open++;
         }
-        if (serving && bl_lobby_reply_read(session, asked % BL_HALF_COUNT, reply) &&
+        if (serving && bl_lobby_reply_read(session, target % BL_HALF_COUNT, reply) &&
             bl_verify(memory, reply->sequence == sequence && reply->nonce == turn->nonce &&
-                                  reply->epoch == asked)) {
-            bl_believe(memory, bl_lobby_reply_offset(session->host, asked % BL_HALF_COUNT));
+                                  reply->epoch == target)) {
+            bl_believe(memory, bl_lobby_reply_offset(session->host, target % BL_HALF_COUNT));
             turn->open--;
             bl_crash_point("ask.answered");
             return reply->status;

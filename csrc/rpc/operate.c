@@ -11,7 +11,7 @@
 /* Make the poll loop apply the request. */
 static void bl_operate_ask(bl_server *server)
 {
-    bl_host_add(&server->asked.serial, 1);
+    bl_host_add(&server->requested.serial, 1);
     if (server->epoch == 0)
         bl_operate_apply(server); /* no loop runs yet */
     else
@@ -22,16 +22,16 @@ static void bl_operate_ask(bl_server *server)
  * loop reads the words again. */
 void bl_server_limit(bl_server *server, const bl_quota *quota)
 {
-    bl_host_store(&server->asked.bytes, quota->bytes);
-    bl_host_store(&server->asked.grant_count, quota->grant_count);
-    bl_host_store(&server->asked.pin_count, quota->pin_count);
-    bl_host_store(&server->asked.calls_per_s, quota->calls_per_s);
+    bl_host_store(&server->requested.bytes, quota->bytes);
+    bl_host_store(&server->requested.grant_count, quota->grant_count);
+    bl_host_store(&server->requested.pin_count, quota->pin_count);
+    bl_host_store(&server->requested.calls_per_s, quota->calls_per_s);
     bl_operate_ask(server);
 }
 
 void bl_server_drain(bl_server *server, int draining)
 {
-    bl_host_store(&server->asked.draining, draining != 0);
+    bl_host_store(&server->requested.draining, draining != 0);
     bl_operate_ask(server);
 }
 
@@ -48,17 +48,17 @@ static void bl_operate_fill(bl_server *server)
 
 void bl_operate_apply(bl_server *server)
 {
-    uint64_t serial = bl_host_load(&server->asked.serial);
+    uint64_t serial = bl_host_load(&server->requested.serial);
     if (serial == server->applied)
         return;
     int limited = server->quota.calls_per_s != 0;
     server->quota = (bl_quota){
-        .bytes = bl_host_load(&server->asked.bytes),
-        .grant_count = (uint32_t)bl_host_load(&server->asked.grant_count),
-        .pin_count = (uint32_t)bl_host_load(&server->asked.pin_count),
-        .calls_per_s = (uint32_t)bl_host_load(&server->asked.calls_per_s),
+        .bytes = bl_host_load(&server->requested.bytes),
+        .grant_count = (uint32_t)bl_host_load(&server->requested.grant_count),
+        .pin_count = (uint32_t)bl_host_load(&server->requested.pin_count),
+        .calls_per_s = (uint32_t)bl_host_load(&server->requested.calls_per_s),
     };
-    server->stat.draining = (uint32_t)bl_host_load(&server->asked.draining);
+    server->stat.draining = (uint32_t)bl_host_load(&server->requested.draining);
     server->applied = serial;
     if (!limited)
         bl_operate_fill(server);

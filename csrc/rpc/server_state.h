@@ -76,14 +76,14 @@ typedef struct bl_server_hooks {
 } bl_server_hooks;
 
 /* An operator's requests, from any thread (rpc/operate.c). */
-typedef struct bl_asked {
+typedef struct bl_requested {
     uint64_t serial;            /* counts the changes */
     uint64_t bytes;             /* the words of a bl_quota */
     uint64_t grant_count;
     uint64_t pin_count;
     uint64_t calls_per_s;
     uint64_t draining;
-} bl_asked;
+} bl_requested;
 
 /* The server that a standby watches (rpc/standby.c). */
 typedef struct bl_watch {
@@ -147,7 +147,7 @@ struct bl_server {
     bl_work most_taken;         /* the most in one turn */
     bl_work most_waited;        /* the most for others, while a lane's oldest request waited */
     bl_quota quota;
-    bl_asked asked;
+    bl_requested requested;
     uint64_t applied;           /* the serial that the poll loop has applied */
     bl_trace trace;
     bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */

@@ -39,7 +39,7 @@ typedef struct bl_takeover {
     bl_epoch_line source;       /* the server whose half has the current state; epoch 0: none
                                  * ever served */
     bl_epoch_line newest;       /* the server that is taken over from, or that tried to take over */
-    int asked;                  /* an election may have chosen this server, even if it failed */
+    int maybe_elected;          /* an election may have chosen this server, even if it failed */
 } bl_takeover;
 
 /* Return 1 if the heartbeat of a server of this epoch advances; else 0. */
@@ -141,7 +141,7 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
             return status;
         if (next > plan->epoch && (next - plan->epoch) % BL_HALF_COUNT == 0)
             plan->epoch = next;
-        plan->asked = 1;
+        plan->maybe_elected = 1;
         status = bl_elect(server, plan->epoch, &owner);
         if (status == 0 && owner.nonce == server->nonce)
             return 0;
@@ -323,7 +323,7 @@ static int bl_take_guarded(void *context)
         status = bl_takeover_claim(server, &plan);
     bl_host_unlock(memory, turn);
     if (status < 0) {
-        bl_takeover_leave(server, !plan.asked);
+        bl_takeover_leave(server, !plan.maybe_elected);
         return status;
     }
     bl_crash_point("take.elected");
@@ -431,12 +431,12 @@ void bl_server_destroy(bl_server *server)
     bl_crash_point("stop.silent");
     bl_watch_end(server);
     if (server->epoch != 0) {
-        int said = bl_guarded(memory, bl_takeover_farewell, server) == 1;
-        bl_crash_point("stop.said");
+        int is_written = bl_guarded(memory, bl_takeover_farewell, server) == 1;
+        bl_crash_point("stop.written");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_liveness_end(memory, server->directory, server->lanes[i].nonce,
                             server->lanes[i].liveness_lock, 0);
-        bl_takeover_leave(server, said);
+        bl_takeover_leave(server, is_written);
         bl_crash_point("stop.liveness_ended");
     }
     bl_trace_close(&server->trace);

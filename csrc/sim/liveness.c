@@ -195,7 +195,7 @@ int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
     const bl_sim_host *host = &world->host[memory->host];
     boot_id[0] = memory->host + 1;
     boot_id[1] = host->boot;
-    if (world->current) /* a process of this boot knows that earlier boots have ended */
+    if (world->current) /* earlier boots of this host have provably ended */
         bl_sim_learn(world, world->current, host->over, (uint32_t)world->stat.steps);
     return 0;
 }

@@ -73,7 +73,7 @@ bl_sim_look *bl_sim_look_of(bl_sim_world *world, bl_sim_process *process, uint32
     return &order->looks[number];
 }
 
-/* ---- Knowing. */
+/* ---- Knowledge: vector clocks of what each process has read. */
 
 uint32_t bl_sim_snapshot_new(bl_sim_world *world, const bl_sim_snapshot *known)
 {
@@ -134,7 +134,7 @@ uint32_t bl_sim_known_since(const bl_sim_process *process, const bl_sim_version 
     return 0;
 }
 
-/* ---- What processes do. */
+/* ---- Events of processes. */
 
 uint32_t bl_sim_version_add(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
                             const bl_site *site)

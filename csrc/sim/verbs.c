@@ -23,8 +23,8 @@ static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
 }
 
 /* Count, for the economy report, a fence with nothing to order, or the invalidation of a line that
- * is not cached here, or is equal to memory. This is not a failure: a polling process cannot know
- * that nothing has changed. */
+ * is not cached here, or is equal to memory. This is not a failure: a poll must invalidate to find
+ * out that nothing has changed. */
 static void bl_sim_idle(const bl_memory *memory, const bl_site *site, int idle)
 {
     if (idle && memory->world->config.idle)

@@ -393,7 +393,7 @@ void bl_sim_rest(bl_sim_world *world, uint64_t ns);
 void bl_sim_lose(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_kill(bl_sim_world *world, uint32_t process);
 
-/* Kill a process after so many more verbs of its own. */
+/* Kill a process after it has executed this many more verbs. */
 void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs);
 
 int bl_sim_alive(const bl_sim_world *world, uint32_t process);

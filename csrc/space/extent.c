@@ -25,7 +25,7 @@ typedef struct bl_extent {
 struct bl_extents {
     uint64_t stripe_count;
     uint64_t group;             /* stripes of a group: a power of two */
-    bl_extent *extent;          /* by first stripe */
+    bl_extent *extent;          /* indexed by first stripe */
     uint8_t *back;              /* by stripe: 0: closed; else 1 + its index in its extent */
     bl_bitset first;            /* first stripes of extents */
     void *table;

@@ -21,7 +21,7 @@ Bench = Callable[[Any], list[Row]]
 
 
 def rows_then(count: int, end: BaseException | None = None) -> Bench:
-    """Return a benchmark that finishes so many rows and then fails or succeeds."""
+    """Return a benchmark that finishes that many rows and then fails or succeeds."""
 
     def measure(options: Options) -> list[Row]:
         recorder, rows = Recorder("rpc", options, {"memory": "DRAM"}), []

@@ -632,9 +632,9 @@ def test_a_router_prints_its_address(
     service: Any = SimpleNamespace(
         address=Address("a", 1), admin_address=admin, url_of=lambda address: address.url
     )
-    gateway._say_where(service, json=False)
+    gateway._print_addresses(service, json=False)
     assert capsys.readouterr() == ("", f"routing on http://a:1{text}; stop with Ctrl-C\n")
-    gateway._say_where(service, json=True)
+    gateway._print_addresses(service, json=True)
     assert json.loads(capsys.readouterr().out) == {
         "event": "routing",
         "url": "http://a:1",

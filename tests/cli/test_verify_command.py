@@ -142,7 +142,7 @@ def test_blocks_in_an_idle_pool_are_not_changed(run: Run, paths: list[str]) -> N
 
 
 def fill(paths: list[str], count: int) -> None:
-    """Put so many MiB into the pool, two blocks per stripe, and stop its server."""
+    """Put that many MiB into the pool, two blocks per stripe, and stop its server."""
     payload = np.arange((1 << 20) - 4096, dtype=np.uint8).reshape(1, -1)
     with (
         Pool.open(paths) as pool,

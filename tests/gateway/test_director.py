@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Placing requests, on a fleet without health checks, by a router that the test controls."""
+"""The director places requests on a fleet without health checks, with a router that the test
+controls.
+"""
 
 from __future__ import annotations
 

@@ -639,7 +639,7 @@ class Waiting:
 
     def __init__(self, queued_max: int = 3) -> None:
         self.let_in: set[int] = set()
-        self.room = -1  # for so many more; below 0 for any number
+        self.room = -1  # for that many more; below 0 for any number
         self.tried: list[int] = []
         self.back: list[int] = []
         self.wait_queue: WaitQueue[int] = WaitQueue(

@@ -89,7 +89,7 @@ class Writer:
         assert self.hear() == "done"
 
     def zombie(self) -> None:
-        """Kill it, without a wait() by any process."""
+        """Kill a process, so that it stays a zombie: no process waits for it."""
         self.process.kill()
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 

@@ -32,13 +32,13 @@ def at(page: int) -> int:
 
 
 def find(pages: Any, size: int) -> int:
-    """Return the offset of the lowest free run of so many bytes, or a negative error."""
+    """Return the offset of the lowest free run of that many bytes, or a negative error."""
     offset = ffi.new("uint64_t *")
     return lib.bl_pages_find(pages, size, offset) or offset[0]
 
 
 def take(pages: Any, size: int) -> int:
-    """Take the lowest free run of so many bytes. Returns its offset, or a negative error."""
+    """Take the lowest free run of that many bytes. Returns its offset, or a negative error."""
     offset = find(pages, size)
     return offset if offset < 0 else lib.bl_pages_take(pages, offset, size) or offset
 

@@ -82,8 +82,8 @@ def walked(pool: Pool, epoch: int) -> Counter[int]:
 
 
 def requests(pool: Pool, shares: dict[str, float], eviction: str, *, floods: int) -> int:
-    """Request a victim's blocks again and again, after putting so many new blocks of another tenant
-    each time; put misses. Returns the hits.
+    """Request a victim's blocks repeatedly, each time after ``floods`` puts of another tenant's new
+    blocks; put misses. Returns the hits.
     """
     hits, fresh, random = 0, 10_000, Random(1)
     with serving(pool, shares, eviction) as (server, meta):

@@ -332,16 +332,16 @@ def test_keys_with_frequent_recent_requests_are_prefetched() -> None:
     pool = make(2, clock=clock.monotonic, half_life_s=10)
     for _ in range(2):
         pool.match([1, 2])
-    assert pool.wants_prefetch([1, 2, 3]) == []
+    assert pool.hot_and_missing([1, 2, 3]) == []
     pool.match([1])
     assert pool._heat.of(1) == 0.75
-    assert pool.wants_prefetch([1, 2, 3]) == [1]
+    assert pool.hot_and_missing([1, 2, 3]) == [1]
     clock.now_s += 10
     assert pool._heat.of(1) == 0.6
-    assert pool.wants_prefetch([1, 2, 3]) == []
+    assert pool.hot_and_missing([1, 2, 3]) == []
     clock.now_s -= 10
     store(pool, [1])
-    assert pool.wants_prefetch([1]) == [], "it is here"
+    assert pool.hot_and_missing([1]) == [], "it is here"
 
 
 def test_heat_is_tracked_for_a_bounded_number_of_keys() -> None:

@@ -11,7 +11,7 @@ from attacked import Site, status_of
 
 
 def head_of(size: int) -> bytes:
-    """Return a request for health whose head has so many bytes, in lines of a common length."""
+    """Return a request for health whose head has that many bytes, in lines of a common length."""
     line = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
     left = size - len(line) - len(b"\r\n")
     while left:

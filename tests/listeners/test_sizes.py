@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @contextmanager
 def sending(listener: Listener, count: int, head: bytes, size: int) -> Iterator[list[bytes]]:
-    """Send so many requests, each with ``size`` bytes behind its head, as far as they are taken.
+    """Send that many requests, each with ``size`` bytes behind its head, as far as they are taken.
     Yields their answers so far.
     """
     answers: list[bytes] = []

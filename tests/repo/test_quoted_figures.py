@@ -40,7 +40,7 @@ def found(bench: str, case: str, **fields: object) -> Row:
 
 
 def figures(value: float, digits: int) -> str:
-    """Return a number with so many significant digits."""
+    """Return a number with that many significant digits."""
     decimals = max(digits - len(str(int(abs(value)))), 0) if abs(value) >= 1 else digits
     return f"{value:,.{decimals}f}"
 

@@ -22,7 +22,7 @@ from support.processes import Process
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-IDLE_CPU_MAX = 0.01  # of a core
+IDLE_CPU_MAX = 0.01  # fraction of a core
 IDLE_ROUNDS_MAX_S = 100  # 10 on a quiet machine
 FIRST_CALL_MAX_S = 0.001 * PATIENCE
 CALL_CPU_MAX_S = 25e-6 * PATIENCE  # both spin for 70 us before they yield

@@ -467,7 +467,7 @@ REASONED: Conditions = {
         ("serving", 3, "true"): _RINGS,
         ("!turn->rung", 0, "true"): _RINGS,
         ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
-        ("reply->epoch == asked", 0, "true"): (
+        ("reply->epoch == target", 0, "true"): (
             "each epoch is asked with a sequence of its own, and of the servers of one half only "
             "the last one writes: who answers that sequence there is the one that was asked"
         ),
@@ -756,7 +756,7 @@ REASONED: Conditions = {
     },
     ("index/task_call.c", "bl_tasks_max"): {
         ("most < BL_TASKS_MAX", 0, "false"): (
-            "no pool of the simulator has so many blocks that the limit is reached"
+            "no pool of the simulator has enough blocks to reach the limit"
         ),
     },
     ("index/task_client.c", "bl_task_ask"): {
@@ -1162,7 +1162,7 @@ TESTED: Conditions = {
         ("status == 0 && nobody && !session->old_nonce", 0, "false"): (
             "tests/rpc/test_session.py::test_without_a_server_a_client_gets_an_error_at_once"
         ),
-        ("epoch.epoch != asked", 0, "true"): (
+        ("epoch.epoch != target", 0, "true"): (
             "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
             "without_an_eviction"
         ),

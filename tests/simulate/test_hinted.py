@@ -28,7 +28,7 @@ def ids(*blocks: int) -> np.ndarray:
 
 
 class Indexed:
-    """A server's pool in which only so many pages are left for blocks."""
+    """A server's pool in which only that many pages are left for blocks."""
 
     def __init__(self, server: MetaServer, meta: MetaClient, capacity: int) -> None:
         self._meta = meta

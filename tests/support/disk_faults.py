@@ -41,7 +41,7 @@ class FaultyEngine:
         self.short = False  # half of each request is moved
         self.flip = 0  # how many of the next reads have a bit wrong
         self.drop = False  # writes are acknowledged but not executed
-        self.misplace = 0  # writes are misplaced by so many bytes
+        self.misplace = 0  # writes are misplaced by that many bytes
         self.only: Callable[[int], bool] = lambda offset: True  # the offsets that faults touch
         self.reads = self.writes = 0
         self.hung: set[str] = set()  # the operations that hang before they do anything

@@ -40,7 +40,7 @@ def handshaken(endpoint: str, kind: bytes) -> socket.socket:
 
 
 def is_cut(peer: socket.socket, endless: bytes, most: int) -> bool:
-    """Return whether the connection is ended before it has accepted so many bytes."""
+    """Return whether the connection is ended before it has accepted that many bytes."""
     part = endless * (1 + (1 << 16) // len(endless))
     try:
         for _ in range(most // len(part)):

@@ -21,7 +21,7 @@ def intact(data: bytes, before: int) -> bytes:
 
 
 def cut_after(limit: int) -> Spoil:
-    """Forward so many bytes of each connection, then cut it."""
+    """Forward that many bytes of each connection, then cut it."""
 
     def spoil(data: bytes, before: int) -> bytes | None:
         return data[: limit - before] if before < limit else None
@@ -30,7 +30,7 @@ def cut_after(limit: int) -> Spoil:
 
 
 def flip_every(period: int, seed: int) -> Spoil:
-    """Flip a bit in every so many bytes."""
+    """Flip a bit in every that many bytes."""
     chance = random.Random(seed)
 
     def spoil(data: bytes, before: int) -> bytes:

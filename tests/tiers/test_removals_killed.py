@@ -23,7 +23,7 @@ COUNT = 8
 
 @contextlib.contextmanager
 def serving(path: Path, *folders: Path | str, parked: int = 0) -> Iterator[KVCache]:
-    """A cache with a server that is killed at the end, and that starts with so many removals in
+    """A cache with a server that is killed at the end, and that starts with that many removals in
     absent stores.
     """
     command = [sys.executable, removal_server.__file__, str(path), *map(str, folders)]

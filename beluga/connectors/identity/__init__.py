@@ -7,8 +7,8 @@
 a model's weights come from, and the digest that identifies them
 
 Each engine has one table of fields that cannot change the bytes of a block (``vllm/fields.py``,
-``sglang/fields.py``, ``lmcache/fields.py``). Fields that are not in the table count. A model that
-cannot be identified is rejected, unless the operator vouches for it by the setting ``identity``.
+``sglang/fields.py``, ``lmcache/fields.py``). All other fields are part of the identity. A model
+that cannot be identified is rejected, unless the operator sets ``identity``.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """A configuration in a canonical form: equal values have equal forms, in every process and host.
 
-Every field counts, except those of the engine's table. A value without a stable form (a function,
-or an object whose ``repr`` is an address) is rejected rather than skipped: otherwise two engines
-that differ in it would share blocks. The path of a file counts as the file's bytes: scales of a
-quantization, for example, may be another file of the same name.
+Every field is included, except those of the engine's table. A value without a stable form (a
+function, or an object whose ``repr`` is an address) is rejected rather than skipped: otherwise two
+engines that differ in it would share blocks. The path of a file counts as the file's bytes: scales
+of a quantization, for example, may be another file of the same name.
 """
 
 from __future__ import annotations

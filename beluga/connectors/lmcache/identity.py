@@ -3,12 +3,12 @@
 """The identity of LMCache's models, which it passes only by name, and of its metadata.
 
 A model with a path is identified by its files. A hub name is not sufficient, because LMCache does
-not pass the revision that its engine has loaded: such a model is rejected unless the operator
-vouches for it (``identity``).
+not pass the revision that its engine has loaded: such a model is rejected unless the operator sets
+``identity``.
 
-LMCache's server outlives its engines. An engine that starts anew may load other files from the same
-path, and one that runs has still loaded the former ones; the server cannot tell them apart. So a
-model whose files have changed is not used until the server is restarted, too.
+LMCache's server outlives its engines. A restarted engine may load other files from the same path,
+while a running one still has the earlier ones; the server cannot distinguish them. So a model whose
+files have changed is not used until the server is restarted, too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 """A shape and a dtype for each tensor of an object."""
 
-LAYOUTS_MAX = 64  # of one model; objects with further layouts are not stored
+LAYOUTS_MAX = 64  # per model; objects with further layouts are not stored
 
 _ID_SIZE = _DIGEST_SIZE = 16
 _SIZE = _ID_SIZE + _DIGEST_SIZE

@@ -51,7 +51,8 @@ class Ledger:
 class Owed:
     """Pending deletions. Thread-safe.
 
-    It has keys, and models with so many pending keys that all of their objects are removed instead.
+    It has keys, and models that have too many pending keys, of which all objects are removed
+    instead.
     """
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class Blocks(Protocol):
         """Return what to load where, so that a request can resume after block ``last``."""
 
     def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
-        """Keep what a step of so many tokens computes until it is saved. The pool has the
+        """Keep what a step of that many tokens computes until it is saved. The pool has the
         ``loaded`` blocks. Returns the first place up to which there is something new, in tokens,
         or 0.
         """
@@ -82,7 +82,7 @@ class Blocks(Protocol):
         """Return what to save of blocks [first, last)."""
 
     def drop(self, request: Any) -> None:
-        """Keep nothing more of a request, except for ordered saves."""
+        """Stop keeping blocks of a request, except for ordered saves."""
 
     def ended(self, tickets: Mapping[int, int]) -> None:
         """Record on how many ranks saves have ended."""
@@ -130,11 +130,11 @@ class OneGroup:
         return PinnedPrefix(digests, len(digests))
 
     def digests(self, request: Any, first: int, last: int) -> list[bytes]:
-        """Return those of all blocks."""
+        """Return the digests of all blocks."""
         return self._lookups.digests(request, first, last)
 
     def loads(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
-        """Return one range."""
+        """Return all loads as one range."""
         digests = self._lookups.digests(request, first, last)
         return [BlockRange(request.request_id, b"".join(digests), list(table[first:last]))]
 
@@ -143,7 +143,7 @@ class OneGroup:
         return 0
 
     def saves(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
-        """Return one range, and announce it."""
+        """Return all saves as one range, and announce its blocks."""
         ids = list(table[first:last])
         stop = first + len(ids)
         digests = self._lookups.digests(request, first, stop)

@@ -357,7 +357,9 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return the result of :meth:`get_finished`, and the requests whose loads have failed."""
         sent, arrived = self.get_finished(finished_req_ids)
-        failed = self._worker.loads.spoiled(arrived or set()) if self._worker is not None else set()
+        failed = (
+            self._worker.loads.failed_whole(arrived or set()) if self._worker is not None else set()
+        )
         return KVConnectorTransferResults(
             finished_sending=sent or set(), finished_recving=arrived or set(), failed_recving=failed
         )

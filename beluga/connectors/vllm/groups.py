@@ -72,7 +72,7 @@ class Holding:
 class Groups:
     """Plans with vLLM's rules. ``table_of(request id)`` returns a request's blocks in each of the
     engine's groups; ``pool()`` is vLLM's pool of blocks. ``extra_keys_of(request, first, last,
-    size)`` returns what the hashes of blocks of so many tokens cover in addition to tokens.
+    size)`` returns what the hashes of blocks of that many tokens cover in addition to tokens.
     """
 
     whole = True
@@ -251,7 +251,7 @@ class Groups:
         return None if find(self.ids(table, 0, last)) is None else 0
 
     def copied(self, table: Any) -> list[list[int]]:
-        """Return lists of it."""
+        """Return a copy of the table."""
         return [list(row) for row in table]
 
     def _found(

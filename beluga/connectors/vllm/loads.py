@@ -65,7 +65,7 @@ class Loads:
         self._lock = threading.Lock()
         self._whole = whole
         self._failed: set[int] = set()
-        self._spoiled: set[str] = set()  # requests whose load has failed as a whole
+        self._failed_whole: set[str] = set()  # requests whose load has failed as a whole
         self._loaded: dict[str, Loaded] = {}
 
     @property
@@ -100,12 +100,12 @@ class Loads:
         """
         return set()
 
-    def spoiled(self, arrived: set[str]) -> set[str]:
+    def failed_whole(self, arrived: set[str]) -> set[str]:
         """Return those of the requests that have arrived whose load has failed as a whole."""
         with self._lock:
-            spoiled = self._spoiled & arrived
-            self._spoiled -= spoiled
-        return spoiled
+            failed_whole = self._failed_whole & arrived
+            self._failed_whole -= failed_whole
+        return failed_whole
 
     def close(self) -> None:
         """Do nothing: no thread runs."""
@@ -123,7 +123,7 @@ class Loads:
         name = ranges[0].request
         with self._lock:
             if self._whole and (blocks < wanted or not wanted):
-                self._spoiled.add(name)
+                self._failed_whole.add(name)
             add_loaded(self._loaded, name, Loaded(1, blocks, time.perf_counter() - started))
 
     def _leave(self, ranges: list[BlockRange]) -> None:
@@ -270,9 +270,9 @@ class SplitLoads:
         """Return the requests whose wait is over."""
         return self._beside.arrived()
 
-    def spoiled(self, arrived: set[str]) -> set[str]:
+    def failed_whole(self, arrived: set[str]) -> set[str]:
         """Return those of the requests that have arrived whose load has failed as a whole."""
-        return self._beside.spoiled(arrived)
+        return self._beside.failed_whole(arrived)
 
     def close(self) -> None:
         """Finish the current load and stop."""

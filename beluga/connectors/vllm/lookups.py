@@ -116,8 +116,8 @@ class Lookups:
         splits: Sequence[int] = (),
     ) -> None:
         """Take the namespaces of all ranks, in their order and without the weights. The largest
-        part of a block has ``block_bytes``. All ranks can read parts of so many of the model's
-        ``heads`` as ``splits`` has; without heads no other engine's blocks are found.
+        part of a block has ``block_bytes``. All ranks can read parts with the numbers of heads in
+        ``splits``, of the model's ``heads``; without heads no other engine's blocks are found.
         """
         with self._meeting:
             self._heads, self._splits = heads, tuple(splits) if heads else ()
@@ -331,7 +331,7 @@ class Lookups:
 
     def locate(self, ranges: Sequence[BlockRange], pins: Pins | None, parts: int = 0) -> None:
         """Record the places of the blocks to load, so that no rank looks them up again. They are
-        the leading ones of the pins, with so many parts each, or those of this engine.
+        the leading ones of the pins, with that many parts each, or those of this engine.
         """
         if pins is None:
             return

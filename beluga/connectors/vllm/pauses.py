@@ -19,10 +19,10 @@ from beluga.tiers import MeasuredBandwidth
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LIMIT_S = 0.004  # of the loads before one forward
+LIMIT_S = 0.004  # total of the loads before one forward
 IDLE_LIMIT_S = 0.020  # the same, while no other request computes
 _ASSUMED_BYTES_PER_S = 8e9  # before the first load
-_TELLING_BYTES = 4 << 20  # a smaller load is mostly overhead, and does not show the speed
+_MEASURABLE_BYTES = 4 << 20  # a smaller load is mostly overhead, and does not show the speed
 
 
 class Pauses:
@@ -54,7 +54,7 @@ class Pauses:
     def took(self, blocks: int, seconds: float) -> None:
         """Record that a load of this many blocks took this long on the slowest rank."""
         size = blocks * self._block_bytes()
-        if size >= _TELLING_BYTES:
+        if size >= _MEASURABLE_BYTES:
             self._speed.note(size, seconds)
 
     def _takes_s(self, blocks: int) -> float:

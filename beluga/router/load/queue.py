@@ -102,7 +102,8 @@ class RouterQueue(Generic[ItemT]):
         return found
 
     def discard(self, item: ItemT) -> bool:
-        """Remove an item early, because its client has disconnected. Returns False if it was not
+        """Remove an item before its turn, because its client has disconnected. Returns False if it
+        was not
         waiting.
         """
         kept = [top for top in self._heap if top[3].item is not item]

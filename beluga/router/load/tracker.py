@@ -69,7 +69,7 @@ class LoadTracker:
     ) -> None:
         self._reuse = assume_kv_reuse
         self._shared = shared
-        self._now = 0.0  # of the last refresh
+        self._now = 0.0  # time of the last refresh
         self._accounts: dict[Worker, _Account] = {}
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}

@@ -39,7 +39,7 @@ from beluga.router.policy import Candidate, Choice, Query
 @dataclasses.dataclass(kw_only=True)
 class LeastCost:
     """The lowest cost wins, and a random one of equal costs. The estimator has all constants; the
-    rest is learned from the requests of the recent past.
+    rest is estimated from recent requests.
     """
 
     estimator: CostEstimator = dataclasses.field(default_factory=CostEstimator)

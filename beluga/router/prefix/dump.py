@@ -21,14 +21,14 @@ class _Chains:
         self.events: list[RouterEvent] = []
         self._ends: dict[tuple[int, Tier, Worker], tuple[list[int], list[int]]] = {}
 
-    def add(self, row: TreeEntry, tier: Tier, speaker: Worker, parent: int | None) -> None:
-        end = self._ends.pop((row.before, tier, speaker), None) if row.depth > 1 else None
+    def add(self, row: TreeEntry, tier: Tier, publisher: Worker, parent: int | None) -> None:
+        end = self._ends.pop((row.before, tier, publisher), None) if row.depth > 1 else None
         if end is None:
             end = ([], [])
-            self.events.append(RouterEvent(speaker, Stored(*end, parent), tier=tier))
+            self.events.append(RouterEvent(publisher, Stored(*end, parent), tier=tier))
         end[0].append(row.name)
         end[1].append(row.local)
-        self._ends[row.block, tier, speaker] = end
+        self._ends[row.block, tier, publisher] = end
 
 
 class Dump:
@@ -59,13 +59,13 @@ class Dump:
         for row in rows:
             parent: int | None
             if row.depth == 1:
-                speaker, parent = anybody, None
+                publisher, parent = anybody, None
             elif row.before in first:
-                speaker, parent = first[row.before], row.parent
+                publisher, parent = first[row.before], row.parent
             elif row.before in self._named:
-                speaker, parent = self._named[row.before]
+                publisher, parent = self._named[row.before]
             else:
                 continue
-            first[row.block] = speaker
-            chains.add(row, Tier.SHARED, speaker, parent)
+            first[row.block] = publisher
+            chains.add(row, Tier.SHARED, publisher, parent)
         return chains.events

@@ -50,7 +50,7 @@ class PoolFeed:
         self.unread = 0  # unreadable messages, and unreadable events in messages
         self.other_sizes = 0  # blocks with another number of tokens
         self.spaces: dict[int, int] = {}  # number of blocks in each space
-        self.heard_s: float | None = None  # time.monotonic() of the last message
+        self.received_s: float | None = None  # time.monotonic() of the last message
         self._waiting: dict[int, int] = {}  # blocks without their parent, and that parent
         self._children: dict[int, dict[int, int]] = {}  # parent -> its waiting blocks, contents
         indexer.follows_pool = True
@@ -115,7 +115,7 @@ class PoolFeed:
             self.unread += 1
             return None
         finally:
-            self.heard_s = time.monotonic()
+            self.received_s = time.monotonic()
 
     def _apply(self, batches: Sequence[PoolBatch]) -> None:
         for batch in batches:

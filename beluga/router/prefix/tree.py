@@ -93,19 +93,19 @@ class Tree:
         self,
         rank: int,
         tier: int,
-        speaker: int,
+        publisher: int,
         parent: int | None,
         names: array[int],
         locals_: array[int] | None,
         outcome: core.bl_prefix_outcome,
     ) -> int:
-        """Store blocks after the parent that ``rank``, or else ``speaker``, calls ``parent``.
+        """Store blocks after the parent that ``rank``, or else ``publisher``, calls ``parent``.
         Without ``locals_``, both must already have names for the blocks. Returns C's status.
         """
         if locals_ is None:
             return int(
                 lib.bl_prefix_hold(
-                    self.handle, rank, tier, speaker, _pointer(names), len(names), outcome
+                    self.handle, rank, tier, publisher, _pointer(names), len(names), outcome
                 )
             )
         if len(names) != len(locals_):
@@ -116,7 +116,7 @@ class Tree:
                 self.handle,
                 rank,
                 tier,
-                speaker,
+                publisher,
                 before,
                 _pointer(names),
                 _pointer(locals_),

@@ -49,7 +49,7 @@ class DiskCall(Generic[_T]):
         always: bool = False,
     ) -> None:
         self._threads, self._work, self._hung = threads, work, hung
-        self.always = always  # it may start however many other calls hang
+        self.always = always  # it may start although too many calls hang
         self._ended = threading.Lock()  # locked until the call has ended
         self._ended.acquire()
         self._until = 0.0

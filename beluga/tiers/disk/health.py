@@ -79,7 +79,7 @@ class DirectionHealth:
             over = self._failures - _PATIENCE
             if over >= 0 and weight:
                 self._until = now + min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(over, 20))
-        if (unsaid := self._limit.passes(kind)) is not None:
+        if (suppressed := self._limit.passes(kind)) is not None:
             _LOG.warning(
                 "%s: a %s failed: %s (%s); its blocks count as %s%s",
                 self._tier,
@@ -87,7 +87,7 @@ class DirectionHealth:
                 kind,
                 errno.errorcode.get(code, code),
                 "misses" if self._what == "load" else "not saved",
-                and_more(unsaid),
+                and_more(suppressed),
             )
 
     def _weight(self, code: int) -> int:

@@ -255,15 +255,15 @@ class Store:
                     # A later sync may succeed without them: the kernel drops pages whose write
                     # failed.
                     for sectors in self._unsynced:
-                        self._spoil(sectors)
+                        self._mark_dirty(sectors)
                     self._unsynced.clear()
                     raise OSError(-status, "the disk failed to make its bytes durable")
                 self._unsynced.clear()
         return written
 
-    def _spoil(self, sectors: NDArray[np.uint32]) -> None:
+    def _mark_dirty(self, sectors: NDArray[np.uint32]) -> None:
         """Mark sectors to be written again."""
-        lib.bl_store_spoil(self._store, ffi.from_buffer("uint32_t[]", sectors), len(sectors))
+        lib.bl_store_mark_dirty(self._store, ffi.from_buffer("uint32_t[]", sectors), len(sectors))
 
     def _flush_some(self) -> int:
         buffer = self.arena.take(_FLUSH_SECTORS * PAGE)
@@ -281,7 +281,7 @@ class Store:
         self.engine.write(requests)
         failed = requests["result"] != 0
         if failed.any():
-            self._spoil(sectors[:count])
+            self._mark_dirty(sectors[:count])
             raise OSError(-int(requests["result"][failed][0]), "the index cannot be written")
         self._unsynced.append(sectors[:count])
         return count * PAGE

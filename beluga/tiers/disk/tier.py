@@ -72,7 +72,7 @@ _GAUGES = {
 
 _BREAKER = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
 
-_LEASE_BYTES = 8 << 20  # size of the buffers that blocks of one load share
+_LEASE_BYTES = 8 << 20  # size of a buffer that several loaded blocks share
 _SAVE_BYTES = 32 << 20  # bytes written before their entries
 _RETRY_FAILURES = 2  # failures of a load after which its other blocks are skipped
 _SETTLE_S = 0.2  # interval at which a save checks whether another one has ended

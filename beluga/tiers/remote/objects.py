@@ -114,8 +114,8 @@ class ObstoreStore:
         request.
         """
         status = _STATUS.search(_line(error))
-        said_no = status is not None and int(status[1]) not in _NOT_NOW
-        if said_no or isinstance(error, self._refusals):
+        is_refusal = status is not None and int(status[1]) not in _NOT_NOW
+        if is_refusal or isinstance(error, self._refusals):
             return RefusedError(_line(error))
         return ConnectionError(_line(error))
 

@@ -61,7 +61,7 @@ class RemoteTier:
     """A :class:`beluga.tiers.tier.LowerTier` over an :class:`ObjectStore`, which it owns and
     closes.
 
-    Whatever happens to the store, calls end: load, contains and remove within ``load_s``, save
+    Calls always end, even if the store hangs: load, contains and remove within ``load_s``, save
     within ``save_s``. If the store fails several times in a row, calls return misses at once, until
     a trial in the background succeeds.
 
@@ -375,10 +375,10 @@ class RemoteTier:
     def _warn(self, kind: str, text: str) -> None:
         """Count an error, and log it unless the same kind was logged recently."""
         ERRORS.add(tier=self._name, kind=kind)
-        unsaid = self._limit.passes(kind)
-        if unsaid is not None:
+        suppressed = self._limit.passes(kind)
+        if suppressed is not None:
             line = next(iter(text.splitlines()), kind)  # obstore appends long details
-            log.warning("%s: %s%s", self._name, line, and_more(unsaid))
+            log.warning("%s: %s%s", self._name, line, and_more(suppressed))
 
 
 def _succeeded(future: Future[Any]) -> bool:

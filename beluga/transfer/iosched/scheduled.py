@@ -76,8 +76,8 @@ class ScheduledEngine:
         self._sizes = [
             piece_size(engine, handle.link.settings, direction) for direction in Direction
         ]
-        self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for the first
-        self._lock = threading.RLock()  # of these
+        self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for it
+        self._lock = threading.RLock()  # guards the transfers
         handle.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are in flight
         when_forked(self)
 

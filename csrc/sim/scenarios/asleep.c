@@ -81,7 +81,7 @@ int bl_path_asleep(bl_sim_world *world)
     for (uint32_t i = 0; i < BL_ASLEEP_CALLERS; i++)
         bl_path_client(&path, 0, bl_asleep_call);
     bl_path_client(&path, 0, bl_asleep_visit);
-    if (bl_sim_below(world, 2)) /* also between its request and its ring */
+    if (bl_sim_below(world, 2)) /* the client may die between its request and its ring */
         bl_sim_kill_after(world, path.client[0], 1 + bl_sim_below(world, 3000));
     return bl_path_run(&path);
 }

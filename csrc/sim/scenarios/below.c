@@ -33,7 +33,7 @@ enum {
     BL_BELOW_CLIENTS = 2,
     BL_BELOW_REPORT = BL_LOWER_KINDS, /* a kind of work: report the result of a removal */
     BL_BELOW_NAP_NS = 40 * 1000,
-    BL_BELOW_LOOKS_MAX = 4000,  /* of the service at the end, until all removals are executed */
+    BL_BELOW_LOOKS_MAX = 4000,  /* polls at the end, until all removals are executed */
     BL_BELOW_STEPS = 20000000   /* clients poll while they wait for tiers */
 };
 
@@ -288,9 +288,9 @@ static uint32_t bl_below_at(const bl_below_service *service, uint8_t bits)
 
 static int bl_below_report(const bl_below_service *service, bl_lower_note note)
 {
-    int64_t told = bl_lower_report(service->client.session, service->token, &note, 1,
-                                 BL_PATH_TIMEOUT_NS);
-    return told < 0 ? (int)told : 0;
+    int64_t status = bl_lower_report(service->client.session, service->token, &note, 1,
+                                     BL_PATH_TIMEOUT_NS);
+    return status < 0 ? (int)status : 0;
 }
 
 static bl_lower_note bl_below_note(uint64_t key)

@@ -104,11 +104,11 @@ int bl_path_damage(bl_sim_world *world) { return bl_damage_play(world, 0); }
 
 int bl_path_damage_names(bl_sim_world *world) { return bl_damage_play(world, 1); }
 
-/* ---- torn_sessions: after a server's death, every line of a session says FREE, every line of a
- * free lane says LIVE, and all are torn, as if the server had died in the middle of each of them.
- * No space or lane that a session may write to may be reassigned, and lanes without a session must
- * become free, including those of a dead client. On each host a process also died while it was
- * writing a detach request for another session: nothing may be released because of that. */
+/* ---- torn_sessions: after a server's death, every line of a session is FREE, every line of a free
+ * lane is LIVE, and all are torn, as if the server had died in the middle of each of them. No space
+ * or lane that a session may write to may be reassigned, and lanes without a session must become
+ * free, including those of a dead client. On each host a process also died while it was writing a
+ * detach request for another session: nothing may be released because of that. */
 
 static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
 {
@@ -120,12 +120,12 @@ static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
     }
     for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
         uint8_t *memory = path->world->memory;
-        bl_lobby_request *asked = (bl_lobby_request *)(memory + bl_lobby_request_offset(host));
-        const bl_lobby_reply *reply =
-            (bl_lobby_reply *)(memory + bl_lobby_reply_offset(host, asked->epoch % BL_HALF_COUNT));
-        if (asked->operation == BL_LOBBY_ATTACH && reply->sequence == asked->sequence &&
-            asked->check == bl_message_check(asked, 0)) /* and its client no longer waits */
-            asked->sequence = ++asked->sequence_end, asked->operation = BL_LOBBY_DETACH;
+        bl_lobby_request *request = (bl_lobby_request *)(memory + bl_lobby_request_offset(host));
+        uint64_t reply_offset = bl_lobby_reply_offset(host, request->epoch % BL_HALF_COUNT);
+        const bl_lobby_reply *reply = (bl_lobby_reply *)(memory + reply_offset);
+        if (request->operation == BL_LOBBY_ATTACH && reply->sequence == request->sequence &&
+            request->check == bl_message_check(request, 0)) /* and its client no longer waits */
+            request->sequence = ++request->sequence_end, request->operation = BL_LOBBY_DETACH;
     }
 }
 

@@ -62,7 +62,7 @@ int bl_litmus_stale_store(bl_sim_world *world)
 }
 
 /* ---- Crash: any part of a host's unfenced writes may be lost; fenced writes are in memory;
- * nothing arrives later. The host's next boot knows that the last one has ended. */
+ * nothing arrives later. The last boot has then provably ended. */
 
 typedef struct bl_acts {
     bl_litmus litmus;

@@ -180,11 +180,11 @@ typedef struct bl_given_up_call {
 static int bl_given_up_handle(void *context, bl_call *call)
 {
     bl_given_up *play = context;
-    bl_given_up_call asked;
-    if (call->request_size != sizeof asked)
+    bl_given_up_call request;
+    if (call->request_size != sizeof request)
         return -BL_ERROR_BAD_REQUEST;
-    memcpy(&asked, call->request, sizeof asked);
-    return ++play->done[asked.client][asked.number];
+    memcpy(&request, call->request, sizeof request);
+    return ++play->done[request.client][request.number];
 }
 
 static void bl_given_up_ended(void *context, uint32_t lane, enum bl_end end)
@@ -218,15 +218,15 @@ static int bl_given_up_work(bl_pool *pool, void *argument)
     bl_given_up *play = argument;
     bl_sim_world *world = play->path.world;
     bl_session *session;
-    bl_given_up_call asked = {.client = play->count++};
+    bl_given_up_call request = {.client = play->count++};
     uint32_t reply, size;
-    const bl_message message = {.method = BL_PATH_METHOD, .request = (const uint8_t *)&asked,
-                                .request_size = sizeof asked, .reply = (uint8_t *)&reply,
+    const bl_message message = {.method = BL_PATH_METHOD, .request = (const uint8_t *)&request,
+                                .request_size = sizeof request, .reply = (uint8_t *)&reply,
                                 .reply_capacity = sizeof reply, .reply_size = &size};
     int status = bl_path_attach(&play->path, pool, &session);
     if (status < 0)
         return status;
-    for (; status >= 0 && asked.number < BL_GIVEN_UP_CALLS; asked.number++) {
+    for (; status >= 0 && request.number < BL_GIVEN_UP_CALLS; request.number++) {
         status = bl_session_call(session, &message, BL_GIVEN_UP_TIMEOUT_NS);
         if (status > 1)
             return -EEXIST; /* it was executed before */

@@ -21,7 +21,7 @@ Call = tuple[str, dict[str, Any]]  # a method of the SDK and its arguments
 
 
 def words(seed: int, count: int = 120) -> str:
-    """Return so many random words; with another seed all words differ."""
+    """Return that many random words; with another seed all words differ."""
     letters = random.Random(seed)
     return " ".join(
         "".join(letters.choices("etaoinshrdlu", k=letters.randint(2, 9))) for _ in range(count)

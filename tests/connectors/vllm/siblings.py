@@ -34,7 +34,7 @@ GARBAGE = 0x40  # value of each byte; as floats about 3
 
 @dataclasses.dataclass
 class Fault:
-    """How a request is loaded: so many leading blocks, ``bad`` ones of which fail."""
+    """How a request is loaded: that many leading blocks, ``bad`` ones of which fail."""
 
     blocks: int
     bad: list[int]

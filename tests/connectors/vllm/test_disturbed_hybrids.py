@@ -43,7 +43,7 @@ STATES = ("lfm2", "granitemoehybrid", "qwen3_next")
 # and its prompts, with their answers, end further behind a block than these and before the next.
 STEPS = {"granitemoehybrid": 384 + 8}
 BEHIND = range(16, 384 - 32)
-POOL_BYTES = 8 << 20  # of each of two devices
+POOL_BYTES = 8 << 20  # per device; there are two
 # Tolerance of log-probabilities that were computed in chunks of several shapes. vLLM's short
 # convolution on CPUs differs as much by what else is in a batch, without any connector, and
 # recurrent layers are computed in bfloat16 only.

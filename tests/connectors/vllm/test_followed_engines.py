@@ -33,7 +33,7 @@ from tests.connectors.vllm.conftest import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
 
 HERE = Path(__file__).parent
-PROMPT_COUNT = 20  # of each kind; each goes to one of the engines first
+PROMPT_COUNT = 20  # per kind; each goes to one of the engines first
 TOLD_S = 10.0  # limit until the operator is informed
 START_S = 120.0
 TOLD_LATEST_S = 60.0

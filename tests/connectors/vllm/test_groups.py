@@ -92,7 +92,7 @@ class Engine:
         return int(tokens)
 
     def step(self, made: Any, tokens: int, offers: Any = ()) -> Orders:
-        """Run a step that computes so many tokens of a request, and take its output."""
+        """Run a step that computes that many tokens of a request, and take its output."""
         orders = self.schedule.orders(
             {made.request_id: tokens} if tokens else {}, [], {made.request_id: list(offers)}
         )

@@ -99,7 +99,7 @@ def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCac
 
 
 def prompts(caches: list[KVCache], *counts: int) -> list[Any]:
-    """Return requests that have so many blocks in the pool."""
+    """Return requests that have that many blocks in the pool."""
     made = []
     for number, count in enumerate(counts):
         one = request(f"r{number}", [number * 1000 + token for token in TOKENS])

@@ -43,7 +43,7 @@ def of_two_ranks(site: Site, name: str, **options: Any) -> Engine:
 def stored(
     site: Site, engine: Engine, tokens: list[int], blocks: int, salt: str | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Compute a prompt, and wait until the pool has so many more blocks. Returns the additional
+    """Compute a prompt, and wait until the pool has that many more blocks. Returns the additional
     bytes in the pool, and the engine's answer from its own cache.
     """
     before = site.stat()

@@ -73,7 +73,7 @@ class Given:
         monkeypatch.setattr(KVCache, "hint", noted)
 
     def take(self, count: int) -> list[tuple[int, str, float | None, bool]]:
-        """Wait for so many hints and return them."""
+        """Wait for that many hints and return them."""
         assert eventually(lambda: len(self.calls) >= count)
         taken, self.calls = self.calls, []
         return taken

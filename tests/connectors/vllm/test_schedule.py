@@ -63,7 +63,7 @@ class Engine:
         return tokens
 
     def step(self, made: Any, tokens: int, preempted: tuple[str, ...] = ()) -> Orders:
-        """Run a step that computes so many tokens of a request."""
+        """Run a step that computes that many tokens of a request."""
         orders = self.schedule.orders({made.request_id: tokens}, list(preempted))
         made.num_computed_tokens += tokens
         return orders
@@ -81,7 +81,7 @@ class Engine:
         *,
         blocks: int = 5,
     ) -> None:
-        """Report that so many ranks have each loaded so many leading blocks of a request."""
+        """Report that that many ranks have each loaded that many leading blocks of a request."""
         self.schedule.reported(StepReport({name: Loaded(ranks, blocks)}), invalid or set())
 
 
@@ -103,7 +103,7 @@ def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCac
 
 
 def store(caches: list[KVCache], made: Any, *counts: int) -> None:
-    """Put so many leading blocks of a request for each rank."""
+    """Put that many leading blocks of a request for each rank."""
     for cache, count in zip(caches, counts, strict=True):
         cache.put(list(made.block_hashes[:count]), np.ones((count, 4096), dtype=np.uint8))
 

@@ -436,7 +436,7 @@ class Hybrid:
             return name in arrived
 
         wait_until(came)
-        return self.worker.loads.spoiled(arrived)
+        return self.worker.loads.failed_whole(arrived)
 
 
 def part(group: int, ids: list[int], ticket: int = 0) -> BlockRange:

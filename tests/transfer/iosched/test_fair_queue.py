@@ -33,7 +33,7 @@ class Fixture:
             self.queue.push(node, weight * WEIGHT, node)
 
     def tick(self, count: int = 1) -> int:
-        """Serve up to so many pieces. Returns their number."""
+        """Serve up to that many pieces. Returns their number."""
         served = 0
         while served < count and (piece := self.queue.pop()) is not None:
             self.done[piece.id] += 1
