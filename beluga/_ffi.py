@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Load the C core; all Python code calls C through these names.
+"""Load the C core (``csrc/api/``); all Python code calls C through these names.
 
 ``ffi`` and ``lib`` are cffi's. ``core`` is for annotations: ``core.bl_pool`` is a ``bl_pool *``
 (``_core.pyi``, which scripts/dev/gen_stubs.py makes of the C headers); only type checkers use it.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Streaming copies, flushes, fences and CRC-32C for a program's own memory.
+"""Streaming copies, flushes, fences and CRC-32C for a program's memory (``csrc/coherence/``).
 
 They work on any contiguous buffer: a mapping, a numpy array, a bytearray. Users of a pool need not
 call them, because the pool's verbs do this. They are for tools, tests and measurements.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool: its devices are specified, checked, formatted and mapped. Blocks are a layer above."""
+"""The pool (``csrc/pool/``): its devices are specified, checked, formatted and mapped. Blocks are a
+layer above.
+"""
 
 from beluga.choices import BLOCK_COUNT_MAX, LANE_COUNT_MAX
 from beluga.pool.default import (

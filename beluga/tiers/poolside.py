@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool's side of a move between the pool and a lower tier: blocks of any namespace, as
-bytes.
+"""The pool's side (``csrc/kvcache/``) of a move between the pool and a lower tier: blocks of any
+namespace, as bytes.
 """
 
 from __future__ import annotations

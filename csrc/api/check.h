@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The calls that check a pool (check/check.c), and the kinds of findings. cffi reads this header,
- * too.
+ * too. The Python half is in beluga/index/check.py and beluga/index/repair.py.
  */
 #ifndef BL_API_CHECK_H
 #define BL_API_CHECK_H

@@ -2,7 +2,8 @@
  * Copyright The Beluga Authors
  *
  * The engine for Intel DSA, which turns plans into descriptors. One thread uses it at a time. Only
- * _core has it: the simulator has a device of its own (sim/device.h). cffi reads it too.
+ * _core has it: the simulator has a device of its own (sim/device.h). cffi reads it too. The Python
+ * half is beluga/transfer/engines/dsa/engine.py.
  */
 #ifndef BL_API_DSA_H
 #define BL_API_DSA_H

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The errors that errno lacks. Functions that Python may call return 0 or a count, or a negative
- * errno or bl_error; they never print, exit or touch Python.
+ * errno or bl_error; they never print, exit or touch Python. The Python half is beluga/errors.py.
  */
 #ifndef BL_API_ERROR_H
 #define BL_API_ERROR_H

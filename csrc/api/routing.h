@@ -3,7 +3,8 @@
  *
  * The router's computations per block of a prompt (its hashes, the ranks it was recently sent to,
  * the workers that use it) and per worker (its load, and the cost of a request there). They use no
- * pool and no clock; the caller serializes calls.
+ * pool and no clock; the caller serializes calls. The Python half is in beluga/router/load and
+ * beluga/router/policies.
  */
 #ifndef BL_ROUTING_H
 #define BL_ROUTING_H

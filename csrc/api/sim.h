@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The simulator's own calls: a run of a scenario, its sites, and its verdicts (tests only).
+ * The simulator's own calls: a run of a scenario, its sites, and its verdicts (tests only). The
+ * Python half is tests/sim/simulator.py.
  */
 #ifndef BL_API_SIM_H
 #define BL_API_SIM_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The calls of the acceptance test of a pool's memory (`beluga verify`, verify/acceptance.h).
+ * The calls of the acceptance test of a pool's memory (`beluga verify`, verify/acceptance.h). The
+ * Python half is beluga/verify.
  */
 #ifndef BL_API_VERIFY_H
 #define BL_API_VERIFY_H

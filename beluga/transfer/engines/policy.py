@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policy table: the cache maintenance before and after each copy.
+"""The policy table: the cache maintenance before and after each copy
+(``csrc/transfer/cache_maintenance.c``).
 
 A row has the steps before a read and after a write, by initiator, memory type and DDIO (whether the
 writes of devices go into this host's cache). ``tests/sim/test_policy_rows.py`` compares every row

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CPU engine: threads that copy with streaming stores, and their tuning."""
+"""The CPU engine (``csrc/transfer/cpu.c``): threads that copy by streaming stores, with tuning."""
 
 from beluga.transfer.engines.cpu.engine import COSTS, CpuEngine, default_threads
 from beluga.transfer.engines.cpu.tuning import CopySettings, tuned

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine: kernels that read and write the mapped pool.
+"""The CUDA engine (``csrc/cuda/``, ``csrc/transfer/spans.c``): kernels that read and write the
+mapped pool.
 
 ``CudaEngine(pool)`` needs a GPU and cupy; ``CudaEngine(pool, driver=HostDriver())`` runs the same
 kernels, compiled for this CPU.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Intel DSA as a copy engine (``csrc/dsa/flight.h``).
+"""Intel DSA as a copy engine (``csrc/dsa/engine.c``).
 
 Plans become descriptors for a work queue. A transfer makes progress when it is polled. If there is
 no device, the software queue executes the same descriptors on a thread of this process: the code
