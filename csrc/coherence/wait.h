@@ -18,13 +18,13 @@ enum {
     BL_WAIT_TURNS = 32,                 /* checks between two readings of the clock */
     BL_YIELD_SHORT_NS = 1000,           /* a yield that takes longer lets another thread run */
     BL_YIELD_LONG_NS = 50 * 1000,       /* a thread that runs for longer does not wait for a line */
-    BL_TAKEN_NS = 1000 * 1000 * 1000    /* how long a core then counts as shared with such a thread
-                                         * */
+    BL_TAKEN_TIMES = 16,                /* the core then counts as taken for 16 times as long, */
+    BL_TAKEN_MAX_NS = 1000 * 1000 * 1000 /* at most: a suspended machine also looks like a yield */
 };
 
 /* What yields show about the core of a waiting thread. It outlives a wait. */
 typedef struct bl_core {
-    uint64_t taken_ns;          /* when a compute-bound thread last ran; 0: never */
+    uint64_t taken_until_ns;    /* until then a compute-bound thread probably uses it */
     uint32_t crowded;           /* 1: the last yield ran another waiting thread */
 } bl_core;
 
@@ -54,7 +54,7 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
  * one that naps before its end. */
 static inline int bl_core_taken(const bl_core *core, uint64_t now_ns)
 {
-    return core->taken_ns && now_ns - core->taken_ns < BL_TAKEN_NS;
+    return now_ns < core->taken_until_ns;
 }
 
 /* Yield the core. If another thread runs for a short time, it probably is the one that writes the
@@ -66,7 +66,7 @@ static inline void bl_core_yield(const bl_memory *memory, bl_core *core)
     uint64_t now = bl_now_ns(memory), took_ns = now - before;
     core->crowded = took_ns > BL_YIELD_SHORT_NS && took_ns < BL_YIELD_LONG_NS;
     if (took_ns >= BL_YIELD_LONG_NS)
-        core->taken_ns = now;
+        core->taken_until_ns = now + bl_least(BL_TAKEN_TIMES * took_ns, BL_TAKEN_MAX_NS);
 }
 
 /* Wait once. Returns 0 if the deadline has passed and the caller has checked once since. In the
