@@ -16,3 +16,8 @@ COMMANDS: lazy.Places = {
 
 app = lazy.program("Make calls over shared memory: a server, a client, and a benchmark.", COMMANDS)
 app.callback()(program.of("cxl-rpc"))
+
+if __name__ == "__main__":  # started by --detach
+    from beluga.cli.main import cxl_rpc
+
+    cxl_rpc()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server in the background: ``beluga serve --detach`` starts it, ``beluga stop`` stops it.
+"""A server in the background: ``beluga serve --detach`` or ``cxl-rpc serve --detach`` starts it,
+``beluga stop`` stops it.
 
 A child process runs the same command without ``--detach`` in its own session. It reports that it is
 ready, like a systemd service (:mod:`beluga.cli.notify`). It logs to ``serve.log`` in the pool's
@@ -15,6 +16,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -34,16 +36,21 @@ from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError, NoServerError, RpcError, ServerAliveError
 
 _NAMES = ("serve", "standby")  # file names of a background process
+_MODULES = {"beluga": "beluga.cli.main", "cxl-rpc": "beluga.cli.cxl_rpc"}
+_ERROR = re.compile(r"^(beluga|cxl-rpc): error: ")
 _LOOK_S = 0.2
 _STOP_S = 60.0
 
 
-def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
-    """Run this command in the background without ``--detach``. Returns once it serves or stands by.
-    If it ends earlier, raises RpcError with its last message.
+def detached(
+    paths: list[str] | None, json: bool, *, stands_by: bool = False, program: str = "beluga"
+) -> None:
+    """Run this command of ``program`` in the background without ``--detach``. Returns once it
+    serves or stands by. If it ends earlier, raises RpcError with its last message.
     """
     with open_pool(paths) as pool:
         directory = pool.runtime_dir
+        stop = "" if paths is None else "".join(f" --pool {shlex.quote(one)}" for one in paths)
     name = _free(directory) if stands_by else _NAMES[0]
     log, lock = directory / f"{name}.log", directory / f"{name}.pid"
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
@@ -56,7 +63,7 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
             ready.bind(address)
             ready.settimeout(_LOOK_S)
             child = subprocess.Popen(
-                command("beluga.cli.main", *arguments),
+                command(_MODULES[program], *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -71,7 +78,7 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
         print_json({"pid": child.pid, "status": status, "log": str(log)})
     else:
         print_note(
-            f"{status}, in the background as process {child.pid}; stop it with 'beluga stop'"
+            f"{status}, in the background as process {child.pid}; stop it with 'beluga stop{stop}'"
         )
 
 
@@ -127,21 +134,21 @@ def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin
                     file.seek(begin)
                     lines = file.read().decode(errors="replace").splitlines()
                 last = lines[-1] if lines else f"it ended with status {child.returncode}"
-                raise RpcError(logs.message_of(last).removeprefix("beluga: error: ")) from None
+                raise RpcError(_ERROR.sub("", logs.message_of(last))) from None
         except BaseException:
             child.terminate()
             raise
 
 
 def stop(pool: PoolPaths = None, json: Json = False) -> None:
-    """Stop the processes that `beluga serve --detach` started on this host, standbys first."""
+    """Stop the processes that `beluga serve --detach` or `cxl-rpc serve --detach` started on this
+    host, standbys first.
+    """
     directory = runtime_dir_of(pool)
     serving = _serving(directory)
     found = [(lock, pid) for lock in _locks(directory) if (pid := _holder(lock)) is not None]
     if not found:
-        raise NoServerError(
-            "no server was started here with 'beluga serve --detach'; " + _how_to_stop(directory)
-        )
+        raise NoServerError("no server was started here with --detach; " + _how_to_stop(directory))
     # The server comes last, so that no standby takes over
     found.sort(key=lambda one: one[1] == serving)
     for lock, pid in found:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from beluga.cli import logs, serve
+from beluga.cli.detach import detached
 from beluga.cli.options import (
     AdminAddress,
     AdminTls,
@@ -55,6 +56,7 @@ def serve_lanes(
     admin: AdminAddress = "",
     admin_token: AdminToken = None,
     admin_tls: AdminTls = "",
+    detach: serve.Detach = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
@@ -69,6 +71,9 @@ def serve_lanes(
 
     secured = serve.secured_endpoint(admin, admin_token, admin_tls)
     registered = load_handlers(handlers) if handlers else None
+    if detach:
+        detached(pool, json, program="cxl-rpc")
+        return
     logs.begin(log_level, log_format)
     with open_pool(pool) as opened:
         server = Server(opened, host=host, declared_gone=declare_gone)

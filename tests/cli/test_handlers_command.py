@@ -182,6 +182,21 @@ def test_a_background_server_serves_handlers(ask: RunCommand, pool: list[str]) -
         ask("stop", *pool, entry="main")
 
 
+def test_lanes_are_served_in_the_background(ask: RunCommand, pool: list[str]) -> None:
+    """A pasted page calls a handler right after this command."""
+    detached = ask("serve", "--detach", "jobs:handlers", *pool)
+    assert detached.returncode == 0, detached.stderr
+    path = pool[1]
+    assert f"stop it with 'beluga stop --pool {path}" in detached.stderr
+    try:
+        assert ask("call", "add", "7", *pool).stdout == "8\n"
+    finally:
+        assert ask("stop", *pool, entry="main").returncode == 0
+    refused = ask("serve", "--detach", "jobs:other", *pool)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("cxl-rpc: error: the module jobs has no other")
+
+
 def test_a_server_without_handlers_returns_an_error_with_a_fix(
     begin: Begin, ask: RunCommand, pool: list[str]
 ) -> None:

@@ -44,7 +44,7 @@ class Session:
     """One page's commands, one after the other."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._behind: list[subprocess.Popen[str]] = []
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("BELUGA_")},
@@ -55,7 +55,7 @@ class Session:
 
     def run(self, shown: Shown) -> str:
         """Return the output of a command, or the first line of one that stays in the background."""
-        line = shown.line.replace("/dev/shm", str(self._folder))
+        line = shown.line.replace("/dev/shm", str(self.folder))
         # which also creates the environment
         line = re.sub(r"^scripts/demo\b", "beluga replay", line)
         if line.endswith("&"):
@@ -68,13 +68,13 @@ class Session:
 
     def run_python(self, text: str) -> str:
         if named := re.match(r"# (\w+\.py)\n", text):  # a file that later blocks import
-            (self._folder / named[1]).write_text(text)
-        return self._run([sys.executable, "-c", text.replace("/dev/shm", str(self._folder))])
+            (self.folder / named[1]).write_text(text)
+        return self._run([sys.executable, "-c", text.replace("/dev/shm", str(self.folder))])
 
     def _run(self, command: list[str]) -> str:
         ended = subprocess.run(
             command,
-            cwd=self._folder,
+            cwd=self.folder,
             env=self._environment,
             capture_output=True,
             text=True,
@@ -87,7 +87,7 @@ class Session:
     def _begin(self, line: str) -> str:
         process = subprocess.Popen(
             ["/bin/bash", "-c", f"exec {line}"],
-            cwd=self._folder,
+            cwd=self.folder,
             env=self._environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -130,7 +130,8 @@ def play(session: Session, page: Path, block: Block) -> None:
     for shown in commands(block) if block.language == "console" else ():
         output = session.run(shown)
         if shown.output:
-            assert outline(output) == outline("\n".join(shown.output)), shown.line
+            expected = "\n".join(shown.output).replace("/dev/shm", str(session.folder))
+            assert outline(output) == outline(expected), shown.line
 
 
 @pytest.mark.parametrize(
