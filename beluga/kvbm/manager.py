@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING
 
 from beluga._shared import when_forked
 from beluga.errors import TierError, UnsettledError
@@ -38,6 +39,9 @@ from beluga.limit import LogLimit, and_more, kind_of
 from beluga.metrics import Registry
 from beluga.threads import Thread
 from beluga.transfer import TransferClass
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _logger = logging.getLogger(__name__)
 _RETRY_S = 0.01
@@ -171,7 +175,7 @@ class BlockManager:
         for wanted in left:
             self._fail(wanted, TierError("the block manager was closed"))
 
-    def __enter__(self) -> BlockManager:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

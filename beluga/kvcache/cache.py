@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+    from typing_extensions import Self
 
     from beluga.index import MetaStat, Pins
     from beluga.kvcache.buffers import Blocks
@@ -632,7 +633,7 @@ class KVCache(OfThisProcess):
         batch.io_queue, batch.transfer_class = io_queue, kind
         return batch
 
-    def __enter__(self) -> KVCache:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

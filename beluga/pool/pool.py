@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from beluga._ffi import core, lib
 from beluga._shared import OfThisProcess, SharedHandle, when_forked
@@ -37,6 +38,9 @@ from beluga.pool.runtime import (
 )
 from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
 from beluga.pool.superblock import Geometry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +292,7 @@ class Pool(OfThisProcess):
                     self._ends.remove(end)
         self._mapping.close()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

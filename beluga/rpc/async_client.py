@@ -20,6 +20,8 @@ from beluga.threads import refuse_green_threads
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from typing_extensions import Self
+
     from beluga.pool import Pool
     from beluga.rpc.handlers import HandlerInfo
 
@@ -142,7 +144,7 @@ class AsyncClient(OfThisProcess):
         for client in self._clients:
             client.close()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

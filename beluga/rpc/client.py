@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from beluga.pool import Pool
 
@@ -335,7 +336,7 @@ class Client(OfThisProcess):
         self._exchanging = threading.Lock()
         self._end.detach()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

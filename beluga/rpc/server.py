@@ -33,6 +33,8 @@ from beluga.rpc.workers import Workers
 from beluga.threads import Thread, refuse_green_threads
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from beluga.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -500,7 +502,7 @@ class Server(OfThisProcess):
     def _destroy(self, server: core.bl_server) -> None:
         lib.bl_server_destroy(server)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         serves = self._serves
         try:
             self.start()

@@ -9,23 +9,29 @@ With ``--check`` nothing is written; the exit status is 1 if the page is not up 
 
 from __future__ import annotations
 
+import ast
+import builtins
+import collections.abc
 import dataclasses
 import enum
 import inspect
 import re
 import sys
 import textwrap
+import typing
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy.typing
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from check_option import is_check  # noqa: E402  beside this file
 
-from beluga import errors  # noqa: E402  not installed where this runs
+from beluga import errors, lease  # noqa: E402, F401  lease: signatures name its class
 
 TARGET = ROOT / "docs/reference/api.md"
 EXAMPLES = ROOT / "docs/api"
@@ -37,8 +43,8 @@ Generated from the sources by `scripts/dev/gen_api.py`; do not edit.
 The names of `beluga` itself, and the related classes and functions, by subject.
 Sizes are in bytes and times in seconds unless a name ends in another unit (`_ns`, `_ms`). Every
 error is a `BelugaError`, whose text is one line that includes what to do; [Errors](errors.md) has
-the tree. Importing `beluga` needs only numpy and cffi. The package is typed: the examples pass
-`mypy --strict`, and a test runs them.
+the classes, which are in the module `beluga.errors`. Importing `beluga` needs only numpy and cffi.
+The package is typed: the examples pass `mypy --strict`, and a test runs them.
 
 ## A complete program
 
@@ -138,7 +144,7 @@ SUBJECTS = (
 INTERNAL = {
     "Pool": "__init__ using handle has_runtime_dir raise_for_status refuse_in_use refuse_removed "
     "run_near host_number reserve before_close",
-    "MetaServer": "attach_lower attach_journal detach_lower",
+    "MetaServer": "attach_lower attach_journal detach_lower fail watch reported",
     "Server": "fail watch reported",
     "ServerStat": "__init__",
     "Client": "tell lock session report",
@@ -161,6 +167,23 @@ INTERNAL = {
     "LoadTracker": "states sweep new_blocks",
     "Router": "candidates",
 }
+
+
+# The subject of all other types that the signatures of the page have; it is found, not listed.
+OTHERS = Subject(
+    "Other types",
+    "Types of parameters and results of the above. Programs get the objects of results from\n"
+    "calls, and need not import their classes.",
+    {},
+)
+# Types that the page names and does not explain, because only other parts of Beluga use them.
+UNEXPLAINED = {
+    *("Candidates", "CopySettings", "CpuTransfer", "CudaArrayInterface", "Device", "IoHandle"),
+    *("ReportTotals", "SharedLoads"),
+}
+# Types of these for which a program gives values; others are results.
+MADE = {"Candidate", "Cleared", "Goals", "Scale", "Speed"}
+FOREIGN = (builtins, typing, collections.abc, numpy.typing)
 
 
 class Entry(NamedTuple):
@@ -215,7 +238,8 @@ def signature(name: str, value: Any, *, bound: bool = False) -> str:
     found = found.replace(
         parameters=[one.replace(default=_shown(one.default)) for one in parameters]
     )
-    text = f"{name}{found}".replace("'", "").replace('"', "'")
+    before = "async " if inspect.iscoroutinefunction(value) else ""
+    text = f"{before}{name}{found}".replace("'", "").replace('"', "'")
     if len(text) <= 96:
         return text
     head, _, result = text.rpartition(")")
@@ -248,11 +272,13 @@ def section(entry: Entry, shown: set[str]) -> Iterator[str]:
     """Yield the lines of a class or function."""
     value, name = entry.value, entry.name
     yield from ("", f"### {name}", "")
-    yield from (f"`{entry.module}.{name}`", "")
+    if entry.module:
+        yield from (f"`{entry.module}.{name}`", "")
     if not inspect.isclass(value):
         yield from ("```py", signature(name, value), "```", "", prose(value.__doc__ or ""))
         return
     made = "__init__" not in INTERNAL.get(name, "").split() and not issubclass(value, enum.Enum)
+    made = made and (name in LINKED or name in MADE)
     if made and not getattr(value, "_is_protocol", False):
         yield from ("```py", signature(name, value), "```", "")
     yield prose(vars(value).get("__doc__") or "")
@@ -277,7 +303,17 @@ def members(value: type) -> Iterator[str]:
         return
     if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
         yield ""
-        yield from (f"* `{field}: {kind}`" for field, kind in fields(value).items())
+        comments = comments_of(value)
+        for field, kind in fields(value).items():
+            meaning = f": {comments[field]}" if field in comments else ""
+            yield f"* `{field}: {kind}`{meaning}"
+    for enter, leave, word in (
+        ("__enter__", "close", "with"),
+        ("__aenter__", "close", "async with"),
+    ):
+        if hasattr(value, enter) and not getattr(value, "_is_protocol", False):
+            begin = "calls `start()` at its begin and `stop()`" if hasattr(value, "stop") else ""
+            yield from ("", f"**`{word}`** {begin or f'calls `{leave}()`'} at its end.")
     seen = set(INTERNAL.get(value.__name__, "").split())
     for base in (one for one in value.__mro__ if one.__module__.startswith("beluga")):
         for name, one in vars(base).items():
@@ -290,6 +326,8 @@ def members(value: type) -> Iterator[str]:
                 yield from ("", f"**`{name}`** `: {kind}`", "", prose(one.__doc__ or ""))
             elif inspect.isfunction(inner):
                 text = signature(name, inner, bound=not isinstance(one, staticmethod))
+                if "core.bl_" in text:  # converts a record of the C core
+                    continue
                 yield from ("", "```py", text, "```", "", prose(inner.__doc__ or ""))
 
 
@@ -306,19 +344,151 @@ def fields(value: type) -> dict[str, str]:
     return found
 
 
+def comments_of(value: type) -> dict[str, str]:
+    """Return the comments of a record's fields in the source: behind a field, or above it."""
+    found: dict[str, str] = {}
+    for base in reversed(value.__mro__):
+        if not base.__module__.startswith("beluga"):
+            continue
+        above: list[str] = []
+        for line in inspect.getsource(base).splitlines():
+            field = re.match(r"    (\w+): [^#]*?(?:  # (.*))?$", line)
+            if field and (comment := field[2] or " ".join(above)):
+                found[field[1]] = prose(comment.rstrip("."))
+            alone = re.match(r"    # (?!noqa|type:)(.*)", line)
+            above = [*above, alone[1]] if alone else []
+    return found
+
+
+def types_in(lines: list[str]) -> list[str]:
+    """Return the names of types in the signatures and fields of these lines."""
+    text = "\n".join(lines)
+    shown = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    shown += re.findall(r"^(?:\* `\w+|\*\*`\w+`\*\* `): ([^`]+)`", text, re.MULTILINE)
+    plain = re.sub(r"'[^']*'|<[^>]*>", "", "\n".join(shown))
+    return list(dict.fromkeys(re.findall(r"(?<![\w.])[A-Z]\w*[a-z]\w*", plain)))
+
+
+def resolved(name: str, value: Any) -> tuple[str, Any]:
+    """Return the module and the object of a type that the annotations of ``value`` name. The
+    module is empty if it is none of Beluga's.
+    """
+    classes = getattr(value, "__mro__", [value])
+    used = [getattr(one, "__module__", getattr(one, "__name__", "")) for one in classes]
+    modules = [sys.modules[one] for one in used if one.startswith("beluga")]
+    if name == "Buffer" or not any(hasattr(one, name) for one in FOREIGN):
+        modules += [one for key, one in sorted(sys.modules.items()) if key.startswith("beluga.")]
+    for module in modules:
+        kind = vars(module).get(name)
+        if kind is None or any(kind is getattr(one, name, None) for one in FOREIGN):
+            continue
+        if inspect.isclass(kind) and not typing.get_origin(kind):
+            return (kind.__module__, kind) if kind.__module__.startswith("beluga") else ("", kind)
+        if name in assigned(module.__name__):
+            return module.__name__, kind
+    return "", None
+
+
+def assigned(module: str) -> dict[str, tuple[str, str]]:
+    """Return the aliases of types that a module defines: their definitions and descriptions."""
+    found: dict[str, tuple[str, str]] = {}
+    body = ast.parse(Path(sys.modules[module].__file__ or "").read_text()).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if not isinstance(target, ast.Name):
+            continue
+        meaning = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            meaning = str(after.value.value)
+        found[target.id] = (ast.unparse(node.value).strip("'"), meaning)
+    return found
+
+
+def public_module(name: str, value: Any) -> str:
+    """Return the package that exports a class, or an empty text."""
+    for key, module in sorted(sys.modules.items()):
+        exported = key.startswith("beluga") and name in getattr(module, "__all__", ())
+        if exported and getattr(module, name, None) is value:
+            return key
+    return ""
+
+
+def constants(text: str) -> Iterator[str]:
+    """Yield the rows of the constants that the text names: words, and tuples of words."""
+    for name in sorted(set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", text))):
+        for key, module in sorted(sys.modules.items()):
+            value = vars(module).get(name) if key.startswith("beluga.") else None
+            if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
+                words = ", ".join(f'`"{one}"`' for one in value)
+                package = public_module(name, value)
+                yield f"| `{name}` | {words} | {f'`{package}.{name}`' if package else ''} |"
+                break
+
+
+def other_types(named: list[tuple[str, Any]], text: str) -> list[str]:
+    """Return the section of the types that others name, and of the constants in the text.
+    ``named`` has each type with its user.
+    """
+    classes: list[str] = []
+    rows = ["| type or constant | definition | meaning |", "| --- | --- | --- |"]
+    seen: set[tuple[str, str]] = set()
+    while named:
+        name, user = named.pop(0)
+        module, kind = resolved(name, user)
+        if not module or (module, name) in seen or name in LINKED | UNEXPLAINED:
+            continue
+        if hasattr(errors, name):
+            continue
+        seen.add((module, name))
+        protocol = getattr(kind, "_is_protocol", False)
+        if inspect.isclass(kind) and not protocol:
+            described = list(section(Entry(public_module(name, kind), name, "", kind), set()))
+            classes.append("\n".join(described))
+            named += [(one, kind) for one in types_in(described)]
+            continue
+        definition, meaning = ("", kind.__doc__ or "") if protocol else assigned(module)[name]
+        named += [(one, sys.modules[module]) for one in re.findall(r"\b[A-Z]\w+", definition)]
+        shown = f"`{definition}`".replace("|", "\\|") if definition else "a protocol"
+        first = prose(meaning).partition("\n\n")[0].replace("\n", " ")
+        package = "" if name not in [row.split("`")[1] for row in rows[2:]] else f" ({module})"
+        rows.append(f"| `{name}`{package} | {shown} | {first} |")
+    title = ["", f"## {OTHERS.title}", "", OTHERS.text, ""]
+    return [
+        *title,
+        *rows,
+        *constants(text),
+        *sorted(classes, key=lambda one: one.split()[1].lower()),
+    ]
+
+
 def document() -> str:
     """Return the whole page."""
     shown = {"program"}
     lines = [INTRODUCTION, *example("program")]
+    named: list[tuple[str, Any]] = []
     for subject in SUBJECTS:
         lines += ["", f"## {subject.title}", "", subject.text]
         for entry in entries(subject):
-            lines += section(entry, shown)
+            described = list(section(entry, shown))
+            named += [(name, entry.value) for name in types_in(described)]
+            lines += described
+    lines += other_types(named, "\n".join(lines))
+    others = set(re.findall(r"^### (\w+)$", "\n".join(lines), re.MULTILINE)) - LINKED
     page = "\n".join(lines).rstrip() + "\n"
     parts = re.split(r"(^```.*?^```$)", page, flags=re.MULTILINE | re.DOTALL)
-    return "".join(
-        part if part.startswith("```") else re.sub(r"\n{3,}", "\n\n", part) for part in parts
+    return "".join(part if part.startswith("```") else joined(part, others) for part in parts)
+
+
+def joined(text: str, others: set[str]) -> str:
+    """Return a part of the page without superfluous lines, with links to the other types."""
+    named = re.sub(
+        r"(?<![\[*] )(?<!\[)`(\w+)`(?!\])",
+        lambda found: f"[`{found[1]}`](#{found[1].lower()})" if found[1] in others else found[0],
+        text,
     )
+    return re.sub(r"\n{3,}", "\n\n", named)
 
 
 def main() -> int:

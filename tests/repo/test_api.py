@@ -56,6 +56,25 @@ def test_every_entry_of_the_page_has_a_description() -> None:
     assert re.findall(r":\w+:`|``(?!`)\b", re.sub(r"```.*?```", "", text, flags=re.DOTALL)) == []
 
 
+def test_every_type_that_the_page_names_is_explained_on_it() -> None:
+    """Results, such as that of ``lookup()``, had fields that only the sources named."""
+    text = gen_api.document()
+    explained = {*re.findall(r"^### (\w+)$", text, re.MULTILINE)}
+    explained |= {*re.findall(r"^\| `(\w+)`", text, re.MULTILINE)}
+    named = set(gen_api.types_in(text.splitlines()))
+    python = {name for one in gen_api.FOREIGN for name in vars(one)} | {"Path", "Event", "Any"}
+    errors = {name for name in named if hasattr(beluga.errors, name)}
+    assert named - explained - python - errors - gen_api.UNEXPLAINED == set()
+    assert {"LookupResult", "HintResult", "Pins", "MetaStat", "Matches"} <= explained
+
+
+def test_the_page_has_what_the_sources_note_about_a_field() -> None:
+    text = gen_api.document()
+    assert "* `isl: int`: input sequence length in tokens" in text
+    assert "async ping(" in text  # of AsyncClient
+    assert text.count("**`with`** calls") >= 4
+
+
 def test_an_example_of_forty_lines_shows_all_subjects() -> None:
     lines = (gen_api.EXAMPLES / "program.py").read_text().splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 40

@@ -25,6 +25,9 @@ from beluga.kvcache import hash_keys
 from beluga.rpc import Quota
 from beluga.threads import Thread
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/dev"))
+import gen_api
+
 WRONG: list[Any] = [
     *(None, 3, -1, 2.5, 10**30, float("nan"), True, "text", b"bytes", object(), lambda *_: 0),
     *([None], ["text"], [3], [b""], [[]], {}, {"a": 1}, (), {3: 1}),
@@ -200,3 +203,16 @@ def test_only_one_module_starts_threads() -> None:
         if "threading.Thread(" in path.read_text()
     ]
     assert found == []
+
+
+def test_a_block_with_an_object_has_an_object_of_its_own_class() -> None:
+    """A type checker gave ``with MetaServer(pool) as server`` the type of its base class."""
+    entries = [
+        (one.value, vars(one.value)[name])
+        for one in gen_api.ALL
+        for name in ("__enter__", "__aenter__")
+        if inspect.isclass(one.value) and name in vars(one.value)
+    ]
+    assert len(entries) >= 4
+    wrong = [value for value, enter in entries if enter.__annotations__["return"] != "Self"]
+    assert wrong == []
