@@ -52,10 +52,11 @@ def _rates(by: str, *names: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _quantiles(name: str) -> tuple[tuple[str, str], ...]:
+def _quantiles(name: str, by: str = "") -> tuple[tuple[str, str], ...]:
+    labels, legend = (f"le, {by}", f"{{{{{by}}}}} ") if by else ("le", "")
     return tuple(
-        (f"histogram_quantile({share}, sum by (le) (rate({name}_bucket{_RATE})))", label)
-        for share, label in ((0.5, "p50"), (0.99, "p99"))
+        (f"histogram_quantile({share}, sum by ({labels}) (rate({name}_bucket{_RATE})))", label)
+        for share, label in ((0.5, f"{legend}p50"), (0.99, f"{legend}p99"))
     )
 
 
@@ -128,6 +129,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 (f"rate(beluga_evictions_total{_RATE})", "evicted"),
                 (f"rate(beluga_table_evictions_total{_RATE})", "evicted, table full"),
                 (f"rate(beluga_removals_total{_RATE})", "removed"),
+                (f"rate(beluga_aborts_total{_RATE})", "aborted"),
             ),
         ),
         Panel("Refused grants", "ops", _rates("reason", "beluga_refusals_total")),
@@ -140,6 +142,25 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Hits by tenant", "ops", _rates("tenant", "beluga_tenant_hits_total")),
         Panel("Evictions by tenant", "ops", _rates("tenant", "beluga_tenant_evictions_total")),
+        Panel(
+            "Space of shares",
+            "bytes",
+            (
+                ("sum by (share) (beluga_share_used_bytes)", "{{share}} used"),
+                ("sum by (share) (beluga_share_bytes)", "{{share}}"),
+            ),
+        ),
+        Panel(
+            "Hints",
+            "ops",
+            (
+                (f"sum(rate(beluga_hints_total{_RATE}))", "given"),
+                (f"sum(rate(beluga_hints_refused_total{_RATE}))", "refused"),
+                (f"sum(rate(beluga_hints_absent_total{_RATE}))", "of absent keys"),
+                (f"sum(rate(beluga_hints_expired_total{_RATE}))", "expired"),
+            ),
+        ),
+        Panel("Blocks with hints", "none", (("sum(beluga_hinted_blocks)", "blocks"),)),
     ),
     "Clients": (
         Panel("Time of gets", "s", _quantiles("beluga_client_get_seconds")),
@@ -194,6 +215,22 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Memory of the server", "bytes", (("process_resident_memory_bytes", "resident"),)),
+        Panel(
+            "Takeovers and demotions",
+            "none",
+            (
+                (f"sum by (reason) (increase(beluga_takeovers_total{_RATE}))", "{{reason}}"),
+                (
+                    f"sum by (reason) (increase(beluga_demotions_total{_RATE}))",
+                    "demoted: {{reason}}",
+                ),
+            ),
+        ),
+    ),
+    "Handlers": (
+        Panel("Calls by handler", "ops", _rates("handler", "beluga_handler_calls_total")),
+        Panel("Errors by handler", "ops", _rates("handler", "beluga_handler_errors_total")),
+        Panel("Time of a handler", "s", _quantiles("beluga_handler_seconds", "handler")),
     ),
     "Link": (
         Panel(

@@ -185,6 +185,25 @@ def test_generated_documents_are_fresh(script: str) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+# Groups of metrics for which an alert, or the page, is enough.
+NO_PANEL = {
+    "beluga_damaged": "an alert",
+    "beluga_device": "sizes, which do not change",
+}
+
+
+def test_every_group_of_metrics_has_a_panel() -> None:
+    """The metrics of handlers, of shares and of hints had none."""
+    page = (ROOT / "docs/operate/monitoring.md").read_text()
+    names = re.findall(r"^\| `(beluga_[a-z_]+)` \|", page, re.MULTILINE)
+    dashboard = (ROOT / "docs/monitoring/dashboard.json").read_text()
+    groups = {re.sub(r"^(beluga_[a-z]+?)s?(_.*)?$", r"\1", name) for name in names}
+    assert len(groups) > 20
+    shown = set(re.findall(r"\b(beluga_[a-z_]+)", dashboard))
+    lacking = {one for one in groups if not any(name.startswith(one) for name in shown)}
+    assert lacking == set(NO_PANEL)
+
+
 # Options of other programs that error messages and advice name.
 OTHERS_OPTIONS = {
     *("--align", "--mode", "--shm-size", "--size", "--kv-transfer-config"),
