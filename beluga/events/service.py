@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beluga.errors import BelugaError, RouterError, RpcError
@@ -44,6 +46,8 @@ BATCH_CHANGES = 4096  # per message
 PERIOD_S = 0.02  # between two polls of the changes: a poll costs as much as many changes
 IDLE_S = 1.0  # an empty message after this time reveals missed messages
 BATCHES_KEPT = 10_000
+_PORT_MAX = 65535
+_PATH_MAX = 107  # bytes of a Unix socket's path
 _ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # of ZMQ
 
 
@@ -66,10 +70,37 @@ class EventSettings:
                 raise RouterError(
                     f"{endpoint!r} is not an endpoint; use tcp://HOST:PORT or ipc:///PATH"
                 )
+            _refuse_place(endpoint)
         if self.endpoint == self.replay and not self.endpoint.endswith((":0", "*")):
             raise RouterError(
                 f"events and their replay cannot both be at {self.endpoint}; give each its own"
             )
+
+
+def _refuse_place(endpoint: str) -> None:
+    """Raise RouterError if an endpoint's port is out of range, or its path cannot be a socket."""
+    kind, _, place = endpoint.partition("://")
+    if kind == "tcp":
+        port = place.rpartition(":")[2]
+        if port.isdecimal() and int(port[:6]) > _PORT_MAX:
+            raise RouterError(f"{endpoint} has a port above {_PORT_MAX}; give a smaller one")
+        return
+    if place.startswith("@"):  # an abstract name
+        return
+    path, size = Path(place), len(os.fsencode(place))
+    folder = path.absolute().parent
+    if size > _PATH_MAX:
+        raise RouterError(
+            f"{endpoint} has a path of {size} bytes; give one of at most {_PATH_MAX} bytes"
+        )
+    if not folder.is_dir():
+        raise RouterError(f"{endpoint} is in {folder}, which is no folder; create it first")
+    if path.exists() and not path.is_socket():
+        raise RouterError(f"{endpoint} is a file with other data; give another path")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RouterError(
+            f"{endpoint} is in {folder}, where this user cannot create files; give another path"
+        )
 
 
 class EventService:
@@ -101,7 +132,8 @@ class EventService:
         except OSError as error:
             self._sockets.close()
             raise RouterError(
-                f"no events can be published at {error.filename}: {error.strerror}"
+                f"no events can be published at {error.filename}: {error.strerror or error}; give "
+                "another endpoint"
             ) from None
         self._thread = Thread(target=self._publish, name="beluga-events", daemon=True)
         self._thread.start()

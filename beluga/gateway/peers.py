@@ -80,10 +80,16 @@ class Peers:
     def __init__(self, place: ProcessResources, lost: Callable[[], None]) -> None:
         self.number, self.processes = place.number, place.processes
         self._lost = lost
-        memory = memoryview(mmap.mmap(place.memory, memory_size(place.processes)))
-        begin = _loads_offset(place.processes)
-        self._words = memory[: place.processes * _WORDS * 8].cast("q")
-        self.loads = SharedLoads(memory[begin:], place.processes, WORKERS_MAX, place.number)
+        memory = mmap.mmap(place.memory, memory_size(place.processes))
+        self._words = memoryview(memory)[: place.processes * _WORDS * 8].cast("q")
+        # The memory itself, because a memoryview with a user is a warning of the garbage collector.
+        self.loads = SharedLoads(
+            memory,
+            place.processes,
+            WORKERS_MAX,
+            place.number,
+            offset=_loads_offset(place.processes),
+        )
         self._mailbox = inherited(place.mailbox)
         self._others = {
             number: inherited(descriptor)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
-from beluga.errors import RouterError
+from beluga.errors import RouterError, SettingsError
 from beluga.listening import Token, read_tls, read_token, shown_url
 from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
 from beluga.router import costs as costs_module
 from beluga.text import read_regular_text
 
 _SCHEMES = ("http", "https")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 MIB = 1 << 20
 WORKERS_SIZE_MAX = 4 * MIB  # bytes of a workers file
 
@@ -110,6 +112,12 @@ class Callers:
         """Read the options of a command line: ``token`` is a file, and ``tls`` is
         ``CERTIFICATE,KEY``. Raises SettingsError.
         """
+        for origin in origins or ():
+            if not _ORIGIN.fullmatch(origin):
+                raise SettingsError(
+                    f"--allow-origin {shown_url(origin)} is not an origin; give one such as "
+                    "https://chat.example, without a path"
+                )
         return cls(
             hosts=tuple(hosts or ()),
             origins=tuple(origins or ()),

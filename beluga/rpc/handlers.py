@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,12 @@ class _Handler:
     """A function with the types of its parameters and of its result."""
 
     def __init__(self, function: Callable[..., object], name: str) -> None:
-        if not callable(function) or inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function):
+            raise BadTypeError(
+                f"a handler must be a plain function, but {name} is a coroutine function; remove "
+                "its async, or let it call asyncio.run()"
+            )
+        if not callable(function):
             raise BadTypeError(
                 f"a handler must be a plain function, not {short(function)}; give one"
             )
@@ -217,13 +223,9 @@ def load_handlers(place: str) -> Handlers:
 
 def _module(name: str) -> Any:
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise BadValueError(
-                f"the module {name} imports {error.name}, which is not installed; install it, or "
-                "add its folder to PYTHONPATH"
-            ) from None
+        return _imported(name, lambda: importlib.import_module(name))
+    except ModuleNotFoundError:
+        pass
     path = Path(*name.split(".")).with_suffix(".py").absolute()
     # Load this one file and leave the search path alone: nothing else may be imported from the
     # current folder (D20).
@@ -231,14 +233,33 @@ def _module(name: str) -> Any:
     if spec is None or spec.loader is None:
         raise BadValueError(
             f"there is neither a module {name} nor a file {path}; add its folder to PYTHONPATH"
-        ) from None
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module here
+    loader = spec.loader
+    _imported(name, lambda: loader.exec_module(module))
+    return module
+
+
+def _imported(name: str, load: Callable[[], Any]) -> Any:
+    """Import a module. Raises BadValueError in one line for whatever its code raises, and
+    ModuleNotFoundError if there is no such module.
+    """
     try:
-        spec.loader.exec_module(module)
+        return load()
     except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise
         raise BadValueError(
             f"the module {name} imports {error.name}, which is not installed; install it, or add "
             "its folder to PYTHONPATH"
         ) from None
-    return module
+    except (Exception, SystemExit) as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{at.filename}:{at.lineno}"
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+        raise BadValueError(
+            f"the module {name} cannot be imported ({text:.200}, at {place}); correct it"
+        ) from error

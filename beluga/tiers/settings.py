@@ -15,7 +15,14 @@ from beluga.choices import OFFLOADS
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, REMEMBERED_MAX, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.file import DiskSet, check_owner, check_room, plan_layout, set_of
+from beluga.tiers.disk.file import (
+    DiskSet,
+    check_owner,
+    check_room,
+    plan_layout,
+    refuse_foreign,
+    set_of,
+)
 from beluga.tiers.disk.owner import owner_of
 from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
@@ -79,8 +86,12 @@ class TierSettings:
 
         Creates nothing and contacts no store. Raises :class:`~beluga.errors.TierError`.
         """
-        for path in self.disks:
-            _check_disk(Path(path))
+        real = [os.path.realpath(path) for path in self.disks]
+        for path, place in zip(self.disks, real, strict=True):
+            if real.count(place) > 1:
+                raise TierError(f"--disk names {path} twice; give each disk once")
+            _check_disk(path)
+            refuse_foreign(Path(path))
             check_room(Path(path), self.disk_bytes // len(self.disks))
         for url in self.remotes:
             check_remote(url)
@@ -211,8 +222,11 @@ class TierSettings:
             raise
 
 
-def _check_disk(path: Path) -> None:
+def _check_disk(name: str) -> None:
     """Raise TierError for a path that cannot be a disk tier."""
+    if not name:
+        raise TierError("the path of a disk tier is empty; give a folder, file or block device")
+    path = Path(name)
     try:
         there, kept = path.exists(), path.is_dir() or path.is_file() or path.is_block_device()
         parent = path.absolute().parent

@@ -218,12 +218,20 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
             "jobs:nothing", "jobs:nothing is 3; give a Handlers or a list of functions", marks=LONG
         ),
         ("broken:handlers", "the module broken imports absent_package, which is not installed"),
+        ("syntax:handlers", "the module syntax cannot be imported (SyntaxError: "),
+        ("raises:handlers", "cannot be imported (ValueError: no luck, at "),
+        pytest.param("exits:handlers", "cannot be imported (SystemExit: 3, at ", marks=LONG),
+        pytest.param("coroutine:handlers", "but f is a coroutine function; remove", marks=LONG),
     ],
 )
 def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
     folder: Path, ask: RunCommand, pool: list[str], place: str, text: str
 ) -> None:
     (folder / "broken.py").write_text("import absent_package\n")
+    (folder / "syntax.py").write_text("def f(:\n")
+    (folder / "raises.py").write_text("raise ValueError('no\\nluck')\n")
+    (folder / "exits.py").write_text("raise SystemExit(3)\n")
+    (folder / "coroutine.py").write_text("async def f() -> int: ...\nhandlers = [f]\n")
     for words, entry in (
         (("serve", place), "cxl_rpc"),
         (("serve", "--handlers", place), "main"),

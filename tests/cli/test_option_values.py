@@ -77,6 +77,10 @@ def test_a_value_out_of_range_is_refused(command: str, option: str, value: objec
         ("replay --offload drop", "--disk or --remote"),
         ("replay --admission sketch", "--disk or --remote"),
         ("serve --events tcp://a:1 --events-replay foo", "'foo' is not an endpoint"),
+        ("serve --events tcp://a:1 --events-replay tcp://a:70000", "has a port above 65535"),
+        ("serve --events ipc:///no/such/a --events-replay ipc:///no/such/b", "is no folder"),
+        ("serve --events ipc:///proc/version --events-replay tcp://a:1", "with other data"),
+        (f"serve --events ipc:///tmp/{'x' * 120} --events-replay tcp://a:1", "at most 107 bytes"),
         ("serve --events tcp://a:1 --events-replay tcp://a:1", "cannot both be at tcp://a:1"),
         ("serve --disk /nowhere --disk-bytes 1", "give it at least 4 MiB"),
     ],
@@ -110,6 +114,13 @@ def test_disks_and_stores_are_checked_before_a_takeover(tmp_path: Path) -> None:
     for arguments, message in [
         (("--disk", tmp_path / "no/disk", "--disk-bytes", "16M"), "there is no folder"),
         (("--disk", "/dev/null", "--disk-bytes", "16M"), "is not a folder, file or block device"),
+        (("--disk", "", "--disk-bytes", "16M"), "the path of a disk tier is empty"),
+        (("--disk", tmp_path / "plain", "--disk-bytes", "16M"), "but is not a disk tier; give"),
+        (("--disk", tmp_path / "pool/a", "--disk-bytes", "16M"), "but is not a disk tier; give"),
+        (
+            ("--disk", tmp_path / "d", "--disk", f"{tmp_path}/./d", "--disk-bytes", "32M"),
+            "twice; give each disk once",
+        ),
         (("--remote", "file:a"), "write file:///PATH"),
     ]:
         refused = beluga("serve", "--pool", tmp_path / "pool/a", *arguments)

@@ -198,17 +198,27 @@ def test_events_have_the_format_of_dynamo(pool: Pool, tmp_path: Path) -> None:
     assert [block["block_hash"] for block in blocks] == [1, 2]
 
 
-def test_an_invalid_endpoint_is_reported(pool: Pool) -> None:
+def test_an_endpoint_that_cannot_be_bound_is_reported(pool: Pool) -> None:
     server = MetaServer(pool)
-    service = EventService(server, pool, EventSettings("ipc:///nowhere/a", "tcp://127.0.0.1:0"))
-    with server, pytest.raises(RouterError, match="no events can be published"):
+    foreign = "tcp://203.0.113.9:5558"  # no address of this machine
+    service = EventService(server, pool, EventSettings(foreign, "tcp://127.0.0.1:0"))
+    with (
+        server,
+        pytest.raises(RouterError, match=r"no events can be published .*; give another endpoint"),
+    ):
         service.start()
 
 
 @pytest.mark.parametrize(
     "endpoints",
-    [("nonsense", "tcp://a:1"), ("tcp://a:1", "foo"), ("tcp://a", "tcp://a:1"), ("tcp://a:1",) * 2],
+    [
+        ("nonsense", "tcp://a:1"),
+        ("tcp://a:1", "foo"),
+        ("tcp://a", "tcp://a:1"),
+        ("tcp://a:1",) * 2,
+        ("ipc:///no/a", "tcp://a:1"),
+    ],
 )
 def test_an_invalid_endpoint_is_rejected_before_the_start(endpoints: tuple[str, str]) -> None:
-    with pytest.raises(RouterError, match=r"endpoint|both"):
+    with pytest.raises(RouterError, match=r"endpoint|both|no folder"):
         EventSettings(*endpoints)

@@ -368,11 +368,12 @@ def test_the_port_of_another_gateway_is_rejected(
 def test_an_error_at_the_start_is_reported_once(run: Callable[..., Any]) -> None:
     found = run(
         *("gateway", "--processes", 2, "--port", 0, "--admin", ""),
-        *("--worker", "http://127.0.0.1:9", "--tokenizer", "/nonexistent"),
+        *("--worker", "http://127.0.0.1:9", "--prefill-queue", "m=nonsense://x"),
     )
     assert found.returncode == 1
     assert found.stderr.count("error:") == 1
-    assert "/nonexistent" in found.stderr
+    assert "'nonsense://x' is not a prefill queue" in found.stderr
+    assert "Exception ignored" not in found.stderr  # in the processes
 
 
 def test_workers_of_a_file_join_all_processes(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPa
         (("--block-size", "1000000000"), "--block-size"),
         (("--index-ranks", "1024"), "--index-ranks"),
         (("--body-wait", "0"), "--body-wait"),
+        (("--allow-origin", "chat.example"), "--allow-origin chat.example is not an origin"),
+        (("--allow-origin", "https://a/b"), "--allow-origin https://a/b is not an origin"),
     ],
 )
 def test_numbers_out_of_range_are_refused_before_anything_starts(

@@ -11,10 +11,14 @@ two processes share count once for each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga.router.candidates import Candidates
 from beluga.router.worker import Load, Worker
+
+if TYPE_CHECKING:
+    import mmap
 
 _ROW_SIZE = ffi.sizeof("bl_load_share")
 
@@ -25,11 +29,17 @@ class SharedLoads:
     """
 
     def __init__(
-        self, memory: bytearray | memoryview, processes: int, slots: int, process: int
+        self,
+        memory: bytearray | memoryview | mmap.mmap,
+        processes: int,
+        slots: int,
+        process: int,
+        *,
+        offset: int = 0,
     ) -> None:
         self._memory = ffi.from_buffer("char[]", memory, require_writable=True)
         self._table: core.bl_load_table = ffi.new("bl_load_table *")
-        self._rows = ffi.cast("bl_load_share *", self._memory)
+        self._rows = ffi.cast("bl_load_share *", self._memory + offset)
         self._table.rows = self._rows
         self._table.process_count = processes
         self._table.slot_count = slots

@@ -203,9 +203,7 @@ class LockedFile:
         fields = _HEADER.unpack_from(whole)
         magic, version, slots, ident, had, data, stripes, *owner, disk_set, disk_count = fields
         if magic != _MAGIC:
-            raise TierError(
-                f"{self.path} has data, but is not a disk tier; give another path, or {self._mend}"
-            )
+            raise _foreign(self.path, self._mend if self.is_device else "")
         if version != _VERSION:
             raise TierError(
                 f"{self.path} has format version {version}, but this Beluga has version "
@@ -462,6 +460,8 @@ def adopt_disk(path: Path) -> Owner:
     file = path / _FILE if path.is_dir() else path
     if not file.exists():
         raise TierError(f"{path} is not a disk tier; name the disk of a server (--disk)")
+    if not (file.is_file() or file.is_block_device()):
+        raise TierError(f"{path} is not a folder, file or block device; give one of these")
     locked = LockedFile(file)
     try:
         layout = locked.read_header()
@@ -473,6 +473,29 @@ def adopt_disk(path: Path) -> Owner:
         raise TierError(f"{file}: {error.strerror}") from error
     finally:
         locked.close()
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise TierError if a disk tier's path has a file with other data, such as a pool's device."""
+    file = path / _FILE if path.is_dir() else path
+    if not file.is_file():
+        return
+    try:
+        with file.open("rb") as opened:
+            whole = opened.read(PAGE)
+    except OSError as error:
+        raise TierError(f"{file} cannot be read: {error.strerror}; give another path") from error
+    known = whole.startswith(_MAGIC) or _is_half_made(whole.ljust(PAGE, b"\0"))
+    if whole and not known:
+        raise _foreign(file)
+
+
+def _foreign(path: Path, mend: str = "") -> TierError:
+    """Return the error for other data. Of a file it does not advise to remove it: the file may be a
+    device of a pool.
+    """
+    remedy = f"give another path, or {mend}" if mend else "give another path"
+    return TierError(f"{path} has data, but is not a disk tier; {remedy}")
 
 
 def check_room(path: Path, size: int) -> None:
