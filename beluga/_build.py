@@ -23,6 +23,7 @@ CSRC = ROOT / "csrc"
 CORE_HEADERS = (
     "format/pool_format.h",
     "format/block_limit.h",
+    "format/placement.h",
     "api/error.h",
     "api/coherence.h",
     "api/pool.h",

@@ -17,7 +17,12 @@ from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, among, one_of, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table, progress
-from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
+from beluga.errors import (
+    DeviceMismatchError,
+    DeviceMissingError,
+    NoDefaultPoolError,
+    PoolError,
+)
 
 if TYPE_CHECKING:
     from beluga.pool import DeviceSpec, Geometry, Pool
@@ -62,6 +67,31 @@ Coherence = Annotated[
         help=(
             "hardware (one host's own memory) or software; repeat the option to set it per "
             "device. Default: hardware for files, software for devdax nodes."
+        ),
+    ),
+]
+Metadata = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata",
+        metavar="PATH",
+        help=(
+            "A device of its own for everything but the blocks: sessions, calls and tables. It is "
+            "not interleaved. A new file gets the size that they take."
+        ),
+    ),
+]
+MetadataCoherence = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata-coherence",
+        parser=one_of(*COHERENCE_MODES),
+        autocompletion=among(*COHERENCE_MODES),
+        metavar="|".join(COHERENCE_MODES),
+        help=(
+            "The same for the metadata device. hardware there: the caches of all hosts that share "
+            "the pool are coherent for it. Default: hardware for a file, software for a devdax "
+            "node."
         ),
     ),
 ]
@@ -117,6 +147,7 @@ _DEVICES = Legend(
         "size": "its size in the pool",
         "stripes": "its number of stripes of 2 MiB",
         "coherence": "hardware (one host's own memory) or software",
+        "holds": "data (blocks), metadata (everything else), or both",
     }
 )
 _POLICY = Legend(
@@ -134,6 +165,8 @@ def create(
     device_size: Size = None,
     interleave: Interleave = True,
     coherence: Coherence = None,
+    metadata: Metadata = None,
+    metadata_coherence: MetadataCoherence = None,
     sparse: Sparse = False,
     force: Force = False,
     max_blocks: MaxBlocks = None,
@@ -154,6 +187,8 @@ def create(
             device_size=device_size,
             interleave=interleave,
             coherence=coherence,
+            metadata=metadata,
+            metadata_coherence=metadata_coherence,
             sparse=sparse,
             force=force,
             max_blocks=max_blocks,
@@ -166,7 +201,8 @@ def create(
         if by_default:
             given = show_size(pool.geometry.device_size)
             print_note(
-                f"each device has {given}: new files share half of what is free (see --size)"
+                f"each device{' with data' if metadata else ''} has {given}: new files share half "
+                "of what is free (see --size)"
             )
         _describe(pool, json)
 
@@ -339,6 +375,8 @@ def mount(
     device_size: Size = None,
     interleave: Interleave = True,
     coherence: Coherence = None,
+    metadata: Metadata = None,
+    metadata_coherence: MetadataCoherence = None,
     sparse: Sparse = False,
     force: Force = False,
     max_blocks: MaxBlocks = None,
@@ -352,16 +390,21 @@ def mount(
     """
     from beluga.pool import emulated_paths, storing_default
 
-    specs = paths or emulated_paths()
+    if metadata and not paths:
+        raise PoolError("--metadata goes with devices for the blocks; name them, too: PATH...")
+    data = paths or emulated_paths()
+    specs = [metadata, *data] if metadata else data
     with storing_default(specs):
         if create_first:
             if not paths:
                 Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
             create(
-                specs,
+                data,
                 device_size,
                 interleave,
                 coherence,
+                metadata,
+                metadata_coherence,
                 sparse,
                 force,
                 max_blocks,
@@ -370,7 +413,7 @@ def mount(
                 json=json,
             )
         else:
-            _show_existing(specs, json, made=paths is not None)
+            _show_existing(specs, json, made=paths is not None, metadata=metadata)
     _report_overrides(specs)
 
 
@@ -382,12 +425,16 @@ def _report_overrides(specs: list[str]) -> None:
         print_note(f"other commands use {', '.join(named)}: {source} overrides the mounted pool")
 
 
-def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
-    """Show a pool that should exist. ``made``: the user named its devices."""
+def _show_existing(specs: list[str], json: bool, *, made: bool, metadata: str | None) -> None:
+    """Show a pool that should exist. ``made``: the user named its devices. Raises
+    DeviceMismatchError if ``metadata`` is not its metadata device.
+    """
     from beluga.pool import DeviceSpec, Pool, refuse_missing
 
     try:
         with Pool.open(specs) as pool:
+            if metadata is not None:
+                _refuse_other_metadata(pool, DeviceSpec.parse(metadata))
             _describe(pool, json)
     except DeviceMissingError as error:
         if made:
@@ -399,6 +446,20 @@ def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
             f"there is no emulated pool in {Path(specs[0]).parent} yet; create one with 'beluga "
             "mount --create', or name the devices of another: 'beluga mount PATH...'"
         ) from error
+
+
+def _refuse_other_metadata(pool: Pool, named: DeviceSpec) -> None:
+    """Raise DeviceMismatchError unless the pool has that metadata device."""
+    first = pool.devices[0]
+    if first.holds != "metadata":
+        raise DeviceMismatchError(
+            f"pool {pool.id[:8]} has its metadata on the devices of its blocks, not on "
+            f"{named.path}; mount it without --metadata"
+        )
+    if (first.path, first.offset) != (named.path, named.offset):
+        raise DeviceMismatchError(
+            f"{named.path} is not the metadata device of pool {pool.id[:8]}; that is {first.path}"
+        )
 
 
 def umount(json: Json = False) -> None:
@@ -440,6 +501,7 @@ def _describe(pool: Pool, json: bool) -> None:
             "max blocks": _table(geometry),
             "lanes": f"{geometry.lane_count} of {geometry.slot_count} slots",
             "stripes": "interleaved" if geometry.interleaved else "device after device",
+            **({"metadata": f"on {pool.devices[0].path}"} if geometry.metadata_device else {}),
             "memory": f"{known.memory} ({known.memory_source})",
             "DDIO": f"{known.ddio} ({known.ddio_source})",
             "engines": _engines(copies),
@@ -457,6 +519,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 show_size(device.size),
                 device.stripe_count,
                 device.coherence,
+                device.holds,
             ]
             for device in pool.devices
         ],

@@ -96,7 +96,8 @@ def _show(report: VerifyReport, *, wide: bool) -> None:
             "started": started.isoformat(timespec="seconds"),
             "seconds": report.seconds,
             **{
-                f"device {device.index}": f"{device.path}, {device.kind}, {device.coherence}"
+                f"device {device.index}": f"{device.path}, {device.kind}, {device.coherence}, "
+                f"{device.holds}"
                 for device in report.devices
             },
         }

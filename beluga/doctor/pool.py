@@ -122,18 +122,31 @@ def check_coherence(machine: Machine) -> Verdict:
     if isinstance(facts, Verdict):
         return facts
     again = f"beluga pool create --force --coherence software {machine.pool.operands}"
+    believed = [
+        device
+        for device in facts.devices
+        if device.kind == "devdax" and device.coherence == "hardware"
+    ]
     verdicts = [
         warning(
+            f"{device.path} is a metadata device with hardware coherence, which Beluga cannot "
+            "detect: if the caches of two hosts are not coherent for it, calls get stale replies; "
+            "test it on two hosts (--role a, --role b)",
+            f"beluga verify --peer --role a {machine.pool.options}",
+        )
+        if device.holds == "metadata"
+        else warning(
             f"{device.path} is a devdax device with hardware coherence: if two hosts share it, "
             "reads are stale; a new pool on it must have software coherence",
             f"{again}",
         )
-        for device in facts.devices
-        if device.kind == "devdax" and device.coherence == "hardware"
+        for device in believed
     ]
-    kinds = sorted({device.coherence for device in facts.devices})
-    whose = "one host" if "hardware" in kinds else "several hosts"
-    return worst(verdicts, f"{' and '.join(kinds)} coherence: the pool is for {whose}")
+    whose = "one host" if facts.one_host else "several hosts"
+    kinds = sorted({device.coherence for device in facts.devices if device.holds != "metadata"})
+    first = facts.devices[0]
+    apart = f", and {first.coherence} for metadata" if first.holds == "metadata" else ""
+    return worst(verdicts, f"{' and '.join(kinds)} coherence{apart}: the pool is for {whose}")
 
 
 class _Rule(NamedTuple):
@@ -211,7 +224,6 @@ def check_host(machine: Machine) -> Verdict:
         return facts
     if facts.epoch is not None:
         return ok(f"this machine is registered at the server as host {machine.pool.host or 0}")
-    one_host = any(device.coherence == "hardware" for device in facts.devices)
-    if one_host and isinstance(facts.failure, NoServerError):
+    if facts.one_host and isinstance(facts.failure, NoServerError):
         return ok("a pool of hardware coherence has one host")
     return _evaluate(machine, facts, _OF_HOST)

@@ -20,6 +20,7 @@ class PoolInspection:
     """The state of an open pool. ``failure`` is why there is no session with its server."""
 
     devices: tuple[DeviceView, ...]
+    one_host: bool
     lane_count: int
     epoch: int | None  # of the server that replied
     failure: BelugaError | OSError | None
@@ -87,15 +88,15 @@ class PoolLook:
         try:
             with Pool.open(self.paths) as pool:
                 epoch, failure = _ask(pool, self.host)
-                return PoolInspection(pool.devices, pool.geometry.lane_count, epoch, failure)
+                lane_count = pool.geometry.lane_count
+                return PoolInspection(pool.devices, pool.one_host, lane_count, epoch, failure)
         except (BelugaError, OSError) as error:
             return error
 
 
 def _ask(pool: Pool, host: int | None) -> tuple[int | None, BelugaError | OSError | None]:
     """Attach to the pool's server and detach."""
-    hardware = any(device.coherence == "hardware" for device in pool.devices)
-    if hardware and not pool.has_runtime_dir:  # A session would create it, for this user.
+    if pool.one_host and not pool.has_runtime_dir:  # A session would create it, for this user.
         return None, NoServerError("no process of this host has used the pool yet")
     try:
         with Client(pool, host=host, timeout_s=_WAIT_S) as client:

@@ -110,7 +110,7 @@ class ServerCollector:
             )
         )
         for device in self._pool.devices:
-            self._put("beluga_device_bytes", self._pool.geometry.device_size, str(device.path))
+            self._put("beluga_device_bytes", device.size, str(device.path))
 
     def _of_link(self) -> None:
         """Add the counters of this host's link, if engines use one now."""

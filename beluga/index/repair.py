@@ -24,9 +24,8 @@ def repair_pool(
     or ServerAliveError before anything is changed.
     """
     pool.refuse_in_use()
-    shared = any(device.coherence != "hardware" for device in pool.devices)
     before = check_pool(pool)
-    if shared and not declared_gone and (before.serving or before.session_count):
+    if not (pool.one_host or declared_gone) and (before.serving or before.session_count):
         raise ServerAliveError(
             "servers or sessions of other hosts may use this pool; if all of them are stopped or "
             "off, use --declare-gone"

@@ -202,7 +202,7 @@ class KVCache(OfThisProcess):
         self._chunk_size = chunk_size
         self._timeout_ns = nanoseconds(timeout_s)
         self._meta = MetaClient(self.client)
-        devices = self.client.pool.devices
+        devices = self.client.pool.data_devices
         self._flushes = any(device.coherence == "software" for device in devices)
         self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
         self._threads = threads

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.index import MetaServer
-    from beluga.pool import Pool
+    from beluga.pool import DeviceView, Pool
 
 CELLS_MAX = 4096  # per device
 _CELLS_ALL = 8192  # all devices together
@@ -30,9 +30,8 @@ class SpaceMap:
     def __init__(self, server: MetaServer, pool: Pool) -> None:
         self._server, self._pool = server, pool
         devices = len(pool.devices)
-        rows = max(pool.geometry.device_size // STRIPE_SIZE - 1, 1)
+        rows = max(device.stripe_count - 1 for device in pool.devices)
         self.cell_count = min(rows, CELLS_MAX, max(_CELLS_ALL // devices, 64))
-        self._cell_bytes = -(-rows // self.cell_count) * STRIPE_SIZE
         self._drawn: tuple[DeviceFacts, ...] = ()
         self._due_s = 0.0
 
@@ -44,30 +43,32 @@ class SpaceMap:
         started_s = time.thread_time()
         cells = self._server.space_map(self.cell_count)
         self._drawn = tuple(
-            self._device(str(device.path), cells[place])
-            for place, device in enumerate(self._pool.devices)
+            _draw(device, cells[device.index][: device.stripe_count - 1])
+            for device in self._pool.devices
         )
         self._due_s = now_s + (time.thread_time() - started_s) / _COST_SHARE
         return self._drawn
 
-    def _device(self, path: str, cells: NDArray[np.void]) -> DeviceFacts:
-        space = np.maximum(cells["stripe_count"].astype(np.int64) * STRIPE_SIZE, 1)
-        fill = np.minimum(cells["used_bytes"] * _FILL_MAX // space, _FILL_MAX).astype(np.uint8)
-        states = np.full(len(cells), CellState.FREE, np.uint8)
-        states[cells["used_bytes"] > 0] = CellState.USED
-        states[cells["kept_count"] > 0] = CellState.KEPT
-        states[cells["table_count"] * 2 > cells["stripe_count"]] = CellState.TABLES
-        states[cells["held_bytes"] > 0] = CellState.QUARANTINED
-        states[cells["retired_count"] > 0] = CellState.RETIRED
-        return DeviceFacts(
-            path=path,
-            bytes=self._pool.geometry.device_size,
-            used_bytes=int(cells["used_bytes"].sum()),
-            free_bytes=int(cells["free_count"].sum()) * STRIPE_SIZE,
-            table_bytes=int(cells["table_count"].sum()) * STRIPE_SIZE,
-            quarantined_bytes=int(cells["held_bytes"].sum()),
-            retired_bytes=int(cells["retired_count"].sum()) * STRIPE_SIZE,
-            cell_bytes=self._cell_bytes,
-            states=(states + ord("0")).tobytes().decode("ascii"),
-            fill=fill.tobytes().hex(),
-        )
+
+def _draw(device: DeviceView, cells: NDArray[np.void]) -> DeviceFacts:
+    """Return a device and its map."""
+    space = np.maximum(cells["stripe_count"].astype(np.int64) * STRIPE_SIZE, 1)
+    fill = np.minimum(cells["used_bytes"] * _FILL_MAX // space, _FILL_MAX).astype(np.uint8)
+    states = np.full(len(cells), CellState.FREE, np.uint8)
+    states[cells["used_bytes"] > 0] = CellState.USED
+    states[cells["kept_count"] > 0] = CellState.KEPT
+    states[cells["table_count"] * 2 > cells["stripe_count"]] = CellState.TABLES
+    states[cells["held_bytes"] > 0] = CellState.QUARANTINED
+    states[cells["retired_count"] > 0] = CellState.RETIRED
+    return DeviceFacts(
+        path=str(device.path),
+        bytes=device.size,
+        used_bytes=int(cells["used_bytes"].sum()),
+        free_bytes=int(cells["free_count"].sum()) * STRIPE_SIZE,
+        table_bytes=int(cells["table_count"].sum()) * STRIPE_SIZE,
+        quarantined_bytes=int(cells["held_bytes"].sum()),
+        retired_bytes=int(cells["retired_count"].sum()) * STRIPE_SIZE,
+        cell_bytes=-(-(device.stripe_count - 1) // len(cells)) * STRIPE_SIZE,
+        states=(states + ord("0")).tobytes().decode("ascii"),
+        fill=fill.tobytes().hex(),
+    )

@@ -59,8 +59,11 @@ def _in_order(members: Sequence[Member]) -> list[Member]:
         places[superblock.device_index] = member
     missing = [str(i) for i in range(first.geometry.device_count) if i not in places]
     if missing:
+        apart = first.geometry.metadata_device and 0 not in places
         raise DeviceMismatchError(
             f"pool {first.pool_id[:8]} has {first.geometry.device_count} devices; "
             f"device {', '.join(missing)} (counted from 0) is not named"
+            + "; device 0 is its metadata device"
+            * apart
         )
     return [places[index] for index in sorted(places)]

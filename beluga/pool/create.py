@@ -58,23 +58,41 @@ def create(
     paths: Sequence[SpecLike],
     settings: NewPoolSettings,
     *,
+    metadata: SpecLike | None = None,
     progress: Progress | None = None,
     sysfs: Path = SYSFS,
 ) -> Mapping:
-    """Make a pool on these devices. Raises a :class:`PoolError`."""
-    specs = [DeviceSpec.parse(path) for path in paths]
+    """Make a pool on these devices, with everything but the data on ``metadata`` if that is given.
+    Raises a :class:`PoolError`.
+    """
+    if metadata is None and settings.metadata_coherence is not None:
+        raise PoolError(
+            "a coherence mode for metadata has no effect without a device of its own; name it with "
+            "--metadata (Pool.create: metadata)"
+        )
+    first = [] if metadata is None else [metadata]
+    specs = [DeviceSpec.parse(path) for path in [*first, *paths]]
+    if first and not paths:
+        raise PoolError("a metadata device alone has no space for blocks; name devices for them")
     if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
         raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")
     devices = [examine(spec, creating=True, sysfs=sysfs) for spec in specs]
     refuse_twice(devices)
     for device in devices:
         _refuse_occupied(device, settings.force)
-    size = _choose_size(devices, settings.device_size)
-    layout = Layout(len(devices), size, settings)
+    data = devices[len(first) :]
+    size = _choose_size(data, settings.device_size)
+    layout = Layout(len(data), size, settings, metadata_device=bool(first))
+    sizes = [layout.geometry.device_size_of(index) for index in range(len(devices))]
+    if first:
+        _require_metadata_room(devices[0], sizes[0])
     if not settings.sparse:
-        _require_room(devices, size)
+        _require_room(devices, sizes)
     with ExitStack() as undo:
-        ready = [_make_file(device, size, settings.sparse, undo) for device in devices]
+        ready = [
+            _make_file(device, size, settings.sparse, undo)
+            for device, size in zip(devices, sizes, strict=True)
+        ]
         members = [
             Member(device, layout.superblock(index, device.kind))
             for index, device in enumerate(ready)
@@ -168,10 +186,21 @@ def _default_size(devices: Sequence[Device]) -> int:
     return share // STRIPE_SIZE * STRIPE_SIZE
 
 
-def _require_room(devices: Sequence[Device], size: int) -> None:
-    """Raise NoRoomError unless the files can grow to ``size``."""
+def _require_metadata_room(device: Device, size: int) -> None:
+    """Raise NoRoomError unless the metadata device has ``size`` bytes, or is a file and can
+    grow."""
+    if _fixed_size(device) and device.size < size:
+        raise NoRoomError(
+            f"{device} has {show_size(device.size)}, but the metadata of this pool takes "
+            f"{show_size(size)}; use a larger device, or fewer --lanes and --max-blocks, or a "
+            "larger --block-bytes"
+        )
+
+
+def _require_room(devices: Sequence[Device], sizes: Sequence[int]) -> None:
+    """Raise NoRoomError unless the files can grow to these sizes."""
     wanted: dict[int, tuple[Path, int]] = {}
-    for device in devices:
+    for device, size in zip(devices, sizes, strict=True):
         if device.kind == "devdax":
             continue
         directory = device.spec.path.parent
@@ -251,11 +280,13 @@ def _reserve_tables(mapping: Mapping) -> None:
 def _fault_in(mapping: Mapping, progress: Progress | None) -> None:
     """Fault in every page of the files now, in parallel, so that no request waits for a page
     fault."""
+    geometry = mapping.members[0].superblock.geometry
     pieces = [
-        (ffi.cast("char *", mapping.addresses[index]) + at, min(_PIECE, mapping.device_size - at))
+        (ffi.cast("char *", mapping.addresses[index]) + at, min(_PIECE, size - at))
         for index, member in enumerate(mapping.members)
         if member.device.kind == "file"
-        for at in range(0, mapping.device_size, _PIECE)
+        for size in (geometry.device_size_of(index),)
+        for at in range(0, size, _PIECE)
     ]
     done, total = 0, sum(size for _, size in pieces)
     with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as threads:

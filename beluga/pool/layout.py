@@ -57,6 +57,7 @@ class NewPoolSettings:
     device_size: int | None = None
     interleave: bool = True
     coherence: str | Sequence[str] | None = None  # one value for all devices, or one for each
+    metadata_coherence: str | None = None
     sparse: bool = False
     force: bool = False
     max_blocks: int | None = None
@@ -69,6 +70,7 @@ class NewPoolSettings:
         """Raise BadTypeError."""
         for name in ("interleave", "sparse", "force"):
             of_type(name, getattr(self, name), bool)
+        of_type("metadata_coherence", self.metadata_coherence, str, type(None))
         of_type("coherence", self.coherence, str, list, tuple, type(None))
         for one in self.coherence or ():
             of_type("coherence", one, str)
@@ -81,19 +83,35 @@ class NewPoolSettings:
 class Layout:
     """A new pool's identity and geometry. It makes the superblock of each of its devices."""
 
-    def __init__(self, device_count: int, device_size: int, settings: NewPoolSettings) -> None:
-        """Raises NoRoomError if no space remains for blocks, PoolError for invalid settings."""
+    def __init__(
+        self,
+        device_count: int,
+        device_size: int,
+        settings: NewPoolSettings,
+        *,
+        metadata_device: bool = False,
+    ) -> None:
+        """Lay out ``device_count`` devices with data, after the metadata device if there is one.
+
+        Raises NoRoomError if no space remains for blocks, PoolError for invalid settings.
+        """
         _validate(settings, device_size)
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
         self._sparse = settings.sparse
         self._coherence_of_each = _coherence_of_each(settings.coherence, device_count)
+        if metadata_device:
+            first = _coherence_of_each(settings.metadata_coherence, 1)
+            self._coherence_of_each = [*first, *self._coherence_of_each]
         self._config = ffi.new("bl_pool_config *", {"pool_id": os.urandom(16)})
         config = self._config
         config.created_s = int(time.time())
-        config.device_count = device_count
+        config.device_count = metadata_device + device_count
         config.device_size = device_size
-        config.interleaved = settings.interleave
+        config.interleaved = (
+            settings.interleave * lib.BL_PLACEMENT_INTERLEAVED
+            + metadata_device * lib.BL_PLACEMENT_METADATA
+        )
         config.sparse = settings.sparse
         self._geometry = ffi.new("bl_geometry *")
         config.lane_count = settings.lane_count or (64 if large else 32 if size >= _ROOMY else 12)
@@ -113,6 +131,7 @@ class Layout:
                 "name; use fewer or smaller devices"
             )
         raise_for_status(code, "laying the pool out")
+        self.geometry = Geometry.of(self._geometry[0])
 
     def superblock(self, device_index: int, kind: str) -> Superblock:
         """Make the superblock of the device at that index. ``kind`` is "file" or "devdax"."""
@@ -152,13 +171,12 @@ def _validate(settings: NewPoolSettings, device_size: int) -> None:
 
 def geometry_for(device_count: int, device_size: int, max_blocks: int | None = None) -> Geometry:
     """Return the geometry of a new pool, without making it. Raises as :class:`Layout` does."""
-    layout = Layout(device_count, device_size, NewPoolSettings(max_blocks=max_blocks))
-    return layout.superblock(0, "file").geometry
+    return Layout(device_count, device_size, NewPoolSettings(max_blocks=max_blocks)).geometry
 
 
 def _coherence_of_each(
     wanted: str | Sequence[str] | None, device_count: int
-) -> list[str] | list[None]:
+) -> Sequence[str | None]:
     """Return the coherence mode of each device; None stands for the default of its kind."""
     if not wanted:
         return [None] * device_count

@@ -50,7 +50,7 @@ class _Memory:
     def __init__(self, members: Sequence[Member]) -> None:
         self.key = _key(members)
         self.user_count = 0
-        self.device_size = members[0].superblock.geometry.device_size
+        self._geometry = members[0].superblock.geometry
         self.superblocks = ffi.new("bl_superblock[]", len(members))
         self.addresses = ffi.new("void *[]", len(members))
         self._files = ffi.new("int32_t[]", [-1] * len(members))  # of sparse devices
@@ -76,7 +76,8 @@ class _Memory:
         fd = open_device(device)
         try:
             place = self.addresses + index
-            code = lib.bl_device_map(fd, device.spec.offset, self.device_size, place)
+            size = self._geometry.device_size_of(index)
+            code = lib.bl_device_map(fd, device.spec.offset, size, place)
             if member.superblock.sparse and code == 0:
                 self._files[index], fd = fd, -1
         finally:
@@ -94,7 +95,7 @@ class _Memory:
         for index, address in enumerate(self.addresses):
             if address != ffi.NULL:
                 if self._pid == os.getpid():
-                    lib.bl_device_unmap(address, self.device_size)
+                    lib.bl_device_unmap(address, self._geometry.device_size_of(index))
                 self.addresses[index] = ffi.NULL
         self.close_files()
 
@@ -151,12 +152,13 @@ class Mapping:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
-        self.device_size = members[0].superblock.geometry.device_size
-        for member in members:  # the kernel maps devdax beyond its end without an error
-            if member.device.size < self.device_size:
+        geometry = members[0].superblock.geometry
+        for index, member in enumerate(members):
+            size = geometry.device_size_of(index)
+            if member.device.size < size:  # the kernel maps devdax beyond its end without an error
                 raise DeviceTruncatedError(
                     f"{member.device} has {member.device.size} bytes, less than the "
-                    f"{self.device_size} to be mapped"
+                    f"{size} to be mapped"
                 )
         self._memory = _mappings.acquire(self.members)
         self.superblocks, self.addresses = self._memory.superblocks, self._memory.addresses

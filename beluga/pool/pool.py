@@ -54,6 +54,7 @@ class DeviceView:
     size: int  # bytes used by the pool
     stripe_count: int  # with the superblock's stripe
     coherence: str  # "hardware" or "software"
+    holds: str  # "metadata", "data", or "both"
     sparse: bool
     link: str | None  # the adapter that connects it, as specified
     node: int | None  # the NUMA node near it
@@ -78,9 +79,14 @@ class Pool(OfThisProcess):
                 path=member.device.spec.path,
                 kind=member.device.kind,
                 offset=member.device.spec.offset,
-                size=self.geometry.device_size,
-                stripe_count=self.geometry.device_size // STRIPE_SIZE,
+                size=self.geometry.device_size_of(index),
+                stripe_count=self.geometry.device_size_of(index) // STRIPE_SIZE,
                 coherence=member.superblock.coherence,
+                holds="both"
+                if not self.geometry.metadata_device
+                else "metadata"
+                if index < self.geometry.data_device
+                else "data",
                 sparse=member.superblock.sparse,
                 link=member.device.spec.link,
                 node=member.device.node,
@@ -102,6 +108,8 @@ class Pool(OfThisProcess):
         device_size: int | None = None,
         interleave: bool = True,
         coherence: str | Sequence[str] | None = None,
+        metadata: SpecLike | None = None,
+        metadata_coherence: str | None = None,
         sparse: bool = False,
         force: bool = False,
         max_blocks: int | None = None,
@@ -117,7 +125,11 @@ class Pool(OfThisProcess):
         ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or a
         share of the free space for new files. ``coherence`` is "hardware" or "software", or a list
         with one value for each path; None means "hardware" for files and "software" for devdax
-        nodes. A pool with a device of hardware coherence is for one host. ``block_bytes`` is the
+        nodes. A pool with a device of hardware coherence is for one host, unless that is the
+        ``metadata`` device: a device of its own for everything but the blocks, which is as large as
+        they require, with a coherence mode of its own (``metadata_coherence``). ``paths`` are then
+        the devices for blocks. Hardware coherence there means that the caches of all hosts that
+        share the pool are coherent for that device. ``block_bytes`` is the
         smallest block that will be stored, 256 KiB if it is None: the block table gets an entry for
         each that fits, or ``max_blocks`` entries. If smaller blocks are stored, the table is full
         before the space is. ``sparse`` reserves space in files for the tables alone (for tests).
@@ -130,6 +142,7 @@ class Pool(OfThisProcess):
             device_size=device_size,
             interleave=interleave,
             coherence=coherence,
+            metadata_coherence=metadata_coherence,
             sparse=sparse,
             force=force,
             max_blocks=max_blocks,
@@ -138,7 +151,7 @@ class Pool(OfThisProcess):
             slot_count=slot_count,
             bulk_size=bulk_size,
         )
-        return cls(create(listed(paths), settings, progress=progress))
+        return cls(create(listed(paths), settings, metadata=metadata, progress=progress))
 
     @classmethod
     def open(cls, paths: SpecLike | Sequence[SpecLike]) -> Pool:
@@ -207,6 +220,18 @@ class Pool(OfThisProcess):
             ) from None
         except RuntimeDirError as error:
             raise RuntimeDirError(f"{error} (this process uses {self.runtime_dir})") from None
+
+    @property
+    def data_devices(self) -> tuple[DeviceView, ...]:
+        """The devices with data: all but a metadata device."""
+        return self.devices[self.geometry.data_device :]
+
+    @property
+    def one_host(self) -> bool:
+        """Whether a device with data is one host's own memory, so that no other host may use the
+        pool.
+        """
+        return any(device.coherence == "hardware" for device in self.data_devices)
 
     def refuse_in_use(self) -> None:
         """Raise DeviceBusyError if a process of this host serves the pool or has a session."""

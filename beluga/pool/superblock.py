@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from beluga import choices
 from beluga._ffi import core, ffi, lib
@@ -25,6 +26,10 @@ from beluga.errors import (
 )
 from beluga.pool.device import Device, explain
 from beluga.pool.spec import STRIPE_SIZE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _RECREATE = "create the pool again: beluga pool create --force PATH..."
 
@@ -47,7 +52,7 @@ class Geometry:
 
     device_count: int
     interleaved: bool
-    device_size: int
+    device_size: int  # of each device with data
     size: int
     lane_count: int
     slot_count: int
@@ -61,12 +66,37 @@ class Geometry:
     data_offset: int
     stripe_count: int
     name_offset: int
+    metadata_device: bool  # device 0 has all bytes before the data, the others the data alone
 
     @classmethod
     def of(cls, geometry: core.bl_geometry) -> Geometry:
         """Convert a ``bl_geometry``."""
-        values = {field.name: getattr(geometry, field.name) for field in fields(cls)}
-        return cls(**{**values, "interleaved": bool(geometry.interleaved)})
+        placement = {
+            "interleaved": bool(geometry.interleaved & lib.BL_PLACEMENT_INTERLEAVED),
+            "metadata_device": bool(geometry.interleaved & lib.BL_PLACEMENT_METADATA),
+        }
+        plain = [field.name for field in fields(cls) if field.name not in placement]
+        return cls(**{name: getattr(geometry, name) for name in plain}, **placement)
+
+    @property
+    def data_device(self) -> int:
+        """The index of the first device with data."""
+        return int(self.metadata_device)
+
+    def device_size_of(self, index: int) -> int:
+        """Return the bytes that the pool uses of a device, including its superblock's stripe."""
+        if index < self.data_device:
+            return STRIPE_SIZE + self.data_offset
+        return self.device_size
+
+    def devices_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the device of each offset of data, as ``csrc/format/interleave.h`` does."""
+        stripes = offsets // STRIPE_SIZE
+        if self.metadata_device:
+            stripes = stripes - self.data_offset // STRIPE_SIZE
+        if self.interleaved:
+            return self.data_device + stripes % (self.device_count - self.data_device)
+        return self.data_device + stripes // (self.device_size // STRIPE_SIZE - 1)
 
     @property
     def data_size(self) -> int:
@@ -180,11 +210,11 @@ def validate(device: Device, raw: bytes) -> Superblock:
     if number != lib.BL_SUPERBLOCK_GOOD:
         raise _error_of(device, number, raw)
     superblock = Superblock.of(raw)
-    wanted = superblock.geometry.device_size
+    wanted = superblock.geometry.device_size_of(superblock.device_index)
     if device.size < wanted:
         raise DeviceTruncatedError(
             f"{device} has {device.size} bytes, but its pool was made with {wanted} "
-            f"per device; restore the device, or {_RECREATE}"
+            f"of it; restore the device, or {_RECREATE}"
         )
     return superblock
 
@@ -200,8 +230,8 @@ def _error_of(device: Device, number: int, raw: bytes) -> PoolError:
     if number == lib.BL_SUPERBLOCK_VERSION:
         version = ffi.cast("bl_superblock *", ffi.from_buffer(raw)).version
         return FormatError(
-            f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION}; use the "
-            f"Beluga that made it, or {_RECREATE}"
+            f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION} and "
+            f"{lib.BL_FORMAT_VERSION_METADATA}; use the Beluga that made it, or {_RECREATE}"
         )
     if number == lib.BL_SUPERBLOCK_FORMAT:
         return FormatError(

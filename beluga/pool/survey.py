@@ -55,7 +55,7 @@ def _check_one(device: Device, raw: bytes, superblock: Superblock) -> Iterator[s
     c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
     if any(c.reserved) or c.reserved_tail or any(c.geometry.reserved):
         yield f"superblock-reserved {device}: a reserved field is used"
-    wanted = superblock.geometry.device_size
+    wanted = superblock.geometry.device_size_of(superblock.device_index)
     if device.size < wanted:
         yield f"device-truncated {device}: {device.size} bytes, but its pool has {wanted} on it"
 

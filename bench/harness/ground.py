@@ -22,15 +22,16 @@ _LANE_COUNT = 8
 
 
 @contextmanager
-def ground(
+def ground(  # noqa: PLR0913  all but one named
     options: Options,
     *,
     coherence: str | None = None,
+    metadata_coherence: str | None = None,
     interleave: bool = True,
     devices: int = 2,
     size: int | None = None,
 ) -> Iterator[Pool]:
-    """Yield a pool that may be overwritten.
+    """Yield a pool that may be overwritten, with a metadata device if its coherence is given.
 
     Raises PoolError if the user's pool has blocks, processes or another coherence, and NoRoomError.
     """
@@ -48,6 +49,8 @@ def ground(
             device_size=size // devices // STRIPE_SIZE * STRIPE_SIZE,
             interleave=interleave,
             coherence=wanted,
+            metadata=directory / "metadata" if metadata_coherence else None,
+            metadata_coherence=metadata_coherence,
             slot_count=_SLOT_COUNT,
             lane_count=_LANE_COUNT,
         ) as pool,
@@ -83,6 +86,8 @@ def _refuse(pool: Pool, coherence: str | None) -> None:
 
 
 def coherence_of(pool: Pool) -> str:
-    """Return the coherence of a pool's devices."""
-    found = sorted({device.coherence for device in pool.devices})
-    return "+".join(found)
+    """Return the coherence of a pool's devices; that of a metadata device last."""
+    found = "+".join(sorted({device.coherence for device in pool.data_devices}))
+    if pool.geometry.metadata_device:
+        return f"{found}, metadata {pool.devices[0].coherence}"
+    return found

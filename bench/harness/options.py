@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-SOFTWARE = "software"
+SOFTWARE, HARDWARE = "software", "hardware"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from beluga.errors import BelugaError
-from beluga.pool import STRIPE_SIZE, Pool
+from beluga.pool import Pool
 
 from .. import _limit
 from .._limit import ffi
@@ -59,12 +61,8 @@ def make_paces(path: Path, device_count: int, pace: Pace) -> None:
 
 
 def device_at(pool: Pool, offset: int) -> int:
-    """Return the device of an offset in the linear range, as ``csrc/format/interleave.h`` does."""
-    stripe = offset // STRIPE_SIZE
-    geometry = pool.geometry
-    if geometry.interleaved:
-        return stripe % geometry.device_count
-    return stripe // (geometry.device_size // STRIPE_SIZE - 1)
+    """Return the device of an offset of data."""
+    return int(pool.geometry.devices_of(np.array(offset, np.int64)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Region:
 def region_of(pool: Pool, pace_file: Path | None = None) -> Region:
     """Return the region of all the pool's data."""
     geometry = pool.geometry
-    stripe = geometry.data_offset // STRIPE_SIZE
+    stripe = 0 if geometry.metadata_device else geometry.data_offset // STRIPE_SIZE
     per_device = geometry.device_size // STRIPE_SIZE - 1
     row = stripe // geometry.device_count if geometry.interleaved else stripe % per_device
     span = geometry.stripe_count * STRIPE_SIZE

@@ -25,7 +25,7 @@ from .._limit import lib as limit_lib
 from ..harness.ground import coherence_of, ground
 from ..harness.lines import TIMEOUT_S, lines_of
 from ..harness.machine import cores, memory_of, pinned
-from ..harness.options import Options
+from ..harness.options import HARDWARE, SOFTWARE, Options
 from ..harness.peer import Peer
 from ..harness.ratio import race
 from ..harness.row import Recorder, Row, calls, percentiles
@@ -135,17 +135,18 @@ class _Calls:
 
 def bench_rpc(options: Options) -> list[Row]:
     """Return rows: depth 1 is compared with a ping-pong of lines, greater depths with the better
-    bare exchange.
+    bare exchange. A pool of each coherence is measured, and one of software coherence with a
+    metadata device that hardware keeps coherent.
     """
     if len(cpus := cores()) < 2:
         return [Recorder("rpc", options, {}).skipped("c", "needs two cores")]
     rows: list[Row] = []
-    if options.pool or options.coherence:
-        modes: tuple[str | None, ...] = (options.coherence,)
-    else:
-        modes = ("software", "hardware")
-    for coherence in modes:
-        with ground(options, coherence=coherence) as pool, pinned(cpus[0]):
+    modes: tuple[tuple[str | None, str | None], ...] = ((options.coherence, None),)
+    if not (options.pool or options.coherence):
+        modes = ((SOFTWARE, None), (HARDWARE, None), (SOFTWARE, HARDWARE))
+    for coherence, metadata in modes:
+        made = ground(options, coherence=coherence, metadata_coherence=metadata)
+        with made as pool, pinned(cpus[0]):
             rows += _measure(pool, cpus[1], options)
     return rows
 

@@ -115,7 +115,7 @@ def _scan(paths: list[Path], count: int) -> float:
         table = ffi.new("limit_table *")
         table.pieces, table.piece_lines = pieces, STRIPE_SIZE // LINE
         table.first, table.lines = skipped, count
-        table.coherent = coherence_of(pool) != SOFTWARE
+        table.coherent = pool.devices[0].coherence != SOFTWARE
         address = core_ffi.addressof(core_lib, "bl_index_add")
         table.insert = ffi.cast("limit_insert", int(core_ffi.cast("uintptr_t", address)))
         start_ns = time.perf_counter_ns()

@@ -113,8 +113,9 @@ typedef struct bl_map_cell {
     uint32_t reserved;
 } bl_map_cell;
 
-/* Fill in the map: cell_count cells of each device, device after device. Any thread may call this;
- * the server's thread runs meanwhile, so the cells are not from one instant. */
+/* Fill in the map: cell_count cells of each device, device after device. A device with fewer
+ * stripes has a cell for each of them, and its other cells are zero. Any thread may call this; the
+ * server's thread runs meanwhile, so the cells are not from one instant. */
 void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out);
 
 /* Return how many grants were refused with this (positive) bl_error. */

@@ -7,16 +7,18 @@
 #define BL_API_POOL_H
 
 #include "api/error.h"
+#include "format/placement.h"
 #include "format/pool_format.h"
 
 typedef struct bl_pool bl_pool;
 
 typedef struct bl_pool_config {
     uint8_t pool_id[16];
-    uint64_t device_size;       /* a multiple of a stripe, the superblock's included */
+    uint64_t device_size;       /* of each device with data; a multiple of a stripe, the
+                                 * superblock's included */
     uint64_t created_s;
-    uint32_t device_count;
-    uint32_t interleaved;
+    uint32_t device_count;      /* with the metadata device */
+    uint32_t interleaved;       /* bits of bl_placement */
     uint32_t lane_count;
     uint32_t slot_count;
     uint32_t bulk_size;
@@ -80,6 +82,9 @@ int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zer
 
 /* Return the address of offset, valid to the end of its stripe; NULL outside the pool. */
 void *bl_pool_address(const bl_pool *pool, uint64_t offset);
+
+/* Return the address of a mapped device: its superblock's stripe. */
+void *bl_pool_device(const bl_pool *pool, uint32_t device);
 
 /* Write or read bytes of the linear range without any protocol, for tools and benchmarks. A write
  * is streamed and fenced; a read invalidates first. Offset and size are multiples of a line.

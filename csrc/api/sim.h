@@ -16,8 +16,14 @@ enum bl_sim_verdict {
     BL_SIM_RAW_ACCESS = 3003    /* an address of the pool was used without a verb */
 };
 
-/* The coherence of the devices; mixed: the seed makes every other one of hardware coherence. */
-enum bl_sim_coherence { BL_SIM_SOFTWARE = 0, BL_SIM_COHERENT = 1, BL_SIM_MIXED = 2 };
+/* The coherence of the devices; mixed: the seed makes every other one of hardware coherence;
+ * metadata: the pool has a metadata device, which alone is of hardware coherence. */
+enum bl_sim_coherence {
+    BL_SIM_SOFTWARE = 0,
+    BL_SIM_COHERENT = 1,
+    BL_SIM_MIXED = 2,
+    BL_SIM_METADATA = 3
+};
 
 /* How a run changes one site. A range's first or last line is skipped only if the range has more;
  * the other half is that of a structure that the server has twice. */

@@ -82,11 +82,10 @@ static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
 /* Return the device mapped at address, and the offset in it; device_count means none. */
 static bl_place bl_bus_place(const bl_memory *memory, const void *address)
 {
-    uint64_t size = (memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
     bl_place place = {0, 0};
     for (; place.device < memory->map.device_count; place.device++) {
         place.device_offset = (uintptr_t)address - (uintptr_t)memory->base[place.device];
-        if (place.device_offset < size)
+        if (place.device_offset < bl_device_size(&memory->map, place.device))
             break;
     }
     return place;

@@ -197,11 +197,10 @@ static int bl_dsa_map_page(const bl_dsa_engine *engine, const bl_dsa_descriptor 
         return 0;
     if (errno == EINVAL || errno == ENOSYS || errno == EPERM)
         return 1;
-    for (uint32_t i = 0; i < engine->memory->map.device_count; i++) {
-        uint64_t size = (engine->memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
-        if (page - (uintptr_t)engine->memory->base[i] < size)
+    const bl_interleave *map = &engine->memory->map;
+    for (uint32_t i = 0; i < map->device_count; i++)
+        if (page - (uintptr_t)engine->memory->base[i] < bl_device_size(map, i))
             return bl_fault_judge(engine->memory, (const void *)page);
-    }
     return -EFAULT;
 }
 

@@ -7,8 +7,9 @@
  *
  * Each device starts with one stripe for its superblock. The rest of the devices is the pool's
  * *linear range*: stripe s of the range lies on device s % device_count if the pool is interleaved;
- * otherwise the devices follow one another (format/interleave.h). The linear range, with the
- * writers of the lines at the right:
+ * otherwise the devices follow one another. A pool with a metadata device has all bytes before
+ * data_offset on device 0, and the data on the others (format/placement.h, format/interleave.h).
+ * The linear range, with the writers of the lines at the right:
  *
  *   +--------------------+  0
  *   | server lines       |  epoch and heartbeat of half 0, of half 1            server of that half
@@ -73,8 +74,10 @@ enum bl_coherence {
 /* The geometry of a pool; the same in the superblocks of all its devices. */
 typedef struct bl_geometry {
     uint32_t device_count;
-    uint32_t interleaved;       /* 1: stripe by stripe over the devices; 0: device after device */
-    uint64_t device_size;       /* bytes used of each device, including its superblock stripe */
+    uint32_t interleaved;       /* 1: stripe by stripe over the devices; 0: device after device;
+                                 * 2 more with a metadata device (format/placement.h) */
+    uint64_t device_size;       /* bytes used of each device with data, including its superblock
+                                 * stripe */
     uint64_t size;              /* bytes of the linear range */
     uint32_t lane_count;
     uint32_t slot_count;        /* slots of a lane; a power of two */
@@ -94,7 +97,7 @@ typedef struct bl_geometry {
 /* The first bytes of every device, written once, when the pool is created. */
 typedef struct bl_superblock {
     uint8_t magic[8];           /* "BELUGA\r\n": reveals a text-mode copy */
-    uint32_t version;           /* BL_FORMAT_VERSION */
+    uint32_t version;           /* BL_FORMAT_VERSION, or the one of its placement */
     uint32_t header_size;       /* bytes of this struct */
     uint64_t format_hash;       /* hash of the declarations in this file: a program with a
                                  * different hash rejects the pool */

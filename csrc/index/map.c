@@ -4,6 +4,9 @@
  * The map of the pool's space, for display. Each device is divided into cells of some stripes; a
  * cell sums up the use of its stripes. It only reads, on the caller's thread.
  */
+#include <string.h>
+
+#include "base/minmax.h"
 #include "format/interleave.h"
 #include "index/blocks.h"
 
@@ -24,14 +27,14 @@ static void bl_map_data(const bl_meta *meta, uint64_t stripe, bl_map_cell *cell)
 void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out)
 {
     const bl_geometry *g = &meta->pool->geometry;
-    bl_interleave map = bl_interleave_make(g->device_count, g->device_size, g->interleaved != 0);
-    uint64_t rows = map.device_stripes, first_data = g->data_offset / BL_STRIPE_SIZE;
-    for (uint32_t device = 0; device < g->device_count; device++)
-        for (uint32_t place = 0; place < cell_count; place++) {
+    bl_interleave map = bl_interleave_of(g);
+    uint64_t first_data = g->data_offset / BL_STRIPE_SIZE;
+    memset(out, 0, (size_t)g->device_count * cell_count * sizeof *out);
+    for (uint32_t device = 0; device < g->device_count; device++) {
+        uint64_t rows = bl_device_stripes(&map, device), cells = bl_least(rows, cell_count);
+        for (uint64_t place = 0; place < cells; place++) {
             bl_map_cell *cell = &out[(uint64_t)device * cell_count + place];
-            *cell = (bl_map_cell){0};
-            for (uint64_t row = place * rows / cell_count; row < (place + 1) * rows / cell_count;
-                 row++) {
+            for (uint64_t row = place * rows / cells; row < (place + 1) * rows / cells; row++) {
                 bl_place at = {(row + 1) * BL_STRIPE_SIZE, device};
                 uint64_t stripe = bl_interleave_offset(&map, at) / BL_STRIPE_SIZE;
                 cell->stripe_count++;
@@ -41,4 +44,5 @@ void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out)
                     bl_map_data(meta, stripe - first_data, cell);
             }
         }
+    }
 }

@@ -68,8 +68,8 @@ static inline void bl_epoch_ordered(const bl_pool *pool, uint64_t written)
         bl_ordered(&pool->memory, bl_epoch_offset(half), written);
 }
 
-/* Return 1 if this host must not use the pool: a device has hardware coherence, which makes it one
- * host's own memory (D2), and the server of this line runs on another host. */
+/* Return 1 if this host must not use the pool: a device with data has hardware coherence, which
+ * makes it one host's own memory (D2), and the server of this line runs on another host. */
 static inline int bl_epoch_second_host(const bl_pool *pool, const bl_epoch_line *line,
                                        uint32_t host, const uint64_t boot_id[2])
 {

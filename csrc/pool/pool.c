@@ -61,7 +61,7 @@ static int bl_device_guarded(const bl_device_range *range, bl_guarded_run run)
 {
     uint64_t stripes = (range->size + BL_STRIPE_SIZE - 1) >> BL_STRIPE_SHIFT;
     const bl_memory memory = {
-        .map = bl_interleave_make(1, stripes << BL_STRIPE_SHIFT, 0),
+        .map = bl_interleave_one(stripes << BL_STRIPE_SHIFT),
         .base = {range->address},
     };
     return bl_guarded(&memory, run, (void *)range);
@@ -212,13 +212,15 @@ int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool
         return -ENOMEM;
     pool->geometry = *g;
     memcpy(pool->pool_id, superblocks->pool_id, sizeof pool->pool_id);
-    pool->memory.map = bl_interleave_make(g->device_count, g->device_size, g->interleaved);
+    pool->memory.map = bl_interleave_of(g);
     pool->memory.size = g->size;
     pool->memory.flush_choice = bl_flush_choice(bl_cpu_features());
     for (uint32_t i = 0; i < g->device_count; i++) {
         pool->memory.base[i] = devices[i];
         pool->memory.coherent[i] = superblocks[i].coherence == BL_COHERENCE_HARDWARE;
-        pool->one_host |= pool->memory.coherent[i];
+        /* The memory of a metadata device may be coherent between hosts; that of data devices is
+         * one host's own. */
+        pool->one_host |= i >= pool->memory.map.data_device && pool->memory.coherent[i];
     }
     *out = pool;
     return 0;
@@ -275,6 +277,8 @@ void *bl_pool_address(const bl_pool *pool, uint64_t offset)
     bl_place place = bl_interleave_place(&pool->memory.map, offset);
     return pool->memory.base[place.device] + place.device_offset;
 }
+
+void *bl_pool_device(const bl_pool *pool, uint32_t device) { return pool->memory.base[device]; }
 
 /* Return 1 unless this is a range of whole lines in the linear range. */
 static int bl_pool_range_bad(const bl_pool *pool, uint64_t offset, uint64_t size)

@@ -16,8 +16,8 @@ struct bl_pool {
     bl_geometry geometry;
     uint8_t pool_id[16];
     bl_backing backing[BL_DEVICE_COUNT_MAX];
-    int one_host;               /* 1: a device is one host's own memory, and no other host may use
-                                 * it */
+    int one_host;               /* 1: a device with data is one host's own memory, and no other host
+                                 * may use it */
 };
 
 /* The offsets of the lines that the protocol uses. Half is epoch mod 2. */

@@ -11,7 +11,6 @@
 #include "api/coherence.h"
 #include "api/pool.h"
 
-
 /* The limits of a configuration. Within these limits the sums of the layout cannot overflow 64
  * bits. */
 enum bl_geometry_limit {
@@ -31,7 +30,9 @@ static uint64_t bl_round_up(uint64_t value, uint64_t unit)
 static int bl_config_invalid(const bl_pool_config *config)
 {
     return config->device_count < 1 || config->device_count > BL_DEVICE_COUNT_MAX ||
-           config->interleaved > 1 || config->sparse > 1 ||
+           config->interleaved > (BL_PLACEMENT_INTERLEAVED | BL_PLACEMENT_METADATA) ||
+           (config->interleaved & BL_PLACEMENT_METADATA && config->device_count < 2) ||
+           config->sparse > 1 ||
            config->device_size % BL_STRIPE_SIZE != 0 ||
            config->device_size < 2 * BL_STRIPE_SIZE || config->device_size > bl_device_size_max ||
            config->lane_count < 1 || config->lane_count > BL_LANE_COUNT_MAX ||
@@ -46,12 +47,13 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
     if (bl_config_invalid(config))
         return -EINVAL;
     const uint64_t line_pair = BL_HALF_COUNT * BL_LINE_SIZE;
-    uint64_t stripe_count = config->device_count * (config->device_size / BL_STRIPE_SIZE - 1);
+    uint32_t apart = config->interleaved & BL_PLACEMENT_METADATA ? 1 : 0;
+    uint64_t stripe_count = (config->device_count - apart) *
+                            (config->device_size / BL_STRIPE_SIZE - 1);
     bl_geometry g = {
         .device_count = config->device_count,
         .interleaved = config->interleaved,
         .device_size = config->device_size,
-        .size = stripe_count * BL_STRIPE_SIZE,
         .lane_count = config->lane_count,
         .slot_count = config->slot_count,
         .bulk_size = config->bulk_size,
@@ -70,14 +72,28 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
      * stripe. */
     uint64_t meta_count = (g.extent_offset + stripe_count * line_pair + BL_STRIPE_SIZE +
                            line_pair - 1) / (BL_STRIPE_SIZE + line_pair);
+    if (apart) { /* a metadata device takes nothing from the data; its last stripe is for
+                  * verify/verify.c */
+        meta_count = (g.extent_offset + stripe_count * line_pair + BL_STRIPE_SIZE - 1) /
+                     BL_STRIPE_SIZE + 1;
+        stripe_count += meta_count;
+    }
     if (meta_count >= stripe_count)
         return -ENOSPC;
+    g.size = stripe_count * BL_STRIPE_SIZE;
     g.data_offset = meta_count * BL_STRIPE_SIZE;
     g.stripe_count = stripe_count - meta_count;
     if (g.stripe_count > UINT32_MAX) /* an extent line has 32-bit stripe numbers */
         return -EINVAL;
     *out = g;
     return 0;
+}
+
+/* Return the version of the format that describes this placement. */
+static uint32_t bl_geometry_version(const bl_geometry *g)
+{
+    _Static_assert(BL_FORMAT_VERSION_METADATA == BL_FORMAT_VERSION + 1, "a later version has both");
+    return g->interleaved & BL_PLACEMENT_METADATA ? BL_FORMAT_VERSION_METADATA : BL_FORMAT_VERSION;
 }
 
 static uint32_t bl_superblock_check(const bl_superblock *superblock)
@@ -89,7 +105,7 @@ void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometr
                         uint32_t device_index, uint32_t coherence, bl_superblock *out)
 {
     bl_superblock superblock = {
-        .version = BL_FORMAT_VERSION,
+        .version = bl_geometry_version(geometry),
         .header_size = sizeof superblock,
         .format_hash = BL_FORMAT_HASH,
         .device_index = device_index,
@@ -122,6 +138,7 @@ static int bl_superblock_contradicts(const bl_superblock *superblock)
     };
     bl_geometry derived;
     return superblock->header_size != sizeof *superblock ||
+           superblock->version != bl_geometry_version(g) ||
            superblock->stripe_size != BL_STRIPE_SIZE ||
            (superblock->coherence != BL_COHERENCE_HARDWARE &&
             superblock->coherence != BL_COHERENCE_SOFTWARE) ||
@@ -136,8 +153,9 @@ int bl_superblock_fault(const bl_superblock *superblock)
         return BL_SUPERBLOCK_EMPTY;
     if (memcmp(superblock->magic, bl_magic, sizeof bl_magic) != 0)
         return BL_SUPERBLOCK_FOREIGN;
-    if (superblock->version != BL_FORMAT_VERSION) /* another version may have its check elsewhere */
-        return BL_SUPERBLOCK_VERSION;
+    if (superblock->version != BL_FORMAT_VERSION &&
+        superblock->version != BL_FORMAT_VERSION_METADATA)
+        return BL_SUPERBLOCK_VERSION; /* another version may have its check elsewhere */
     if (superblock->check != bl_superblock_check(superblock))
         return BL_SUPERBLOCK_DAMAGED;
     if (superblock->format_hash != BL_FORMAT_HASH)

@@ -19,7 +19,7 @@ _Thread_local bl_sim_world *bl_sim_running;
 int bl_sim_raw_reserve(bl_sim_world *world)
 {
     for (uint32_t i = 0; i < world->pool.geometry.device_count; i++) {
-        void *base = mmap(NULL, world->pool.geometry.device_size, PROT_NONE,
+        void *base = mmap(NULL, bl_device_size(&world->pool.memory.map, i), PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base == MAP_FAILED)
             return -ENOMEM;
@@ -32,7 +32,7 @@ void bl_sim_raw_release(bl_sim_world *world)
 {
     for (uint32_t i = 0; i < world->pool.geometry.device_count; i++)
         if (world->pool.memory.base[i])
-            munmap(world->pool.memory.base[i], world->pool.geometry.device_size);
+            munmap(world->pool.memory.base[i], bl_device_size(&world->pool.memory.map, i));
 }
 
 /* This runs on the stack of the faulting process, which is never resumed. */
@@ -40,11 +40,10 @@ static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
 {
     bl_sim_world *world = bl_sim_running;
     const uint8_t *address = info->si_addr;
-    uint64_t size = world ? world->pool.geometry.device_size : 0;
     (void)number;
     for (uint32_t i = 0; world && world->current && i < world->pool.geometry.device_count; i++) {
         const uint8_t *base = world->pool.memory.base[i];
-        if (address < base || address >= base + size)
+        if (address < base || address >= base + bl_device_size(&world->pool.memory.map, i))
             continue;
         char report[sizeof world->stat.report];
         const bl_site *last = world->last_site;

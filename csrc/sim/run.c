@@ -28,13 +28,13 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
         world->config.step_limit = BL_SIM_STEP_LIMIT;
     bl_memory *memory = &world->pool.memory;
     world->pool.geometry = *geometry;
-    memory->map = bl_interleave_make(geometry->device_count, geometry->device_size,
-                                     geometry->interleaved);
+    memory->map = bl_interleave_of(geometry);
     memory->size = geometry->size;
     memory->world = world;
     for (uint32_t i = 0; i < geometry->device_count; i++)
-        memory->coherent[i] = config->coherent == BL_SIM_MIXED ? (i + config->seed) % 2
-                                                               : config->coherent;
+        memory->coherent[i] = config->coherent == BL_SIM_MIXED      ? (i + config->seed) % 2
+                              : config->coherent == BL_SIM_METADATA ? i < memory->map.data_device
+                                                                    : config->coherent;
     world->random = (config->seed + 1) * 0x9e3779b97f4a7c15u; /* xorshift must not start at zero */
     world->random ^= world->random == 0;
     for (int i = 0; i < 4; i++)

@@ -44,7 +44,7 @@ struct bl_acceptance {
     bl_pool pool;               /* as opened, but all devices with software coherence */
     bl_acceptance_config config;
     uint64_t epoch;             /* epoch of the last server; a change ends the test */
-    uint64_t scratch[BL_DEVICE_COUNT_MAX]; /* offsets, on the devices that hold data */
+    uint64_t scratch[BL_DEVICE_COUNT_MAX]; /* offsets, on the devices with a stripe for it */
     uint32_t device[BL_DEVICE_COUNT_MAX];
     uint32_t device_count;
     uint32_t raw_width;         /* the most bytes of one raw store */

@@ -41,13 +41,17 @@ static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
     return 1;
 }
 
-/* Find the last free data stripe of a device. Returns 0; -ENOENT: it has no data stripes; or
- * -ENOSPC. */
+/* Find the last free data stripe of a device, or the unused stripe of the metadata device. Returns
+ * 0; -ENOENT: it has no data stripes; or -ENOSPC. */
 static int bl_acceptance_find(const bl_acceptance *acceptance, uint32_t device, uint64_t *offset)
 {
     const bl_geometry *g = &acceptance->pool.geometry;
     const bl_interleave *map = &acceptance->pool.memory.map;
     int status = -ENOENT;
+    if (device < map->data_device) { /* bl_geometry_make leaves its last stripe unused */
+        *offset = g->data_offset - BL_STRIPE_SIZE;
+        return 0;
+    }
     for (uint64_t row = map->device_stripes; row > 0; row--) {
         *offset = bl_interleave_offset(map, (bl_place){row << BL_STRIPE_SHIFT, device});
         if (*offset < g->data_offset || map->device_stripes - row == BL_ACCEPTANCE_ROWS)

@@ -151,7 +151,8 @@ def test_mount_stores_the_default_pool(
     how = made[1][1]
     del how["progress"]
     assert made[1] == (specs, {
-        "device_size": 16 << 20, "interleave": True, "coherence": None, "sparse": False,
+        "device_size": 16 << 20, "interleave": True, "coherence": None, "metadata": None,
+        "metadata_coherence": None, "sparse": False,
         "force": False, "max_blocks": None, "block_bytes": None, "lane_count": 3,
         "bulk_size": None,
     })  # fmt: skip

@@ -73,7 +73,7 @@ int main(void)
 {
     uint32_t checked = 0, line_differs = 0, payload_differs = 0;
     pthread_t writer;
-    memory.map = bl_interleave_make(1, 4 * BL_STRIPE_SIZE, 1);
+    memory.map = bl_interleave_one(4 * BL_STRIPE_SIZE);
     memory.base[0] = aligned_alloc(BL_PAGE_SIZE, 4 * BL_STRIPE_SIZE);
     memory.flush_choice = bl_flush_choice(bl_cpu_features());
     if (memory.base[0] == NULL || pthread_create(&writer, NULL, write_on, NULL) != 0)

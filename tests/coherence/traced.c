@@ -77,7 +77,7 @@ int main(void)
     static bl_memory memory;
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (uint8_t)(i * 7 + 1);
-    memory.map = bl_interleave_make(1, 4 * BL_STRIPE_SIZE, 1);
+    memory.map = bl_interleave_one(4 * BL_STRIPE_SIZE);
     memory.base[0] = aligned_alloc(BL_PAGE_SIZE, 4 * BL_STRIPE_SIZE);
     if (memory.base[0] == NULL)
         return 1;

@@ -40,14 +40,33 @@ def test_processes_share_blocks_on_a_mixed_pool(
         paths, device_size=24 << 20, coherence=modes, interleave=interleave, sparse=True
     ) as pool:
         assert [device.coherence for device in pool.devices] == modes
-        with Process("serve_index", paths) as server:
-            workers = [Process("churn", paths) for _ in range(2)]
-            for seed, worker in enumerate(workers):
-                worker.say(f"go {seed} {CHAINS}")
-            assert eventually(lambda: hits(server) > 200, timeout_s=120)
-            told = [json.loads(worker.ask("enough")) for worker in workers]
-            assert [worker.end() for worker in workers] == [0, 0]
-            assert server.end() == 0
-        assert [worker["wrong"] for worker in told] == [0, 0]
-        report = check_pool(pool, payload=True)
-        assert (report.finding_count, report.block_count > 0) == (0, True), report.findings
+        churn(pool, paths)
+
+
+@pytest.mark.parametrize("metadata", ["hardware", long("software")])
+def test_processes_share_blocks_on_a_pool_with_a_metadata_device(shm: Path, metadata: str) -> None:
+    paths, first = [shm / "0", shm / "1"], shm / "metadata"
+    with Pool.create(
+        paths,
+        device_size=24 << 20,
+        coherence="software",
+        metadata=first,
+        metadata_coherence=metadata,
+        sparse=True,
+    ) as pool:
+        churn(pool, [*paths, first])
+
+
+def churn(pool: Pool, paths: list[Path]) -> None:
+    """Run a server, and processes that write, read and remove blocks; no byte is wrong."""
+    with Process("serve_index", paths) as server:
+        workers = [Process("churn", paths) for _ in range(2)]
+        for seed, worker in enumerate(workers):
+            worker.say(f"go {seed} {CHAINS}")
+        assert eventually(lambda: hits(server) > 200, timeout_s=120)
+        told = [json.loads(worker.ask("enough")) for worker in workers]
+        assert [worker.end() for worker in workers] == [0, 0]
+        assert server.end() == 0
+    assert [worker["wrong"] for worker in told] == [0, 0]
+    report = check_pool(pool, payload=True)
+    assert (report.finding_count, report.block_count > 0) == (0, True), report.findings

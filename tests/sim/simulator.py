@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, int]] = {
     "software": {"coherent": lib.BL_SIM_SOFTWARE},
     "hardware": {"coherent": lib.BL_SIM_COHERENT},
     "mixed": {"coherent": lib.BL_SIM_MIXED},
+    "metadata": {"coherent": lib.BL_SIM_METADATA},
 }
 
 # The changes of a site: see bl_sim_change.

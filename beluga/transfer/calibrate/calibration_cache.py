@@ -43,7 +43,7 @@ class CalibrationCache:
 
     def __init__(self, pool: Pool) -> None:
         flushes = [name for name in ("clflushopt", "clwb") if name in features()]
-        kinds = sorted({f"{device.kind} {device.coherence}" for device in pool.devices})
+        kinds = sorted({f"{device.kind} {device.coherence}" for device in pool.data_devices})
         self._machine = [_cpu_model(), isa(), *flushes, *kinds]
         digest = hashlib.sha256(json.dumps(self._machine).encode()).hexdigest()
         self.path = config.cache_dir() / f"copy-{digest[:16]}.json"

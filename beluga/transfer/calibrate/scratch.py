@@ -28,7 +28,7 @@ def scratch_pool(like: Pool) -> Iterator[Pool]:
 
     Raises OSError or a :class:`~beluga.errors.BelugaError` if there is no space.
     """
-    coherent = all(device.coherence == "hardware" for device in like.devices)
+    coherent = all(device.coherence == "hardware" for device in like.data_devices)
     shared = Path("/dev/shm")  # noqa: S108  memory, where there is one
     parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     with (

@@ -129,7 +129,7 @@ class CacheMaintenance:
         range while the device copies another; more than any plan has where no line is maintained.
         """
         step = self.row.after_write if write else self.row.before_read
-        kept = self.pool.devices[0].coherence != "hardware" and step is not Step.FENCE
+        kept = self.pool.data_devices[0].coherence != "hardware" and step is not Step.FENCE
         return _RANGE_SIZE if kept else 1 << 62
 
     def before_read(self, plan: Plan) -> None:

@@ -60,8 +60,8 @@ def host_link_now(pool: Pool) -> Link | None:
 
 def _location(pool: Pool) -> tuple[str, int | None, Path | None]:
     """Return the name, the NUMA node and the directory of the link; see :class:`Link`."""
-    adapters = {device.link for device in pool.devices}
-    nodes = {device.node for device in pool.devices}
+    adapters = {device.link for device in pool.data_devices}
+    nodes = {device.node for device in pool.data_devices}
     adapter = adapters.pop() if len(adapters) == 1 else None
     return (
         adapter or f"pool-{pool.id}",
@@ -77,7 +77,7 @@ def settings_for(pool: Pool) -> LinkSettings:
     link is not duplex, is at most as fast as the host's cores, and has one piece in flight more
     than the host has cores.
     """
-    if all(device.kind == "devdax" for device in pool.devices):
+    if all(device.kind == "devdax" for device in pool.data_devices):
         return LinkSettings()
     cores = min(len(os.sched_getaffinity(0)), _CORES_MOST)
     speed = Speed(cores * _CORE_BYTES_PER_S)

@@ -154,11 +154,7 @@ class Link:
         geometry = self.pool.geometry
         offsets = plan.link_ranges["offset"].astype(np.int64)
         row, at, end = cut_at(offsets, offsets + plan.link_ranges["length"], STRIPE_SIZE)
-        stripes = at // STRIPE_SIZE
-        if geometry.interleaved:  # as in csrc/format/interleave.h
-            device = stripes % geometry.device_count
-        else:
-            device = stripes // (geometry.device_size // STRIPE_SIZE - 1)
+        device = geometry.devices_of(at)
         whole = plan.link_ranges is plan.chunks
         chunk = row if whole else plan.pieces["chunk"].astype(np.int64)[row] - plan.chunk_base
         shape = len(ends), len(self.devices)

@@ -95,12 +95,12 @@ const char *bl_sim_scenario_name(uint32_t index)
     return index < count ? bl_sim_scenarios[index].name : NULL;
 }
 
-static int bl_sim_geometry(const bl_sim_scenario *scenario, bl_geometry *out)
+static int bl_sim_geometry(const bl_sim_scenario *scenario, uint32_t apart, bl_geometry *out)
 {
     const bl_pool_config config = {
         .device_size = 9 * BL_STRIPE_SIZE,
-        .device_count = 2,
-        .interleaved = 1,
+        .device_count = 2 + apart,
+        .interleaved = BL_PLACEMENT_INTERLEAVED | (apart ? BL_PLACEMENT_METADATA : 0),
         .lane_count = scenario->lane_count ? scenario->lane_count : BL_SIM_LANE_COUNT,
         .slot_count = 4,
         .bulk_size = BL_PAGE_SIZE,
@@ -119,7 +119,8 @@ int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *
         i++;
     if (!bl_sim_scenarios[i].name)
         return -ENOENT;
-    int status = bl_sim_geometry(&bl_sim_scenarios[i], &geometry);
+    uint32_t apart = config->coherent == BL_SIM_METADATA;
+    int status = bl_sim_geometry(&bl_sim_scenarios[i], apart, &geometry);
     if (status == 0)
         status = bl_sim_world_create(&world, config, &geometry);
     if (status < 0)

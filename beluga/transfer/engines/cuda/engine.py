@@ -70,7 +70,7 @@ class CudaEngine:
         driver: Driver | None = None,
         maintenance: CacheMaintenance | None = None,
     ) -> None:
-        while window_size > STRIPE_SIZE and window_size // 2 >= pool.devices[0].size:
+        while window_size > STRIPE_SIZE and window_size // 2 >= pool.data_devices[0].size:
             window_size //= 2
         windows = Windows(pool, window_size)
         self._pool = pool

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError
-from beluga.pool import STRIPE_SIZE, Pool, filesystem
+from beluga.pool import Pool, filesystem
 from beluga.threads import Thread
 from beluga.transfer.engines.cuda.claims import Claims
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
@@ -49,6 +49,7 @@ class Registrar:
         self._mapped = ExitStack()  # the driver uses the addresses, so they must outlive the pool
         handle = self._mapped.enter_context(pool.using())
         self._bases = [_base(handle, pool, device) for device in range(len(pool.devices))]
+        self._data_device = pool.geometry.data_device
         self.ready: dict[WindowId, int] = {}
         self.fault: str | None = None  # the last failure of a window
         self.unregistered_count = 0  # windows that were replaced by others
@@ -135,8 +136,9 @@ class Registrar:
         self._mapped.close()
 
     def _all(self, *, interleaved: bool) -> dict[WindowId, None]:
-        """Return every window, low offsets first."""
+        """Return every window with data, low offsets first."""
         devices, windows = map(range, self.windows.bases.shape)
+        devices = devices[self._data_device :]
         if interleaved:
             return dict.fromkeys((d, w) for w in windows for d in devices)
         return dict.fromkeys((d, w) for d in devices for w in windows)
@@ -254,7 +256,5 @@ class Registrar:
 
 def _base(handle: core.bl_pool, pool: Pool, device: int) -> int:
     """Return the address of a device: its superblock's stripe, then its share of the range."""
-    own = pool.devices[device].stripe_count - 1
-    stripes = device if pool.geometry.interleaved else device * own
-    address = lib.bl_pool_address(handle, stripes * STRIPE_SIZE)
-    return int(ffi.cast("uintptr_t", address)) - STRIPE_SIZE
+    address = lib.bl_pool_device(handle, device)
+    return int(ffi.cast("uintptr_t", address))

@@ -24,7 +24,8 @@ from beluga.transfer.plan.plan import Plan
 class Windows:
     """The windows of a pool, of ``size`` bytes.
 
-    ``bases`` has the GPU address of each window, or 0: uint64 of shape (devices, windows).
+    ``bases`` has the GPU address of each window, or 0: uint64 of shape (devices, windows). A
+    metadata device has a row, too, which no copy uses.
     """
 
     def __init__(self, pool: Pool, window_size: int) -> None:
@@ -32,7 +33,7 @@ class Windows:
         if stripes * STRIPE_SIZE != window_size or stripes & (stripes - 1) or stripes == 0:
             raise ValueError(f"a window is a power of two of stripes, not {window_size} bytes")
         self.size = window_size
-        count = -(-pool.devices[0].stripe_count // stripes)
+        count = -(-pool.data_devices[0].stripe_count // stripes)
         self.bases: NDArray[np.uint64] = np.zeros((len(pool.devices), count), np.uint64)
         self._table = ffi.from_buffer("uint64_t[]", self.bases)
 

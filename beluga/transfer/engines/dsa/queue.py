@@ -82,7 +82,7 @@ def open_device(pool: Pool, *, sysfs: Path = SYSFS, devices: Path = DEVICES) -> 
     Raises :class:`~beluga.errors.EngineUnavailableError` with the missing requirement.
     """
     queues = work_queues(sysfs)
-    nodes = {device.node for device in pool.devices if device.node is not None}
+    nodes = {device.node for device in pool.data_devices if device.node is not None}
     refusals = []
     for queue in nearest(queues, nodes):
         try:
