@@ -36,8 +36,9 @@
  *   A5  writing a line back writes no other line. On aarch64 a cache line may be larger than a line
  *       of the pool; such a CPU opens no pool of software coherence (bl_flush_fault).
  *
- * A device of hardware coherence (D2) has one host: flush and invalidate do nothing, lines are
- * stored by plain stores, and fences stay.
+ * A device of hardware coherence (D2) has one host, or it is a metadata device for which the caches
+ * of all its hosts are coherent: flush and invalidate do nothing, lines are stored by plain stores,
+ * and fences stay.
  *
  * The verbs have two implementations, in this file and in the simulator (coherence/sim.h): the same
  * protocol source is built twice. Every use of a verb, and every bl_verify, is a *site*: the

@@ -201,3 +201,16 @@ def test_a_window_requested_during_its_registration_is_registered_once(pool: Poo
     assert engine.settle(PATIENCE_S)
     assert engine.stat.fault is None
     assert first in ready(engine)
+
+
+def test_a_metadata_device_is_not_registered(shm: Path, gpu: Gpu) -> None:
+    with Pool.create(
+        [shm / "x", shm / "y"], device_size=32 * STRIPE, metadata=shm / "metadata", sparse=True
+    ) as pool:
+        engine = engine_on(pool, gpu)
+        assert engine.settle(PATIENCE_S)
+        assert {device for device, _ in ready(engine)} == {1, 2}
+        assert engine.stat.registered_bytes == 2 * 32 * STRIPE
+        blocks = Blocks.make(pool)
+        move(engine, blocks)
+        assert (engine.stat.bounce_count, blocks.stored(pool)) == (0, True)
