@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from booted import UNITS, Booted, CannotBootError, why_not
+from booted import SOURCES, UNITS, Booted, CannotBootError, why_not
 from command_lines import check_command
 from support.blocks import eventually
 
 SERVICES = sorted(UNITS.glob("*.service"))
 PROGRAM = "/opt/beluga/bin/beluga"
+MONITORING = (SOURCES / "docs/operate/monitoring.md").read_text()
+[TARGETS] = re.findall(r"targets: (\[.*?\])", MONITORING)
+DAY_TWO = (SOURCES / "docs/operate/day-two.md").read_text()
+DISK = "/var/lib/beluga/disk"
 
 
 def settings() -> dict[str, str]:
@@ -131,9 +135,7 @@ for target in {targets}:
 
 def scraped(machine: Booted) -> list[str]:
     """Return the series of all servers, as the documented configuration scrapes them."""
-    page = (UNITS.parents[1] / "monitoring.md").read_text()
-    [targets] = re.findall(r"targets: (\[.*?\])", page)
-    answer = machine.python(SCRAPE.format(targets=targets))
+    answer = machine.python(SCRAPE.format(targets=TARGETS))
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.splitlines()
 
@@ -213,3 +215,83 @@ def test_a_server_that_hangs_is_ended_by_its_watchdog(booted: Booted) -> None:
     assert eventually(is_so(booted, "beluga-serve", "standing by"), 60), booted.log()
     # nothing but SIGKILL ends a stopped process
     assert booted.show("beluga-serve", "NRestarts") == "1"
+
+
+class Operator:
+    """Root's shell: runs the commands of a heading of ``docs/operate/day-two.md``, without those
+    of pip, because this machine has no network and one version.
+    """
+
+    def __init__(self, machine: Booted) -> None:
+        self._machine = machine
+        self._begin = self.block("")
+
+    @staticmethod
+    def block(heading: str, number: int = 0) -> list[str]:
+        """Return the commands of a block below a heading; without a heading, of the first block."""
+        part = DAY_TWO.partition(f"\n## {heading}\n")[2].partition("\n## ")[0] or DAY_TWO
+        text = re.findall(r"```shell\n(.*?)```", part, re.DOTALL)[number]
+        lines = [re.sub(r"\s+#.*", "", line) for line in text.splitlines()]
+        return [line for line in lines if "/pip " not in line]
+
+    def follow(self, heading: str, number: int = 0, **values: str) -> None:
+        """Run the commands as written, with ``values`` in place of names such as PATH..."""
+        for line in self.block(heading, number):
+            command = line
+            for name, value in values.items():
+                command = re.sub(rf"(?<![\w$]){name}\b(\.\.\.)?", value, command)
+            ran = self.run(command)
+            assert ran.returncode == 0, (
+                command,
+                ran.stdout,
+                ran.stderr,
+                self._machine.log()[-2000:],
+            )
+
+    def run(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run a command after those with which the page begins. Its questions are answered: yes."""
+        return self._machine.run(
+            "sh", "-c", "\n".join([*self._begin, f"{{ {line}\n}} <<'E'\ny\nE"])
+        )
+
+    def leftovers(self) -> list[str]:
+        """Return the paths with Beluga's name outside of the sources and the packages."""
+        found = self._machine.run(
+            *("find", "/", "-path", "/proc", "-prune", "-o", "-path", "/sys", "-prune", "-o"),
+            *("-path", "/usr", "-prune", "-o", "-path", "/opt/*", "-prune", "-o"),
+            *("-iname", "*beluga*", "-print"),
+        )
+        return found.stdout.split()
+
+
+@pytest.mark.slow
+def test_day_two_is_as_documented(booted: Booted) -> None:
+    """An upgrade, a change of the format, a reboot and the removal, line by line."""
+    operator = Operator(booted)
+    units = ("beluga-pool", "beluga-serve", "beluga-standby")
+    options = f"s,^BELUGA_SERVE_OPTIONS=.*,& --disk {DISK} --disk-bytes 64M,"
+    booted.run("sed", "-i", options, "/etc/beluga/beluga.env")
+    booted.run("sed", "-i", options.replace("SERVE", "STANDBY"), "/etc/beluga/beluga.env")
+    for unit in units:
+        assert booted.run("systemctl", "start", unit).returncode == 0, booted.log()
+    assert booted.as_engine("put", "key", "/etc/passwd").returncode == 0
+
+    def has_the_block() -> bool:
+        return booted.as_engine("get", "key").stdout.startswith("root:")
+
+    operator.follow("Upgrade")
+    assert has_the_block()
+    devices = "/dev/shm/beluga/0 /dev/shm/beluga/1 --size 24M"
+    operator.follow("Upgrade", 1, PATH=devices, DISK=DISK)
+    assert eventually(has_the_block, 60), booted.log()
+
+    # A planned reboot with emulated memory: the disk has every block.
+    operator.follow("Stop and drain under systemd")
+    booted.run("sh", "-c", "rm -r /dev/shm/beluga; systemctl stop beluga-pool")
+    for unit in units:
+        assert booted.run("systemctl", "start", unit).returncode == 0, booted.log()
+    assert eventually(has_the_block, 60), booted.log()
+
+    operator.follow("Remove", PATH="/dev/shm/beluga/0 /dev/shm/beluga/1")
+    assert operator.leftovers() == []
+    assert "beluga" not in booted.run("cat", "/etc/passwd", "/etc/group").stdout

@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,6 +139,22 @@ def test_tests_readme_names_files_that_exist() -> None:
             if not (ROOT / "tests" / place).exists():
                 wrong.append(name)
     assert wrong == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_commands_of_shell_blocks_parse(path: Path) -> None:
+    """Blocks that are pasted have no prompt; names in capitals stand for values."""
+    for block in blocks(path):
+        if block.language != "shell":
+            continue
+        text = re.sub(r"\\\n\s*", " ", block.text)
+        for line in re.split(r"\n|&&|\|\|", text):
+            words = shlex.split(line, comments=True)
+            if words and (program := words[0].rpartition("/")[2]) in PROGRAMS:
+                words[0] = program
+                name = found_command(words)
+                assert name is not None, line
+                KNOWN[name].make_context(name, words[len(name.split()) :])
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
