@@ -143,6 +143,11 @@ class Supervisor:
         for of_process in await bound_sockets(settings.listen, self._count):
             self._listeners.append([stack.enter_context(one) for one in of_process])
         self.address = Address(*self._listeners[0][0].getsockname()[:2])
+        of_admin: list[socket.socket] = []  # bound before any process starts
+        if settings.admin is not None:
+            (of_admin,) = await bound_sockets(settings.admin)
+            for one in of_admin:
+                stack.enter_context(one)
         self._memory = os.memfd_create("beluga-gateway")
         stack.callback(os.close, self._memory)
         os.ftruncate(self._memory, memory_size(self._count))
@@ -157,12 +162,13 @@ class Supervisor:
             if isinstance(failed, BaseException):
                 raise failed
         if settings.admin is not None:
-            await self._open_admin(stack, settings.admin)
+            await self._open_admin(stack, settings.admin, of_admin)
 
-    async def _open_admin(self, stack: contextlib.AsyncExitStack, address: Address) -> None:
+    async def _open_admin(
+        self, stack: contextlib.AsyncExitStack, address: Address, sockets: list[socket.socket]
+    ) -> None:
         settings = self._settings
         share = shares()[1]
-        (sockets,) = await bound_sockets(address)
         app = web.Application(
             client_max_size=ADMIN_BODY_MAX,
             middlewares=[

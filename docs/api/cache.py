@@ -20,3 +20,4 @@ with (
     print(cache.get(keys, targets).hits)  # 2
     print(bool((targets == torch.from_numpy(blocks)).all()))  # True
     print(int(cache.lookup(keys)), cache.remove(keys))  # 2 2
+Pool.destroy("/dev/shm/cache")

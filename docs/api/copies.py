@@ -22,3 +22,4 @@ with (
     print(float(layers[0][0, 40].max()))  # 1.0
     tokens = [(0, 5), (1, 15)]  # token 5 of the first digest, token 15 of the second
     print(cache.get_tokens(digests, tokens, Slots(layout, [100, 101])).hits)  # 2
+Pool.destroy("/dev/shm/copies")

@@ -31,3 +31,4 @@ with (
     print(client.remote(span)(np.arange(5.0)).most)  # 4.0
     print(client.call("span", np.arange(1_000_000.0), returns=Range).most)  # 999999.0
     print(client.handlers()[0].help)  # Find the least and the most.
+Pool.destroy("/dev/shm/handlers")

@@ -11,3 +11,4 @@ with (
 ):
     cache.put([b"k" * 16], [bytes(1 << 20)])
     print(cache.transfer_stats()[TransferClass.OFFLOAD].bytes)  # 1048576
+Pool.destroy("/dev/shm/linked")

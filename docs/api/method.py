@@ -14,3 +14,4 @@ with (
     print(client.call(METHOD_USER, "abc").decode())  # cba
     print(client.call(METHOD_USER, np.arange(3, dtype=np.uint8))[0])  # 2
     print(client.stat().epoch)  # 1
+Pool.destroy("/dev/shm/methods")

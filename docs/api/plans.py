@@ -17,3 +17,4 @@ with Pool.create(["/dev/shm/plans"], device_size=64 << 20, force=True) as pool:
     print(float(layers[1][0, 2].max()), float(layers[1][0, 3].max()))  # 1.0 0.0
     print(plan.size == 2 * layout.length)  # True
     engine.close()
+Pool.destroy("/dev/shm/plans")

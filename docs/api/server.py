@@ -12,3 +12,4 @@ with (
     print(server.stat().live_count)  # 1: sessions
     print(server.calls()["ping"].calls)  # 1
     server.limit(Quota())  # from now on there is no limit
+Pool.destroy("/dev/shm/served")

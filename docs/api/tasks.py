@@ -22,3 +22,4 @@ with (
 ):
     server.register(Handlers(square), threads=4)
     asyncio.run(main(pool))
+Pool.destroy("/dev/shm/tasks")

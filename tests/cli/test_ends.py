@@ -30,8 +30,9 @@ Launch = Callable[..., "Command"]
 
 class Case(NamedTuple):
     """A command. ``POOL`` among its arguments stands for a pool with a server, ``IDLE`` for one
-    without. It has begun when its output has the text ``begun``. A signal is the usual end of
-    one that ``serves``, with the status 0.
+    without, ``QUEUE`` for a queue in the first, ``FILE`` for a new file. It has begun when its
+    output has the text ``begun``. A signal is the usual end of one that ``serves``, with the
+    status 0.
     """
 
     words: tuple[str, ...]
@@ -47,6 +48,15 @@ CASES = {
     "standby": Case(("serve", "POOL", "--standby"), "standing by", serves=True),
     "cxl-rpc-serve": Case(("serve", "IDLE"), "serving, epoch 1", serves=True, program="cxl_rpc"),
     "gateway": Case(GATEWAY, "is down", serves=True),
+    "gateway-processes": Case(
+        (*GATEWAY, "--processes", "2", "--log-level", "error", "--json"), "routing", serves=True
+    ),
+    "prefill-worker": Case(
+        ("prefill-worker", "--engine", "http://127.0.0.1:9", "--queue", "QUEUE", "--name", "m"),
+        "prefilling on",
+        serves=True,
+    ),
+    "bench-report": Case(("bench", "report", "rpc", "--smoke", "--out", "FILE"), ""),
     "dashboard": Case(("dashboard", "POOL"), "http://", serves=True),
     "bench": Case(("bench", "rpc", "--smoke"), "rpc c"),
     "cxl-rpc-bench": Case(("bench", "--smoke"), "rpc c", program="cxl_rpc"),
@@ -158,6 +168,11 @@ def launch(tmp_path: Path, idle: list[str], request: pytest.FixtureRequest) -> I
             if word == "POOL":
                 request.getfixturevalue("server")
                 words += request.getfixturevalue("pool")
+            elif word == "QUEUE":
+                request.getfixturevalue("server")
+                words.append(":".join(["pool", *request.getfixturevalue("pool")[1::2]]))
+            elif word == "FILE":
+                words.append(str(tmp_path / "file"))
             else:
                 words += idle if word == "IDLE" else [word]
         if case.program.endswith(".py"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.shown import PAGES, Block, Shown, blocks, commands, name_of, outline
 
-from beluga.pool import scratch_folder
+from beluga.pool import STRIPE_SIZE, scratch_folder
 
 RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
@@ -37,7 +37,11 @@ digests = [bytes([i]) * 16 for i in range(2)]
 block_ids, other_ids = [3, 4], [5, 6]
 """,
 }
-AFTER = {"copy-engines.md": "\ncache.close()\nserver.stop()\npool.close()\n"}
+AFTER = {
+    "copy-engines.md": "\ncache.close()\nserver.stop()\npool.close()\n"
+    'Pool.destroy("/dev/shm/plans")\n'
+}
+KEPT = {"operations.md": ["kv-a", "kv-b"]}  # pools that a page leaves: its subject is a running one
 
 
 class Session:
@@ -96,6 +100,11 @@ class Session:
         assert process.stderr is not None
         return process.stderr.readline()
 
+    def pools(self) -> list[str]:
+        """Return the devices of pools that the page has left, which take memory."""
+        files = (path for path in self.folder.iterdir() if path.is_file())
+        return sorted(path.name for path in files if path.stat().st_size >= STRIPE_SIZE)
+
     def end(self) -> None:
         for process in self._behind:
             process.terminate()
@@ -148,6 +157,8 @@ def test_a_page_runs_as_shown(page: Path, session: Session) -> None:
     for block in parts:
         if not (lacks_torch and needs_torch(block)):
             play(session, page, block)
+    session.end()
+    assert session.pools() == KEPT.get(page.name, [])
     if lacks_torch and any(map(needs_torch, parts)):
         pytest.skip("torch is not installed; the programs with torch were left out")
 
