@@ -74,7 +74,7 @@ def explain_keys(
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        named = _asked(opened, namespace, field, salt)
+        named = _namespace_of(opened, namespace, field, salt)
         found = explain(client, named, [digest(key) for key in keys])
     if json:
         print_json([{"name": key} | asdict(one) for key, one in zip(keys, found, strict=True)])
@@ -85,7 +85,7 @@ def explain_keys(
         raise typer.Exit(1)
 
 
-def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
+def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
     """Return the namespace of the options."""
     from beluga.kvcache import Namespace, known_namespaces
 
@@ -232,7 +232,7 @@ def rm(
     from beluga.kvcache import KVCache
 
     with open_pool(pool) as opened:
-        named = _asked(opened, namespace, field, salt)
+        named = _namespace_of(opened, namespace, field, salt)
         with KVCache(opened, namespace=named, host=host) as cache:
             removed = {key: _remove(cache, digest(key)) for key in keys}
     if json:

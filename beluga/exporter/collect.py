@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STRIPE = 2 << 20
 _PICOSECONDS = 10**12
 _FIGURES = {
-    Figure.ASKED_BLOCKS: "asked_blocks",
+    Figure.REQUESTED_BLOCKS: "asked_blocks",
     Figure.HIT_BLOCKS: "hit_blocks",
     Figure.STORED_BLOCKS: "stored_blocks",
     Figure.PRESENT_BLOCKS: "present_blocks",

@@ -173,14 +173,14 @@ class AcceptedConnection(web.RequestHandler):
     """A connection with a place in a share."""
 
     __slots__ = (
-        *("_arrived", "_asking", "_body_size", "_handled", "_head_size", "_queued"),
+        *("_arrived", "_expects_head", "_body_size", "_handled", "_head_size", "_queued"),
         *("_share", "_unparsed_size", "place"),
     )
 
     def __init__(self, server: web.Server, share: Share, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._share = share
-        self._asking = True  # whether a request's head is expected, or has started to arrive
+        self._expects_head = True  # whether a request's head is expected, or has started to arrive
         self._head_size = 0  # of HEAD_SIZE_MAX: the queued requests' sizes, and _unparsed_size
         self._queued: deque[tuple[int, int]] = deque()  # requests: their number and size
         self._unparsed_size = 0  # bytes behind the last request's head, and no body's
@@ -228,12 +228,12 @@ class AcceptedConnection(web.RequestHandler):
     def resume_writing(self) -> None:
         """Continue after the client has read."""
         super().resume_writing()
-        if not self._asking:
+        if not self._expects_head:
             self.place.work()
 
     def begins(self, request: web.BaseRequest) -> None:
         """Record that a handler has a request."""
-        self._asking = False
+        self._expects_head = False
         self._handled, self._body_size = request, 0
         number = self._arrived - len(self._messages)
         while self._queued and self._queued[0][0] <= number:
@@ -242,7 +242,7 @@ class AcceptedConnection(web.RequestHandler):
 
     def ends(self) -> None:
         """Record that a response has been sent, except for what the client has yet to read."""
-        self._asking = True
+        self._expects_head = True
         self._handled = None
         self.place.wait()
 

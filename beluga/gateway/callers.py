@@ -103,8 +103,8 @@ def _check_kind(request: web.Request, origins: tuple[str, ...]) -> None:
     kind = request.content_type if hdrs.CONTENT_TYPE in request.headers else ""
     if kind in _FORMS and request.body_exists:
         raise Refusal(415, f"no engine accepts {kind}; send Content-Type: application/json")
-    asked_first = kind not in _SIMPLE or hdrs.AUTHORIZATION in request.headers
-    if not asked_first and from_other_site(request.headers, origins):
+    has_preflight = kind not in _SIMPLE or hdrs.AUTHORIZATION in request.headers
+    if not has_preflight and from_other_site(request.headers, origins):
         raise Refusal(
             403,
             (

@@ -74,7 +74,7 @@ class Listener:
             )
             self._live.connect(endpoint)
             self._replay_endpoint = replay
-            self._replay = self._asking()
+            self._replay = self._replay_requests()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
@@ -124,7 +124,7 @@ class Listener:
         self._live.disable_monitor()
         self._context.destroy(linger=0)
 
-    def _asking(self) -> Any:
+    def _replay_requests(self) -> Any:
         """Return a new socket that requests replays, or None without a replay endpoint."""
         if self._replay_endpoint is None:
             return None
@@ -171,6 +171,6 @@ class Listener:
                 log.warning("KV events were missed, and no replay delivers them")
                 self._subscription.replay_failed()
                 self._replay.close(linger=0)  # this drops a late reply
-                self._replay = self._asking()
+                self._replay = self._replay_requests()
                 return
             last = self._subscription.replayed(frames)

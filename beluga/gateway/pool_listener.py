@@ -51,7 +51,7 @@ class PoolListener:
             self._live.setsockopt(zmq.RCVHWM, 0)  # received messages are never dropped
             self._live.setsockopt(zmq.SUBSCRIBE, b"")
             self._live.connect(endpoint)
-            self._replay = self._asking()
+            self._replay = self._replay_requests()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RouterError(
@@ -94,7 +94,7 @@ class PoolListener:
             else round(time.monotonic() - received_s, 3),
         }
 
-    def _asking(self) -> Any:
+    def _replay_requests(self) -> Any:
         replay = self._context.socket(self._zmq.DEALER)
         replay.connect(self._replay_endpoint)
         return replay
@@ -124,6 +124,6 @@ class PoolListener:
                 )
                 self.feed.replay_failed()
                 self._replay.close(linger=0)  # this drops a late reply
-                self._replay = self._asking()
+                self._replay = self._replay_requests()
                 return
             last = self.feed.replayed(frames)

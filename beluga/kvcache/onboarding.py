@@ -63,13 +63,13 @@ def follow(
     ``timeout_s`` seconds without progress.
     """
     done, state = begun
-    since_s, has_asked = time.monotonic(), False
+    since_s, has_requested = time.monotonic(), False
     while done < len(keys) and state.is_coming:
         waited_s = time.monotonic() - since_s
         if waited_s > timeout_s:
             break
-        if state == BlockState.BELOW or not has_asked:  # it may have been evicted again
-            has_asked = True
+        if state == BlockState.BELOW or not has_requested:  # it may have been evicted again
+            has_requested = True
             if not meta.onboard(keys[done:]):
                 break
         else:
@@ -77,5 +77,5 @@ def follow(
         count, state = advance(done)
         if count:
             done += count
-            since_s, has_asked = time.monotonic(), False
+            since_s, has_requested = time.monotonic(), False
     return done

@@ -37,7 +37,7 @@ SECONDS = (
 class Figure(enum.IntEnum):
     """The counters; the value is the index in the call."""
 
-    ASKED_BLOCKS = 0
+    REQUESTED_BLOCKS = 0
     HIT_BLOCKS = 1
     STORED_BLOCKS = 2
     PRESENT_BLOCKS = 3
@@ -67,7 +67,7 @@ assert REPORT_FIGURES <= lib.BL_REPORT_FIGURES  # noqa: S101  else the server re
 
 
 # Plain ints: indexing with an enum member is slower.
-_ASKED, _HIT = int(Figure.ASKED_BLOCKS), int(Figure.HIT_BLOCKS)
+_REQUESTED, _HIT = int(Figure.REQUESTED_BLOCKS), int(Figure.HIT_BLOCKS)
 _STORED, _PRESENT = int(Figure.STORED_BLOCKS), int(Figure.PRESENT_BLOCKS)
 _REFUSED, _WRITTEN = int(Figure.REFUSED_BLOCKS), int(Figure.WRITTEN_BYTES)
 _READ, _FLUSHED = int(Figure.READ_BYTES), int(Figure.FLUSHED_BYTES)
@@ -96,7 +96,7 @@ class Report:
     def got(self, requested: int, hits: int, size: int, flushed: int, started: float) -> bool:
         """Count a get of ``size`` bytes."""
         figures = self._figures
-        figures[_ASKED] += requested
+        figures[_REQUESTED] += requested
         figures[_HIT] += hits
         figures[_READ] += size
         figures[_FLUSHED] += flushed

@@ -64,7 +64,7 @@ class Cluster:
         self._own: list[SimulatedTier] = []  # each worker's DRAM, or only the pool
         self._hashes = [array("Q", blocks) for blocks in trace.blocks()]
         self._held: deque[Request] = deque()  # requests that wait because every worker is busy
-        self._asked = self.requests[0]
+        self._routed = self.requests[0]
         self.active = 0  # the first workers, of this number, get requests
         self.worker_s = 0.0  # workers times the seconds that they existed
         self._since = 0.0
@@ -157,7 +157,7 @@ class Cluster:
         """Send a request. Returns False if every worker is busy."""
         hashes = self._hashes[request.index]
         query = Query(request.input, self.trace.block_tokens, hashes, hashes)
-        self._asked = request
+        self._routed = request
         try:
             choice = self.router.route(request.index, query, now=now)
         except AllWorkersBusyError:
@@ -171,7 +171,7 @@ class Cluster:
 
     def _matches(self, query: Query) -> Caches:
         """Return what each worker holds of the request that is being routed."""
-        request = self._asked
+        request = self._routed
         leads = self._leads(request.ids, request.reusable)
         count = len(self.engines)
         return Caches(leads[:count], leads[count:], shared=self.memory == "pool")

@@ -22,7 +22,7 @@ from beluga.simulate.options import Options
 from beluga.simulate.request import Request
 from beluga.simulate.tier import SimulatedTier
 
-Told = Callable[[float, Request], None]
+EventCallback = Callable[[float, Request], None]
 
 
 class ChunkedEngine:
@@ -36,8 +36,8 @@ class ChunkedEngine:
     ) -> None:
         self.clock, self.options, self.hbm, self.far = clock, options, hbm, far
         self.block_tokens = tokens
-        self.first_token: Told = ignore_event
-        self.done: Told = ignore_event
+        self.first_token: EventCallback = ignore_event
+        self.done: EventCallback = ignore_event
         self.busy_s = 0.0
         self.queue: deque[Request] = deque()  # requests that are not admitted
         self.active = 0  # the number of admitted requests

@@ -357,8 +357,8 @@ def _with_unit(
     numbers = [time for time in times if not isinstance(time, _Seconds)]
     if not numbers:
         return prompts
-    reading.time_guessed = reading.time_asked is None and guess is not None
-    reading.time_unit = reading.time_asked or (guess(numbers) if guess else "s")
+    reading.time_guessed = reading.requested_unit is None and guess is not None
+    reading.time_unit = reading.requested_unit or (guess(numbers) if guess else "s")
     unit = TIME_UNITS[reading.time_unit]
     return [
         TraceEntry(
@@ -563,7 +563,7 @@ def _read(
             path,
             form or _guess(path),
             form_given=form is not None,
-            time_asked=time_unit,
+            requested_unit=time_unit,
             block_tokens=block_tokens or _BLOCK_TOKENS,
             block_given=block_tokens is not None,
             block_note="this format has none; --block-tokens",

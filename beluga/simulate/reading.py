@@ -23,7 +23,7 @@ class Reading:
     path: Path
     form: str
     form_given: bool = False
-    time_asked: str | None = None  # one of TIME_UNITS
+    requested_unit: str | None = None  # one of TIME_UNITS
     time_unit: str | None = None  # that of times which are numbers; None if there are none
     time_guessed: bool = False
     block_tokens: int = 0

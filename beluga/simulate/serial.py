@@ -12,7 +12,7 @@ from functools import partial
 
 from beluga.router import WorkerMetrics
 from beluga.simulate.clock import Clock
-from beluga.simulate.engine import Told, ignore_event
+from beluga.simulate.engine import EventCallback, ignore_event
 from beluga.simulate.memory import Far
 from beluga.simulate.options import Options
 from beluga.simulate.request import Request
@@ -27,8 +27,8 @@ class SerialEngine:
     ) -> None:
         self.clock, self.model, self.hbm, self.far = clock, options.model, hbm, far
         self.block_tokens = tokens
-        self.first_token: Told = ignore_event
-        self.done: Told = ignore_event
+        self.first_token: EventCallback = ignore_event
+        self.done: EventCallback = ignore_event
         self.busy_s = 0.0
         self._queue: deque[Request] = deque()
         self._current: Request | None = None

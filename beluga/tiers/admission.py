@@ -157,12 +157,12 @@ class Adaptive:
         self._lock = threading.Lock()
         self._hits = 0
         self._reused = 0.0
-        self._asked = 0.0
+        self._offered_count = 0.0
 
     @property
     def share(self) -> float:
         """The current share of reused blocks."""
-        return self._reused / self._asked if self._asked else 0.0
+        return self._reused / self._offered_count if self._offered_count else 0.0
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return all keys, or those that were offered before, and update the average."""
@@ -171,7 +171,7 @@ class Adaptive:
             hits, self._hits = self._hits, 0
         decay = math.exp(-(len(keys) + hits) / _WINDOW)
         self._reused = self._reused * decay + int(np.count_nonzero(again)) + hits
-        self._asked = self._asked * decay + len(keys) + hits
+        self._offered_count = self._offered_count * decay + len(keys) + hits
         warms_up = self._warms_up(len(keys))
         self._trial -= len(keys)
         if self._trial >= 0 or warms_up or self.share >= self._break_even:

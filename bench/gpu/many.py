@@ -148,9 +148,9 @@ def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDriver) -> list[int]:
 
 def _of_node(node: int, stack: ExitStack, driver: CudaDriver) -> list[int]:
     """Return memory of this process on that node, registered with the driver."""
-    node_asked = node if len(nodes()) > 1 else None
+    requested_node = node if len(nodes()) > 1 else None
     size = _RUNS * STRIPE_SIZE
-    base = stack.enter_context(private(size, node_asked, shared=True))
+    base = stack.enter_context(private(size, requested_node, shared=True))
     driver.use()  # of several GPUs, another one may be current
     address = driver.register(base, size)
     stack.callback(driver.unregister, base)

@@ -34,20 +34,20 @@ class Peer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._asks = cast(IO[str], self._process.stdin)
-        self._says = cast(IO[str], self._process.stdout)
+        self._commands = cast(IO[str], self._process.stdin)
+        self._replies = cast(IO[str], self._process.stdout)
 
     def start(self, do: str, **arguments: object) -> None:
         """Start a command. Returns when the peer is ready. Raises BelugaError if the peer has
         ended.
         """
-        self._asks.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._asks.flush()
+        self._commands.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._commands.flush()
         self.result()
 
     def result(self) -> dict[str, Any]:
         """Return the peer's next message. Raises BelugaError if the peer has ended."""
-        line = self._says.readline()
+        line = self._replies.readline()
         if not line:
             raise BelugaError("the benchmark's other process has ended; see above")
         reply: dict[str, Any] = json.loads(line)
@@ -68,7 +68,7 @@ class Peer:
         if kind is not None:  # interrupted or failed: the peer may be in a long loop
             self._process.kill()
         self.resume()
-        self._asks.close()
+        self._commands.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

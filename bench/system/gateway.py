@@ -45,7 +45,7 @@ Times = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadRequest:
     """A request: the bytes of its body, and how many events its answer has before the end."""
 
     size: int
@@ -133,7 +133,7 @@ def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
     from .gateway_load import load
 
     count = 30 if options.smoke else 300
-    sent = Asked(_USUAL_SIZE, EVENTS)
+    sent = LoadRequest(_USUAL_SIZE, EVENTS)
     for url in urls.values():
         # This opens connections and warms up the code.
         load(url, sent, count=RATE // 5, rate=RATE, seed=options.seed)
@@ -157,7 +157,7 @@ def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[f
 
     count = 20 if options.smoke else 100
 
-    def each_us(name: str, sent: Asked, seed: int, count: int) -> float:
+    def each_us(name: str, sent: LoadRequest, seed: int, count: int) -> float:
         target = targets[name]
         before = target.cpu_us()
         load(target.url, sent, count=count, rate=RATE, seed=seed)
@@ -168,9 +168,9 @@ def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[f
         options.say(f"gateway: CPU time, pair {pair + 1} of {options.pair_count}")
         found: dict[str, tuple[float, float, float]] = {}
         for name in ("bare", "ours") if pair % 2 else ("ours", "bare"):
-            small = each_us(name, Asked(2048, _FEW), pair, count)
-            long = each_us(name, Asked(2048, _MANY), pair, count // 4)
-            large = each_us(name, Asked(65536, _FEW), pair, count)
+            small = each_us(name, LoadRequest(2048, _FEW), pair, count)
+            long = each_us(name, LoadRequest(2048, _MANY), pair, count // 4)
+            large = each_us(name, LoadRequest(65536, _FEW), pair, count)
             found[name] = small, (long - small) / (_MANY - _FEW), large
         for case, bare, ours in zip(_MOST, found["bare"], found["ours"], strict=True):
             pairs[case].append((bare, ours))

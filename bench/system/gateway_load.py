@@ -16,17 +16,17 @@ import numpy as np
 
 from beluga.errors import BelugaError
 
-from .gateway import MODEL, Asked, Sample
+from .gateway import MODEL, LoadRequest, Sample
 
 _KIND = {"Content-Type": "application/json"}
 
 
-def load(url: str, sent: Asked, *, count: int, rate: float, seed: int) -> Sample:
+def load(url: str, sent: LoadRequest, *, count: int, rate: float, seed: int) -> Sample:
     """Send ``count`` requests, ``rate`` per second on average. Raises BelugaError if one fails."""
     return asyncio.run(_load(url, _body(sent), count, rate, random.Random(seed)))  # noqa: S311
 
 
-def _body(sent: Asked) -> bytes:
+def _body(sent: LoadRequest) -> bytes:
     """Return a request's body of a size, which has the same prompt each time."""
     fields = {"model": MODEL, "prompt": "", "stream": True, "max_tokens": sent.events}
     left = sent.size - len(msgspec.json.encode(fields))

@@ -30,7 +30,7 @@ WAYS = ("alone", "own", "pool")
 OTHERS = 16
 ANSWER = 128  # tokens of each of the others: a single step is less than one percent of their gaps
 _BLOCK = 32  # tokens
-_ASKED = 24  # tokens of their prompts: less than a block, so that they have no hits
+_REQUESTED = 24  # tokens of their prompts: less than a block, so that they have no hits
 _BEGUN = 0.25  # of their time, after which the large request arrives
 
 
@@ -43,7 +43,7 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
     """Run the comparison. Raises BelugaError if a process dies or fails."""
     samples: dict[str, list[Reply]] = {way: [] for way in WAYS}
     large = prompt(setting.tokens, seed)
-    others = prompts(_ASKED, seed + 1)
+    others = prompts(_REQUESTED, seed + 1)
     with ExitStack() as stack:
         station = Station(stack, stack.enter_context(beluga_arm(setting)))
         say("starting vLLM: beluga")

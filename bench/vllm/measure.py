@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 TRIES = 3
 _SHORT = list(range(10, 30))
-_SAID_MAX = 4  # lines of logs
+_ERROR_LENGTH_MAX = 4  # lines of logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Pair:
         setting = self.arm.setting
         first = f"{sample.found(setting)} of {setting.hit_tokens} tokens were found: "
         logged = [line for engine in (self._a, self._b) for line in warnings(engine.log())]
-        return [first + str(faults(*figures) or "nothing counted"), *logged[-_SAID_MAX:]]
+        return [first + str(faults(*figures) or "nothing counted"), *logged[-_ERROR_LENGTH_MAX:]]
 
     def _figures(self) -> dict[str, float]:
         found: dict[str, float] = self._a.ask("figures")["figures"]

@@ -21,11 +21,11 @@ _names = map("stream-{}".format, itertools.count())
 
 
 @dataclass
-class Asked:
+class StreamRequest:
     """A request. Times are seconds since the stream began; ``tokens`` is the answer so far."""
 
     number: int
-    asked_s: float
+    sent_s: float
     first_s: float | None = None
     last_s: float = 0.0
     cached_tokens: int = 0
@@ -39,8 +39,8 @@ class Asked:
         first_s = self.last_s if self.first_s is None else self.first_s
         gaps = len(self.tokens) - 1
         return {
-            "asked_s": self.asked_s,
-            "ttft_s": first_s - self.asked_s,
+            "sent_s": self.sent_s,
+            "ttft_s": first_s - self.sent_s,
             "tpot_s": (self.last_s - first_s) / gaps if gaps > 0 else None,
             "gaps_s": self.gaps_s,
             "ended_s": self.last_s,
@@ -60,8 +60,8 @@ def stream(
     of them.
     """
     waiting = deque(enumerate(prompts))
-    running: dict[str, Asked] = {}
-    ended: list[Asked] = []
+    running: dict[str, StreamRequest] = {}
+    ended: list[StreamRequest] = []
     started = time.perf_counter()
     while waiting or running:
         now = time.perf_counter() - started
@@ -69,7 +69,7 @@ def stream(
             number, tokens = waiting.popleft()
             name = next(_names)
             engine.add_request(name, {"prompt_token_ids": tokens}, samplings[number])
-            running[name] = Asked(number, due_s[number] if due_s else now)
+            running[name] = StreamRequest(number, due_s[number] if due_s else now)
         if not running:
             assert due_s  # noqa: S101  without times, something runs
             time.sleep(max(0.0, due_s[waiting[0][0]] - now))
@@ -89,7 +89,9 @@ def _may_start(
     return now >= due_s[number] if due_s else running < at_once
 
 
-def _note(output: Any, running: dict[str, Asked], ended: list[Asked], now: float) -> None:
+def _note(
+    output: Any, running: dict[str, StreamRequest], ended: list[StreamRequest], now: float
+) -> None:
     """Take a step's output for one request, which has all tokens so far."""
     current = running[output.request_id]
     before, current.tokens = len(current.tokens), list(output.outputs[0].token_ids)

@@ -79,9 +79,9 @@ class LookupWait:
             return now_s < self._since_s + self._limit_s
         if now_s >= self._since_s + self._limit_s:
             return False
-        return self._asks(cached, rest())
+        return self._starts_fetch(cached, rest())
 
-    def _asks(self, cached: int, rest: list[bytes]) -> bool:
+    def _starts_fetch(self, cached: int, rest: list[bytes]) -> bool:
         if not self._worth.pays(cached, len(rest)):
             return False
         self._count = self._lookups.onboard(rest)

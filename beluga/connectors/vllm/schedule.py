@@ -71,7 +71,7 @@ class Tracked:
     saved: int = 0  # leading blocks that were offered or need no save
     sound: int | None = None  # leading blocks that depend on nothing in doubt; None: all
     begun: bool = False  # whether it is known what the request computes with
-    asked_s: float = 0.0  # time of the first attempt to find out
+    first_attempt_s: float = 0.0  # time of the first attempt to find out
     shared: bool = True  # its blocks have names that other processes can find
     ordered: bool = False  # a save was ordered; the workers report its end
     hinted: bool = False  # the blocks that it found have its hint
@@ -363,8 +363,8 @@ class Schedule:
         shared = self._lookups.begin(tracked.request)
         if shared is None:
             now_s = time.monotonic()
-            tracked.asked_s = tracked.asked_s or now_s
-            if now_s - tracked.asked_s < self._onboard_s:
+            tracked.first_attempt_s = tracked.first_attempt_s or now_s
+            if now_s - tracked.first_attempt_s < self._onboard_s:
                 return False
         tracked.begun, tracked.shared = True, bool(shared)
         return True

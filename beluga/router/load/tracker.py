@@ -75,7 +75,7 @@ class LoadTracker:
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
         self._all: Group | None = None  # all accounts; None: to be built
-        self._asked = Group((), ())  # the accounts of the last candidates
+        self._last_group = Group((), ())  # the accounts of the last candidates
         self._slots: core.uint32_p | None = None  # their slots in the shared loads
         self._fresh = 0  # unique ids of blocks are negative, unlike hashes
         self._predicted = False
@@ -90,7 +90,7 @@ class LoadTracker:
             account = self._accounts[worker] = _Account()
             if self._shared is not None:
                 account.shared = self._shared.row(worker)
-        self._all, self._asked = None, Group((), ())
+        self._all, self._last_group = None, Group((), ())
 
     def remove_worker(self, worker: Worker) -> None:
         """Remove a worker. Freeing its requests later has no effect."""
@@ -98,7 +98,7 @@ class LoadTracker:
         if account is not None and self._shared is not None:
             account.shared = None  # its requests end later
             self._shared.forget(worker)
-        self._all, self._asked = None, Group((), ())
+        self._all, self._last_group = None, Group((), ())
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
@@ -122,12 +122,12 @@ class LoadTracker:
 
         Raises NoWorkersError for a worker that was not added.
         """
-        if workers != self._asked.workers:
+        if workers != self._last_group.workers:
             accounts = [self._account(worker) for worker in workers]
-            self._asked = Group(workers, accounts)
+            self._last_group = Group(workers, accounts)
             if self._shared is not None:
-                self._slots = self._shared.slots(self._asked.workers)
-        found = self._asked.candidates(words(sequence), reuse=self._reuse)
+                self._slots = self._shared.slots(self._last_group.workers)
+        found = self._last_group.candidates(words(sequence), reuse=self._reuse)
         if self._shared is not None and self._slots is not None:
             self._shared.add(found, self._slots, self._now)
         return found

@@ -115,7 +115,7 @@ def test_a_stream_answers_every_request_in_its_place() -> None:
 def test_requests_wait_from_when_they_are_due() -> None:
     due_s = [0.0, 0.05, 0.05]
     reply = stream(Machine(), [3] * 3, [[1], [2], [3]], due_s, 1)
-    assert [output["asked_s"] for output in reply["outputs"]] == due_s
+    assert [output["sent_s"] for output in reply["outputs"]] == due_s
     assert reply["elapsed_s"] >= 0.05
 
 
