@@ -210,7 +210,7 @@ class _Listener(ThreadingHTTPServer):
         with self._lock:
             return self._places.of(request) or ConnectionSlot(
                 request, "", 0.0
-            )  # it has just been closed
+            )  # the socket has just been closed
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""

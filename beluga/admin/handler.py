@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
             return _refusal(HTTPStatus.BAD_REQUEST, "the request has no path")
         refusal = self._refuse(method, target)
         if refusal is not None:
-            self.close_connection = True  # its body is not read
+            self.close_connection = True  # the request's body is not read
             return refusal
         body = self._body(method)
         if isinstance(body, AdminResponse):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.tiers import TierService
 
-_CALLS = 100  # that GET /trace shows by default
+_CALLS = 100  # the default of GET /trace
 _CALLS_MAX = 10_000
 _LIMITS = tuple(field.name for field in dataclasses.fields(Quota))
 

@@ -123,6 +123,6 @@ def _estimator(
             host_bytes_per_s=local_bandwidth * 1e9,
             step_tokens=step_tokens,
         )
-    except RouterError as error:  # its text has the value; add the option
+    except RouterError as error:  # the text has the value; add the option
         name, _, what = str(error).partition(" ")
         raise typer.BadParameter(f"--{name.replace('_', '-')} {what}") from None

@@ -218,7 +218,7 @@ def _end(lock: Path, pid: int) -> None:
         _end_by_number(lock, pid)
         return
     try:
-        if _holder(lock) == pid:  # it holds the lock, so the pidfd is its own
+        if _holder(lock) == pid:  # the pid holds the lock, so the pidfd is of the same process
             signal.pidfd_send_signal(watched, signal.SIGTERM)
             signal.pidfd_send_signal(watched, signal.SIGCONT)
     except OSError as error:

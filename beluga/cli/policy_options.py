@@ -64,7 +64,7 @@ def _with_settings(
         chosen = {one.name: given.pop(one.name, one.default) for one in added}
         try:
             settings = PolicySettings(**chosen)
-        except RouterError as error:  # its text has the setting; add the option
+        except RouterError as error:  # the text has the setting; add the option
             name, _, what = str(error).partition(" ")
             raise typer.BadParameter(f"{_option_of(name)} {what}") from None
         for name, most in _MOST.items():

@@ -37,7 +37,7 @@ class Releases:
         release = tuple(int(part or 0) for part in found.groups()[:3])
         width = len(release)
         first, end = _padded(self.first, width), self.end and _padded(self.end, width)
-        early = found[4] is not None  # it precedes the release of this number
+        early = found[4] is not None  # a pre-release
         if release < first or (release == first and early):
             return False
         return end is None or release < end

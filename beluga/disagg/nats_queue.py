@@ -273,7 +273,7 @@ class NatsQueue:
 def _is_address(server: str) -> bool:
     try:
         return urlsplit(server).port != 0
-    except ValueError:  # its text may contain the password
+    except ValueError:  # the text may contain the password
         return False
 
 

@@ -78,7 +78,7 @@ def check_runtime_dirs(machine: Machine) -> Verdict:
         try:
             verdicts.append(_evaluate_own(machine, path))
         except FileNotFoundError:
-            continue  # it was removed meanwhile
+            continue  # the file was removed meanwhile
         except OSError as failure:
             why = f"{path} cannot be examined ({failure.strerror})"
             verdicts.append(unknown(why, "sudo beluga doctor"))
@@ -204,7 +204,7 @@ def _stale(pools: list[list[PoolFile]]) -> Verdict:
     named = [file for pool in pools[:_SHOWN] for file in pool]
     paths = " ".join(shlex.quote(str(file.path)) for file in named)
     missing = sum(pool[0].device_count - len(pool) for pool in pools[:_SHOWN] if pool[0].pool_id)
-    damaged = sum(file.pool_id is None for file in named)  # which may belong to any pool
+    damaged = sum(file.pool_id is None for file in named)  # a damaged file may belong to any pool
     force = " --force" if missing > damaged else ""
     return warning(
         f"no process uses {len(pools)} pools, which take {size}: {shown}",
@@ -248,7 +248,7 @@ def _mapped(machine: Machine) -> set[tuple[int, int]]:
         try:
             maps = machine.read(f"proc/{name}/maps")
         except UndeterminedError:
-            continue  # it has ended, or is another user's: then its lock shows the use
+            continue  # ended, or another user's process, whose use is shown by its lock
         for major, minor, inode in _MAPPED.findall(maps):
             found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
     return found

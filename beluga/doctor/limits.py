@@ -15,7 +15,7 @@ from beluga.pool import show_size
 _MAPS_LEAST = 65530  # the kernel's default
 _LOCKED_LEAST = 8 << 20  # bytes; the default of recent kernels
 _FILES_LEAST = 1024
-_FILES_OF_CLIENT = 2  # its pidfd and its liveness lock
+_FILES_OF_CLIENT = 2  # a pidfd and a liveness lock
 _FILES_OF_SERVER = 256
 _RING = (5, 1)  # the first kernel with io_uring
 

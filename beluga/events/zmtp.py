@@ -392,7 +392,7 @@ def _bound(endpoint: str) -> socket.socket:
         host, _, port = place.rpartition(":")
         number = 0 if port in ("*", "!") else int(port)
         if number > _PORT_MAX:
-            raise ValueError("a port is at most 65535")
+            raise ValueError(f"invalid port {number}: at most {_PORT_MAX}")
         return _bound_address(host.strip("[]"), number)
     except (ValueError, OverflowError, UnicodeError) as error:
         raise OSError(errno.EINVAL, f"{error}", endpoint) from None

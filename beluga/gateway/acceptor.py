@@ -315,7 +315,7 @@ async def bound_sockets(address: Address, processes: int = 1) -> list[list[socke
                     of_process.append(stack.enter_context(made))
             stack.pop_all()
     except OSError as error:
-        number = error.errno or 0  # that of getaddrinfo() is negative
+        number = error.errno or 0  # the errno of getaddrinfo() is negative
         why = os.strerror(number) if number > 0 else error.strerror
         raise RouterError(
             f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "

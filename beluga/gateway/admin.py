@@ -108,7 +108,7 @@ class AdminHandlers:
     async def _pool(self, _: web.Request) -> web.Response:
         found = None if self._cache is None else pool_of(self._cache)
         if found is None:
-            raise Refusal(404, "the router follows no pool's events (--pool-events)")
+            raise Refusal(404, "the router reads no pool's events: set --pool-events")
         return json_response(found)
 
     async def _rule(self, _: web.Request) -> web.Response:

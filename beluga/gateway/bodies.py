@@ -87,7 +87,7 @@ class Bodies:
         most = self._limits.body_size_max
         if request.content_length is not None and request.content_length > most:
             raise Refusal(413, f"the request's body has more than {most} bytes")
-        if request.content.is_eof():  # it arrived with the headers
+        if request.content.is_eof():  # the body arrived with the headers
             body = await request.content.readany()
             if len(body) > most:
                 raise Refusal(413, f"the request's body has more than {most} bytes")

@@ -54,7 +54,7 @@ class Engine:
         self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py
         self.token_problems: dict[str, str] = {}  # those found by probe.py
-        self.probed_after = -1  # its number of failures when it was probed
+        self.probed_after = -1  # the number of failures at the last probe
         self.look = asyncio.Event()  # set to request a check now
         # It aborted a response, and the next check decides whether it is down
         self.suspected = False
@@ -160,7 +160,7 @@ class Engine:
         if failures_before != self._failures:
             return False
         if self.health is not Health.UP and not self.suspected:
-            self._standing = Standing()  # it was down, so it is a new process
+            self._standing = Standing()  # the engine was down, so this is a new process
         self.suspected = False
         self.health = Health.UP
         self.why = ""

@@ -48,7 +48,7 @@ class ProcessResources(msgspec.Struct):
     control: int
     memory: int
     mailboxes: list[int]  # of all processes, to send to
-    mailbox: int  # its own, to receive from
+    mailbox: int  # this process's, to receive from
     listeners: list[int]
 
     @classmethod
@@ -191,7 +191,7 @@ class Peers:
     def _send(self, mailbox: socket.socket, message: bytes) -> bool:
         try:
             mailbox.send(message)
-        except OSError:  # it is full
+        except OSError:  # the peer's mailbox is full
             self._lost()
             return False
         return True

@@ -293,7 +293,7 @@ class Proxy:
                     engine.broke_off(placement.client, str(error))
                     raise _UnansweredError(502, str(error), begun=True) from error
                 placement.first_token()
-                parsed.drop_body()  # it will not be sent again
+                parsed.drop_body()  # the body will not be sent again
                 held.release()
                 await self._pass_on(request, source, first, target, placement)
             return target

@@ -59,5 +59,5 @@ class Responses:
         if name is None:
             return None
         if name not in self._workers and self._peers is not None:
-            self._peers.read()  # its client may be faster than the event loop
+            self._peers.read()  # the client may be faster than the event loop
         return self._workers.get(name)

@@ -80,7 +80,7 @@ class GatewayProcess:
         self.started_s = time.monotonic()
         self.ready = asyncio.get_running_loop().create_future()
         self.workers: set[int] = set()  # workers that it has
-        self.families: list[Family] = []  # its metrics at the last scrape
+        self.families: list[Family] = []  # the metrics at the last scrape
 
 
 class SupervisedFleet(Fleet):
@@ -443,7 +443,7 @@ class SupervisorHandlers(AdminHandlers):
     async def _pool(self, _: web.Request) -> web.Response:
         found = [one for one in await self._supervisor.ask_all("pool") if one is not None]
         if not found:
-            raise Refusal(404, "the router follows no pool's events (--pool-events)")
+            raise Refusal(404, "the router reads no pool's events: set --pool-events")
         return json_response(found[0])
 
     def _change(self, thresholds: dict[str, float | int | None]) -> None:

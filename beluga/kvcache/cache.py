@@ -111,7 +111,7 @@ class PutResult:
                 )
             raise_for_status(int(code), doing)
             raise CacheError(
-                "the server refused a block without a reason; run one version of Beluga"
+                "the server refused a block with no error code: client and server versions differ"
             )
 
 

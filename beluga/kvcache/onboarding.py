@@ -68,7 +68,7 @@ def follow(
         waited_s = time.monotonic() - since_s
         if waited_s > timeout_s:
             break
-        if state == BlockState.BELOW or not has_requested:  # it may have been evicted again
+        if state == BlockState.BELOW or not has_requested:  # the block may have been evicted again
             has_requested = True
             if not meta.onboard(keys[done:]):
                 break

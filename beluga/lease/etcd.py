@@ -117,7 +117,7 @@ class EtcdLease:
             self._token = self._authenticated()
         status, answer = self._any(path, body)
         if self._user and (status == _UNAUTHENTICATED or "token" in _error(answer)):
-            self._token = self._authenticated()  # it has expired
+            self._token = self._authenticated()  # the token has expired
             status, answer = self._any(path, body)
         if status != _OK:
             advice = _advice(_error(answer))

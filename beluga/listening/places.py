@@ -58,7 +58,7 @@ class ConnectionSlot(Generic[ConnectionT]):
 
 
 class ConnectionSlots(Generic[ConnectionT]):
-    """The places of all connections. The caller has a lock, or one thread."""
+    """The places of all connections. Not thread-safe: the caller locks, or uses one thread."""
 
     def __init__(
         self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic

@@ -33,7 +33,7 @@ def refuse_mapped(device: Device) -> None:
         try:
             lines = _LINE.findall(maps.read_text(errors="replace"))
         except OSError:
-            continue  # it has ended, or belongs to another user
+            continue  # the process has ended, or belongs to another user
         for low, high, offset, major, minor, inode in lines:
             first = int(offset, 16)
             if (

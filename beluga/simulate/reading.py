@@ -24,7 +24,7 @@ class Reading:
     form: str
     form_given: bool = False
     requested_unit: str | None = None  # one of TIME_UNITS
-    time_unit: str | None = None  # that of times which are numbers; None if there are none
+    time_unit: str | None = None  # the unit of numeric times; None if there are none
     time_guessed: bool = False
     block_tokens: int = 0
     block_given: bool = False

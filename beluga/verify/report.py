@@ -70,7 +70,7 @@ class VerifyResult:
     test: str
     initiator: str
     mode: str
-    device: int  # its index in the pool
+    device: int  # the device's index in the pool
     trials: int
     violations: int
     rejected: int

@@ -131,7 +131,7 @@ class Scene:
         self._data, self._base = pool.geometry.data_offset, region.base
         generator = np.random.default_rng(_PRIVATE_SEED)
         raw = generator.integers(0, 256, self.span + 4096, np.uint8)
-        start = -raw.ctypes.data % 4096  # it begins at a line, as tensors do
+        start = -raw.ctypes.data % 4096  # begins at a cache line, as tensors do
         self.memory: NDArray[np.uint8] = raw[start : start + self.span]
         pool.prefault()
 

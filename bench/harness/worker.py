@@ -170,7 +170,7 @@ def _follow(_: object, __: object, *, endpoint: str) -> None:
         while True:
             reader.recv_multipart()
 
-    threading.Thread(target=follow, daemon=True).start()  # it ends with the process
+    threading.Thread(target=follow, daemon=True).start()  # the thread ends with the process
     _say(ready=True)
 
 

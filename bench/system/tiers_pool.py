@@ -39,8 +39,8 @@ from ..peers.redis_server import redis_server
 _MIB = 1 << 20
 _SIZE = 2560 << 10
 _POOL_SIZE, _POOL_SIZE_SMOKE = 192 * _MIB, 64 * _MIB
-_DISK_BLOCKS, _DISK_BLOCKS_SMOKE = 400, 60  # that are onboarded
-_FLOOD_BLOCKS, _FLOOD_BLOCKS_SMOKE = 400, 20  # that the other process stores repeatedly
+_DISK_BLOCKS, _DISK_BLOCKS_SMOKE = 400, 60  # blocks to onboard
+_FLOOD_BLOCKS, _FLOOD_BLOCKS_SMOKE = 400, 20  # blocks that the other process stores repeatedly
 _GETS, _GETS_SMOKE = 100, 5  # per half of a pair
 _INTERVAL_S = 0.005  # between two gets
 _SETTLE_S = 0.3  # after the other work has begun or ended

@@ -30,7 +30,7 @@ from ..peers.redis_server import redis_server
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (128 * _KIB, 2560 * _KIB)
-_BYTES = 128 * _MIB  # of one measurement
+_BYTES = 128 * _MIB  # per measurement
 _SINGLE_CALLS = 50
 
 Bare = tuple[Callable[[str], Any], Callable[[str, memoryview], Any]]

@@ -259,7 +259,7 @@ typedef struct bl_trace_head {
     uint64_t epoch;
     uint64_t pid;               /* of the server */
     uint64_t ended;             /* 1: the server ended in order */
-    bl_takeover_cause takeover;       /* its takeover */
+    bl_takeover_cause takeover;       /* how it took over */
     bl_trace_clocks first, last; /* at the start, and recently */
 } bl_trace_head;
 

@@ -82,7 +82,7 @@ static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_exte
             bl_found(check, BL_FINDING_EXTENT_OVERLAP, line->number, other.first_stripe);
             return;
         }
-        bl_extents_close(check->extents, other.first_stripe); /* it was closed meanwhile */
+        bl_extents_close(check->extents, other.first_stripe); /* the extent was closed meanwhile */
     }
     bl_extents_adopt(check->extents, view);
 }

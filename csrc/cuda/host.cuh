@@ -56,7 +56,7 @@ static inline void bl_span_note(uint64_t span)
         bl_tracing->span = (uint32_t)span;
 }
 
-/* It is not recorded: it accesses neither the pool nor an engine's memory. */
+/* This access is not recorded: it is neither to the pool nor to an engine's memory. */
 BL_DEVICE bl_span bl_span_load(const bl_span *span) { return *span; }
 
 template <int WIDTH> BL_DEVICE bl_word<WIDTH> bl_load(uint64_t address, bl_word<WIDTH> word)

@@ -62,7 +62,7 @@ typedef struct bl_dsa_work {
 
 enum bl_dsa_group_state {
     BL_DSA_IDLE,
-    BL_DSA_PREPARED,             /* its descriptors are not submitted yet */
+    BL_DSA_PREPARED,             /* the descriptors are not submitted yet */
     BL_DSA_SUBMITTED
 };
 

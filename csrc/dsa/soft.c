@@ -214,7 +214,7 @@ static void bl_dsa_serve(bl_dsa_soft *soft, const bl_dsa_descriptor *descriptor,
     if (delay_us > 0)
         bl_dsa_sleep(delay_us * 1000ull);
     if (opcode == BL_DSA_DRAIN)
-        bl_dsa_show_late(soft); /* it ends after all before it */
+        bl_dsa_show_late(soft); /* a fence ends after all before it */
     if (opcode == BL_DSA_BATCH)
         bl_dsa_run_batch(soft, descriptor);
     else

@@ -32,7 +32,7 @@ typedef struct bl_meta_ask {
     uint32_t method;
     uint32_t item_size;
     const void *items;
-    bl_block_request head;      /* its count: the items of this message */
+    bl_block_request head;      /* count: the items of this message */
     uint32_t record_size;       /* bytes of a record of the reply */
 } bl_meta_ask;
 

@@ -180,7 +180,7 @@ uint32_t bl_events_apply(bl_events *events, const bl_change *changes, uint32_t c
             if (held && line->generation == change->generation)
                 bl_event_remove(events, line, &out);
         } else if (!held || line->generation < change->generation) {
-            if (held) /* its removal was not published yet */
+            if (held) /* the block's removal was not published yet */
                 bl_event_remove(events, line, &out);
             bl_event_store(events, line, change, &out);
         }

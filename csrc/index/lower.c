@@ -761,7 +761,7 @@ static void bl_lower_offered(bl_meta *meta, const bl_lower_note *note)
         return;
     const bl_block *block = &meta->blocks[note->block];
     if (block->offload != BL_OFFLOAD_TAKEN || block->generation != note->generation)
-        return; /* it was evicted or removed meanwhile */
+        return; /* the block was evicted or removed meanwhile */
     bl_lower_offload_end(meta, note->block);
     if (meta->lower_waits && block->pin_count == 0)
         bl_block_touch(meta, note->block);

@@ -71,7 +71,7 @@ static void bl_pins_drop(bl_pins *pins, uint32_t hole)
          place = (place + 1) & pins->mask) {
         uint32_t home = bl_pins_home(pins, pins->pin[place].block);
         if (((place - home) & pins->mask) < ((place - hole) & pins->mask))
-            continue;           /* it must not move in front of its home slot */
+            continue;           /* an entry must not move in front of its home slot */
         pins->pin[hole] = pins->pin[place];
         hole = place;
     }

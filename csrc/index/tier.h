@@ -52,8 +52,8 @@ void bl_tier_hold(bl_tier *tier, const uint32_t *id, uint32_t count);
 void bl_tier_drop(bl_tier *tier, const uint32_t *id, uint32_t count);
 
 /* Set a hint, a bl_level, of the ids that are present, as the pool's index does (index/hints.h). At
- * most budget blocks are favored. Sets given[i] to 1 if id i got it. Returns how many, or -ENOMEM.
- * */
+ * most budget blocks are favored. Sets given[i] to 1 if id i got it. Returns their
+ * number, or -ENOMEM. */
 int64_t bl_tier_hint(bl_tier *tier, const uint32_t *id, uint32_t count, uint32_t level,
                      uint32_t budget, uint8_t *given);
 

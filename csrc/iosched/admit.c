@@ -19,10 +19,9 @@ static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded po
 static const uint64_t BL_WAIT_NS = 1000000;     /* the longest pause between polls */
 static const uint64_t BL_DEMAND_NS = 2000000;   /* until an idle engine that does not poll is
                                                  * ignored */
-static const uint64_t BL_EAGER_NS = 200000;     /* a queue that waits longer than this polls
-                                                 * seldom */
-static const uint64_t BL_SELDOM_NS = 60000;     /* pause between seldom polls: longer than a
-                                                 * timer's delay */
+static const uint64_t BL_EAGER_NS = 200000;     /* a queue that waits longer polls rarely */
+static const uint64_t BL_SELDOM_NS = 60000;     /* pause between rare polls: longer than a timer's
+                                                 * delay */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: above this ratio costs are raised */
 
 /* If another process considered this member dead and released its tokens, take a new member. If the
@@ -215,7 +214,7 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
     return -EAGAIN;
 }
 
-/* A waiting queue polls often at first, so that the link is not idle, and seldom later. */
+/* A waiting queue polls often at first, so that the link is not idle, and rarely later. */
 static void bl_queue_patience(bl_queue *queue, int status, uint64_t now_ns, uint64_t *wait_ns)
 {
     if (status == 0 || queue->stat.queued == 0) {

@@ -72,7 +72,7 @@ static void *bl_heartbeat_run(void *argument)
         while (!heartbeat->stop && rc == 0)
             rc = pthread_cond_timedwait(&heartbeat->wake, &heartbeat->lock, &next);
         if (!heartbeat->stop && bl_guarded(heartbeat->memory, bl_heartbeat_guarded, heartbeat) < 0)
-            break; /* its device is gone: the heartbeat stops, as for a dead process */
+            break; /* the device is gone: the heartbeat stops, as for a dead process */
     }
     pthread_mutex_unlock(&heartbeat->lock);
     return NULL;

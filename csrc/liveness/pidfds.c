@@ -148,7 +148,7 @@ static int bl_pidfds_accept(bl_pidfds *pidfds)
                                          pidfds->peers[place].pidfd >= 0))
         place++;
     if (place == pidfds->count_max || bl_pidfds_watch(pidfds, peer, place) < 0)
-        close(peer); /* its lock file is enough */
+        close(peer); /* the peer's lock file is enough */
     else
         pidfds->peers[place].socket = peer;
     return 0;

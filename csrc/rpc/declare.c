@@ -19,7 +19,7 @@
 typedef struct bl_declared_one {
     uint64_t nonce;
     uint64_t heartbeat_offset;
-    uint64_t heartbeat_count;   /* the count when the declaration was given */
+    uint64_t heartbeat_count;   /* the heartbeat count at the time of the declaration */
     uint32_t is_server;
 } bl_declared_one;
 

@@ -76,13 +76,13 @@ void bl_job_end(const bl_server *server, bl_lane *lane)
     bl_job *job = &server->jobs->list[lane->job - 1];
     lane->job = 0;
     if (bl_host_swap(&job->state, BL_JOB_RUNNING, BL_JOB_DROPPED))
-        return; /* its thread clears it */
+        return; /* the job's thread clears it */
     if (bl_host_swap(&job->state, BL_JOB_WAITING, BL_JOB_DONE)) { /* no thread takes it from now
                                                                    * on */
         bl_job_clear(job);
         return;
     }
-    /* it was taken or finished between the two swaps */
+    /* the job was taken or finished between the two swaps */
     if (!bl_host_swap(&job->state, BL_JOB_RUNNING, BL_JOB_DROPPED))
         bl_job_clear(job);
 }
@@ -133,7 +133,7 @@ int bl_function_take(bl_server *server, bl_function_call *out)
             return -errno;
         bl_job *job = bl_job_oldest(jobs);
         if (job == NULL)
-            continue; /* its session has ended, or the server stops */
+            continue; /* the job's session has ended, or the server stops */
         *out = (bl_function_call){
             .request = job->bytes,
             .nonce = job->nonce,

@@ -146,7 +146,7 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
             bl_doorbell_ring(session); /* the lane may have become quiet */
             bl_crash_point("call.rung");
             rung = 1;
-            continue; /* its fence: the doorbell is written before the server wakes */
+            continue; /* a fence: the doorbell is written before the server wakes */
         }
         if (asleep) {
             bl_wake(memory, session->directory, &session->waker);

@@ -45,7 +45,7 @@ typedef struct bl_lane {
     uint32_t moved;             /* 1: its heartbeat has changed */
     uint32_t broken;            /* 1: its memory failed: it is neither polled nor assigned */
     uint32_t pid;               /* in this host's pid namespace; 0: unknown */
-    uint32_t kind;              /* that of its last report */
+    uint32_t kind;              /* the kind of its last report */
     uint32_t busy_next;         /* next at the last change that quieten found, ... */
     uint64_t busy_ns;           /* ... and the time of it (rpc/doorbell.c) */
     uint32_t job;               /* 1 + the number of its job (rpc/jobs.h); 0: it has none */

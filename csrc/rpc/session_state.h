@@ -36,7 +36,7 @@ struct bl_session {
     uint32_t sent;                  /* sequence of the last request */
     uint32_t answered;              /* sequence of the last reply taken */
     uint32_t window;                /* reply lines polled together */
-    bl_core core;                   /* that of the last calls */
+    bl_core core;                   /* the core of the last calls */
     uint64_t ring_count;            /* of the doorbell */
     uint64_t called_ns;             /* when the last wait for a reply began */
     uint32_t attached;

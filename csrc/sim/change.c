@@ -42,7 +42,7 @@ void bl_sim_matters(bl_sim_world *world, const bl_site *site, enum bl_sim_change
         world->config.matters[bl_sim_site_number(site) * BL_SIM_CHANGE_COUNT + change]++;
 }
 
-/* ---- The other half. */
+/* ---- The other half of a structure with two halves. */
 
 /* Return the corresponding offset in the other of two halves of half_size bytes, the first of which
  * begins at start. */

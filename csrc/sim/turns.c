@@ -11,8 +11,8 @@
 #include <errno.h>
 
 enum {
-    BL_SIM_STALL_BITS_MIN = 10, /* a pause of a process is a microsecond, */
-    BL_SIM_STALL_BITS = 15      /* doubled less than this many times */
+    BL_SIM_STALL_BITS_MIN = 10, /* a process pauses for less than 2^10 ns */
+    BL_SIM_STALL_BITS = 15      /* to less than 2^24 ns: the number of such limits */
 };
 
 /* ---- Turns. */
@@ -121,7 +121,7 @@ void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
 {
     uint32_t stored = (uint32_t)bl_sim_below(world, process->store_count + 1);
     process->state = BL_SIM_KILLED;
-    if (stored < process->store_count) { /* it dies in the middle of this line (A1) */
+    if (stored < process->store_count) { /* the process dies in the middle of this line (A1) */
         process->store[stored].pieces &= (uint8_t)bl_sim_random(world);
         stored += process->store[stored].pieces != 0;
     }

@@ -19,7 +19,7 @@
 
 enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device to examine, from its end */
 
-/* ---- Where the test runs. */
+/* ---- Choosing the stripes. */
 
 /* Return 1 if this data stripe is in no extent. A torn mark counts as an extent. */
 static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
@@ -88,7 +88,7 @@ static int bl_acceptance_idle(const bl_acceptance *acceptance, uint64_t *epoch)
     return line.epoch == 0 || line.state == BL_SERVER_STOPPED;
 }
 
-/* ---- Which tests run. */
+/* ---- Choosing the cells. */
 
 static int bl_acceptance_list(bl_acceptance *acceptance)
 {
@@ -147,7 +147,7 @@ uint32_t bl_acceptance_cells(const bl_acceptance *acceptance, const bl_acceptanc
     return acceptance->cell_count;
 }
 
-/* ---- The run. */
+/* ---- Running the cells of the test. */
 
 /* Run some trials of a cell; index is the leader's. */
 static int bl_acceptance_batch(bl_acceptance *acceptance, uint64_t index)

@@ -38,9 +38,9 @@ def browser() -> Iterator[Browser]:
 def page_of(process: subprocess.Popen[str]) -> str:
     """Return the address of the page that a command prints."""
     assert process.stderr
-    told = process.stderr.readline()
-    assert told.startswith("page at http://127.0.0.1:"), told
-    return told.split()[2].rstrip(",")
+    output = process.stderr.readline()
+    assert output.startswith("page at http://127.0.0.1:"), output
+    return output.split()[2].rstrip(",")
 
 
 def figure(browser: Browser, title: str) -> str:

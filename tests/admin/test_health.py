@@ -31,10 +31,10 @@ def statuses(health: ServerHealth) -> list[int]:
 def test_a_server_without_progress_is_not_alive() -> None:
     now = [100.0]
     health = ServerHealth(still_s=10.0, clock=lambda: now[0])
-    assert statuses(health) == [200, 503]  # it begins
+    assert statuses(health) == [200, 503]  # the server begins
     now[0] += 1000.0
     assert statuses(health) == [200, 503]
-    health.record_progress(serves=False)  # it stands by
+    health.record_progress(serves=False)  # the server stands by
     assert statuses(health) == [200, 503]
     health.record_start()
     now[0] += 1000.0

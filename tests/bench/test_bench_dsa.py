@@ -40,7 +40,7 @@ def test_rows_of_a_software_queue_are_measured_and_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "device", "says"),
+    ("cpu", "device", "expected"),
     [
         ({64: 1, 4096: 2, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 16384 bytes"),
         ({64: 1, 4096: 4, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 4096 bytes"),
@@ -50,6 +50,6 @@ def test_rows_of_a_software_queue_are_measured_and_marked() -> None:
     ],
 )
 def test_the_crossover_is_the_size_from_which_dsa_stays_faster(
-    cpu: dict[int, float], device: dict[int, float], says: str
+    cpu: dict[int, float], device: dict[int, float], expected: str
 ) -> None:
-    assert says in crossover(cpu, device)
+    assert expected in crossover(cpu, device)

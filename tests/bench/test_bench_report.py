@@ -49,7 +49,7 @@ def test_a_normal_run_has_no_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"command": "beluga bench rpc --smoke"}, "SMOKE RUN"),
         ({"noisy": True}, "Noisy: in 1 of 1 rows"),
@@ -58,9 +58,9 @@ def test_a_normal_run_has_no_warning() -> None:
         ({"memory": "paced"}, "Emulated memory"),
     ],
 )
-def test_important_limits_are_shown_prominently(given: dict[str, Any], said: str) -> None:
+def test_important_limits_are_shown_prominently(given: dict[str, Any], message: str) -> None:
     read = page(row(**given))
-    assert said in warnings(read)
+    assert message in warnings(read)
     assert "(" in next(text for text in read.texts["h2"] if text.startswith("rpc"))
 
 
@@ -124,7 +124,7 @@ def test_every_recorded_file_makes_a_page(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
@@ -135,12 +135,12 @@ def test_every_recorded_file_makes_a_page(path: Path) -> None:
         (b'[{"bench": "a", "case": "b", "limit": []}]', "limit of case 'b' is []"),
     ],
 )
-def test_files_without_results_are_rejected(tmp_path: Path, content: bytes, said: str) -> None:
+def test_files_without_results_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(BelugaError, match=r"x\.json") as refused:
         load(path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_rows_have_a_date_and_numbers_that_are_valid_json() -> None:

@@ -46,10 +46,10 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         try:
-            said = child.communicate(timeout=TIMEOUT_S)
+            output = child.communicate(timeout=TIMEOUT_S)
         finally:
             child.kill()
-    return subprocess.CompletedProcess([child.pid], child.returncode, *said)
+    return subprocess.CompletedProcess([child.pid], child.returncode, *output)
 
 
 @pytest.mark.usefixtures("compiled")

@@ -57,11 +57,11 @@ def test_an_interruption_ends_the_run_and_loses_no_row(end: BaseException) -> No
 
 
 def test_progress_shows_a_total_and_the_remaining_time() -> None:
-    told: list[str] = []
-    run({"a": rows_then(2), "b": rows_then(2)}, ["a", "b"], Options(progress=told.append))
-    assert told[0].startswith("case 0 (1 of about ")
-    assert all(", about " in line and line.endswith(" left)") for line in told[1:])
-    assert told[-1].startswith("case 1 (4 of about 4, about ")
+    calls: list[str] = []
+    run({"a": rows_then(2), "b": rows_then(2)}, ["a", "b"], Options(progress=calls.append))
+    assert calls[0].startswith("case 0 (1 of about ")
+    assert all(", about " in line and line.endswith(" left)") for line in calls[1:])
+    assert calls[-1].startswith("case 1 (4 of about 4, about ")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_the_command_prints_what_was_finished(
         assert [row["case"] for row in json.loads(done.stdout)] == ["case 0", "case 1", "case 2"]
     else:
         assert [f"case {number}" in done.stdout for number in range(4)] == [True] * 3 + [False]
-    told = done.stderr + str(done.exception)
-    assert "3 completed rows" in told
+    output = done.stderr + str(done.exception)
+    assert "3 completed rows" in output
 
 
 def test_a_table_is_printed_when_its_benchmark_ends(benches: dict[str, Bench]) -> None:

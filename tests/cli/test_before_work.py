@@ -71,7 +71,7 @@ def test_a_command_starts_if_its_packages_are_installed(arguments: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             [*SIMULATE, "--report", "/nowhere/report.html"],
@@ -86,10 +86,10 @@ def test_a_command_starts_if_its_packages_are_installed(arguments: list[str]) ->
         (["get", "key", "/nowhere/block"], "/nowhere/block: No such file or directory"),
     ],
 )
-def test_the_output_path_is_checked_before_the_work(arguments: list[str], said: str) -> None:
+def test_the_output_path_is_checked_before_the_work(arguments: list[str], message: str) -> None:
     refused = beluga(*arguments)
     assert refused.returncode == 1
-    assert said in refused.stderr
+    assert message in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert "begun" not in refused.stderr
 

@@ -144,7 +144,7 @@ def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("hots = 3", "line 1: hots: is not a setting of all commands; did you mean host?"),
         ("[srve]\nhost = 3", "line 1: [srve]: is not a command; did you mean serve?"),
@@ -177,12 +177,12 @@ def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None
         ("a = " + "[" * 5000, ""),
     ],
 )
-def test_a_mistake_is_reported_with_its_location(write: Write, text: str, said: str) -> None:
+def test_a_mistake_is_reported_with_its_location(write: Write, text: str, message: str) -> None:
     path = write(text)
     refused = beluga("ping")
     assert isinstance(refused.exception, errors.SettingsError)
     assert str(refused.exception).startswith(str(path))
-    assert said in str(refused.exception)
+    assert message in str(refused.exception)
     assert "\n" not in str(refused.exception)
 
 
@@ -235,9 +235,9 @@ def test_the_current_folder_is_not_searched(
 def test_config_shows_the_settings(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write('pool = ["/a", "/b"]\n[serve]\nwatch = true\npool = "/c"\n')
     monkeypatch.setenv("BELUGA_POOL", "/d")
-    told = json.loads(beluga("config", "--json").stdout)
-    assert told["file"] == str(path)
-    assert told["settings"] == [
+    result = json.loads(beluga("config", "--json").stdout)
+    assert result["file"] == str(path)
+    assert result["settings"] == [
         {"table": "", "key": "pool", "value": ["/a", "/b"], "unused": "BELUGA_POOL"},
         {"table": "serve", "key": "watch", "value": True, "unused": ""},
         {"table": "serve", "key": "pool", "value": ["/c"], "unused": "BELUGA_POOL"},
@@ -267,7 +267,7 @@ def test_every_option_may_be_in_a_file_unless_it_concerns_one_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "said"),
+    ("text", "words", "message"),
     [
         (
             "[gateway]\npolicy = 'linear'\nshared-credit = 2.0\n",
@@ -287,13 +287,13 @@ def test_every_option_may_be_in_a_file_unless_it_concerns_one_run() -> None:
     ],
 )
 def test_a_command_that_refuses_a_value_of_the_file_names_the_file(
-    write: Write, text: str, words: list[str], said: str
+    write: Write, text: str, words: list[str], message: str
 ) -> None:
     path = write(text)
     refused = beluga(*words)
     assert refused.exit_code == 2
     shown = "".join(refused.stderr.replace("│", " ").split())  # the box wraps lines at any position
-    assert "".join(f"{said}{path}".split()) in shown
+    assert "".join(f"{message}{path}".split()) in shown
 
 
 def test_a_rejected_flag_is_not_reported_as_an_error_of_the_file(write: Write) -> None:

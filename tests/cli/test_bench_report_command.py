@@ -103,7 +103,7 @@ def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--out", "page.txt"], "does not end with .html"),
         (["--out", "none/page.html"], "No such file or directory"),
@@ -112,12 +112,12 @@ def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
     ],
 )
 def test_invalid_arguments_are_rejected_before_the_work(
-    benches: Benches, arguments: list[str], said: str
+    benches: Benches, arguments: list[str], message: str
 ) -> None:
     benches["rpc"] = lambda options: pytest.fail("it ran")
     done = beluga(*arguments)
     assert done.exit_code != 0
-    assert said in done.stderr + str(done.exception)
+    assert message in done.stderr + str(done.exception)
 
 
 def test_report_options_are_rejected_without_report(benches: Benches) -> None:

@@ -110,8 +110,8 @@ def test_an_output_on_a_full_disk_is_a_one_line_error(
 
 def test_get_prints_its_result_as_json(run: Run, pool: list[str], tmp_path: Path) -> None:
     run("put", "key", "-", *pool, stdin="bytes")
-    said = json.loads(run("get", "key", tmp_path / "got", *pool, "--json").stdout)
-    assert (said["bytes"], said["file"]) == (5, str(tmp_path / "got"))
+    result = json.loads(run("get", "key", tmp_path / "got", *pool, "--json").stdout)
+    assert (result["bytes"], result["file"]) == (5, str(tmp_path / "got"))
     assert run("get", "key", *pool, "--json").returncode == 2
 
 

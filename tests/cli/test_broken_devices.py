@@ -191,8 +191,8 @@ def refused(name: str, ended: Ended, *named: str) -> None:
     assert ended.status in (1, 2), ended
     assert "Traceback" not in ended.stderr
     assert name in REPORTS or len(lines) == 1, ended
-    said = ended.stdout + ended.stderr if name in REPORTS else ended.stderr
-    assert any(word in said for word in named), ended
+    output = ended.stdout + ended.stderr if name in REPORTS else ended.stderr
+    assert any(word in output for word in named), ended
 
 
 def test_each_command_is_tested_or_needs_no_pool() -> None:
@@ -209,7 +209,7 @@ def test_a_damaged_device_is_a_one_line_error(
     SPOILT[how](paths[place])
     for name, taken in share(WITH.items(), number):
         if name == "beluga pool destroy" and how == "cut short":
-            continue  # it works: the remaining file is a device of the pool
+            continue  # works: the remaining file is a device of the pool
         arguments = [*given(name, tmp_path), *taken.words(paths)]
         ended = ran(name, arguments, tmp_path, without=(DAC_OVERRIDE, DAC_READ_SEARCH))
         # Creating a pool may fail at the other device, which already has one.

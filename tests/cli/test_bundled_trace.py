@@ -44,8 +44,8 @@ def test_commands_read_the_file_and_report_it(
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
     assert f"no trace is given; using the bundled {BUNDLED.name}" in done.stderr
-    told = json.loads(done.stdout)
-    row = told[0] if isinstance(told, list) else told.get("trace", told)
+    result = json.loads(done.stdout)
+    row = result[0] if isinstance(result, list) else result.get("trace", result)
     assert row["requests"] == requests
 
 
@@ -60,17 +60,17 @@ def test_options_of_traces_require_a_trace(run: Run, command: str, option: str) 
 
 
 def test_size_needs_no_argument_and_shows_the_ideal_hit_rate(run: Run) -> None:
-    told = json.loads(run("size", "--json").stdout)
-    assert told["bytes_per_token"] == 256 << 10  # Qwen3-32B
-    (pool,) = told["tiers"]
-    assert pool["found"] == pytest.approx(told["trace"]["ideal_hit_rate"])
-    assert pool["size_bytes"] >= told["trace"]["bytes"]
+    result = json.loads(run("size", "--json").stdout)
+    assert result["bytes_per_token"] == 256 << 10  # Qwen3-32B
+    (pool,) = result["tiers"]
+    assert pool["found"] == pytest.approx(result["trace"]["ideal_hit_rate"])
+    assert pool["size_bytes"] >= result["trace"]["bytes"]
 
 
 def test_size_prints_cumulative_hit_rates_of_tiers(run: Run) -> None:
-    told = json.loads(run("size", "--json", "--memory", "100G", "--disk", "200G").stdout)
-    memory, disk = (tier["found"] for tier in told["tiers"])
-    assert 0.3 < memory < disk < told["trace"]["ideal_hit_rate"]
+    result = json.loads(run("size", "--json", "--memory", "100G", "--disk", "200G").stdout)
+    memory, disk = (tier["found"] for tier in result["tiers"])
+    assert 0.3 < memory < disk < result["trace"]["ideal_hit_rate"]
 
 
 def test_a_cache_finds_the_leading_blocks_that_it_holds(tmp_path: Path) -> None:
@@ -90,5 +90,5 @@ def test_a_cache_finds_the_leading_blocks_that_it_holds(tmp_path: Path) -> None:
 def test_size_takes_a_trace_without_blocks(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,100,10\n")
-    told = json.loads(run("size", "--json", "--trace", path).stdout)
-    assert [tier["found"] for tier in told["tiers"]] == [0]
+    result = json.loads(run("size", "--json", "--trace", path).stdout)
+    assert [tier["found"] for tier in result["tiers"]] == [0]

@@ -139,7 +139,7 @@ class Command:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == self.process.pid and fields[0] != "Z":
                     found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 continue
         return found
 

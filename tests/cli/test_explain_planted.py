@@ -138,8 +138,8 @@ class World:
     def explain(self, namespace: Namespace, *, salt: str = "") -> dict[str, str]:
         """Explain KEY as an operator does, with the fields of the engine that misses it."""
         fields = [f"--field={name}={value}" for name, value in namespace.fields.items()]
-        told = ["--salt", salt] if salt else []
-        ended = self._run("explain", KEY.hex(), *fields, *told, *self._options, "--json")
+        options = ["--salt", salt] if salt else []
+        ended = self._run("explain", KEY.hex(), *fields, *options, *self._options, "--json")
         assert ended.stderr == ""
         (found,) = json.loads(ended.stdout)
         assert ended.returncode == (found["state"] == "miss")
@@ -162,7 +162,7 @@ def world(start: Start, run: Run, shm: Path) -> Iterator[World]:
 
 @pytest.mark.parametrize("killed", [False, True], ids=["served", "after a restart"])
 @pytest.mark.parametrize(
-    ("stored", "cause", "said"),
+    ("stored", "cause", "message"),
     [
         (engine(model="org/other"), "namespace", "config model_config is '"),
         (engine(layout="(16, 2, 8, 128)"), "layout", "layout is '(16, 2, 8, 128)' there"),
@@ -178,7 +178,7 @@ def world(start: Start, run: Run, shm: Path) -> Iterator[World]:
     ids=["namespace", "layout", "dtype", "kv dtype", "rank", "ranks"],
 )
 def test_blocks_of_another_engine_are_explained(
-    world: World, stored: Namespace, cause: str, said: str, killed: bool
+    world: World, stored: Namespace, cause: str, message: str, killed: bool
 ) -> None:
     world.store(stored)
     world.store(engine(), KEY[::-1])  # the queried engine has stored blocks, too
@@ -188,7 +188,7 @@ def test_blocks_of_another_engine_are_explained(
     assert world.explain(stored)["cause"] == "stored"
     found = world.explain(engine())
     assert (found["state"], found["cause"]) == ("miss", cause)
-    assert said in found["text"]
+    assert message in found["text"]
 
 
 def test_the_most_similar_namespace_is_shown(world: World) -> None:

@@ -96,7 +96,7 @@ class Server:
         return DeposedError("deposed") if failed else None
 
 
-class Told:
+class StopEvent:
     """An event that is set at its third check, or by a signal."""
 
     def __init__(self) -> None:
@@ -114,9 +114,9 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def stop_event(monkeypatch: pytest.MonkeyPatch) -> StopEvent:
     """Replace the event. Handlers of signals are recorded, and logging stays unchanged."""
-    made = Told()
+    made = StopEvent()
     handlers: dict[int, Any] = {}
     made.handlers = handlers  # type: ignore[attr-defined]
     monkeypatch.setattr(serve.threading, "Event", lambda: made)
@@ -124,25 +124,27 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return made
 
 
-def test_a_server_serves_until_a_signal(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_serves_until_a_signal(
+    stop_event: StopEvent, capsys: pytest.CaptureFixture[str]
+) -> None:
     server: Any = Server()
     serve.serve_until_stopped(server)
     assert server.did == ["start", "stop"]
     assert server.looks == 2
-    assert set(told.waited) == {0.5}
+    assert set(stop_event.waited) == {0.5}
     assert capsys.readouterr().err == "serving, epoch 7; stop with Ctrl-C\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_stop_the_server(told: Told, number: int) -> None:
+def test_signals_stop_the_server(stop_event: StopEvent, number: int) -> None:
     server: Any = Server()
     start = server.start
-    server.start = lambda: (start(), told.handlers[number]())  # type: ignore[attr-defined]
+    server.start = lambda: (start(), stop_event.handlers[number]())  # type: ignore[attr-defined]
     serve.serve_until_stopped(server)
     assert (server.did, server.looks) == (["start", "stop"], 0)
 
 
-def test_a_fatal_error_is_raised_and_the_server_is_stopped(told: Told) -> None:
+def test_a_fatal_error_is_raised_and_the_server_is_stopped(stop_event: StopEvent) -> None:
     server: Any = Server(fails_after=2)
     with pytest.raises(DeposedError):
         serve.serve_until_stopped(server)
@@ -151,30 +153,30 @@ def test_a_fatal_error_is_raised_and_the_server_is_stopped(told: Told) -> None:
 
 @pytest.mark.parametrize("elected", [True, False])
 def test_a_standby_serves_after_the_server_ends(
-    told: Told,
+    stop_event: StopEvent,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     elected: bool,
 ) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def stand_by(*arguments: Any, **options: Any) -> bool:
         del options["waits"]  # the object that notifies the service manager
-        asked.append((arguments, options))
+        requests.append((arguments, options))
         return elected
 
     monkeypatch.setattr("beluga.rpc.stand_by", stand_by)
     server: Any = Server()
     serve.serve_until_stopped(server, silent_s=3.0)
-    assert asked == [((server, told), {"silent_s": 3.0, "lease": None})]
+    assert requests == [((server, stop_event), {"silent_s": 3.0, "lease": None})]
     assert server.did == ["stop"]
     shown = capsys.readouterr().err.splitlines()
     assert shown == ["standing by; stop with Ctrl-C"] + [TOOK] * elected
-    assert len(told.waited) == 3 * elected
+    assert len(stop_event.waited) == 3 * elected
 
 
 def test_a_lease_is_renewed_while_the_server_runs(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    stop_event: StopEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
 
@@ -552,17 +554,17 @@ def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPa
 def test_benchmarks_get_their_options_and_show_all_columns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
     drawn: list[Any] = []
     fields = dict.fromkeys([*bench._COLUMNS, "note"])
     one = {**fields, "bench": "a", "memory": "m", "coherence": None, "case": "c", "p50_ns": 5}
     rows = [one, {**one, "case": "d", "p50_ns": None, "note": "odd"}, {**one, "memory": "n"}]
     monkeypatch.setattr(bench, "need", lambda *what: drawn.append(what))
     monkeypatch.setattr("beluga_bench.plot", lambda *what: drawn.append(what))
-    benches = {"a": lambda options: asked.append(options) or rows, "b": lambda options: []}
+    benches = {"a": lambda options: requests.append(options) or rows, "b": lambda options: []}
     monkeypatch.setattr("beluga_bench.BENCHES", benches)
     shown = beluga("bench", "all")
-    assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in asked] == [
+    assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in requests] == [
         (False, None, None, None, None)
     ]
     assert shown.stdout.count("p50 ns") == 2 and "p99" not in shown.stdout
@@ -573,7 +575,7 @@ def test_benchmarks_get_their_options_and_show_all_columns(
     options = ["--pool", "p", "--coherence", "hardware", "--pace", "x", "--threads", 1]
     shown = beluga("bench", "a", "--smoke", *options, "--json", "--plot", charts)
     assert json.loads(shown.stdout) == rows
-    assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in asked[1:]] == [
+    assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in requests[1:]] == [
         (True, ("p",), "hardware", "x", 1)
     ]
     assert drawn == [("plot", "matplotlib"), (rows, charts)]
@@ -774,7 +776,7 @@ def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asked", "said"),
+    ("arguments", "asked", "message"),
     [
         ([], (None, 3.0, 60.0), ""),
         (["--peer", "--role", "a", "--seconds", 1, "--timeout", 2], ("a", 1.0, 2.0),
@@ -783,7 +785,7 @@ def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )  # fmt: skip
 def test_one_side_of_verify_waits_for_the_other(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], asked: Any, said: str
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], asked: Any, message: str
 ) -> None:
     calls: list[Any] = []
 
@@ -793,7 +795,7 @@ def test_one_side_of_verify_waits_for_the_other(
 
     monkeypatch.setattr("beluga.verify.verify_pool", verify_pool)
     shown = beluga("verify", "--pool", "path", *arguments)
-    assert (shown.exit_code, shown.stderr) == (5, said)
+    assert (shown.exit_code, shown.stderr) == (5, message)
     assert calls == [asked]
     assert opened.paths == [["path"]]
 

@@ -59,9 +59,9 @@ def test_text_logs_have_events_and_command_messages(capsys: pytest.CaptureFixtur
     log.warning("3 blocks")
     log.debug("not shown")
     logs.log_message("serving")
-    event, said = capsys.readouterr().err.splitlines()
+    event, output = capsys.readouterr().err.splitlines()
     assert event.endswith(" WARNING beluga.test: 3 blocks")
-    assert said == "serving"
+    assert output == "serving"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_repeated_messages_of_one_call_site_are_limited_and_counted(
 
     say(logs.BURST + 5)
     handler.handle(logging.LogRecord("a", 30, "/there", 1, "another place", (), None))
-    said = capsys.readouterr().err.splitlines()
-    assert (len(said), said[-1]) == (logs.BURST + 1, "another place")
+    output = capsys.readouterr().err.splitlines()
+    assert (len(output), output[-1]) == (logs.BURST + 1, "another place")
     now = logs.WINDOW_S
     handler.handle(logging.LogRecord("a", 30, "/there", 1, "later", (), None))
     assert capsys.readouterr().err.splitlines() == [
@@ -130,10 +130,10 @@ def test_json_makes_every_line_of_a_server_an_object(pool: list[str], start: Sta
     child = start("--log-format", "json", "serve", *pool, "--json", "--admin", "0")
     assert child.stdout
     assert child.stderr
-    told = [json.loads(child.stdout.readline()) for _ in range(2)]
-    assert [each["event"] for each in told] == ["admin", "serving"]
-    assert told[0]["url"].startswith("http://127.0.0.1:")
-    assert (told[1]["epoch"], told[1]["pid"]) == (1, child.pid)
+    result = [json.loads(child.stdout.readline()) for _ in range(2)]
+    assert [each["event"] for each in result] == ["admin", "serving"]
+    assert result[0]["url"].startswith("http://127.0.0.1:")
+    assert (result[1]["epoch"], result[1]["pid"]) == (1, child.pid)
     child.send_signal(signal.SIGTERM)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (0, "")

@@ -142,7 +142,7 @@ def test_an_interrupted_benchmark_prints_no_traceback(name: str, begins: str) ->
         assert bench.stderr.readline().startswith(begins)
         time.sleep(0.1)  # now the threads are in C loops
         os.killpg(bench.pid, signal.SIGINT)
-        said = bench.stderr.read()
+        output = bench.stderr.read()
     assert bench.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert leftovers("bench", bench.pid) == set()

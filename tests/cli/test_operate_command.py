@@ -45,7 +45,7 @@ def test_stat_prints_text(run: Run, pool: list[str], server: Server[str], opened
         cache.put([b"0123456789abcdef"], [bytes(4096)])
         cache.get([b"0123456789abcdef"], [bytearray(4096)])
         cache.client.report.kind = "vllm"
-        cache.client.call(16, (1).to_bytes(8, "little") + bytes(8))  # its report
+        cache.client.call(16, (1).to_bytes(8, "little") + bytes(8))  # the session's report
         text = run("stat", *pool).stdout
         found = value(run, "stat", *pool)
     assert "100.0% of 1" in text
@@ -98,9 +98,9 @@ def test_trace_shows_the_calls_of_a_killed_server(
     heading, *lines = shown.stdout.splitlines()
     assert heading.split()[:4] == ["time", "host:pid:lane", "method", "keys"]
     assert [line.split()[2] for line in lines[-2:]] == ["reserve", "commit"]
-    told = value(run, "trace", *pool, "--method", "commit")
-    assert (told["pid"], told["ended"], told["alive"]) == (server.pid, False, False)
-    (commit,) = told["calls"]
+    result = value(run, "trace", *pool, "--method", "commit")
+    assert (result["pid"], result["ended"], result["alive"]) == (server.pid, False, False)
+    (commit,) = result["calls"]
     assert (commit["method"], commit["keys"], commit["status"]) == ("commit", 1, "ok")
     assert value(run, "trace", *pool, "--slow", 60_000)["calls"] == []
     assert len(value(run, "trace", *pool, "--slowest", "--last", 1)["calls"]) == 1
@@ -144,9 +144,9 @@ def test_quota_is_shown_and_changed_without_a_restart(
         assert "no limit" in run("quota", *pool).stdout
         changed = run("quota", *pool, "--set", "grants=1", "--set", "bytes=1M")
         assert "until the server ends" in changed.stderr
-        told = value(run, "quota", *pool)
-        assert told["quota"] == {"grants": 1, "pins": 0, "bytes": 1 << 20, "calls_per_s": 0}
-        assert [(one["grant_count"], one["bytes"]) for one in told["sessions"]] == [(1, 4096)]
+        result = value(run, "quota", *pool)
+        assert result["quota"] == {"grants": 1, "pins": 0, "bytes": 1 << 20, "calls_per_s": 0}
+        assert [(one["grant_count"], one["bytes"]) for one in result["sessions"]] == [(1, 4096)]
         assert meta.reserve(keys([2]), length=4096)[0].status < 0
         assert value(run, "quota", *pool, "--set", "grants=0")["quota"]["bytes"] == 1 << 20
         assert eventually(lambda: meta.reserve(keys([2]), length=4096)[0].status == 0)

@@ -180,9 +180,9 @@ def test_a_mount_that_cannot_be_stored_creates_no_pool(
 ) -> None:
     (tmp_path / "state").touch()  # where the start fixture's users keep their state
     child = start("mount", *paths, "--create", "--size", "16M")
-    said = child.communicate(timeout=60)[1]
+    output = child.communicate(timeout=60)[1]
     assert child.returncode == 1
-    assert said.count("\n") == 1
+    assert output.count("\n") == 1
     assert not any(Path(path).exists() for path in paths)
 
 

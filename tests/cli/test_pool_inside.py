@@ -38,10 +38,10 @@ class Report:
 @pytest.fixture
 def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls to pools. The default pool is on /a and /b."""
-    asked: list[Any] = []
+    requests: list[Any] = []
     monkeypatch.setattr("beluga.pool.default_specs", lambda: [Path("/a"), Path("/b")])
     monkeypatch.setattr(
-        "beluga.pool.remove_default", lambda: asked.append("remove_default") or True
+        "beluga.pool.remove_default", lambda: requests.append("remove_default") or True
     )
     monkeypatch.setattr(
         "beluga.pool.stored_specs", lambda: [DeviceSpec(Path(p)) for p in ("/b", "/a")]
@@ -49,14 +49,14 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     @contextmanager
     def storing_default(specs: Any) -> Iterator[None]:
-        asked.append("draft")
+        requests.append("draft")
         yield
-        asked.append(("remember", specs))
+        requests.append(("remember", specs))
 
     monkeypatch.setattr("beluga.pool.storing_default", storing_default)
-    monkeypatch.setattr(command, "_describe", lambda pool, json: asked.append(("shown", json)))
-    monkeypatch.setattr(Pool, "destroy", lambda specs, force: asked.append(("destroy", specs)))
-    return asked
+    monkeypatch.setattr(command, "_describe", lambda pool, json: requests.append(("shown", json)))
+    monkeypatch.setattr(Pool, "destroy", lambda specs, force: requests.append(("destroy", specs)))
+    return requests
 
 
 def test_a_check_shows_what_it_found_and_fails(
@@ -116,13 +116,13 @@ def test_destroy_removes_the_default_pool(did: list[Any]) -> None:
     assert "Destroy the pool on /a, /b?" in asked.stderr
     assert did == [("destroy", ["/a", "/b"]), "remove_default"]
     del did[:]
-    said = json.loads(beluga("pool", "destroy", "--yes", "/c", "--json").stdout)
+    result = json.loads(beluga("pool", "destroy", "--yes", "/c", "--json").stdout)
     assert did == [("destroy", ["/c"])]
-    assert said == {"destroyed": ["/c"], "forgotten": False}
+    assert result == {"destroyed": ["/c"], "forgotten": False}
     del did[:]
-    said = json.loads(beluga("pool", "destroy", "--yes", "/a", "/b", "--json").stdout)
+    result = json.loads(beluga("pool", "destroy", "--yes", "/a", "/b", "--json").stdout)
     assert did == [("destroy", ["/a", "/b"]), "remove_default"]
-    assert said["forgotten"] is True
+    assert result["forgotten"] is True
 
 
 def test_mount_stores_the_default_pool(
@@ -164,7 +164,7 @@ def test_a_missing_default_pool_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"why_none": "no"}, "cpu (not here: dsa; --json has the reasons)"),
         ({"memory": "gpu"}, "cpu; dsa for blocks in GPU memory"),
@@ -173,9 +173,9 @@ def test_a_missing_default_pool_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
          "cpu; dsa (q) from 4 KiB written, from 8 KiB read, as measured"),
     ],
 )  # fmt: skip
-def test_the_copy_engine_is_reported_in_a_line(change: dict[str, Any], said: str) -> None:
+def test_the_copy_engine_is_reported_in_a_line(change: dict[str, Any], message: str) -> None:
     known = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
-    assert command._engines({"dsa": Crossovers(**known | change)}) == said
+    assert command._engines({"dsa": Crossovers(**known | change)}) == message
 
 
 def test_a_default_size_is_reported(
@@ -190,8 +190,8 @@ def test_a_default_size_is_reported(
     made = Opened(geometry=SimpleNamespace(device_size=3 << 30))
     monkeypatch.setattr(Pool, "create", lambda paths, **how: made)
     path = tmp_path / "device"
-    said = beluga("pool", "create", path).stderr
-    assert "each device has 3 GiB: new files share half of what is free (see --size)" in said
+    output = beluga("pool", "create", path).stderr
+    assert "each device has 3 GiB: new files share half of what is free (see --size)" in output
     assert "half" not in beluga("pool", "create", path, "--size", "3G").stderr
     path.touch()
     assert "half" not in beluga("pool", "create", path).stderr

@@ -156,9 +156,9 @@ def test_metrics_are_served_from_standby_to_stop(
 ) -> None:
     standby = start("serve", *pool, "--standby", "--admin", "0")
     assert standby.stderr
-    told = standby.stderr.readline()
-    assert told.startswith("page at http://127.0.0.1:")
-    url = told.split()[-1]
+    output = standby.stderr.readline()
+    assert output.startswith("page at http://127.0.0.1:")
+    url = output.split()[-1]
     assert scrape(url).value("beluga_server_serving") == 0
     server.kill()
     assert eventually(lambda: scrape(url).value("beluga_server_serving") == 1)
@@ -311,7 +311,7 @@ def test_a_server_whose_device_cannot_be_opened_is_stopped(
     run: Run = request.getfixturevalue("run")
     pid = json.loads(run("serve", *pool, "--detach", "--json").stdout)["pid"]
     try:
-        os.kill(pid, signal.SIGSTOP)  # it would end without a signal
+        os.kill(pid, signal.SIGSTOP)  # a running process would end without a signal
         SPOILT[how](Path(pool[1]))
         assert run("ping", *pool).returncode == 1
         stopped = run("stop", *pool, "--json")
@@ -337,6 +337,6 @@ def test_a_lock_acquired_during_a_stop_is_not_released(run: Run, pool: list[str]
 
 
 def test_each_program_names_its_own_server(start: Start, run: Run, pool: list[str]) -> None:
-    said = start("ping", *pool, entry="cxl_rpc").communicate(timeout=60)[1]
-    assert "start one with 'cxl-rpc serve'" in said
+    output = start("ping", *pool, entry="cxl_rpc").communicate(timeout=60)[1]
+    assert "start one with 'cxl-rpc serve'" in output
     assert "start one with 'beluga serve'" in run("ping", *pool).stderr

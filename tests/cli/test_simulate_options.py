@@ -268,9 +268,11 @@ def test_saturation_is_reported(simulation: Simulation) -> None:
     assert "saturated" not in beluga("t").stderr
     late = dataclasses.replace(row("random", 90.0), ttft_p99_s=150.0, throughput_per_s=0.25)
     simulation.rows = [late, row("linear", 1.0)]
-    said = " ".join(beluga("t").stderr.split())
-    assert "saturated: in 1 of 2 runs requests queue for minutes, up to 2.5 (p99 of random" in said
-    assert "0.5 requests arrive in a second, and 0.25 are served" in said
+    output = " ".join(beluga("t").stderr.split())
+    assert (
+        "saturated: in 1 of 2 runs requests queue for minutes, up to 2.5 (p99 of random" in output
+    )
+    assert "0.5 requests arrive in a second, and 0.25 are served" in output
 
 
 def test_the_readers_assumptions_are_printed(simulation: Simulation) -> None:

@@ -140,6 +140,6 @@ def test_the_dashboard_is_the_servers_page_or_its_own(
     server.wait()
     following = start("serve", *pool, "--admin", "0")
     assert following.stderr
-    told = following.stderr.readline().split()[2].rstrip(",")
+    output = following.stderr.readline().split()[2].rstrip(",")
     assert following.stderr.readline().startswith("serving")
-    assert json.loads(run("dashboard", *pool, "--json").stdout) == {"url": told}
+    assert json.loads(run("dashboard", *pool, "--json").stdout) == {"url": output}

@@ -45,14 +45,14 @@ static void *write_on(void *unused)
     return unused;
 }
 
-/* Is the copy, examined with no knowledge of how it was made, a whole line? */
+/* Return whether the copy is one whole line. The compiler cannot see how the copy was made. */
 __attribute__((noinline)) static int whole(const void *copy)
 {
     __asm__ volatile("" : "+r"(copy) : : "memory");
     return bl_reply_whole(copy, KEY);
 }
 
-/* Copy a reply into the caller's memory, as bl_lane_take() does: is it whole? */
+/* Copy a reply into the caller's memory, as bl_lane_take() does. Return whether it is whole. */
 __attribute__((noinline)) static int take_line(bl_reply *line)
 {
     bl_refetch(&memory, 0, BL_LINE_SIZE);

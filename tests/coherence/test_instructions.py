@@ -225,8 +225,8 @@ def build(name: str, folder: Path, change: Mutant | None) -> Path:
 
 def run(name: str, program: Path) -> dict[str, str]:
     command = [*MACHINES[name].emulator, str(program)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    parts = (line.partition(":") for line in said.splitlines() if line)
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    parts = (line.partition(":") for line in output.splitlines() if line)
     return {scene: " ".join(instructions.split()) for scene, _, instructions in parts}
 
 

@@ -48,8 +48,10 @@ def build(compiler: str, level: str, sources: Path, folder: Path) -> Path:
 
 def differing(program: Path) -> dict[str, int]:
     """Return how many copies of lines and of payloads were not what had been checked."""
-    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout
-    words = said.split()
+    output = subprocess.run(
+        [program], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    words = output.split()
     return dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
 

@@ -100,14 +100,14 @@ class Side:
         return self.backend.batch_set(keys, pages)
 
     def exists(self, keys: list[str], names: list[str]) -> Any:
-        asked = []
+        requests = []
         for name in names:
             last = NEEDS[name]
             policy = Policy.TRAILING_PAGES if last else Policy.ALL_PAGES
-            asked.append(
+            requests.append(
                 Transfer(storage.PoolName(name), keys=keys[: last or None], hit_policy=policy)
             )
-        found = self.backend.batch_exists_v2(keys, asked)
+        found = self.backend.batch_exists_v2(keys, requests)
         hits = {str(name): pages for name, pages in found.extra_pool_hit_pages.items()}
         return found.kv_hit_pages, hits, found.restorable_prefix_pages
 

@@ -130,7 +130,7 @@ def test_each_failed_session_is_closed_once_before_the_next(
     events: list[str] = []
     again = threading.Event()
 
-    class Told(Attachment):
+    class RecordedAttachment(Attachment):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             events.append("attached")
@@ -144,7 +144,7 @@ def test_each_failed_session_is_closed_once_before_the_next(
     def failed(_: Attachment) -> None:
         raise PoolError("made up")
 
-    monkeypatch.setattr(connection_module, "Attachment", Told)
+    monkeypatch.setattr(connection_module, "Attachment", RecordedAttachment)
     settings = PoolSettings(pool=pool_name, timeout_ms=5000, retry_s=0.01)
     connection = Connection(settings, name="test", logger=logging.getLogger("test"))
     assert connection.wait(LONG_S)
@@ -334,7 +334,7 @@ def test_suppressed_messages_are_counted_in_the_next_warning(
 
 def test_a_stop_ends_copies_until_resume(server: MetaServer, connection: Connection) -> None:
     with connection.stopped():
-        pass  # it may not be attached yet, and then there is nothing to stop
+        pass  # not attached yet: nothing to stop
     assert connection.wait(LONG_S)
     large = np.ones((4, 2 << 20), dtype=np.uint8)
 
@@ -422,7 +422,7 @@ def test_closed_sessions_free_their_lanes(server: MetaServer, pool_name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"retry_s": 0}, "retry_s must be greater than 0"),
         ({"timeout_ms": -1}, "must be greater than 0"),
@@ -434,8 +434,8 @@ def test_closed_sessions_free_their_lanes(server: MetaServer, pool_name: str) ->
     ],
     ids=str,
 )
-def test_invalid_settings_are_rejected(setting: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConnectorError, match=said):
+def test_invalid_settings_are_rejected(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConnectorError, match=message):
         settings_of(PoolSettings, setting)
 
 

@@ -117,7 +117,7 @@ def test_locked_objects_survive_eviction_until_unlocked(
     assert lookup(one, keys[:1], shape) == [True]
     for key in keys[1:]:
         store(one, [key], [Memory(shape, seed=2)])
-    assert lookup(one, keys[1:2], shape) == [False]  # it was evicted
+    assert lookup(one, keys[1:2], shape) == [False]  # the block was evicted
     target = blank(1, shape)
     assert load(one, keys[:1], target) == [True]
     assert np.array_equal(target[0].data, first.data)
@@ -135,7 +135,7 @@ def test_an_unlocked_lookup_leaves_no_pins(server: MetaServer, adapter: MakeAdap
     assert load(one, [ObjectKey(b"a")], blank(1)) == [True]
     one.submit_unlock([key])
     one.submit_unlock([ObjectKey(b"a")])
-    assert lookup(one, [ObjectKey(b"b")]) == [False]  # it is not the last job's either
+    assert lookup(one, [ObjectKey(b"b")]) == [False]  # nor of the last job
     del key
     assert eventually(lambda: known() is None)
     assert server.meta_stat().pinned_count == 0
@@ -311,11 +311,11 @@ def test_keys_after_a_miss_are_looked_up_in_one_call(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
-    asked: list[int] = []
+    requests: list[int] = []
     real = objects._lookup
 
     def lookup(meta: Any, keys: Any, *, pin: bool) -> Any:
-        asked.append(len(keys))
+        requests.append(len(keys))
         return real(meta, keys, pin=pin)
 
     monkeypatch.setattr(objects, "_lookup", lookup)
@@ -325,7 +325,7 @@ def test_keys_after_a_miss_are_looked_up_in_one_call(
         objects.store(attachment, there, [np.ones(64, dtype=np.uint8)] * len(there))
         found = objects.find(attachment, items, pin=False)
         assert [grant is not None for grant in found] == [True, False] + [True] * 98
-        assert asked == [100, 98]
+        assert requests == [100, 98]
     finally:
         attachment.close()
 
@@ -336,11 +336,11 @@ def test_pins_are_released_when_a_batch_fails_half_way(
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
     one, other = ((Namespace.of(name), b"a") for name in ("one", "other"))
     real = objects._lookup
-    asked: list[int] = []
+    requests: list[int] = []
 
     def second_fails(meta: Any, keys: Any, *, pin: bool) -> Any:
-        asked.append(len(keys))
-        if len(asked) == 2:
+        requests.append(len(keys))
+        if len(requests) == 2:
             raise CacheError("made up")
         return real(meta, keys, pin=pin)
 
@@ -377,10 +377,10 @@ def test_objects_are_found_although_the_pin_quota_is_exhausted(
 def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def refused(_: MetaClient, keys: Any, *, pin: bool = False) -> Any:
-        asked.append(pin)
+        requests.append(pin)
         raise QuotaError("made up")
 
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
@@ -388,7 +388,7 @@ def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
     try:
         with pytest.raises(QuotaError, match="made up"):
             objects.find(attachment, [(Namespace.of("one"), b"a")], pin=False)
-        assert asked == [False]
+        assert requests == [False]
     finally:
         attachment.close()
 
@@ -478,9 +478,9 @@ def test_chunks_of_an_engine_are_loaded_at_their_length(
     keys = [ChunkKey(f"model@1@0@{i}@bf16") for i in range(4)]
     memories = [Memory((2, 4, 16 if i < 3 else 5, 64), seed=i) for i in range(4)]
     one, other = backend(), backend()
-    told: list[ChunkKey] = []
-    one.batched_submit_put_task(keys, memories, on_complete_callback=told.append)
-    assert eventually(lambda: told == keys)
+    calls: list[ChunkKey] = []
+    one.batched_submit_put_task(keys, memories, on_complete_callback=calls.append)
+    assert eventually(lambda: calls == keys)
     assert eventually(lambda: all(memory.references == 1 for memory in memories))
     assert not one.exists_in_put_tasks(keys[0])
     assert other.batched_contains([*keys, ChunkKey("other")]) == 4
@@ -574,9 +574,9 @@ def test_an_unreadable_chunk_releases_its_memory(
     key = ChunkKey("model@1@0@0@bf16")
     with MetaServer(pool):
         one = backend()
-        told: list[ChunkKey] = []
-        one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, told.append)
-        assert eventually(lambda: told == [key])
+        calls: list[ChunkKey] = []
+        one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, calls.append)
+        assert eventually(lambda: calls == [key])
         monkeypatch.setattr(objects, "load", lambda *_: [False])
         assert one.get_blocking(key) is None
         assert [memory.references for memory in one.local_cpu_backend.made] == [0]
@@ -585,11 +585,11 @@ def test_an_unreadable_chunk_releases_its_memory(
 def test_a_failed_batch_releases_the_memory_of_its_chunks(
     server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, told = backend(), list[ChunkKey]()
+    one, calls = backend(), list[ChunkKey]()
     keys = [ChunkKey("a"), ChunkKey("b")]
     memories = [Memory(SHAPE, seed=i) for i in range(2)]
-    one.batched_submit_put_task(keys, memories, None, told.append)
-    assert eventually(lambda: told == keys)
+    one.batched_submit_put_task(keys, memories, None, calls.append)
+    assert eventually(lambda: calls == keys)
 
     def failed(*_: object) -> None:
         raise CacheError("made up")
@@ -621,9 +621,9 @@ def test_cleared_chunks_are_found_by_no_engine(
     server: MetaServer, backend: Callable[..., Any]
 ) -> None:
     def put(one: Any) -> None:
-        told: list[ChunkKey] = []
-        one.batched_submit_put_task(keys, [Memory(SHAPE, seed=1)], None, told.append)
-        assert eventually(lambda: told == keys)
+        calls: list[ChunkKey] = []
+        one.batched_submit_put_task(keys, [Memory(SHAPE, seed=1)], None, calls.append)
+        assert eventually(lambda: calls == keys)
 
     keys = [ChunkKey("a")]
     one, other, third = backend(), backend(), backend(model_name="other")
@@ -646,18 +646,18 @@ def test_chunks_that_a_get_would_confuse_are_not_stored(
     monkeypatch.setattr(memories[0], "get_memory_format", lambda: "KV_MLA_FMT")
     monkeypatch.setattr(memories[1], "get_size", lambda: memories[2].get_size() + 2)
     one = backend()
-    told: list[ChunkKey] = []
-    one.batched_submit_put_task(keys, memories, None, told.append)
-    assert eventually(lambda: told == keys[2:])
+    calls: list[ChunkKey] = []
+    one.batched_submit_put_task(keys, memories, None, calls.append)
+    assert eventually(lambda: calls == keys[2:])
     assert [one.contains(key) for key in keys] == [False, False, True]
 
 
 def test_a_chunk_longer_than_the_engines_is_a_miss(
     server: MetaServer, backend: Callable[..., Any]
 ) -> None:
-    one, key, told = backend(), ChunkKey("a"), list[ChunkKey]()
-    one.batched_submit_put_task([key], [Memory((2, 4, 16, 64), seed=1)], None, told.append)
-    assert eventually(lambda: told == [key])
+    one, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
+    one.batched_submit_put_task([key], [Memory((2, 4, 16, 64), seed=1)], None, calls.append)
+    assert eventually(lambda: calls == [key])
     one.metadata.chunk_size = 15
     one._namespaces.clear()
     assert one.get_blocking(key) is None
@@ -667,10 +667,10 @@ def test_a_chunk_longer_than_the_engines_is_a_miss(
 def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
     server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, keys, told = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
+    one, keys, calls = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
     memories = [Memory(SHAPE, seed=i) for i in range(2)]
-    one.batched_submit_put_task(keys, memories, None, told.append)
-    assert eventually(lambda: told == keys)
+    one.batched_submit_put_task(keys, memories, None, calls.append)
+    assert eventually(lambda: calls == keys)
     answers = [None, Memory(SHAPE)]
     monkeypatch.setattr(one.local_cpu_backend, "allocate", lambda *_, **__: answers.pop(0))
     first, second = one.batched_get_blocking(keys)
@@ -679,12 +679,12 @@ def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
 
 
 def test_the_plugin_reports_its_properties(server: MetaServer, backend: Callable[..., Any]) -> None:
-    one, key, told = backend(), ChunkKey("a"), list[ChunkKey]()
+    one, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
     assert one.get_allocator_backend() is one.local_cpu_backend
     assert not one.remove(key)
     memory = Memory(SHAPE, seed=1)
-    one.batched_submit_put_task([key], [memory], None, told.append)
-    assert eventually(lambda: told == [key])
+    one.batched_submit_put_task([key], [memory], None, calls.append)
+    assert eventually(lambda: calls == [key])
     assert one.get_blocking(key) is not None
     moved = one.transfer_stats()
     # the record of the era is included
@@ -805,7 +805,7 @@ def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
     one = adapter(identity="")
     assert store(one, keys, memories) == -1
     assert lookup(one, keys) == [False, False]
-    one.delete(keys)  # it is done when it is known what to delete
+    one.delete(keys)  # returns once the keys to delete are resolved
     go.set()
     assert eventually(lambda: one._models.digest(name) != "", LONG_S)
     assert store(one, keys, memories) > 0

@@ -34,10 +34,10 @@ Make = Callable[..., Any]
 
 def put(backend: Any, keys: list[ChunkKey], memories: list[Memory] | None = None) -> None:
     """Put chunks and wait until the pool has them."""
-    told: list[ChunkKey] = []
+    calls: list[ChunkKey] = []
     memories = memories or [Memory(SHAPE, seed=i) for i in range(len(keys))]
-    backend.batched_submit_put_task(keys, memories, None, told.append)
-    assert eventually(lambda: told == keys, LONG_S)
+    backend.batched_submit_put_task(keys, memories, None, calls.append)
+    assert eventually(lambda: calls == keys, LONG_S)
 
 
 def test_an_object_is_a_miss_when_its_deletion_returns(
@@ -356,7 +356,7 @@ def test_a_plugin_pins_the_requested_chunks(server: MetaServer, backend: Make) -
     assert one.unpin(keys[0])
     assert one.unpin(keys[1])
     assert server.meta_stat().pinned_count == 0
-    assert one.unpin(keys[0])  # it exists
+    assert one.unpin(keys[0])  # the key exists
 
 
 def test_a_plugin_does_not_pin_missing_chunks(server: MetaServer, backend: Make) -> None:
@@ -468,14 +468,14 @@ def test_a_key_is_being_put_until_its_last_put_has_ended(
 
 
 def test_a_callback_that_raises_stops_no_other(server: MetaServer, backend: Make) -> None:
-    keys, told = [ChunkKey(name) for name in "abc"], list[ChunkKey]()
+    keys, calls = [ChunkKey(name) for name in "abc"], list[ChunkKey]()
 
     def tell(key: ChunkKey) -> None:
-        told.append(key)
+        calls.append(key)
         raise ValueError("made up")
 
     backend().batched_submit_put_task(keys, [Memory(SHAPE, seed=i) for i in range(3)], None, tell)
-    assert eventually(lambda: told == keys, LONG_S)
+    assert eventually(lambda: calls == keys, LONG_S)
 
 
 def test_a_chunk_that_is_being_put_is_removed_after_that(
@@ -493,7 +493,7 @@ def test_a_chunk_that_is_being_put_is_removed_after_that(
     )
     removing = threading.Thread(target=lambda: removed.append(one.remove(key)))
     removing.start()
-    assert begun.wait(LONG_S)  # it waits for the put, or has not
+    assert begun.wait(LONG_S)  # the close has begun: it may already wait for the put
     go.set()
     removing.join(LONG_S)
     assert removed == [True]

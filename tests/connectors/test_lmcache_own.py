@@ -34,7 +34,7 @@ FILES = (
     "test_l1_l2_state_metrics.py",
     "test_multimodel.py",
 )
-OF_THE_MOCK = ("test_store_completion_is_delayed_by_bandwidth",)  # it simulates a slow device
+OF_THE_MOCK = ("test_store_completion_is_delayed_by_bandwidth",)  # simulates a slow device
 PASSED_MIN = 45  # some are for GPUs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -70,7 +70,7 @@ def theirs(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         members = [m for m in archive if re.match(r"[^/]+/(tests/|pytest\.ini$)", m.name)]
         archive.extractall(folder, members, filter="data")
     tests = folder / f"lmcache-{VERSION}"
-    (tests / "tests/conftest.py").unlink()  # its fixtures need a GPU
+    (tests / "tests/conftest.py").unlink()  # the fixtures need a GPU
     return tests
 
 

@@ -554,14 +554,14 @@ def test_a_late_identity_is_reported(
     tmp_path: Path, digests: FileDigests, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    go, told = threading.Event(), list[str]()
+    go, calls = threading.Event(), list[str]()
     source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
     identity = ModelIdentity(
-        source, logger=LOGGER, then=told.append, hashed=lambda _: (go.wait(), None)[1]
+        source, logger=LOGGER, then=calls.append, hashed=lambda _: (go.wait(), None)[1]
     )
-    assert identity.known == "" and not told
+    assert identity.known == "" and not calls
     go.set()
-    assert identity.wait(LONG_S) == told[0]
+    assert identity.wait(LONG_S) == calls[0]
     assert "hashing the model: 0.0 of 0.0 GB; until then lookups miss" in caplog.text
     assert "the model is identified" in caplog.text
 
@@ -581,7 +581,7 @@ def test_a_failed_identification_logs_its_remedy_once(
 
 def test_an_engine_that_ends_stops_the_hashing(tmp_path: Path, digests: FileDigests) -> None:
     source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
-    reading, go, told = threading.Event(), threading.Event(), list[str]()
+    reading, go, calls = threading.Event(), threading.Event(), list[str]()
     real = source.digest
 
     def digest(hashed: Callable[[int], None]) -> str:
@@ -590,11 +590,11 @@ def test_an_engine_that_ends_stops_the_hashing(tmp_path: Path, digests: FileDige
         return real(hashed)
 
     source.digest = digest  # type: ignore[method-assign]
-    identity = ModelIdentity(source, logger=LOGGER, then=told.append)
+    identity = ModelIdentity(source, logger=LOGGER, then=calls.append)
     assert reading.wait(LONG_S)
     identity.close()
     go.set()
-    assert identity.wait(LONG_S) == "" and not told
+    assert identity.wait(LONG_S) == "" and not calls
 
 
 def test_weights_are_a_field_of_the_namespace() -> None:

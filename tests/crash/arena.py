@@ -124,7 +124,7 @@ class Arena:
             member.kill()
         self.server.request({"stop": 1})
         self.server.kill()
-        self.start()  # it removes the files of processes that died before they had a lane
+        self.start()  # a start removes the files of processes that died before they had a lane
         end = time.monotonic() + WAIT_S
         # The files of the running server: its lock, socket, word and doorbell, and its remover's
         # lock.

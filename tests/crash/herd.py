@@ -39,7 +39,7 @@ class Member:
         self._number = 0  # number of its last order; the reply has the same number
         self.ended: int | None = None  # the signal or, negative, the exit status
         self.stopped = False
-        self.counted = False  # its death at a crash point was counted
+        self.counted = False  # the death at a crash point was counted
         self._signalled = False
         self.pid = os.fork()
         if self.pid == 0:
@@ -74,7 +74,7 @@ class Member:
             and b"\n" not in self._read
             and select.select([self._socket], [], [], timeout_s)[0]
         ):
-            with contextlib.suppress(OSError):  # it died before it read the order
+            with contextlib.suppress(OSError):  # the process died before it read the order
                 self._read += self._socket.recv(1 << 20)
         self._wait_status()
         while b"\n" in self._read:

@@ -264,7 +264,7 @@ class Loop:
                 if answer is not None or member.ended is not None:
                     del waiting[slot]
             if arena.server.poll() is not None and leaving:
-                arena.server.kill()  # it has announced its stop
+                arena.server.kill()  # the server has announced its stop
             if victim.fell:
                 self._hit(plan, victim)
             self._wake(arena, stopped_at)

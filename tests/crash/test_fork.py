@@ -49,9 +49,9 @@ def in_child(fork: Callable[[], int], work: Callable[[], dict[str, Any]]) -> dic
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as stream:
-        told: dict[str, Any] = json.loads(stream.read())
+        result: dict[str, Any] = json.loads(stream.read())
     os.waitpid(child, 0)
-    return told
+    return result
 
 
 def test_every_python_call_is_rejected_after_a_fork(cache: KVCache) -> None:

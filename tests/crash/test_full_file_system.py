@@ -119,7 +119,7 @@ with MetaServer(pool) as server:
         free()
         cache.put(names, blocks).raise_for_refused()
     fill()
-with MetaServer(pool), KVCache(pool, namespace="full") as cache:  # which writes its half again
+with MetaServer(pool), KVCache(pool, namespace="full") as cache:  # writes its half again
     assert holds(cache, range(40))
 """
 

@@ -44,9 +44,9 @@ def start(role: str, paths: list[Path], seed: int) -> Process:
 
 
 def report(worker: Process) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(worker.ask("enough"))
+    result: dict[str, Any] = json.loads(worker.ask("enough"))
     assert worker.end() == 0
-    return told
+    return result
 
 
 def right(cache: KVCache, numbers: Iterable[int]) -> set[int]:

@@ -108,8 +108,8 @@ def test_a_memory_fault_in_one_lane_affects_only_that_lane(
         server.tell(lane_start(pool, 0) + pages[page])
         if page == "heartbeat":  # the server reads it although the lane is quiet
             assert eventually(lambda: server.tell()["live"] == 1)
-            assert server.tell()["held"] >= 2 << 20  # its client may still write there
-        bad.ping(timeout_s=TURN_S)  # it has attached again, which abandoned its grants
+            assert server.tell()["held"] >= 2 << 20  # the client may still write there
+        bad.ping(timeout_s=TURN_S)  # a new session, which abandoned the grants
         for _ in range(50):
             good.ping()
         with Client(pool) as another:

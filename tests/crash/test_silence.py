@@ -120,7 +120,7 @@ def test_a_silent_session_is_quarantined_until_its_next_heartbeat(
             assert states(again) == ["GRANTED"] * 2
             assert server.meta_stat().held_bytes == held
         client.process.send_signal(signal.SIGCONT)
-        assert client.ask("call") == "1"  # it has attached again, which abandoned its grants
+        assert client.ask("call") == "1"  # a new session, which abandoned the grants
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
         assert server.stat().live_count == 1
 

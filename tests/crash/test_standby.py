@@ -55,10 +55,10 @@ def ends_well(pool: Pool, workers: list[Process]) -> None:
     """
     stored: set[int] = set()
     for worker in workers:
-        told = json.loads(worker.ask("enough"))
+        result = json.loads(worker.ask("enough"))
         assert worker.end() == 0
-        assert told["wrong"] == 0
-        stored.update(told["stored"])
+        assert result["wrong"] == 0
+        stored.update(result["stored"])
     assert stored
     with KVCache(pool, namespace="churn", timeout_s=60) as cache:
         target = np.empty((1, BLOCK_WORDS), dtype=np.uint64)

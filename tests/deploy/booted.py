@@ -146,8 +146,8 @@ class Booted:
 
     def log(self) -> str:
         """Return the log of systemd and the services."""
-        said = self.run("cat", "/var/said").stdout if self._process.poll() is None else ""
-        return Path(self._log.name).read_text() + said
+        output = self.run("cat", "/var/said").stdout if self._process.poll() is None else ""
+        return Path(self._log.name).read_text() + output
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as root."""

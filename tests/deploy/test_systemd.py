@@ -59,17 +59,17 @@ def test_systemd_reports_no_error(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here (Debian's package systemd)")
     shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)
-    for unit in tmp_path.glob("*.service"):  # it requires the program and the user
+    for unit in tmp_path.glob("*.service"):  # systemd-analyze requires the program and the user
         unit.write_text(unit.read_text().replace(PROGRAM, "/bin/true"))
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no"]
-    said = subprocess.run(
+    output = subprocess.run(
         [*command, *map(str, sorted(tmp_path.glob("*.service")))],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (output.returncode, output.stderr) == (0, "")
 
 
 @pytest.fixture

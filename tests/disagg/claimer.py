@@ -19,7 +19,7 @@ async def main(url: str, name: str, visibility_s: float) -> None:
     claim = await queue.dequeue_task(timeout=60)
     assert claim
     print(claim.task.request_id, flush=True)
-    time.sleep(600)  # it works here until it is killed
+    time.sleep(600)  # the worker runs here until it is killed
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

@@ -77,7 +77,7 @@ def test_a_lost_queue_is_created_again(
     async def work() -> PrefillTask:
         sender = await NatsQueue.open(server.url, "prefill")
         worker = await NatsQueue.open(server.url, "prefill")
-        assert await worker.dequeue_task(timeout=0.5) is None  # its subscription is made
+        assert await worker.dequeue_task(timeout=0.5) is None  # makes the subscription
         await lose(sender)
         if first == "dequeue":
             assert await worker.dequeue_task(timeout=0.5) is None

@@ -190,7 +190,7 @@ def test_an_engine_timeout_returns_the_task() -> None:
         async with FakeEngine().serving() as engine:
             engine.gate.clear()
             stat, _ = await worked(engine, (task(), 0), until=1, timeout_s=0.05)
-            assert stat.given_back >= 1  # it may have begun again before it was stopped
+            assert stat.given_back >= 1  # the task may have begun again before the stop
             assert stat.done == 0
             engine.gate.set()
 
@@ -365,10 +365,10 @@ def test_a_late_prefill_is_reported(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_deadline_of_a_task_is_the_end_of_its_wait() -> None:
-    told: list[float] = []
+    calls: list[float] = []
 
     def made(deadline: float) -> PrefillTask:
-        told.append(deadline)
+        calls.append(deadline)
         return task(deadline=deadline)
 
     async def play() -> None:
@@ -376,7 +376,7 @@ def test_the_deadline_of_a_task_is_the_end_of_its_wait() -> None:
         await Prefiller(ListQueue(), timeout_s=0.05).prefill(
             made, lambda *_: True, tokens=1, local_s=LONG_S
         )
-        assert before + 0.05 <= told[0] <= time.time() + 0.05
+        assert before + 0.05 <= calls[0] <= time.time() + 0.05
 
     asyncio.run(play())
 
@@ -390,19 +390,19 @@ def test_the_queues_size_is_cached_for_a_while() -> None:
             return QueueSize(7, 2)
 
     async def play() -> None:
-        queue, told = Counting(), []
+        queue, calls = Counting(), []
         prefiller = Prefiller(queue)
         # as if it had just been read
         prefiller._size_at = asyncio.get_running_loop().time() + LONG_S
         await prefiller.prefill(
-            lambda _: task(), lambda *all: told.append(all) or False, tokens=1, local_s=LONG_S
+            lambda _: task(), lambda *all: calls.append(all) or False, tokens=1, local_s=LONG_S
         )
-        assert (queue.asked, told) == (0, [(QueueSize(0, 0), 0)])
+        assert (queue.asked, calls) == (0, [(QueueSize(0, 0), 0)])
         prefiller._size_at = asyncio.get_running_loop().time() - 0.1
         await prefiller.prefill(
-            lambda _: task(), lambda *all: told.append(all) or False, tokens=1, local_s=LONG_S
+            lambda _: task(), lambda *all: calls.append(all) or False, tokens=1, local_s=LONG_S
         )
-        assert (queue.asked, told[1]) == (1, (QueueSize(7, 2), 0))
+        assert (queue.asked, calls[1]) == (1, (QueueSize(7, 2), 0))
         assert QueueSize(7, 2).total == 9
 
     asyncio.run(play())

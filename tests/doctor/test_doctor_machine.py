@@ -276,7 +276,7 @@ def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("told", "level", "fix"),
+    ("values", "level", "fix"),
     [
         ("uncacheable", "error", "unset BELUGA_MEMORY"),
         ("write-back", "ok", ""),
@@ -284,9 +284,9 @@ def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_settings_of_the_environment_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, level: str, fix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: str, level: str, fix: str
 ) -> None:
-    monkeypatch.setenv("BELUGA_MEMORY", told)
+    monkeypatch.setenv("BELUGA_MEMORY", values)
     found = finding("memory-type", made(tmp_path))
     assert (found.level, found.fix) == (level, fix), found
 

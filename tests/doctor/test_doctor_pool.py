@@ -152,7 +152,7 @@ def test_the_reason_of_a_missing_session_is_reported(
     look = PoolLook(tuple(paths))
     facts = look.facts
     assert isinstance(facts, PoolInspection)
-    vars(look)["facts"] = replace(facts, failure=failure)  # it is kept there
+    vars(look)["facts"] = replace(facts, failure=failure)  # the property is cached there
     found = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
     assert tuple(each.level for each in found) == levels_of
     assert all(each.fix for each in found)

@@ -92,7 +92,7 @@ def test_a_block_is_announced_when_its_last_rank_has_it() -> None:
     assert len(table) == 1
 
 
-def test_changes_that_the_table_has_already_do_nothing() -> None:
+def test_changes_already_applied_have_no_effect() -> None:
     table = NameTable(LINES)
     names = chain(10, 2)
     told(table, stored(0, 5, names[0]))

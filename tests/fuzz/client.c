@@ -118,7 +118,8 @@ static void records_check(const bl_block_record *records, int64_t count)
         fuzz_must(record->state >= BL_BLOCK_HIT && record->state <= BL_BLOCK_REFUSED,
                   "a state that is passed on is one");
         if (record->state == BL_BLOCK_REFUSED ||
-            (record->state == BL_BLOCK_PENDING && record->length == 0)) /* it has no block */
+            (record->state == BL_BLOCK_PENDING && record->length == 0)) /* a pending record has no
+                                                                         * block */
             continue;
         fuzz_must(record->block < g->block_count_max && record->offset >= g->data_offset &&
                       record->offset < g->size && record->length > 0 &&

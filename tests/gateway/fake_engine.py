@@ -121,20 +121,20 @@ class FakeEngine:
         return answer
 
     async def _embed(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        return web.json_response({"object": "list", "data": [], "model": asked["model"]})
+        result = await request.json()
+        return web.json_response({"object": "list", "data": [], "model": result["model"]})
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
+        result = await request.json()
         if self.hold_response is not None:
             self.hold_response.set()
             await asyncio.Event().wait()
-        before = asked.get("previous_response_id")
+        before = result.get("previous_response_id")
         if before is not None and before not in self.made:
             return web.json_response({"error": {"message": "not found"}}, status=404)
         self.made.append(f"resp_{self._port}-{len(self.made)}")
         made = {"id": self.made[-1], "object": "response", "at": self.url}
-        if not asked.get("stream"):
+        if not result.get("stream"):
             return web.json_response(made)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
@@ -152,21 +152,21 @@ class FakeEngine:
         return web.json_response({"id": name, "status": kind, "at": self.url})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        asked = await request.json()
+        result = await request.json()
         if self.tokenized is not None:
             if not self.tokenized:
                 assert request.transport
                 request.transport.abort()
             return web.Response(body=self.tokenized)
-        said = asked.get("messages") or [{"content": asked.get("prompt")}]
+        said = result.get("messages") or [{"content": result.get("prompt")}]
         text = "".join(message["content"] for message in said)
-        text = self.template + text if "messages" in asked else text
+        text = self.template + text if "messages" in result else text
         answer = {"tokens": list(text.encode()), "at": self.url}
         return web.json_response(answer, status=self.tokenize_status)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        self.seen.append(asked)
+        result = await request.json()
+        self.seen.append(result)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         faults = self.faults
         if faults.drop_first > 0:
@@ -174,7 +174,7 @@ class FakeEngine:
             assert request.transport
             request.transport.abort()
             return web.Response()
-        if faults.poison and asked.get("prompt") == faults.poison:
+        if faults.poison and result.get("prompt") == faults.poison:
             assert request.transport
             request.transport.abort()
             return web.Response()
@@ -185,13 +185,13 @@ class FakeEngine:
             return web.json_response({"error": error}, status=status, headers=headers)
         self.under_way += 1
         try:
-            if asked.get("stream"):
-                return await self._stream(request, asked)
+            if result.get("stream"):
+                return await self._stream(request, result)
             if faults.hold_first:
                 await faults.hold_first.wait()
             text = "".join(self.words)
             choice = {"index": 0, "text": text, "message": {"content": text}}
-            return web.json_response({"model": asked.get("model"), "choices": [choice]})
+            return web.json_response({"model": result.get("model"), "choices": [choice]})
         except (asyncio.CancelledError, ConnectionError):
             self.cancelled += 1
             raise

@@ -301,28 +301,28 @@ def _read(request: web.Request, body: bytes, served: str) -> dict[str, Any]:
     if not body:
         raise invalid("", "missing", "Field required")
     try:
-        asked = json.loads(body)
+        result = json.loads(body)
     except UnicodeDecodeError:
         raise ApiError(400, "There was an error parsing the body", "Bad Request") from None
     except json.JSONDecodeError as error:
         raise invalid(str(error.pos), "json_invalid", "JSON decode error", {}) from None
-    if not isinstance(asked, dict):
-        raise invalid("", "model_attributes_type", "Input should be a valid dictionary", asked)
-    model = asked.get("model")
+    if not isinstance(result, dict):
+        raise invalid("", "model_attributes_type", "Input should be a valid dictionary", result)
+    model = result.get("model")
     if model is not None and not isinstance(model, str):
         raise invalid("model", "string_type", "Input should be a valid string", model)
     for name in ("n", "max_tokens", "seed"):
-        if not isinstance(asked.get(name), int | None):
-            raise invalid(name, "int_parsing", "Input should be a valid integer", asked[name])
-    if not -2.0 <= float(asked.get("presence_penalty") or 0) <= 2.0:
-        text = "presence_penalty must be in [-2, 2], got " + str(asked["presence_penalty"])
+        if not isinstance(result.get(name), int | None):
+            raise invalid(name, "int_parsing", "Input should be a valid integer", result[name])
+    if not -2.0 <= float(result.get("presence_penalty") or 0) <= 2.0:
+        text = "presence_penalty must be in [-2, 2], got " + str(result["presence_penalty"])
         raise ApiError(400, text, param="presence_penalty")
-    if asked.get("stream_options") and not asked.get("stream"):
+    if result.get("stream_options") and not result.get("stream"):
         text = "Stream options can only be defined when `stream=True`."
         raise invalid("", "value_error", text, {})
     if model and model != served:
         raise _unknown(model)
-    return asked
+    return result
 
 
 def _unknown(model: Any) -> ApiError:

@@ -156,7 +156,7 @@ def test_a_full_engine_gets_no_request_until_one_ends() -> None:
         third = asyncio.ensure_future(desk.place())
         await asyncio.sleep(0)
         assert len(desk.wait_queue) == 1
-        fourth = asyncio.ensure_future(desk.place())  # it is queued after the waiting one
+        fourth = asyncio.ensure_future(desk.place())  # queued after the waiting request
         await asyncio.sleep(0)
         first.end()
         await third

@@ -215,7 +215,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
             before = site.counts()[0]
             for _ in range(4):
                 assert (await site.completed())[0] == 200
-            assert site.counts()[0] == before  # it is not healthy, so it gets no requests
+            assert site.counts()[0] == before  # an unhealthy engine gets no requests
             a.faults = type(a.faults)()
             await site.up()
             for _ in range(2):
@@ -299,7 +299,7 @@ def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection() -> N
             await site.up(1)
             (dead,) = (one for one in site.service.fleet if one.url == gone)
             for _ in range(2):
-                assert dead.passed(dead.failures)  # it was up shortly before
+                assert dead.passed(dead.failures)  # the engine was up shortly before
                 assert (await site.completed())[0] == 200
             assert dead.failures > 0
             assert len(there.seen) == 2

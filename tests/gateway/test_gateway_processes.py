@@ -134,10 +134,10 @@ def test_the_limit_of_a_worker_holds_for_all_processes_and_freed_slots_wake_all(
         engine.faults.hold = asyncio.Event()
         options = ("--max-inflight", most, "--policy", "round-robin")
         async with started(start, engine, options=options) as gateway:
-            asked = []
+            requests = []
             pending = "dynamo_frontend_router_queue_pending_requests"
             for number in range(MANY):
-                asked.append(asyncio.create_task(gateway.complete(stream=True)))
+                requests.append(asyncio.create_task(gateway.complete(stream=True)))
 
                 async def is_there(sent: int = number + 1) -> bool:
                     return engine.under_way + await gateway.total(pending) == sent
@@ -147,7 +147,7 @@ def test_the_limit_of_a_worker_holds_for_all_processes_and_freed_slots_wake_all(
             (worker,) = await gateway.workers()
             assert worker["requests"] == most
             engine.faults.hold.set()
-            assert await asyncio.gather(*asked) == [200] * MANY
+            assert await asyncio.gather(*requests) == [200] * MANY
 
     run(scenario)
 

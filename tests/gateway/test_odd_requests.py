@@ -44,7 +44,7 @@ async def ask(
         ("http://127.0.0.1", 200),
         ("http://127.0.0.1:80", 200),
         ("http://127.0.0.1:99999", 400),
-        ("http://a.example", 421),  # which replaces the Host header
+        ("http://a.example", 421),  # an absolute target replaces the Host header
         ("http://a.example:99999", 400),
         ("a.example://b.example", 400),
         ("x://u:p@b.example", 421),

@@ -172,7 +172,9 @@ def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         engine.template = engines_template
         [worker] = site.service.fleet
-        worker.fail("it was started with another template")  # it may have been queried before
+        worker.fail(
+            "it was started with another template"
+        )  # the worker may have been queried before
         await said(site, kind, text)
         assert worker.problems.keys() == {kind}
         words.more = engine.template = ""  # the engine returns with the expected block size

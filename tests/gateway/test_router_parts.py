@@ -87,11 +87,11 @@ def test_hop_by_hop_headers_are_not_forwarded() -> None:
     assert dict(for_client({"A": "b"}, "http://e:1")) == {"A": "b"}
 
 
-@pytest.mark.parametrize(("retry_s", "said"), [(None, None), (0.2, "1"), (1.0, "1"), (1.5, "2")])
-def test_a_refusal_has_a_retry_time(retry_s: float | None, said: str | None) -> None:
+@pytest.mark.parametrize(("retry_s", "message"), [(None, None), (0.2, "1"), (1.0, "1"), (1.5, "2")])
+def test_a_refusal_has_a_retry_time(retry_s: float | None, message: str | None) -> None:
     answer = Refusal(503, "no", retry_after_s=retry_s, param="model").response()
     assert answer.status == 503
-    assert answer.headers.get("Retry-After") == said
+    assert answer.headers.get("Retry-After") == message
     assert json.loads(cast("bytes", answer.body))["error"] == {
         "message": "no",
         "type": "ServiceUnavailableError",
@@ -345,21 +345,21 @@ def test_a_fleet_lists_an_engine_once_and_reuses_no_number() -> None:
 
 
 def test_a_fleets_listener_is_called_once_per_change() -> None:
-    fleet, heard = Fleet(), []
+    fleet, received = Fleet(), []
 
     def joined(engine: Engine) -> None:
-        heard.append(f"+{engine.url}")
+        received.append(f"+{engine.url}")
         if engine.spec == C:
             raise RouterError("no room")
 
-    fleet.on_change(joined=joined, left=lambda engine: heard.append(f"-{engine.url}"))
+    fleet.on_change(joined=joined, left=lambda engine: received.append(f"-{engine.url}"))
     engine = fleet.add(A)
     with pytest.raises(RouterError, match="no room"):
         fleet.add(C)
     assert urls(fleet) == ["http://a"]
     fleet.remove(engine)
     fleet.remove(engine)
-    assert heard == ["+http://a", "+http://c", "-http://c", "-http://a"]
+    assert received == ["+http://a", "+http://c", "-http://c", "-http://a"]
 
 
 def test_a_drained_engine_leaves_with_its_last_request() -> None:
@@ -421,7 +421,7 @@ def test_models_are_those_of_available_engines() -> None:
         "tuned": {"id": "tuned", "object": "model", "owned_by": "beluga", "parent": "base"},
     }
     assert [fleet.is_adapter(name) for name in ("base", "tuned", "m")] == [False, True, False]
-    assert asked.models is asked.models  # it is not recreated for each request
+    assert asked.models is asked.models  # not recreated for each request
     asked.cards = [{"id": "base"}]
     assert (asked.models, fleet.is_adapter("tuned")) == (("base",), False)
     assert fleet.serving("base") == [asked]
@@ -495,7 +495,7 @@ def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
         if passed:
             assert engine.models == ("m",)
             assert await checker.check(engine)
-            assert len(ups) == 1  # it was up before
+            assert len(ups) == 1  # the engine was up before
 
     run(scenario)
 

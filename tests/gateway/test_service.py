@@ -52,17 +52,17 @@ def test_requests_wait_in_order_for_full_workers() -> None:
         engine.faults.hold = asyncio.Event()
         limits = dataclasses.replace(QUICK, inflight_max=2, queued_max=3)
         async with routed(engine, limits=limits) as site:
-            asked = []
+            requests = []
             for number in range(5):
-                asked.append(asyncio.create_task(site.completed(prompt=str(number))))
-                await until(lambda: site.service.pending() + site.inflight() == len(asked))
+                requests.append(asyncio.create_task(site.completed(prompt=str(number))))
+                await until(lambda: site.service.pending() + site.inflight() == len(requests))
             assert site.counts() == [2]
             assert "pending_requests 3.0" in await site.text("/metrics")
             status, body = await site.completed()
             assert status == 503
             assert "3 requests are waiting already" in json.loads(body)["error"]["message"]
             engine.faults.hold.set()
-            assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 5
+            assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 5
             assert [body["prompt"] for body in engine.seen] == list("01234")
 
     run(scenario)
@@ -241,7 +241,7 @@ def test_the_command_serves_until_sigterm(start: Callable[..., Any], host: str) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["--worker", "ftp://x"],
@@ -255,8 +255,8 @@ def test_the_command_serves_until_sigterm(start: Callable[..., Any], host: str) 
         ),
     ],
 )
-def test_a_usage_error_is_one_line(run: Callable[..., Any], words: list[str], said: str) -> None:
+def test_a_usage_error_is_one_line(run: Callable[..., Any], words: list[str], message: str) -> None:
     ended = run("gateway", "--port", 0, *words)
     assert ended.returncode == 1
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1

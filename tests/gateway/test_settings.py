@@ -99,7 +99,7 @@ def test_each_line_of_a_file_is_a_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("http://a\nnonsense\n", "line 2: 'nonsense'"),
         ("http://a weight=3\n", "line 1: 'weight=3' is not one of"),
@@ -110,10 +110,10 @@ def test_each_line_of_a_file_is_a_worker(tmp_path: Path) -> None:
         ("http://a events=b events=b", "the KV events of http://a at b are configured twice"),
     ],
 )
-def test_an_invalid_file_is_rejected(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "workers"
     path.write_text(text)
-    with pytest.raises(RouterError, match=said):
+    with pytest.raises(RouterError, match=message):
         read_workers(workers_text(path), path)
 
 
@@ -127,29 +127,29 @@ def test_addresses_may_be_ipv6() -> None:
 def test_the_command_and_the_settings_have_the_same_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Settings] = []
+    requests: list[Settings] = []
 
     async def serve(settings: Settings, _: int, started: Callable[..., None]) -> None:
-        asked.append(settings)
+        requests.append(settings)
 
     monkeypatch.setattr("beluga.gateway.serve_together", serve)
     gateway(worker=["http://a:1"])
-    assert asked == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
+    assert requests == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
 
 
 def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Settings], str]:
     """Run the command. Returns the settings that it starts with, and what it prints."""
-    asked: list[Settings] = []
+    requests: list[Settings] = []
 
     async def serve(settings: Settings, _: int, started: Callable[..., None]) -> None:
-        asked.append(settings)
+        requests.append(settings)
 
     monkeypatch.setattr("beluga.gateway.serve_together", serve)
     monkeypatch.setenv("COLUMNS", "200")
     app = typer.Typer()
     app.command()(gateway)
     done = CliRunner().invoke(app, ["--worker", "http://a:1", *arguments])
-    return asked, done.output + str(done.exception or "")
+    return requests, done.output + str(done.exception or "")
 
 
 def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--bandwidth", "0"), "--bandwidth is 0.0, but must be greater than 0"),
         (("--bandwidth", "inf"), "--bandwidth is inf, but must be greater than 0"),
@@ -186,11 +186,11 @@ def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_numbers_out_of_range_are_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     asked, printed = started(monkeypatch, *arguments)
     assert asked == []
-    assert said in printed
+    assert message in printed
 
 
 def test_a_setting_that_the_policy_lacks_is_rejected_with_any_value(

@@ -92,12 +92,12 @@ def test_any_valid_line_decodes_to_a_reply_or_an_error(
         write(liar.pool, lane.reply(sequence), reply_line(payload, sequence, lane.key, **fields))
 
     try:
-        heard = liar.ask(lie)
+        received = liar.ask(lie)
     except (BelugaError, OSError):
         assert status < 0 or size > INLINE or flags & BULK
     else:
         said = b"" if flags & BULK else payload.ljust(INLINE, b"\0")[:size]
-        assert heard == TRUE_WORD or (status >= 0 and heard == said)
+        assert received == TRUE_WORD or (status >= 0 and received == said)
     assert liar.ask() == TRUE_WORD
 
 
@@ -154,11 +154,11 @@ def test_bytes_that_change_during_a_copy_match_the_checksum_or_are_an_error(
             scribble(liar.pool, lane.bulk_out(), right, piece)
 
     try:
-        heard = liar.ask(lie)
+        received = liar.ask(lie)
     except BadReplyError:
         assert times > 0 or claimed not in (None, length)
     else:
-        assert heard in (right, TRUE_WORD)
+        assert received in (right, TRUE_WORD)
     assert liar.ask() == TRUE_WORD
 
 

@@ -109,7 +109,7 @@ class Guest:
         for line in self._qemu.stdout:
             try:
                 message = json.loads(line)
-            except ValueError:  # its first word, or QEMU's own
+            except ValueError:  # the guest's first line, or a message of QEMU
                 message = {"of": "init", "line": line.rstrip()}
             self._said[message["of"]].put(message)
         for name in (*list(self._said), "init", "agent"):
@@ -157,22 +157,22 @@ class GuestProcess:
 
     def hear(self) -> str:
         """Return its next line. Raises GuestError if it has ended."""
-        heard = self.hear_any()
-        if isinstance(heard, int):
-            raise self.guest.error(f"{self.name} ended with {heard}")
-        return heard
+        received = self.hear_any()
+        if isinstance(received, int):
+            raise self.guest.error(f"{self.name} ended with {received}")
+        return received
 
     def hear_until(self, word: str) -> str:
         """Return the next line that contains ``word``. Raises GuestError with the others if it
         ends.
         """
         others: list[str] = []
-        while isinstance(heard := self.hear_any(), str):
-            if word in heard:
-                return heard
-            others.append(heard)
+        while isinstance(received := self.hear_any(), str):
+            if word in received:
+                return received
+            others.append(received)
         said = " | ".join(others[-5:])
-        raise self.guest.error(f"{self.name} ended with {heard} before '{word}': {said}")
+        raise self.guest.error(f"{self.name} ended with {received} before '{word}': {said}")
 
     def say(self, line: str) -> None:
         self.guest._tell(to=self.name, line=line)
@@ -180,11 +180,11 @@ class GuestProcess:
     def ask(self, line: str) -> dict[str, Any]:
         """Send a line. Returns the reply, which is JSON."""
         self.say(line)
-        heard = self.hear()
+        received = self.hear()
         try:
-            answer: dict[str, Any] = json.loads(heard)
+            answer: dict[str, Any] = json.loads(received)
         except ValueError:  # a traceback
-            lines = [heard]
+            lines = [received]
             while isinstance(more := self.hear_any(), str):
                 lines.append(more)
             said = " | ".join(lines[-5:])
@@ -204,10 +204,10 @@ class GuestProcess:
     def await_exit(self) -> None:
         """Wait until it ends, with status 0."""
         lines: list[str] = []
-        while isinstance(heard := self.hear_any(), str):
-            lines.append(heard)
-        if heard != 0:
-            raise self.guest.error(f"{self.name} ended with {heard}: {' | '.join(lines[-5:])}")
+        while isinstance(received := self.hear_any(), str):
+            lines.append(received)
+        if received != 0:
+            raise self.guest.error(f"{self.name} ended with {received}: {' | '.join(lines[-5:])}")
 
 
 def _command(image: Image, devices: Sequence[Path], console: Path) -> list[str]:

@@ -117,8 +117,8 @@ class Run:
     def _serve(self, guest: Guest, name: str, *words: str, epoch: int) -> GuestProcess:
         number = 1 if guest is self.ann else 2
         server = guest.start(name, BELUGA, "serve", "--host", number, *words, *POOL)
-        heard = server.hear_until("serving")
-        demand(guest, f"epoch {epoch};" in heard, f"not epoch {epoch}: {heard}")
+        received = server.hear_until("serving")
+        demand(guest, f"epoch {epoch};" in received, f"not epoch {epoch}: {received}")
         return server
 
     def _worker(self, guest: Guest, name: str) -> GuestProcess:

@@ -87,7 +87,7 @@ class Worker:
         """Return the server of this session, how often the session attached again, and how many
         calls timed out.
         """
-        self._asked(self._cache.client.ping)
+        self._retried(self._cache.client.ping)
         stat = self._cache.client.stat()
         return {
             "epoch": stat.epoch,
@@ -97,17 +97,17 @@ class Worker:
 
     def _put(self, numbers: range) -> list[int]:
         blocks = [content(number) for number in numbers]
-        result = self._asked(lambda: self._cache.put(keys(numbers), blocks))
+        result = self._retried(lambda: self._cache.put(keys(numbers), blocks))
         there = (BlockState.GRANTED, BlockState.HIT)
         return [numbers[i] for i, state in enumerate(result.states) if state in there]
 
     def _get(self, numbers: range) -> tuple[int, int, int]:
         target = self._target[: len(numbers)]
-        found = self._asked(lambda: self._cache.get(keys(numbers), target))
+        found = self._retried(lambda: self._cache.get(keys(numbers), target))
         bad = sum(bool((self._target[i] != content(numbers[i])).any()) for i in range(found.hits))
         return found.hits, bad, found.mismatches
 
-    def _asked(self, call: Callable[[], T]) -> T:
+    def _retried(self, call: Callable[[], T]) -> T:
         for _ in range(TRIES - 1):
             try:
                 return call()

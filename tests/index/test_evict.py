@@ -197,7 +197,7 @@ def test_ghosts_are_bounded_by_the_blocks_in_the_queues() -> None:
     for number in range(41, 60):
         add(order, number)
     gone = [evict(order) for _ in range(20)]
-    assert 40 in gone  # its ghost was dropped, so it was a new block in the small queue
+    assert 40 in gone  # the ghost was dropped, so 40 was a new block in the small queue
 
 
 def test_the_cost_policy_keeps_blocks_with_a_higher_recompute_time_per_byte() -> None:

@@ -94,7 +94,7 @@ def test_limits_change_while_sessions_work(pool: Pool, server: MetaServer) -> No
         assert server.quota == Quota(grants=2)
         assert eventually(lambda: ask_sessions(client).quota == Quota(grants=2))
         assert states(meta.reserve(keys([9]), length=LENGTH)) == ["REFUSED"]
-        assert meta.commit(grants) == [0] * 4  # it keeps its earlier pins
+        assert meta.commit(grants) == [0] * 4  # the session keeps its earlier pins
         assert states(meta.reserve(keys([9, 10, 11]), length=LENGTH)) == [
             *["GRANTED"] * 2,
             "REFUSED",

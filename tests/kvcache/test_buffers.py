@@ -112,7 +112,7 @@ def test_a_run_at_the_limits_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "message"),
     [
         (run_of((AT, 8), (AT, 8), start=1), "run.start is 1, so the run is part of another batch"),
         (run_of((AT, 8), (AT, 8), count=-1), "at least one block"),
@@ -128,8 +128,8 @@ def test_a_run_at_the_limits_is_accepted() -> None:
         (run_of((AT, 8), ((1 << 64) - 4, 8)), "after the last address"),
     ],
 )
-def test_an_inconsistent_run_is_rejected(run: Run, said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+def test_an_inconsistent_run_is_rejected(run: Run, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
         run.refuse_wrong()
 
 
@@ -183,7 +183,7 @@ def test_an_empty_batch_has_no_runs_and_empty_blocks_are_rejected() -> None:
 def test_a_block_refused_without_a_reason_raises() -> None:
     states = np.array([BlockState.GRANTED, BlockState.REFUSED], dtype=np.uint8)
     result = PutResult(states, np.zeros(2, dtype=np.int32))
-    with pytest.raises(CacheError, match="without a reason"):
+    with pytest.raises(CacheError, match="no error code"):
         result.raise_for_refused()
     PutResult(states[:1], np.zeros(1, dtype=np.int32)).raise_for_refused()
 

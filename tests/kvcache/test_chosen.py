@@ -91,7 +91,7 @@ def test_a_failed_dsa_gets_no_more_plans(
     ]
 
 
-@pytest.mark.parametrize("pool", ["hardware"], indirect=True)  # it takes seconds
+@pytest.mark.parametrize("pool", ["hardware"], indirect=True)  # takes seconds
 def test_a_dsa_that_stalls_is_disabled(
     pool: Pool,
     server: MetaServer,

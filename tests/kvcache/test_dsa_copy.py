@@ -79,7 +79,7 @@ def test_copies_in_flight_of_a_killed_process_are_never_visible(
     states = cache.get(digests(2), np.zeros((2, 4 << 20), np.uint8)).states
     assert BlockState.HIT not in set(states.tolist())
     victim.kill()
-    assert "stored" not in victim.communicate()[0]  # it had not ended
+    assert "stored" not in victim.communicate()[0]  # the process was killed before its end
     blocks = payload(2, 4 << 20)
     deadline = time.monotonic() + TIMEOUT_S
     while True:

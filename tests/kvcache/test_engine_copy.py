@@ -187,7 +187,7 @@ def test_only_a_damaged_block_is_a_miss(
 def test_damaged_checksums_are_a_miss(pool: Pool, caches: Callable[..., KVCache]) -> None:
     cache = caches(CpuEngine(pool))
     cache.put(digests(2), payload(2, 40_000))
-    flip(pool, place(cache, digests(2)[1]) + 40_000)  # it follows the payload
+    flip(pool, place(cache, digests(2)[1]) + 40_000)  # the checksums follow the payload
     targets = np.zeros((2, 40_000), np.uint8)
     assert cache.get(digests(2), targets).hits == 1
 

@@ -118,7 +118,7 @@ def test_a_block_evicted_by_a_full_table_is_explained_after_its_line_is_reused(p
         assert (found.state, found.cause) == ("miss", "evicted")
         assert "the block table was full" in found.text and "--block-bytes" in found.text
         assert why(pool, Namespace(FIELDS), b"never was here..").cause == "never"
-        with KVCache(pool, namespace=namespace) as cache:  # it is stored again, and removed
+        with KVCache(pool, namespace=namespace) as cache:  # the block is stored again, and removed
             assert cache.put([DIGEST], [bytes(SIZE)]).stored == 1
             assert why(pool, namespace).cause == "stored"
             assert cache.remove([DIGEST]) == 1

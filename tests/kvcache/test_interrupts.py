@@ -229,7 +229,7 @@ def test_a_second_interrupt_raises_and_the_copy_keeps_its_space(scene: Scene) ->
     assert not scene.gate.is_set()
     theirs = scene.others_take_the_space()
     scene.settled(theirs)
-    assert scene.mine.lookup(keys) == 0  # its memory may have been used for something else
+    assert scene.mine.lookup(keys) == 0  # the block's memory may have been reused
 
 
 def test_space_stays_allocated_while_the_end_of_a_copy_is_unknown(scene: Scene) -> None:
@@ -247,7 +247,7 @@ def test_space_stays_allocated_while_the_end_of_a_copy_is_unknown(scene: Scene) 
     scene.settled(theirs, left=COUNT)
     assert scene.mine.client.stat().nonce != nonce
     assert scene.other.put(keys, payload(COUNT, LENGTH)).pending == COUNT
-    scene.mine.close()  # its own session detaches, the abandoned one does not
+    scene.mine.close()  # detaches the new session, not the abandoned one
     assert scene.other.stat().grant_count == COUNT
 
 
@@ -256,7 +256,7 @@ def test_a_hook_of_pytest_within_beluga_is_not_interrupted() -> None:
     beluga: dict[str, Any] = {}
     source = "def call(function):\n    return function()\n"
     exec(compile(source, PACKAGE + "/finalizer.py", "exec"), beluga)  # noqa: S102
-    for name, heard in (("json", True), ("_pytest.unraisableexception", False)):
+    for name, received in (("json", True), ("_pytest.unraisableexception", False)):
         theirs: dict[str, Any] = {"__name__": name, "sys": sys, "within": within_beluga}
         exec("def hook():\n    return within(sys._getframe())\n", theirs)  # noqa: S102
-        assert beluga["call"](theirs["hook"]) is heard
+        assert beluga["call"](theirs["hook"]) is received

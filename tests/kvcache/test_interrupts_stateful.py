@@ -100,14 +100,14 @@ class Interrupted(RuleBasedStateMachine):
         launched = 0 if gpu is None else len(gpu.launches)
         if gpu is not None:
             gpu.fail_at, gpu.silent = trouble.fail_at, self.was_silent
-        told: list[BaseException] = []
+        calls: list[BaseException] = []
         alarms = Alarms(lambda: gpu is None or len(gpu.launches) > launched, most=trouble.signals)
         with alarms:
             try:
                 with Interrupts(trouble.points):
-                    yield told
+                    yield calls
             except TROUBLES as error:
-                told.append(error)
+                calls.append(error)
 
     def calm(self) -> None:
         """Wait until all remaining threads have ended."""

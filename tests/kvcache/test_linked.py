@@ -168,14 +168,14 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
         )
         for memory in (source, target)
     ]
-    asked = []
+    requests = []
     for _ in range(20):  # sometimes both acquire at the same time
         before = handle.stat(Direction.WRITE).polls
         engine.gather_write(plans[0]).wait()
-        asked.append(handle.stat(Direction.WRITE).polls - before)
+        requests.append(handle.stat(Direction.WRITE).polls - before)
     engine.scatter_read(plans[1]).wait()
     assert np.array_equal(source, target)
-    assert 1 <= min(asked) <= 4
+    assert 1 <= min(requests) <= 4
     assert handle.transfer_stats(TransferClass.OFFLOAD).bytes == 20 * LENGTH
     handle.close()
 

@@ -64,9 +64,9 @@ def churn(pool: Pool, paths: list[Path]) -> None:
         for seed, worker in enumerate(workers):
             worker.say(f"go {seed} {CHAINS}")
         assert eventually(lambda: hits(server) > 200, timeout_s=120)
-        told = [json.loads(worker.ask("enough")) for worker in workers]
+        results = [json.loads(worker.ask("enough")) for worker in workers]
         assert [worker.end() for worker in workers] == [0, 0]
         assert server.end() == 0
-    assert [worker["wrong"] for worker in told] == [0, 0]
+    assert [worker["wrong"] for worker in results] == [0, 0]
     report = check_pool(pool, payload=True)
     assert (report.finding_count, report.block_count > 0) == (0, True), report.findings

@@ -185,7 +185,7 @@ def test_a_server_that_loses_its_lease_becomes_a_standby_every_time(
 def test_a_lease_works_over_tls_with_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etcd: Etcd
 ) -> None:
-    assert etcd.process.poll() is None  # it is installed
+    assert etcd.process.poll() is None  # etcd is installed and runs
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = subprocess.run(
         [

@@ -111,7 +111,7 @@ def test_a_renewal_keeps_the_lease(etcd: Etcd) -> None:
     one = lease(etcd)
     assert one.acquire(0)
     first = dict(etcd.ends)
-    assert not one.acquire(0.3)  # its own key is still there
+    assert not one.acquire(0.3)  # the candidate's own key is still there
     assert etcd.asked.count("/v3/lease/grant") == 1
     assert first.keys() != etcd.ends.keys()  # a lease is released after a wait without success
 
@@ -274,16 +274,16 @@ def test_user_is_authenticated_again_when_the_token_has_ended(
 
 
 @pytest.mark.parametrize(
-    ("user", "says"),
+    ("user", "expected"),
     [("beluga:wrong", "etcd refuses the user beluga: 400 .*; set ETCDCTL_USER"), ("", "401")],
 )
 def test_the_wrong_user_gets_an_error_with_a_fix(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, user: str, says: str
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, user: str, expected: str
 ) -> None:
     monkeypatch.setenv("ETCDCTL_USER", user)
     with (
         running(Guarded(clock)) as guarded,
-        pytest.raises(LeaseError, match=says) as refused,
+        pytest.raises(LeaseError, match=expected) as refused,
     ):
         EtcdLease(guarded.url, "pool").acquire(0)
     assert "wrong" not in str(refused.value)
@@ -351,7 +351,7 @@ def test_url_names_all_members_of_a_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "environment", "says"),
+    ("url", "environment", "expected"),
     [
         ("etcd://a:port/pool", {}, "a:port"),
         ("etcd://me:secret@a/pool", {}, "ETCDCTL_USER"),
@@ -360,18 +360,18 @@ def test_url_names_all_members_of_a_cluster() -> None:
     ],
 )
 def test_url_or_certificate_that_cannot_be_used_is_refused_at_once(
-    url: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+    url: str, environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LeaseError, match=says):
+    with pytest.raises(LeaseError, match=expected):
         open_lease(url)
 
 
 def test_a_kubernetes_url_has_namespace_and_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(KubernetesLease, "__init__", lambda _, place: asked.append(place))
+    requests: list[str] = []
+    monkeypatch.setattr(KubernetesLease, "__init__", lambda _, place: requests.append(place))
     open_lease("k8s://pods/pool/")
-    assert asked == ["pods/pool"]
+    assert requests == ["pods/pool"]

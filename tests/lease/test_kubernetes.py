@@ -86,9 +86,9 @@ def test_a_lease_has_one_holder_at_a_time(api: Api, account: Path) -> None:
 def test_a_stalled_holder_is_replaced(api: Api, account: Path, clock: Clock) -> None:
     one, other = lease(api, account, duration_s=10), lease(api, account)
     assert one.acquire(0)
-    assert not other.acquire(0)  # it has not seen this version of the record before
+    assert not other.acquire(0)  # this version of the record is new to this candidate
     clock.now_s += 10.0
-    assert not other.acquire(0)  # it has not changed for exactly its duration
+    assert not other.acquire(0)  # the record is unchanged for exactly its duration
     clock.now_s += 0.1
     assert other.acquire(0)
     assert not one.renew()

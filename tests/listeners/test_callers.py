@@ -194,11 +194,11 @@ def test_a_token_is_required_and_never_printed(start: Start, shm: Path) -> None:
             *("serve", "--pool", shm / "a", "--admin", "0.0.0.0:0", "--json"),
             *("--admin-token", shm / "token"),
         )
-        said = json.loads(gateway.stdout.readline())
+        result = json.loads(gateway.stdout.readline())
         where = json.loads(server.stdout.readline())
         listeners = (
             Listener(
-                "operators", ("127.0.0.1", int(said["admin"].rpartition(":")[2])), gateway, ""
+                "operators", ("127.0.0.1", int(result["admin"].rpartition(":")[2])), gateway, ""
             ),
             Listener(
                 *("admin port", ("127.0.0.1", int(where["url"].rstrip("/").rpartition(":")[2]))),
@@ -247,8 +247,12 @@ def test_both_servers_support_tls(start: Start, shm: Path) -> None:
             *("--tls", pair),
         )
         server = start(*("serve", "--pool", shm / "a", "--admin", 0, "--json", "--admin-tls", pair))
-        said, where = json.loads(gateway.stdout.readline()), json.loads(server.stdout.readline())
-        for url in (f"{said['url']}/health", f"{said['admin']}/workers", f"{where['url']}healthz"):
+        result, where = json.loads(gateway.stdout.readline()), json.loads(server.stdout.readline())
+        for url in (
+            f"{result['url']}/health",
+            f"{result['admin']}/workers",
+            f"{where['url']}healthz",
+        ):
             assert url.startswith("https://127.0.0.1:")
             silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")
             asked = urlopen(url, timeout=30, context=context)  # noqa: S310
@@ -263,7 +267,7 @@ def test_stalled_handshakes_do_not_block_others(start: Start, shm: Path) -> None
     pair, context = certificate(shm)
     gateway = start(
         *("gateway", "--worker", "http://127.0.0.1:9", "--port", 0, "--json", "--tls", pair),
-        *("--admin", ""),  # its default port may be in use
+        *("--admin", ""),  # the default port may be in use
     )
     resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     url = json.loads(gateway.stdout.readline())["url"]

@@ -44,7 +44,7 @@ def test_the_limits_apply_to_each_request_of_a_connection(served: Site, name: st
 @pytest.mark.parametrize(
     ("method", "length", "status"),
     [
-        ("POST", "65536", 400),  # it is read, but is not JSON
+        ("POST", "65536", 400),  # the body is read, but is not JSON
         ("POST", "65537", 413),
         ("POST", "9" * 5000, 413),  # more digits than Python's limit for conversions
         ("GET", "0", 200),

@@ -39,7 +39,7 @@ def test_input_after_a_running_request_is_bounded(served: Site, sent: bytes) -> 
             peer = stack.enter_context(clients.connect())
             peer.sendall(b"GET /v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert status_of(peer.recv(4096)) == 200
-            peer.settimeout(2)  # it is no longer read, or it is ended
+            peer.settimeout(2)  # the connection is no longer read, or is closed
             with suppress(OSError):
                 peer.sendall(sent)
         assert clients.ask("GET", "/health")[0] == 200

@@ -88,13 +88,13 @@ def test_an_invalid_nats_address_is_rejected_at_once(server: str) -> None:
 
 def test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue() -> None:
     """Nor does a man in the middle who removes TLS from the server's reply."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         info = {"server_id": "a", "version": "2.10.0", "max_payload": 1 << 20, "headers": True}
         writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
         while piece := await reader.read(4096):
-            heard.append(piece)
+            received.append(piece)
             writer.write(b"PONG\r\n" if b"PING" in piece else b"")
         writer.close()
 
@@ -103,7 +103,7 @@ def test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue() -> None
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(QueueError):
             await open_queue(f"tls://me:{WORD}@127.0.0.1:{port}", "q")
-        assert WORD.encode() not in b"".join(heard)
+        assert WORD.encode() not in b"".join(received)
         server.close()
 
     asyncio.run(scenario())

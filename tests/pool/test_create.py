@@ -56,12 +56,12 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_files_are_allocated_and_progress_is_reported(two: list[Path]) -> None:
-    told: list[tuple[int, int]] = []
-    with Pool.create(two, device_size=SIZE, progress=lambda *step: told.append(step)):
+    calls: list[tuple[int, int]] = []
+    with Pool.create(two, device_size=SIZE, progress=lambda *step: calls.append(step)):
         assert [path.stat().st_size for path in two] == [SIZE, SIZE]
         assert [path.stat().st_blocks * 512 for path in two] == [SIZE, SIZE]
-    assert told[-1] == (2 * SIZE, 2 * SIZE)
-    assert told == sorted(told)
+    assert calls[-1] == (2 * SIZE, 2 * SIZE)
+    assert calls == sorted(calls)
 
 
 def test_sparse_files_are_not_allocated_and_the_pool_is_marked_sparse(two: list[Path]) -> None:

@@ -183,15 +183,15 @@ def test_children_report_by_lines(child: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ('print(\'{"error": "no luck"}\')', "^the child: no luck$"),
         ("import sys; sys.stdout.write('{\"done\"'); sys.exit(3)", "exit status 3"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     ],
 )
-def test_the_reason_of_a_childs_end_is_reported(child: Any, code: str, said: str) -> None:
-    with pytest.raises(ReplayError, match=said):
+def test_the_reason_of_a_childs_end_is_reported(child: Any, code: str, message: str) -> None:
+    with pytest.raises(ReplayError, match=message):
         child(code).next_report()
 
 
@@ -283,18 +283,18 @@ def test_reports_of_a_process_are_read_until_its_result_or_end() -> None:
     assert (index, str(error)) == (0, "gone")
 
 
-@pytest.mark.parametrize(("size", "there", "said"), [(10, 10, 0), (11, 10, 1)])
+@pytest.mark.parametrize(("size", "there", "message"), [(10, 10, 0), (11, 10, 1)])
 def test_the_pool_is_in_memory_if_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, there: int, said: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, there: int, message: int
 ) -> None:
     monkeypatch.setattr(run, "_MEMORY", tmp_path)
     monkeypatch.setattr(run, "room", lambda path: SimpleNamespace(size=there))
-    told: list[str] = []
-    parent = run._choose_parent(size, told.append)
-    assert len(told) == said
-    assert parent == (Path(run.tempfile.gettempdir()) if said else tmp_path)
+    calls: list[str] = []
+    parent = run._choose_parent(size, calls.append)
+    assert len(calls) == message
+    assert parent == (Path(run.tempfile.gettempdir()) if message else tmp_path)
     monkeypatch.setattr(run, "_MEMORY", tmp_path / "none")
-    assert run._choose_parent(1, told.append) == Path(run.tempfile.gettempdir())
+    assert run._choose_parent(1, calls.append) == Path(run.tempfile.gettempdir())
 
 
 @pytest.mark.parametrize("size", [0, 56, 63, 68])
@@ -440,8 +440,8 @@ def test_a_block_that_is_written_for_too_long_is_put(cache: Cache) -> None:
 def test_a_client_reports_its_progress_ten_times_a_second(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(client, "report", lambda message: told.append(dict(message)))
+    calls: list[Any] = []
+    monkeypatch.setattr(client, "report", lambda message: calls.append(dict(message)))
     monkeypatch.setattr(client, "read_trace", lambda path: requests(*[[n] for n in range(5)]))
     for name in ("Pool", "Client"):
         monkeypatch.setattr(client, name, Context)
@@ -454,9 +454,9 @@ def test_a_client_reports_its_progress_ten_times_a_second(
     monkeypatch.setattr(client, "tickets", numbers)
     monkeypatch.setattr(client, "sys", SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: 0)))
     client.work(Job([], "", 64, True, "test", False))
-    assert told[0] == {"ready": True}
-    assert told[1:-1] == [{"done": 2}, {"done": 4}]
-    assert told[-1]["tally"]["request_count"] == 5
+    assert calls[0] == {"ready": True}
+    assert calls[1:-1] == [{"done": 2}, {"done": 4}]
+    assert calls[-1]["tally"]["request_count"] == 5
 
 
 class Context(SimpleNamespace):
@@ -476,12 +476,12 @@ class Context(SimpleNamespace):
 
 
 def test_a_client_reports_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(client, "report", told.append)
+    calls: list[Any] = []
+    monkeypatch.setattr(client, "report", calls.append)
     job = msgspec.json.encode(Job(["/none"], "/none/trace", 64, True, "test", False)).decode()
     monkeypatch.setattr(client.sys, "argv", ["client", job])
     with pytest.raises(SystemExit) as ended:
         client.main()
     assert ended.value.code == 1
-    [message] = told
+    [message] = calls
     assert "/none/trace: No such file" in message["error"]

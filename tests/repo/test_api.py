@@ -97,7 +97,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
             (folder / name).write_text(GIVEN.get(page.name, "") + block.text)
     (folder / "mypy.ini").write_text(
         "[mypy]\nstrict = true\nfollow_imports = silent\n"
-        "[mypy-torch]\nignore_missing_imports = true\n"  # it is optional
+        "[mypy-torch]\nignore_missing_imports = true\n"  # torch is optional
     )
     ended = subprocess.run(
         [sys.executable, "-m", "mypy", "--no-error-summary", "."],

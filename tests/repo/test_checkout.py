@@ -74,7 +74,7 @@ def test_the_command_runs_in_the_checkout(
     checkout: Path, installed: Path, program: list[str]
 ) -> None:
     status, told, _ = python(checkout, *program, "doctor", "--json", path=(installed,))
-    assert status in (0, 1)  # its findings depend on the machine
+    assert status in (0, 1)  # the findings depend on the machine
     assert '"cpu-flush"' in told
 
 

@@ -134,8 +134,8 @@ def test_the_commands_print_the_version(name: str) -> None:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
         pytest.skip(f"{name} is not installed beside {sys.executable}")
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stdout) == (0, f"beluga-kv {beluga.__version__}\n")
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    assert (output.returncode, output.stdout) == (0, f"beluga-kv {beluga.__version__}\n")
 
 
 def test_no_text_names_another_project_to_install() -> None:

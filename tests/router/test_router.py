@@ -66,24 +66,24 @@ def test_a_failed_index_costs_only_the_overlap() -> None:
     def broken(query: Query) -> Matches:
         raise ConnectionError("index is down")
 
-    heard: list[Exception] = []
-    made = router("linear", find_matches=broken, on_index_error=heard.append)
+    received: list[Exception] = []
+    made = router("linear", find_matches=broken, on_index_error=received.append)
     assert made.route("x", QUERY).hit_rate == 0
     assert made.index_errors == 1
-    assert str(heard[0]) == "index is down"
+    assert str(received[0]) == "index is down"
 
 
 def test_oblivious_policies_query_the_index_only_if_configured() -> None:
-    asked: list[Query] = []
+    requests: list[Query] = []
 
     def counting(query: Query) -> Matches:
-        asked.append(query)
+        requests.append(query)
         return index(query)
 
     assert router(find_matches=counting).choose(QUERY).hit_rate == 0
-    assert asked == []
+    assert requests == []
     assert router(find_matches=counting, always_match=True).choose(QUERY).hit_rate == 1
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_workers_can_be_added_removed_and_paused() -> None:

@@ -187,11 +187,13 @@ def test_a_server_that_fails_to_map_its_lock_word_leaves_nothing(
 ) -> None:
     core.fails["bl_server_declare_gone"] = -lib.BL_ERROR_SERVER_ALIVE
     before = open_files()
-    with pytest.raises(ServerAliveError) as refused:  # which keeps the server's objects alive
+    with pytest.raises(
+        ServerAliveError
+    ) as refused:  # the exception keeps the server's objects alive
         Server(pool, declared_gone=True)
     assert core.names().count("bl_server_destroy") == 1
     assert open_files() == before
-    pool.close()  # which stops its servers
+    pool.close()  # stops the pool's servers
     assert core.names().count("bl_server_destroy") == 1
     del refused
 
@@ -208,8 +210,8 @@ def test_a_stopping_server_rejects_new_calls_and_waits_for_running_ones(
 
     core.before["bl_server_describe"] = describe
     epochs: list[int] = []
-    asks = threading.Thread(target=lambda: epochs.append(server.stat().epoch))
-    asks.start()
+    caller = threading.Thread(target=lambda: epochs.append(server.stat().epoch))
+    caller.start()
     assert inside.wait(30)
     stops = threading.Thread(target=server.stop)
     stops.start()
@@ -224,7 +226,7 @@ def test_a_stopping_server_rejects_new_calls_and_waits_for_running_ones(
     assert eventually(refused)
     assert "bl_server_destroy" not in core.names()
     go.set()
-    asks.join(30)
+    caller.join(30)
     stops.join(30)
     assert not stops.is_alive()
     assert epochs == [0]
@@ -241,17 +243,17 @@ def test_a_server_is_destroyed_after_its_thread_has_ended(pool: Pool, core: Watc
 
 def test_serve_forever_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
     server = Server(pool)
-    said: list[str] = []
+    messages: list[str] = []
 
     def handler(_: bytes) -> bytes:
         with pytest.raises(RpcError, match="inside a handler"):
             server.stop()
-        said.append("refused")
+        messages.append("refused")
         server.request_stop()
         return b""
 
     def ask() -> None:
-        while not said:
+        while not messages:
             try:
                 with Client(pool) as client:
                     client.call(METHOD_USER)
@@ -259,11 +261,11 @@ def test_serve_forever_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
                 time.sleep(0.005)
 
     server.handle(METHOD_USER, handler)
-    asks = threading.Thread(target=ask)
-    asks.start()
+    caller = threading.Thread(target=ask)
+    caller.start()
     server.serve_forever()
-    asks.join(30)
-    assert said == ["refused"]
+    caller.join(30)
+    assert messages == ["refused"]
     server.stop()
 
 

@@ -79,17 +79,17 @@ def test_a_process_that_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
 def test_the_command_prints_the_declaration_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[bool] = []
+    messages: list[bool] = []
 
     class Deposed:
         def __init__(self, *_: object, declared_gone: bool, **__: object) -> None:
-            said.append(declared_gone)
+            messages.append(declared_gone)
 
     def run(*_: object, **__: object) -> None:
-        if len(said) < 3:
+        if len(messages) < 3:
             raise DeposedError("another server has taken this pool over")
 
     monkeypatch.setattr("beluga.index.MetaServer", Deposed)
     monkeypatch.setattr(serve, "serve_until_stopped", run)
     serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
-    assert said == [True, False, False]
+    assert messages == [True, False, False]

@@ -158,7 +158,7 @@ def test_an_array_is_returned_unchanged(client: Client, array: NDArray[np.generi
     found = client.call("echo", array, returns=np.ndarray)
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(found, array)
-    found += found.dtype.type(1)  # it belongs to the caller
+    found += found.dtype.type(1)  # the array belongs to the caller
 
 
 def test_nan_is_returned_unchanged(client: Client) -> None:

@@ -106,9 +106,9 @@ def test_a_server_starts_when_it_is_due() -> None:
 
 
 def test_a_stop_before_the_start_prevents_the_start() -> None:
-    server, told = FakeServer(), threading.Event()
-    told.set()
-    assert not stand_by(cast("Server", server), told)
+    server, called = FakeServer(), threading.Event()
+    called.set()
+    assert not stand_by(cast("Server", server), called)
     assert (server.started, server.watched) == (0, [])
 
 
@@ -170,17 +170,17 @@ def test_a_held_lease_is_renewed_and_released_after_the_server() -> None:
 
 
 def test_a_renewal_in_progress_ends_before_the_lease_is_released() -> None:
-    asked, answer = threading.Event(), threading.Event()
+    requested, answer = threading.Event(), threading.Event()
 
     class Slow(FakeLease):
         def renew(self) -> bool:
-            asked.set()
+            requested.set()
             assert answer.wait(60)
             return super().renew()
 
     server, lease = FakeServer(), Slow()
     with LeaseKeeper(cast("Server", server), lease):
-        assert asked.wait(60)
+        assert requested.wait(60)
         threading.Timer(0.05, answer.set).start()
     assert lease.calls == ["renew", "release"]
 
@@ -188,13 +188,13 @@ def test_a_renewal_in_progress_ends_before_the_lease_is_released() -> None:
 def test_a_rejected_takeover_waits_before_the_next_try() -> None:
     waited: list[float | None] = []
 
-    class Told(threading.Event):
+    class RecordedEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             waited.append(timeout)
             return False
 
     server = FakeServer(starts=[ServerAliveError("it lives")])
-    assert stand_by(cast("Server", server), Told())
+    assert stand_by(cast("Server", server), RecordedEvent())
     assert waited == [0.001]
 
 

@@ -183,7 +183,7 @@ def test_the_lane_of_a_dead_requester_is_released_after_a_stop(
     with Process("serve", paths) as server:
         server.signal(signal.SIGSTOP)
         client = start(KEEPS_THE_LOCK, paths)
-        time.sleep(1.0)  # it sends a request; if it is slower, the test covers less
+        time.sleep(1.0)  # a request is sent; if that is slower, the test covers less
         client.kill()
         client.communicate()
         server.signal(signal.SIGCONT)

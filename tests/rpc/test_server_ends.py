@@ -120,18 +120,18 @@ def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> 
 
 def test_a_server_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
     server = Server(pool)
-    said: list[str] = []
+    messages: list[str] = []
 
     def handler(_: bytes) -> bytes:
         with pytest.raises(RpcError, match="inside a handler"):
             server.stop()
-        said.append("refused")
+        messages.append("refused")
         return b"on"
 
     server.handle(64, handler)
     server.start()
     assert Client(pool).call(64) == b"on"
-    assert said == ["refused"]
+    assert messages == ["refused"]
     pool.close()
 
 

@@ -166,18 +166,18 @@ def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: l
 def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
     pool: Pool, paths: list[Path]
 ) -> None:
-    asked, gate = threading.Event(), threading.Event()
+    requested, gate = threading.Event(), threading.Event()
 
     def wait(request: bytes) -> bytes:
-        asked.set()
+        requested.set()
         gate.wait(60)
         return request
 
     with Server(pool) as server, Process("call", paths) as process:
         server.handle(METHOD_USER, wait)
         process.say("call 1")
-        assert asked.wait(60)
-        time.sleep(0.1)  # it alternates between sleeping and polling now
+        assert requested.wait(60)
+        time.sleep(0.1)  # the server now alternates between sleeping and polling
         process.signal(signal.SIGSTOP)
         assert process.stopped()
         gate.set()

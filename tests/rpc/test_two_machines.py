@@ -51,7 +51,7 @@ def test_a_second_server_is_rejected_while_the_first_is_alive(
 def test_a_server_of_an_earlier_boot_is_replaced(pool: Pool, elsewhere: Elsewhere) -> None:
     first = Server(pool)
     first.start()
-    first.stop()  # its heartbeat does not advance
+    first.stop()  # the heartbeat does not advance
     half = 1 * lib.BL_SERVER_STRIDE
     for copy in (0, lib.BL_LINE_SIZE):
         rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
@@ -111,7 +111,7 @@ def test_a_grant_of_another_machine_is_kept_while_its_client_has_a_heartbeat(
         assert second.meta_stat().held_bytes >= 1 << 20
         with Client(pool, host=5) as other:
             assert other.stat().lane != lane
-        client.close()  # it reported its own end
+        client.close()  # the client reported its own end
         assert eventually(lambda: second.stat().inherited_count == 0)
         assert second.meta_stat().held_bytes == 0
 
@@ -182,9 +182,9 @@ def test_a_session_of_this_server_never_counts_as_one_of_an_earlier_boot(pool: P
         return int(line.state)
 
     with Server(pool, heartbeat_lost_s=0.1):
-        assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0  # it has no heartbeat
+        assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0  # no heartbeat
         assert eventually(lambda: state() != lib.BL_SESSION_LIVE)
-        assert state() == lib.BL_SESSION_SUSPECT  # its machine may still write
+        assert state() == lib.BL_SESSION_SUSPECT  # the other machine may still write
 
 
 def test_a_rejected_machine_does_not_reserve_the_number(pool: Pool) -> None:
@@ -209,7 +209,9 @@ def test_a_session_of_this_boot_without_a_lock_file_is_not_one_of_an_earlier_boo
         first.stop()
     rewrite(pool, "bl_session_line", session_offset(pool, 1, epoch=1), 1, boot_id=OTHER)
     with Server(pool) as second:
-        assert eventually(lambda: second.stat().inherited_count == 1)  # that of the earlier boot
+        assert eventually(
+            lambda: second.stat().inherited_count == 1
+        )  # the session of the earlier boot
         assert OtherMachine(pool, host=5, boot_id=OTHER).attach(NONCE + 2) == 0
         heartbeat = pool.geometry.lane_offset + 1 * pool.geometry.lane_stride
         last = (1 << 64) - 1

@@ -58,7 +58,7 @@ def answers(
         yield from _answers(context, waiting, running, body, processes)
     finally:  # after an interrupt, some still run
         for _, process in running.values():
-            if process.pid is not None:  # it has started
+            if process.pid is not None:  # the process has started
                 process.kill()
                 process.join()
 

@@ -156,7 +156,7 @@ class Rewriter:
                 self.condition(at + 2, close, self.drop(close + 1) if text == "if" else "true")
                 signs = {self.tokens[i].text for i in self.top(at + 2, close)}
                 if text == "if" and "&&" in signs and "||" not in signs:
-                    self.wrap(at + 2, close, "false")  # its body never runs
+                    self.wrap(at + 2, close, "false")  # the loop's body never runs
                 at = piece = close + 1
                 continue
             if text in ("enum", "struct") and self.tokens[at + 1].text == "{":

@@ -268,7 +268,7 @@ def _flat(tables: Conditions, value: str) -> dict[Name, str]:
     }
 
 
-# For each change (simulator.CHANGES).
+# The exempt sites of each change in simulator.CHANGES.
 EXEMPTIONS: dict[str, dict[Name, str]] = {
     "left out": _LEFT_OUT,
     "deferred": _no_worse(_LEFT_OUT) | _DEFERRED,

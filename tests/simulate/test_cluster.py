@@ -55,16 +55,16 @@ def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str)
 def test_prefilled_tokens_are_not_outstanding_work() -> None:
     """Otherwise the next request would be expected to wait for it."""
     ran = cluster(TraceEntry(0, 45, 5, (1,)), TraceEntry(1, 45, 5, (2,)), policy="min-ttft")
-    told: list[float] = []
+    calls: list[float] = []
     real = ran.router.tracker.prefill_done
 
     def prefilled(index: int, now: float = 0.0) -> bool:
-        told.append(ran.router.tracker.load(Worker(0)).prefill_s)
+        calls.append(ran.router.tracker.load(Worker(0)).prefill_s)
         return real(index, now)
 
     ran.router.tracker.prefill_done = prefilled  # type: ignore[method-assign,assignment]
     ran.run()
-    assert [left > 0 for left in told] == [True, False, True, False]  # once more when it is freed
+    assert [left > 0 for left in calls] == [True, False, True, False]  # once more when it is freed
     assert ran.router.tracker.load(Worker(0)).prefill_s == 0
 
 
@@ -173,14 +173,14 @@ def test_workers_publish_at_a_first_token_and_at_the_last(
     engine: str, busy: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = cluster(TraceEntry(0, 10, 5, ()), engine=engine)
-    heard: list[tuple[Worker, int]] = []
+    received: list[tuple[Worker, int]] = []
     monkeypatch.setattr(
         type(ran.router.tracker),
         "publish",
-        lambda _, worker, metrics: heard.append((worker, metrics.request_active_slots)),
+        lambda _, worker, metrics: received.append((worker, metrics.request_active_slots)),
     )
     ran.run()
-    assert heard == [(Worker(0), slots) for slots in busy]
+    assert received == [(Worker(0), slots) for slots in busy]
 
 
 def network(memory: str, **options: Any) -> Network:
@@ -250,14 +250,14 @@ def test_serial_workers_are_busy_from_the_fetch_to_the_first_token() -> None:
 
 
 def test_progress_is_reported_after_every_run() -> None:
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     trace = make_trace("small", BLOCK, [TraceEntry(0, 10, 1, ())], 1.0)
     options = Options(workers=1, model=MODEL)
     rows = simulate(
         trace, options, policies=["random", "round-robin"], seeds=2,
-        advance=lambda done, total: told.append((done, total)),
+        advance=lambda done, total: calls.append((done, total)),
     )  # fmt: skip
-    assert told == [(n, 8) for n in range(1, 9)]
+    assert calls == [(n, 8) for n in range(1, 9)]
     assert len(rows) == 12
     assert [row.seed for row in rows[:3]] == [0, 1, None]
 

@@ -94,7 +94,7 @@ def test_hints_end_in_the_order_of_their_times() -> None:
     pool.put(0, ids(0, 1, 2, 3))
     assert pool.hint(0, ids(0, 1), LEVELS["pin"], 100) == 2
     assert pool.hint(0, ids(2), LEVELS["high"], 50) == 1
-    assert pool.look_up(60, ids(0)) == 1  # its time to live starts again
+    assert pool.look_up(60, ids(0)) == 1  # the block's time to live starts again
     pool.put(149, ids(10))
     assert [pool.has(one) for one in (0, 1, 2, 3)] == [True, False, True, True], "1, at 100"
     pool.put(150, ids(11))

@@ -56,7 +56,7 @@ class Checked:
     def compare(self, query: Query, candidate: Any) -> None:
         """Compare a candidate with its worker's tiers and requests."""
         cluster, number = self.cluster, candidate.worker.worker_id
-        tracker, request = cluster.router.tracker, cluster._asked
+        tracker, request = cluster.router.tracker, cluster._routed
         assert candidate.load == tracker.load(candidate.worker)
         active = [one for one in cluster.requests if one.worker == number and math.isnan(one.done)]
         assert candidate.load.active_requests == len(active)

@@ -223,7 +223,7 @@ def test_unequal_memories_and_queues_cause_warnings(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool_s", "split_s", "said"),
+    ("pool_s", "split_s", "message"),
     [
         (1.0, 3.0, "begin to answer after 1 s instead of 3 s at this load."),
         (1.0, 1.02, "A shared pool makes no difference here"),
@@ -231,11 +231,13 @@ def test_unequal_memories_and_queues_cause_warnings(rows: list[Row]) -> None:
     ],
 )
 def test_the_headline_names_the_better_memory(
-    rows: list[Row], pool_s: float, split_s: float, said: str
+    rows: list[Row], pool_s: float, split_s: float, message: str
 ) -> None:
     pool = dataclasses.replace(rows[2], ttft_mean_s=pool_s)
     split = dataclasses.replace(rows[2], memory="split", ttft_mean_s=split_s)
-    assert said in Page(html(Options(workers=2), [pool, split])).texts["p"][0].replace("\xa0", " ")
+    assert message in Page(html(Options(workers=2), [pool, split])).texts["p"][0].replace(
+        "\xa0", " "
+    )
 
 
 def test_the_pool_is_compared_with_the_best_of_split_dram(rows: list[Row]) -> None:

@@ -147,10 +147,10 @@ class Browser:
     def _hear(self, until: float) -> None:
         if not select.select([self._read], [], [], max(until - time.monotonic(), 0))[0]:
             raise AssertionError("the browser does not answer")
-        heard = os.read(self._read, 1 << 16)
-        if not heard:
+        output = os.read(self._read, 1 << 16)
+        if not output:
             raise AssertionError("the browser has ended")
-        *messages, self._buffer = (self._buffer + heard).split(b"\0")
+        *messages, self._buffer = (self._buffer + output).split(b"\0")
         for text in messages:
             self._note(json.loads(text))
 

@@ -205,13 +205,13 @@ def _run(name: str, kind: Kind, folder: Path, phase: str) -> Iterator[str]:
         sys.exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as stream:
-        told = stream.read()
+        output = stream.read()
     _, status = os.waitpid(child, 0)
     if status:
         yield _ended(status)
-    elif not told:
+    elif not output:
         yield "it did not come to its end"
-    yield from json.loads(told or b"[]")
+    yield from json.loads(output or b"[]")
 
 
 def main(folder: str, phase: str, *only: str) -> None:

@@ -58,10 +58,10 @@ def stand_by_index(pool: Pool) -> None:
     input line is the number of seconds without a heartbeat before it takes over.
     """
     server = MetaServer(pool)
-    told = lines()
-    stand_by(server, threading.Event(), silent_s=float(next(told)))
+    output = lines()
+    stand_by(server, threading.Event(), silent_s=float(next(output)))
     answer(server.stat().epoch)
-    for _ in told:
+    for _ in output:
         answer(server.failure)
     server.stop()
 
@@ -148,13 +148,13 @@ def close_a_cache(pool: Pool) -> None:
     """A cache whose blocks an engine puts. Commands: ``put`` one block, ``close`` the cache; the
     process continues.
     """
-    told = lines()
+    output = lines()
     with KVCache(pool, namespace="close", engine=DsaEngine(pool, "software")) as cache:
-        next(told)
+        next(output)
         answer(cache.put(keys([1]), [content(1)]).stored)
-        next(told)
+        next(output)
     answer("closed")
-    next(told, "")
+    next(output, "")
 
 
 def churn(pool: Pool) -> None:
@@ -164,9 +164,9 @@ def churn(pool: Pool) -> None:
     numbers), how many were ``got``, and how many were ``wrong``.
     """
     mailbox: queue.Queue[str] = queue.Queue()
-    told = lines()
-    _, seed, chain_count = next(told).split()
-    threading.Thread(target=lambda: [mailbox.put(line) for line in told], daemon=True).start()
+    output = lines()
+    _, seed, chain_count = next(output).split()
+    threading.Thread(target=lambda: [mailbox.put(line) for line in output], daemon=True).start()
     dice, target = random.Random(int(seed)), np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
     stored: set[int] = set()
     got = wrong = 0

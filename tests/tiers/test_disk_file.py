@@ -317,7 +317,7 @@ def as_extents(file: Path) -> int:
     for slot in range(slots):
         at = disk_file.PAGE + slot * ENTRY.size
         *head, stripe, extent_stripes, place, crc, _ = ENTRY.unpack_from(whole, at)
-        if head[2] == 0:  # its sequence: there is no entry
+        if head[2] == 0:  # sequence 0: no entry
             continue
         assert extent_stripes == 0
         index, rest = divmod(stripe * 2 * MIB + place * disk_file.PAGE, block)

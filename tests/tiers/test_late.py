@@ -212,16 +212,16 @@ def test_a_standby_replaces_a_stopped_server_and_gets_its_disk_and_endpoints(
     assert second.stderr and second.stderr.readline().startswith("standing by")
     first.send_signal(signal.SIGSTOP)
     assert second.stderr.readline().startswith("took over, epoch 2")
-    said = second.stderr.readline()
-    assert re.search(r"served without a tier until it opens: .* in use by process", said)
+    output = second.stderr.readline()
+    assert re.search(r"served without a tier until it opens: .* in use by process", output)
     assert "will be retried: no events can be published" in second.stderr.readline()
     assert run("get", "key", *where).stdout == "some bytes"
     assert state_of_disk(run, where) == ["open"]
 
     first.kill()
-    said = second.stderr.readline() + second.stderr.readline()
-    assert "has now started; before: no events can be published" in said
-    assert f"disk:{tmp_path / 'disk'} is open now" in said
+    output = second.stderr.readline() + second.stderr.readline()
+    assert "has now started; before: no events can be published" in output
+    assert f"disk:{tmp_path / 'disk'} is open now" in output
     assert eventually(lambda: state_of_disk(run, where) == ["closed"])
     second.send_signal(signal.SIGTERM)
     assert second.wait(timeout=60) == 0

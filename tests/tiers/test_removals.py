@@ -390,7 +390,7 @@ def test_a_store_that_does_not_answer_after_a_delete_may_still_have_the_block(ma
     store.refused = {"exists"}
     scene.remove("block")
     assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
-    store.objects.update(kept)  # it has not executed what it has confirmed
+    store.objects.update(kept)  # the store confirmed removals that it did not execute
     store.heal()
     scene.settle()
     assert not scene.in_store("block")

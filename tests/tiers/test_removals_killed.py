@@ -70,7 +70,7 @@ def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     with serving(path, away) as cache:
         cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
         assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
-    with serving(path, here):  # its only record is that there was a store
+    with serving(path, here):  # the only record is that there was a store
         pass
     for gone in range(4):
         with serving(path, here, parked=gone) as cache:

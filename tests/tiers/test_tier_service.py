@@ -237,9 +237,9 @@ def test_a_hanging_remote_store_does_not_delay_other_tiers(shm: Path) -> None:
         assert served.offered()
         assert len(near.blocks) == MANY
         nobody = [hashlib.sha256(b"nobody %d" % i).digest() for i in range(8)]
-        asked = threading.Thread(target=lambda: served.cache.onboard(nobody))
-        asked.start()
-        asked.join()
+        caller = threading.Thread(target=lambda: served.cache.onboard(nobody))
+        caller.start()
+        caller.join()
         assert served.wrong(range(MANY)) == []
         far.open.set()
 
@@ -271,17 +271,17 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
         assert served.offered()
     (shm / "other").mkdir()
     with serving(shm / "other", [tier]) as served:
-        asked, pins = MetaClient(served.cache.client), []
+        client, pins = MetaClient(served.cache.client), []
         for number in range(1, MANY):  # until the pool is full
             if not served.cache.put(NAMES[number : number + 1], contents(range(1))).stored:
                 break
-            pins.append(asked.pin(served.cache.keys(NAMES[number : number + 1])))
+            pins.append(client.pin(served.cache.keys(NAMES[number : number + 1])))
         assert len(pins) < MANY - 1
         assert served.cache.onboard(NAMES[:1]) == 1
         assert eventually(lambda: served.server.lower_stat().wanted_count == 0)
         assert missed.value(reason="no space in the pool") - before == 1
         for pin in pins:
-            asked.unpin(pin)
+            client.unpin(pin)
 
 
 def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> None:
@@ -360,7 +360,7 @@ def test_removals_wait_while_missing_blocks_are_saved(shm: Path) -> None:
         served.put_all(range(1))
         assert served.offered()
         with served.service._saving:
-            served.cache.remove(NAMES[:1])  # it waits a moment for the disk
+            served.cache.remove(NAMES[:1])  # waits for the disk
             assert len(tier.blocks) == 1
         assert eventually(lambda: not tier.blocks)
 

@@ -52,7 +52,7 @@ class FakeSides:
         return self.created or int(lib.bl_acceptance_create(pool, config, out))
 
     def bl_acceptance_run(self, side: Any) -> int:
-        assert threading.current_thread().daemon  # it must not keep the process from ending
+        assert threading.current_thread().daemon  # the thread must not keep the process from ending
         role = self.log.count("run")
         self.log.append("run")
         code = self.runs[role]() if role in self.runs else 0
@@ -100,7 +100,7 @@ def test_two_processes_are_one_side_each(pool: Pool) -> None:
     thread.join()
     assert (leader.role, reports[0].role) == ("a", "b")
     assert leader.findings == reports[0].findings
-    assert leader.seconds >= 0.3  # its timeout applies, not the other one's 3 s
+    assert leader.seconds >= 0.3  # the leader's timeout applies, not the follower's 3 s
 
 
 def test_timeouts_of_sides_are_in_nanoseconds(pool: Pool, sides: FakeSides) -> None:
@@ -128,7 +128,7 @@ def test_a_side_that_runs_in_another_process_is_not_run_twice(pool: Pool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (errno.ENOSPC, "no free stripe"),
         (errno.EBUSY, "a server of the pool is running"),
@@ -136,10 +136,10 @@ def test_a_side_that_runs_in_another_process_is_not_run_twice(pool: Pool) -> Non
     ],
 )
 def test_a_side_that_cannot_be_created_reports_the_reason(
-    pool: Pool, sides: FakeSides, code: int, said: str
+    pool: Pool, sides: FakeSides, code: int, message: str
 ) -> None:
     sides.created = -code
-    with pytest.raises((BelugaError, OSError), match=said):
+    with pytest.raises((BelugaError, OSError), match=message):
         verify_pool(pool)
     assert sides.log == []
 
@@ -190,7 +190,7 @@ def test_an_interrupt_stops_the_sides_and_frees_them_when_they_have_ended(
 
     def run() -> int:
         assert sides.stopped.wait(30)
-        time.sleep(0.2)  # it polls at intervals
+        time.sleep(0.2)  # the peer polls at intervals
         return -errno.ECANCELED
 
     def interrupted() -> int:

@@ -310,7 +310,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         """Record new objects, and call the listeners."""
         if not keys:
             return
-        self._gone([key for key in keys if key in self._ledger])  # they were evicted
+        self._gone([key for key in keys if key in self._ledger])  # the keys were evicted
         self._ledger.add(keys, sizes)
         self._notify_keys_stored(keys, sizes)
 

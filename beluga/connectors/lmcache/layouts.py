@@ -46,7 +46,7 @@ def layout_of_object(memory: Any) -> Layout:
     """Return the layout of a MemoryObj."""
     try:
         return layout_of(memory.get_shapes(), memory.get_dtypes())
-    except AssertionError:  # it has a single shape instead of a list
+    except AssertionError:  # the layout has a single shape instead of a list
         return layout_of([memory.get_shape()], [memory.get_dtype()])
 
 

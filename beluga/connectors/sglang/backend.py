@@ -96,7 +96,7 @@ class BelugaHiCache(HiCacheStorage):
         pages in CPU memory.
         """
         name = str(host_pool_name)
-        if name != KV:  # that of the KV is registered already
+        if name != KV:  # the KV pool is registered already
             side = SidePool(name, host_pool)
             self._pages.add(name, side.fields(self._config))
             self._side[name] = side

@@ -141,7 +141,7 @@ def _length(found: Mapping[str, Any]) -> str:
         override = str(found.get("json_model_override_args") or "{}")
         trees = [json.loads(text), json.loads(override)]
     except (OSError, ValueError):
-        return length  # its positions are unknown
+        return length  # the config could not be read
     kinds = {
         kind
         for tree in trees

@@ -119,7 +119,7 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
         TypeError,
         NotImplementedError,
         AssertionError,
-    ) as error:  # it has none of this layout
+    ) as error:  # the pool has no buffers of this layout
         raise LayoutError(f"SGLang returned no addresses of its pages: {error}") from error
     per_page, rest = divmod(len(addresses), count)
     if rest or not per_page or len(sizes) != len(addresses):

@@ -141,7 +141,7 @@ class Adapters:
         found = self._identities.get(state)
         if found is None:
             if len(self._identities) >= ADAPTERS_MAX:
-                self._identities.clear()  # they are hashed again, or come from the cache
+                self._identities.clear()  # identities are hashed again, or come from the cache
             source = Files(state[0], 0, self._digests)
             found = self._identities[state] = ModelIdentity(source, logger=self._logger)
         return found

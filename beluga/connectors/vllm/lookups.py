@@ -68,13 +68,13 @@ class Lookups:
         logger = logger or logging.getLogger(__name__)
         self.ranks: tuple[Namespace, ...] = ()  # of the parts of a block, once each
         self.weights = ""
-        self.era = WeightsEra(logger)  # it separates the blocks of updated weights
+        self.era = WeightsEra(logger)  # separates the blocks of updated weights
         self.adapters = Adapters(logger)
         self.block_bytes = 0  # of a rank's part of a block, the largest
         self._workers = 0
         self._heads, self._splits = 0, tuple[int, ...]()
         self._others: dict[int, tuple[Namespace, ...]] = {}  # parts of other engines, by split
-        self._bases: tuple[Namespace, ...] = ()  # without the weights
+        self._bases: tuple[Namespace, ...] = ()  # the ranks', without the weights
         self._meeting = threading.Lock()
         self._connection = connection
         self._counters = counters

@@ -59,11 +59,11 @@ class Tracked:
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
     elsewhere: Elsewhere | None = None  # the last of the hits, if other ranks stored them
-    beside: bool = False  # they load concurrently with forwards
+    beside: bool = False  # loads run concurrently with forwards
     onboarding: LookupWait | None = None  # while blocks may arrive from lower tiers
     failed: bool = False  # a load from the pool failed
-    starting: bool = False  # it was looked up, and gets blocks next
-    held: bool = False  # it has blocks, and no step has computed with them
+    starting: bool = False  # looked up; blocks are assigned next
+    held: bool = False  # has blocks with which no step has computed
     cached: int = 0  # leading blocks that the engine's own cache had at the start
     scheduled: int = 0  # tokens (not blocks) of the steps since the start
     loaded: range = range(0)  # blocks that were loaded, which the pool has
@@ -72,7 +72,7 @@ class Tracked:
     sound: int | None = None  # leading blocks that depend on nothing in doubt; None: all
     begun: bool = False  # whether it is known what the request computes with
     first_attempt_s: float = 0.0  # time of the first attempt to find out
-    shared: bool = True  # its blocks have names that other processes can find
+    shared: bool = True  # the blocks have names that other processes can find
     ordered: bool = False  # a save was ordered; the workers report its end
     hinted: bool = False  # the blocks that it found have its hint
 

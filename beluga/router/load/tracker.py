@@ -34,7 +34,7 @@ class _Account:
     blocks: ActiveBlocks = dataclasses.field(default_factory=ActiveBlocks)
     prefills: ActivePrefills = dataclasses.field(default_factory=ActivePrefills)
     published: bool = False
-    shared: core.bl_load_share | None = None  # its row in SharedLoads
+    shared: core.bl_load_share | None = None  # the worker's row in SharedLoads
 
     def share(self) -> None:
         """Store the counts where other processes read them."""
@@ -96,7 +96,7 @@ class LoadTracker:
         """Remove a worker. Freeing its requests later has no effect."""
         account = self._accounts.pop(worker, None)
         if account is not None and self._shared is not None:
-            account.shared = None  # its requests end later
+            account.shared = None  # the worker's requests end later
             self._shared.forget(worker)
         self._all, self._last_group = None, Group((), ())
 

@@ -77,7 +77,7 @@ class Feed(Generic[T]):
     def replayed(self, number: int, item: T, made_s: float) -> list[T]:
         """Add an item of a replay. Returns the items that may be applied."""
         if number >= self._next and len(self._held) <= self._held_max:
-            self._latest = max(self._latest, made_s)  # it may arrive again, live
+            self._latest = max(self._latest, made_s)  # the event may arrive again, live
             self._held.setdefault(number, item)
         return self._drain()
 

@@ -49,7 +49,7 @@ class DiskCall(Generic[_T]):
         always: bool = False,
     ) -> None:
         self._threads, self._work, self._hung = threads, work, hung
-        self.always = always  # it may start although too many calls hang
+        self.always = always  # start although too many calls hang
         self._ended = threading.Lock()  # locked until the call has ended
         self._ended.acquire()
         self._until = 0.0
@@ -173,6 +173,6 @@ def _work_off(calls: SimpleQueue[DiskCall[Any]], idle: deque[SimpleQueue[DiskCal
                 continue
             return
         call.run()
-        del call  # its memory may be reused
+        del call  # the call's memory may be reused
         taken = False
         idle.append(calls)

@@ -356,7 +356,10 @@ class DiskTier:
             while first < len(places):
                 base = int(ends[first - 1]) if first else 0
                 end = max(first + 1, int(np.searchsorted(ends, base + _SAVE_BYTES, "right")))
-                part, first = slice(first, end), end  # it aborts its own places, and only once
+                part, first = (
+                    slice(first, end),
+                    end,
+                )  # the call aborts its own places, and only once
                 done = self._write_batch(call, store, places[part], payload, rows[part])
                 saved[rows[part][done]] = True
         finally:

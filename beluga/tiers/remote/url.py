@@ -65,7 +65,7 @@ def split_remote(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises ValueError for an invalid port
-    except ValueError:  # its text may have a part of the password
+    except ValueError:  # the text may have a part of the password
         raise TierError(
             "the remote store's URL has an invalid host or port; write a /, ? or # of a password "
             "as %2F, %3F or %23"

@@ -302,7 +302,7 @@ class ScheduledTransfer:
     def _has_ended(transfer: Transfer) -> bool:
         try:
             return transfer.done()
-        except Exception:  # its wait raises the error
+        except Exception:  # the transfer's wait raises the error
             return True
 
     def wait_first(self, timeout_s: float | None) -> None:

@@ -115,7 +115,7 @@ static int bl_below_sane(const bl_meta *meta)
             continue;
         count++;
         if (tomb->key[0] != tomb->key[1])
-            return 0; /* its line was torn */
+            return 0; /* the line was torn */
         for (uint32_t k = 0; k < i; k++)
             if (meta->blocks[k].state == BL_NUMBER_REMOVED && tomb->lane != 0 &&
                 meta->blocks[k].lane == tomb->lane && meta->blocks[k].key[0] == tomb->key[0])

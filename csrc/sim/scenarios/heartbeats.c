@@ -93,7 +93,7 @@ static int bl_heartbeats_client(bl_pool *pool, void *argument)
     bl_session_describe(session, &after);
     if (status == 0 && (after.lane != before.lane || after.epoch != before.epoch ||
                         (heartbeats->path.server && heartbeats->path.server->stat.end_count > 0)))
-        status = -ENODATA; /* it was considered dead */
+        status = -ENODATA; /* the session was considered dead */
     bl_session_close(session);
     return status;
 }

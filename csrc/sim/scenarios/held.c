@@ -18,7 +18,7 @@
 
 enum {
     BL_HELD_DEATHS = 6,
-    BL_HELD_VERBS = 500,        /* verbs of a server: about one call */
+    BL_HELD_VERBS = 500,        /* the server dies within this many verbs: about one call */
     BL_HELD_ROUNDS = 24,
     BL_HELD_SHAPE = 1,          /* index in bl_kv_shapes: whole lines, followed by checksums */
     BL_HELD_SUMS = 4,           /* checksums of its payload */

@@ -87,7 +87,7 @@ static int bl_acts_write(bl_pool *pool, void *argument)
     }
     for (uint64_t word = 1; !acts->litmus.finished; word++)
         bl_sim_store_cached(memory, acts->litmus.payload, &word, sizeof word);
-    return -EBADMSG; /* it must not end by itself */
+    return -EBADMSG; /* the loop must not end by itself */
 }
 
 /* Run after the crash, on the same host: the lines may be written again. */
@@ -175,7 +175,7 @@ static int bl_acts_stop_and_go(bl_pool *pool, void *argument)
     bl_nap(memory, BL_ACTS_NAP_NS);
     int before = bl_acts_heartbeats(memory, acts);
     bl_sim_pause_host(world, 0);
-    bl_nap(memory, BL_ACTS_NAP_NS); /* its streamed lines reach memory */
+    bl_nap(memory, BL_ACTS_NAP_NS); /* the streamed lines reach memory */
     int paused = bl_acts_heartbeats(memory, acts);
     bl_sim_resume_host(world, 0);
     int after = bl_acts_heartbeats(memory, acts);

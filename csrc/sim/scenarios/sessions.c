@@ -229,7 +229,7 @@ static int bl_given_up_work(bl_pool *pool, void *argument)
     for (; status >= 0 && request.number < BL_GIVEN_UP_CALLS; request.number++) {
         status = bl_session_call(session, &message, BL_GIVEN_UP_TIMEOUT_NS);
         if (status > 1)
-            return -EEXIST; /* it was executed before */
+            return -EEXIST; /* the request was executed before */
         world->stat.results++;
         bl_nap(&pool->memory, bl_sim_below(world, BL_GIVEN_UP_NAP_NS));
     }

@@ -60,7 +60,7 @@ static int bl_turns_count(bl_turns *turns, uint32_t lane, uint64_t keys)
         bl_sim_world *world = turns->path.world;
         if (!victim->session)
             continue;
-        if (bl_sim_below(world, 2)) /* its request arrives during another lane's turn */
+        if (bl_sim_below(world, 2)) /* the request comes in another lane's turn */
             bl_sim_drain_all(world, world->process[victim->process]);
         if (victim->session->lane == lane) {
             memset(victim->done, 0, sizeof victim->done);

@@ -62,7 +62,7 @@ static int bl_sim_verify_run(bl_sim_world *world, uint32_t tests, uint32_t mode,
         .config = {.patience_ns = 100000000000u, .tests = tests, .modes = 1u << mode},
         .raw_width = raw_width,
     };
-    world->lawless = 1; /* it tests the memory, so the ownership rules do not apply */
+    world->lawless = 1; /* tests the memory, so the ownership rules do not apply */
     bl_sim_spawn(world, 0, bl_sim_verify_a, &sim);
     bl_sim_spawn(world, 1, bl_sim_verify_b, &sim);
     return bl_sim_world_run(world);

@@ -33,7 +33,7 @@ class Beside(utils.MockKVConnector):  # type: ignore[misc]
         transfer.kv_connector = "BelugaConnector"
         transfer.kv_connector_extra_config = {"pool": "/nowhere", "timeout_ms": 10}
         self.ours = BelugaConnector(config, role, kv_cache_config)
-        self.contents: dict[int, bytes] = {}  # which digest's KV a block has
+        self.contents: dict[int, bytes] = {}  # block number to the digest whose KV it has
         self.loads: set[str] = set()  # requests whose first blocks are loaded before they run
         _made.append(self.ours)
         lookups = self.ours._lookups

@@ -81,8 +81,8 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def _mode(self) -> str:
-        told = json.loads(Path(os.environ["BELUGA_TEST_SIBLINGS"]).read_text())
-        return str(told.get(self._place, "off"))
+        result = json.loads(Path(os.environ["BELUGA_TEST_SIBLINGS"]).read_text())
+        return str(result.get(self._place, "off"))
 
     # ---- the scheduler's side
 

@@ -228,7 +228,7 @@ class Replay:
     def _wanted(self, request: Any, at: int) -> Any:
         hashes = self._final[request.request_id]
         block = at // self._size
-        if block >= len(hashes):  # it is never full
+        if block >= len(hashes):  # the last block is never full
             return np.full(WORDS, 1, dtype=np.uint16)
         return self._right(hashes[block])[at % self._size]
 

@@ -153,7 +153,7 @@ class FaultyConnector(Silent):
         super().__init__(vllm_config, role, kv_cache_config)
         self._size = kv_cache_config.hash_block_size
         self._faults: dict[str, Fault] = {}
-        self._asked: dict[str, int] = {}
+        self._requested: dict[str, int] = {}
         self._count = 0
         self._starting: list[Any] = []
         self._running: list[Any] = []
@@ -171,14 +171,14 @@ class FaultyConnector(Silent):
         tokens = fault.blocks * self._size - num_computed_tokens if fault is not None else 0
         if fault is None or tokens <= 0:
             return 0, False
-        self._asked[request.request_id] = num_computed_tokens // self._size
+        self._requested[request.request_id] = num_computed_tokens // self._size
         return tokens, fault.load == "async"
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens == 0:
             return
         fault = self._faults.pop(request.request_id)  # what was requested again would fail again
-        part = slice(self._asked[request.request_id], fault.blocks)
+        part = slice(self._requested[request.request_id], fault.blocks)
         names = [name.hex() for name in request.block_hashes[part]]
         fault.bad = [place - part.start for place in fault.bad if place >= part.start]
         self._starting.append((request.request_id, fault, blocks.get_block_ids()[0][part], names))

@@ -109,7 +109,7 @@ def test_an_axis_of_length_one_is_ignored_at_any_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "said"),
+    ("array", "message"),
     [
         (np.zeros((TOKENS, BLOCKS, 8)), "is not supported"),
         (np.zeros((BLOCKS + 1, 8, 8)), "is not supported"),
@@ -121,8 +121,8 @@ def test_an_axis_of_length_one_is_ignored_at_any_position() -> None:
         ),
     ],
 )
-def test_an_unknown_layout_is_rejected(array: np.ndarray, said: str) -> None:
-    with pytest.raises(ConnectorError, match=said):
+def test_an_unknown_layout_is_rejected(array: np.ndarray, message: str) -> None:
+    with pytest.raises(ConnectorError, match=message):
         layout_of({"layer": Tensor(array)})
 
 
@@ -158,7 +158,7 @@ def test_several_kernel_blocks_form_one_block() -> None:
     whole = GroupLayout(
         {"layer": Tensor(memory.reshape(BLOCKS, 4, 8))}, block_count=BLOCKS, page_sizes={}
     )
-    assert layout.declared == whole.declared  # it is the same block
+    assert layout.declared == whole.declared  # the same block
     with pytest.raises(
         ConnectorError, match="is not supported"
     ):  # no field declares these as parts

@@ -381,7 +381,7 @@ def test_loaded_tokens_and_seconds_are_reported_to_the_server(
     engine, other = make(), make(prefill_b_ms=250.0)
     engine.run(request("a", TOKENS), 0, fill=1)
     other.run(request("b", TOKENS), 0, fill=2)
-    other.run(request("c", TOKENS), 8, fill=2)  # its lookup reports the first one
+    other.run(request("c", TOKENS), 8, fill=2)  # the lookup reports the first end
     found = server.reported(KINDS.index("vllm"))
     assert found[Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
     assert found[Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000

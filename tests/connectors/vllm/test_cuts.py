@@ -229,7 +229,7 @@ def test_a_prompt_may_be_stored_by_two_engines_in_turn(
 ) -> None:
     own, other = make(2), make(1)
     own.saves(whole, 2)
-    other.saves(whole, 5)  # it finds two blocks, and stores three
+    other.saves(whole, 5)  # finds two blocks, and stores three
     before = server.stat().call_count
     assert own.loads() == (5 * BLOCK_TOKENS, set())
     check(own, whole, 5)

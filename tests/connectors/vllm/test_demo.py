@@ -118,7 +118,7 @@ def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
             break
     else:
         result_of(child)
-    time.sleep(3)  # it is then in the middle of its work
+    time.sleep(3)  # the demo is then in the middle of its work
     assert in_memory() - before
     os.killpg(child.pid, signal.SIGINT)
     child.communicate(timeout=120)

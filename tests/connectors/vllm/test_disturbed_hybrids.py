@@ -56,7 +56,7 @@ class Scene:
     """
 
     def __init__(self, site: Site, model: Path, name: str) -> None:
-        self.site, self.name, self._asked = site, name, 0
+        self.site, self.name, self._request_count = site, name, 0
         self.siblings = site.folder / f"{name}-siblings"
         self.load()
         dtype = "bfloat16" if name in STATES else "float32"
@@ -100,8 +100,10 @@ class Scene:
 
     def right(self, tokens: list[int]) -> dict[int, Any]:
         """Return the answers without the pool, by the tokens that come from the engine's cache."""
-        self._asked += 1
-        replies = [self.calm.generate(tokens, salt=f"alone {self._asked}") for _ in range(2)]
+        self._request_count += 1
+        replies = [
+            self.calm.generate(tokens, salt=f"alone {self._request_count}") for _ in range(2)
+        ]
         return {reply["cached_tokens"]: answer(reply) for reply in replies}
 
     def check(self) -> None:

@@ -209,7 +209,7 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
         assert engines.b.generate(tokens)["cached_tokens"] == TOKENS - 1
         dies(saver, [prompt(TOKENS, seed=900 + turn) for turn in range(6)])
         assert loader.generate(tokens)["cached_tokens"] == 0, "another tenant's blocks were found"
-        dies(loader, [tokens] * 6)  # it finds the blocks that it has saved itself
+        dies(loader, [tokens] * 6)  # finds the blocks that it has saved itself
         wait_until(lambda: site.pinned() == 0, 30, "the dead engine's pins to go")
     finally:
         saver.kill()

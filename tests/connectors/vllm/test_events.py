@@ -49,16 +49,16 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
             "endpoint": endpoint,
         },
     )
-    heard = site.folder / "events.log"
+    received = site.folder / "events.log"
 
     def shared() -> Counter[tuple[int, ...]]:
-        lines = [json.loads(line) for line in heard.read_text().splitlines()[1:]]
+        lines = [json.loads(line) for line in received.read_text().splitlines()[1:]]
         assert all(one[2:] == [BLOCK, "full_attention"] for one in lines)
         return Counter(tuple(tokens) for medium, tokens, *_ in lines if medium == "SHARED")
 
     try:
         engine.ready()
-        wait_until(lambda: heard.read_text().startswith("ready"), 120, "the subscriber")
+        wait_until(lambda: received.read_text().startswith("ready"), 120, "the subscriber")
         tokens = prompt(TOKENS, seed=1)
         blocks = {tuple(tokens[i : i + BLOCK]) for i in range(0, TOKENS - 1, BLOCK)}
         engine.generate(tokens)
@@ -68,7 +68,7 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
             engine.generate(tokens[:5])
             return set(shared()) == blocks
 
-        wait_until(announced, 60, f"{len(blocks)} blocks; heard: {heard.read_text()[:500]}")
+        wait_until(announced, 60, f"{len(blocks)} blocks; heard: {received.read_text()[:500]}")
         assert set(shared().values()) == {1}
         engine.generate(tokens)  # the blocks are offered again but are not new
         engine.generate(tokens[:5])

@@ -128,7 +128,7 @@ def test_latent_attention_is_stored_once_for_all_ranks(
         "max_num_batched_tokens": 512,
         "kv_cache_memory_bytes": 64 << 20,
         "compilation_config": EXACT_ROTATION,
-        "attention_backend": "CPU_MLA",  # that of CPUs with AMX has no float32
+        "attention_backend": "CPU_MLA",  # the backend for CPUs with AMX has no float32
     }
     engines: list[Engine] = []
     try:

@@ -130,10 +130,10 @@ def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
 
     engine.generate = forgetful
     fresh = prompts(1025, seed=1)
-    said: list[str] = []
-    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, say=said.append)
-    assert "beluga: 0 of 1024 tokens were found: nothing counted" in said
-    assert any("nobody answered (after 500 ms)" in line for line in said)
+    messages: list[str] = []
+    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, say=messages.append)
+    assert "beluga: 0 of 1024 tokens were found: nothing counted" in messages
+    assert any("nobody answered (after 500 ms)" in line for line in messages)
     report = report_of(setting_of(tmp_path), samples, limits, {})
     assert report["hit_tokens"] == 1024
     assert report["tried_again"] == {"plain": 0, "beluga": 1}

@@ -323,11 +323,11 @@ def test_hints_without_a_server_are_counted_and_ignored(pool: Pool, make: Make) 
 
 def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record how many blocks each prefetch requests."""
-    asked: list[int] = []
+    requests: list[int] = []
     monkeypatch.setattr(
-        engine.scheduler._lookups, "prefetch", lambda digests: asked.append(len(digests))
+        engine.scheduler._lookups, "prefetch", lambda digests: requests.append(len(digests))
     )
-    return asked
+    return requests
 
 
 def test_a_waiting_request_prefetches_on_request_or_in_a_session(
@@ -346,7 +346,7 @@ def test_a_waiting_request_prefetches_on_request_or_in_a_session(
     extend(following, list(range(BLOCK_TOKENS)))
     engine.scheduler.on_new_request(following)
     assert asked == [5, 6]
-    for name in "plain", "asks", "second":  # they are aborted before they start
+    for name in "plain", "asks", "second":  # the requests are aborted before they start
         ended = request(name, TOKENS)
         assert engine.scheduler.request_finished(ended, []) == (False, None)
     assert engine.scheduler._schedule._requests == {}

@@ -175,7 +175,7 @@ def test_hits_are_what_all_ranks_have_loaded(engine: Engine, caches: list[KVCach
     engine.start(made)
     engine.step(made, 1)
     engine.loaded("r", ranks=1, blocks=5)
-    assert "hit_tokens" not in engine.counters.take()  # it was only announced
+    assert "hit_tokens" not in engine.counters.take()  # the load was only announced
     engine.loaded("r", ranks=1, blocks=2)
     assert engine.counters.take()["hit_tokens"] == 2 * BLOCK_TOKENS
     dropped = request("dropped", TOKENS)
@@ -336,7 +336,7 @@ def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(engine
     engine.step(made, 9)
     assert engine.schedule.finished(made, engine.blocks["r"])
     engine.schedule.reported(None, {10})
-    assert engine.saves() == [("r", [])]  # it only makes the workers report the request's end
+    assert engine.saves() == [("r", [])]  # only makes the workers report the request's end
 
 
 def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine: Engine) -> None:
@@ -628,7 +628,7 @@ def test_a_request_waits_for_the_hash_of_its_adapter(
     late = request("late", TOKENS, lora=adapter(tmp_path / "other", "y", b"2"))
     engine.schedule._onboard_s = 0
     assert engine.schedule.matched_tokens(late, 0) == (0, False)
-    engine.step(late, 21)  # it does not wait forever, and is not saved
+    engine.step(late, 21)  # the request does not wait forever, and is not saved
     assert not engine.schedule.finished(late, [])
     go.set()
 

@@ -198,7 +198,7 @@ def test_the_engine_does_not_wait_for_saves_and_blocks_are_held_until_they_end(
     assert side.worker.saves.ended({"r", "unknown"}) == set()
     gate.go.set()
     wait_until(lambda: side.worker.saves.ended(set()) == {"r"})
-    assert side.worker.saves.ended({"r"}) == set()  # it is reported once
+    assert side.worker.saves.ended({"r"}) == set()  # each end is reported once
 
 
 def test_a_preemption_drops_queued_saves_and_waits_for_running_ones(side: Side, gate: Gate) -> None:
@@ -342,11 +342,11 @@ def test_figures_are_sums_of_the_process(side: Side) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [({"load": "lazy"}, "auto, sync, async"), ({"save_queue": 0}, "greater than 0")],
 )
-def test_settings_are_checked(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConnectorError, match=said):
+def test_settings_are_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConnectorError, match=message):
         VllmSettings(**given)
 
 

@@ -58,13 +58,13 @@ def test_an_unknown_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"bytes_per_s": 0.0}, "bandwidth is 0.0, but must be greater than 0"),
         ({"host_bytes_per_s": float("nan")}, "local_bandwidth is nan, but must be greater than 0"),
         ({"step_tokens": 0}, "step_tokens is 0, but must be at least 1"),
     ],
 )
-def test_an_estimate_needs_speeds(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(RouterError, match=said):
+def test_an_estimate_needs_speeds(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(RouterError, match=message):
         CostEstimator(**wrong)

@@ -186,7 +186,7 @@ def test_the_typical_request_is_the_mean_of_sent_requests() -> None:
     tracker.free("first", 5.0)
     tracker.free(
         "second", 50.0
-    )  # it ended before its first token, so it does not count for the length of answers
+    )  # ended before the first token: not counted in the length of answers
     assert (tracker.usual.ended, tracker.usual.decode_s) == (1, 4.0)
 
 

@@ -85,18 +85,18 @@ def test_equal_requests_leave_in_the_order_of_arrival() -> None:
 
 
 def test_a_stale_overlap_is_recomputed() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def overlap_of(item: str) -> int:
-        asked.append(item)
+        requests.append(item)
         return {"second": 0, "third": 0, "first": 100}[item]
 
     queue = filled("wspt")
     assert queue.pop(10.0, overlap_of=overlap_of) == "second"
-    assert asked == []
+    assert requests == []
     queue = filled("wspt")
     assert queue.pop(13.5, overlap_of=overlap_of) == "third"  # `second` has lost its position
-    assert asked == ["second", "third"]
+    assert requests == ["second", "third"]
     assert queue.pop(14.0, overlap_of=overlap_of) == "first"
 
 

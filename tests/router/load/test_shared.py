@@ -85,7 +85,7 @@ def test_prefills_of_other_processes_decrease_with_time() -> None:
     other.refresh(11.0)
     load = other.load(WORKERS[0])
     assert (load.active_prefill_tokens, load.prefill_s) == (800, pytest.approx(1.0))
-    assert other.loads[WORKERS[0]].active_requests == 0  # its own
+    assert other.loads[WORKERS[0]].active_requests == 0  # the router's own requests
 
 
 def test_a_removed_worker_leaves_nothing_for_the_next_one_in_its_slot() -> None:
@@ -93,5 +93,5 @@ def test_a_removed_worker_leaves_nothing_for_the_next_one_in_its_slot() -> None:
     one.add("a", WORKERS[0], query(1, 160), Overlap())
     one.remove_worker(WORKERS[0])
     assert other.load(WORKERS[0]).active_requests == 0
-    one.free("a")  # it ends later
+    one.free("a")  # the request ends later
     assert other.load(WORKERS[0]).active_requests == 0

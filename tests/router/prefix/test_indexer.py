@@ -216,7 +216,7 @@ def test_a_restored_worker_continues_from_its_dump(index: Indexer) -> None:
     other = [stored(A, [21, 22, 23], [1, 2, 3]), stored(B, [1], [1])]
     assert index.restore(A, other, last_id=9) == 0
     assert scores(index, 1, 2, 3) == {A: 3}
-    index.apply(RouterEvent(A, Removed([23]), 9))  # it was in the dump
+    index.apply(RouterEvent(A, Removed([23]), 9))  # this event was in the dump
     index.apply(RouterEvent(A, Removed([22]), 10))
     assert scores(index, 1, 2, 3) == {A: 1}
     assert index.missing() == {}

@@ -82,10 +82,10 @@ def test_a_publisher_that_reconnects_is_followed_again() -> None:
         [2],
     ]
     feed.reset()
-    assert feed.offer(3, 3, 8.0).items == []  # it had not restarted: all are requested again
+    assert feed.offer(3, 3, 8.0).items == []  # no restart: all are requested again
     assert feed.wanted == 0
     feed.reset()
-    assert feed.offer(0, 0, 1.0).items == [0]  # it has restarted, and its clock was set back
+    assert feed.offer(0, 0, 1.0).items == [0]  # a restart, and the clock was set back
     assert (feed.lost, feed.restarts) == (0, 0)
 
 

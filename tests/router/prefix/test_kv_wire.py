@@ -238,21 +238,21 @@ def test_a_missing_msgpack_package_is_an_error() -> None:
 
 def test_a_decoder_detects_the_hash_form_only_if_allowed() -> None:
     """The router may have detected another size than the decoder's initial one."""
-    asked: list[int] = []
+    requests: list[int] = []
     known = {SIZE: sums}
 
     def learn(size: int) -> Any:
-        asked.append(size)
+        requests.append(size)
         return known.get(size)
 
     wire = WireDecoder(7, block_size=SIZE, hash_blocks=sums, learn=learn)
     for _ in range(2):
         assert wire.batch(payload(stored([1]))).failed == []
-    assert asked == [SIZE]  # one warning is enough
+    assert requests == [SIZE]  # one warning is enough
     known = {8: sums}
     wire.resize(8, sums)
     assert len(wire.batch(payload(stored([2]))).failed) == 1
-    assert asked == [SIZE, SIZE]
+    assert requests == [SIZE, SIZE]
     other = WireDecoder(8, block_size=SIZE, hash_blocks=sums, learn=learn)
     assert len(other.batch(payload(stored([1]))).failed) == 1
 

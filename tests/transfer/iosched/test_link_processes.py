@@ -159,7 +159,7 @@ def test_a_reused_pid_is_not_the_old_process() -> None:
     assert direction.reap(0) == 1
     direction.add(1)
     queue.push(1, 10, 1)
-    assert queue.poll(0) is not None  # it takes another member
+    assert queue.poll(0) is not None  # the queue takes another member
     assert queue.stat().lost == 1
     queue.close()
     assert whole(direction)

@@ -449,7 +449,7 @@ def test_an_empty_plan_completes_immediately(handle: IoHandle, pool: Pool) -> No
 @pytest.mark.parametrize(
     ("own", "bytes_per_s", "expected"),
     [
-        (None, 52 * 10**9, 4 << 20),  # its bytes in 100 microseconds
+        (None, 52 * 10**9, 4 << 20),  # that link's bytes in 100 microseconds
         (None, 10**9, PIECE),
         (1 << 20, 52 * 10**9, 1 << 20),
         (4096, 10**9, PIECE),

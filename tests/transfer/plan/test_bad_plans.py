@@ -92,7 +92,7 @@ def test_read_only_memory_is_rejected_as_a_target(pool: Pool, make: Any) -> None
     ones = layout_of(np.ones(SHAPE, np.float16))
     offset = [pool.geometry.data_offset]
     engine = make(pool)
-    engine.gather_write(frozen.plan([0], offset)).wait()  # it is still valid as a source
+    engine.gather_write(frozen.plan([0], offset)).wait()  # still valid as a source
     engine.gather_write(ones.plan([0], offset)).wait()
     plan = frozen.plan([0], offset, chunk_size=LINE)
     tokens = frozen.plan_rows(frozen.rows([0], [1], [2]), offsets=offset)

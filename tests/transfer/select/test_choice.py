@@ -40,17 +40,17 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     """Nothing is cached, and costs are invented; calls are recorded with engines and threads. The
     CPU costs 1 ns per byte, others 100 us regardless of size.
     """
-    asked: list[tuple[str, Direction, int]] = []
+    requests: list[tuple[str, Direction, int]] = []
 
     def measure(engine: Any, direction: Direction, offset: int) -> Cost:
         threads = engine.threads if isinstance(engine, CpuEngine) else 0
-        asked.append((engine.name, direction, threads))
+        requests.append((engine.name, direction, threads))
         return Cost(0, 0, 1) if engine.name == "cpu" else Cost(100_000, 0, 0)
 
     monkeypatch.setattr(calibration, "measure", measure)
     monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.delenv("BELUGA_TUNING")
-    return asked
+    return requests
 
 
 def test_without_a_dsa_the_cpu_copies_and_nothing_is_measured(

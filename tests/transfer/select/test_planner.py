@@ -73,27 +73,29 @@ def test_costs_of_small_fragments_match_the_table() -> None:
     assert planner.choose(Direction.READ, 1 << 20, 1024, HOST) == "cpu"
 
 
-class Noted:
+class RecordingEngine:
     """Records the calls of each engine."""
 
-    def __init__(self, name: str, asked: list[tuple[str, Direction, int]]) -> None:
-        self.name, self._asked = name, asked
+    def __init__(self, name: str, calls: list[tuple[str, Direction, int]]) -> None:
+        self.name, self._calls = name, calls
 
     def gather_write(self, plan: Plan) -> CpuTransfer:
-        self._asked.append((self.name, Direction.WRITE, plan.size))
+        self._calls.append((self.name, Direction.WRITE, plan.size))
         return CpuTransfer(None)
 
     def scatter_read(self, plan: Plan) -> CpuTransfer:
-        self._asked.append((self.name, Direction.READ, plan.size))
+        self._calls.append((self.name, Direction.READ, plan.size))
         return CpuTransfer(None)
 
     def close(self) -> None:
-        self._asked.append((self.name, Direction.WRITE, -1))
+        self._calls.append((self.name, Direction.WRITE, -1))
 
 
 def test_each_plan_uses_its_cheapest_engine() -> None:
-    asked: list[tuple[str, Direction, int]] = []
-    engine = PlannedEngine(Planner(default_costs()), {way: Noted(str(way), asked) for way in HOST})
+    requests: list[tuple[str, Direction, int]] = []
+    engine = PlannedEngine(
+        Planner(default_costs()), {way: RecordingEngine(str(way), requests) for way in HOST}
+    )
     small, large = (
         plan_blocks(np.array([[4096]], np.uint64), np.array([size]), np.array([0]))
         for size in (2048, 1 << 20)
@@ -101,14 +103,14 @@ def test_each_plan_uses_its_cheapest_engine() -> None:
     engine.gather_write(small).wait()
     engine.scatter_read(large).wait()
     engine.close()
-    assert asked == [
+    assert requests == [
         ("cpu", Direction.WRITE, 2048),
         ("dsa", Direction.READ, 1 << 20),
         ("cpu", Direction.WRITE, -1),
         ("dsa", Direction.WRITE, -1),
     ]
     with pytest.raises(LayoutError, match="no costs of toy"):
-        PlannedEngine(Planner(default_costs()), {"toy": Noted("toy", asked)})
+        PlannedEngine(Planner(default_costs()), {"toy": RecordingEngine("toy", requests)})
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) ->
     assert len(stored_table(pool, "")) == len(Direction)
 
 
-class Failing(Noted):
+class Failing(RecordingEngine):
     """Raises these errors, at the start of a copy or when the copy is waited for."""
 
     fault: str | None = None
@@ -273,15 +275,17 @@ LARGE = plan_blocks(np.array([[4096]], np.uint64), np.array([1 << 20]), np.array
 def test_the_cpu_executes_plans_that_another_engine_fails(
     failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[tuple[str, Direction, int]] = []
-    engine = PlannedEngine(Planner(default_costs()), {"cpu": Noted("cpu", asked), "dsa": failing})
+    requests: list[tuple[str, Direction, int]] = []
+    engine = PlannedEngine(
+        Planner(default_costs()), {"cpu": RecordingEngine("cpu", requests), "dsa": failing}
+    )
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             transfer = engine.gather_write(LARGE)
             transfer.wait()
             transfer.wait()
             assert transfer.done()
-    assert asked == [("cpu", Direction.WRITE, 1 << 20)] * 3
+    assert requests == [("cpu", Direction.WRITE, 1 << 20)] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "beluga: dsa is disabled, the CPU copies: it is gone"
     ]
@@ -299,19 +303,22 @@ def test_the_cpu_executes_plans_that_another_engine_fails(
     ids=lambda error: type(error).__name__,
 )
 def test_errors_of_the_caller_are_raised(error: BelugaError) -> None:
-    asked: list[tuple[str, Direction, int]] = []
+    requests: list[tuple[str, Direction, int]] = []
     engine = PlannedEngine(
-        Planner(default_costs()), {"cpu": Noted("cpu", asked), "dsa": Failing(ends=error)}
+        Planner(default_costs()),
+        {"cpu": RecordingEngine("cpu", requests), "dsa": Failing(ends=error)},
     )
     with pytest.raises(type(error)):
         engine.gather_write(LARGE).wait()
-    assert asked == []
+    assert requests == []
     assert engine.stat.faults == {}
 
 
 def test_an_engine_without_own_work_is_not_measured(caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing()
-    engine = PlannedEngine(Planner(default_costs()), {"cpu": Noted("cpu", []), "dsa": failing})
+    engine = PlannedEngine(
+        Planner(default_costs()), {"cpu": RecordingEngine("cpu", []), "dsa": failing}
+    )
     engine.gather_write(LARGE).wait()
     assert engine.choose(Direction.WRITE, 1 << 20, 1) == "dsa"
     failing.fault = "the CPU does it"

@@ -84,5 +84,5 @@ class Holds:
     def _busy(self, hold: Hold) -> bool:
         try:
             return hold.starting or not all(hold.driver.ended(event) for event in hold.events)
-        except DriverError:  # its owner gets the error; work may still run
+        except DriverError:  # the owner gets the error; work may still run
             return True

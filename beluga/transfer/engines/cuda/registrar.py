@@ -171,7 +171,7 @@ class Registrar:
             return next(iter(self._left)), False
 
     def _register(self, place: WindowId, wanted: bool) -> None:
-        if place in self.ready:  # it was requested while it was being registered
+        if place in self.ready:  # the place was requested during its registration
             return
         span = self._range(place)
         try:

@@ -140,11 +140,11 @@ def test_every_wait_raises_the_error_of_a_failed_flush(pool: Pool, gpu: Gpu) -> 
 
 
 def every_other_window() -> Callable[[int], None]:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def refuse(size: int) -> None:
-        asked.append(size)
-        if len(asked) % 2:
+        requests.append(size)
+        if len(requests) % 2:
             raise DriverError("made up")
 
     return refuse
@@ -271,7 +271,7 @@ def test_a_bounced_write_is_pending_until_its_bytes_are_stored(pool: Pool) -> No
         pass
     theirs = np.full(len(first.memory), 0x5A, np.uint8)
     poke(pool, int(first.plan.chunks["offset"][0]), theirs)
-    for other in others:  # they need the pool's buffers
+    for other in others:  # the others need the pool's buffers
         engine.gather_write(other.plan).wait(PATIENCE_S)
     first.memory[:] = theirs
     assert first.stored(pool)

@@ -104,7 +104,7 @@ def test_the_engine_that_registered_may_be_closed_first(
 
 
 def test_two_engines_on_one_mapping_are_not_refused(pool: Pool) -> None:
-    gpu = Counting()  # which rejects memory that is already registered
+    gpu = Counting()  # rejects memory that is already registered
     engines = [engine_on(pool, gpu), engine_on(pool, gpu)]
     for engine in engines:
         assert engine.settle(PATIENCE_S)

@@ -61,7 +61,7 @@ def test_queues_are_ordered_by_node_then_mode_then_depth(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "expected"),
     [
         ({"type": "kernel"}, "wq0.0 is of type kernel, not user"),
         ({"type": "none"}, "wq0.0 is of type none, not user"),
@@ -72,12 +72,12 @@ def test_queues_are_ordered_by_node_then_mode_then_depth(tmp_path: Path) -> None
     ],
 )
 def test_an_unusable_queue_has_its_reason(
-    tmp_path: Path, changes: dict[str, str], says: str
+    tmp_path: Path, changes: dict[str, str], expected: str
 ) -> None:
     queue(tmp_path, "wq0.0", **changes)
     found = work_queues(tmp_path)
     assert nearest(found, set()) == []
-    assert says in why_none(found, tmp_path)
+    assert expected in why_none(found, tmp_path)
     assert "accel-config enable-wq" in why_none(found, tmp_path)
 
 
