@@ -4,7 +4,8 @@
 one token in each, and waiting prompts are prefilled in pieces, first come, first served.
 
 A request gets HBM slots for all its blocks, with its answer, when it is admitted, so none is ever
-preempted. Copies from the pool run beside the steps; a prompt is prefilled once they have ended.
+preempted. Copies from the pool run concurrently with the steps; a prompt is prefilled once they
+have ended.
 """
 
 from __future__ import annotations

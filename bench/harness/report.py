@@ -122,7 +122,7 @@ def _warnings(results: Results) -> Iterator[str]:
     if noisy:
         yield (
             f"Noisy: in {len(noisy)} of {len(rows)} rows the machine's own limit varied by more "
-            "than 25 %, so other work ran beside them. Their ratios decide nothing."
+            "than 25 %, so other work ran at the same time. Their ratios decide nothing."
         )
     for name, reason in results.missing.items():
         yield f"{name} is missing: {reason}"

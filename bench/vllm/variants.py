@@ -37,7 +37,7 @@ _WARMUPS = 1  # prompts that touch an engine's memory once
 def compare(
     setting: Setting, names: Sequence[str], *, repetitions: int, seed: int, say: Say
 ) -> list[Row]:
-    """Return a row for each variant, and one of the usual engine beside it."""
+    """Return a row for each variant, and one of the usual engine for comparison."""
     if not names:
         return []
     rows: list[Row] = []

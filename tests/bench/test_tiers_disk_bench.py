@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier's benchmark: both engines beside fio, or one row that reports the missing fio."""
+"""The disk tier's benchmark: both engines compared with fio, or one row that reports the missing
+fio.
+"""
 
 from __future__ import annotations
 

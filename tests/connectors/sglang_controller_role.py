@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's own HiCacheController in random order over our backend, beside its file backend.
+"""SGLang's own HiCacheController in random order over our backend and, for comparison, its file
+backend.
 
 Run it in .venv-adapters: sglang_controller_role.py POOL FOLDER SEED. The controller's threads hash,
 look up, prefetch and back up pages as in a server; only the scheduler and the GPU are missing. Each

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """SGLang's calls for the pools of hybrid models, in random order, on our backend and on SGLang's
-own file backend: an indexer, a window, states and a draft beside the KV, over SGLang's host pools.
+own file backend: an indexer, a window, states and a draft in addition to the KV, over SGLang's host
+pools.
 
 Run it in .venv-adapters: sglang_pools_role.py POOL FOLDER SEED. It prints what differed, and how
 often a prefix was restored.
@@ -31,7 +32,7 @@ states = parts.load("sglang.srt.mem_cache.pool_host.mamba")
 logical = parts.load("sglang.srt.mem_cache.memory_pool_host").LogicalHostPool
 Policy, Transfer = storage.PoolHitPolicy, storage.PoolTransfer
 
-# The pools beside the KV, and how many of a prefix's last pages a hit needs; 0 is all.
+# The pools in addition to the KV, and how many of a prefix's last pages a hit needs; 0 is all.
 NEEDS = {"indexer": 0, "swa": WINDOW, "mamba": 1, "draft": 0}
 
 

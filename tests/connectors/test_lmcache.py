@@ -517,7 +517,7 @@ def test_chunks_of_another_layout_or_engine_are_not_found(
 ) -> None:
     key = ChunkKey("a")
     one = backend()
-    assert not one.contains(key)  # a put beside the first record of an era is dropped
+    assert not one.contains(key)  # a put concurrent with the first record of an era is dropped
     one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
     assert eventually(lambda: one.contains(key), LONG_S)
     assert backend(metadata=Metadata()).contains(key)
@@ -556,7 +556,8 @@ def test_the_hint_of_a_request_favors_its_loaded_chunks(
     server: MetaServer, backend: Callable[..., Any]
 ) -> None:
     one = backend()
-    assert not one.contains(ChunkKey("a"))  # a put beside the first record of an era is dropped
+    # A put concurrent with the first record of an era is dropped.
+    assert not one.contains(ChunkKey("a"))
     one.batched_submit_put_task(
         [ChunkKey(f"model@1@0@{name}@bf16") for name in "ab"], [Memory(SHAPE, seed=1)] * 2
     )

@@ -444,7 +444,7 @@ def test_a_kv_pool_of_sglang_is_accepted(server: MetaServer, backend: Make) -> N
 
 
 def hybrid(backend: Make, seed: int | None = None, **named: Any) -> tuple[Any, dict[str, HostPool]]:
-    """Make a backend with pools of three kinds beside the KV, of random bytes or of zeros."""
+    """Make a backend with three kinds of pools and the KV, of random bytes or of zeros."""
     rank = named.get("rank", Config())
     pools: dict[str, HostPool] = {
         "kv": HostPool(mla=rank.is_mla_model),

@@ -106,7 +106,7 @@ def why_not() -> str | None:
 
 
 class Booted:
-    """The systemd; ``run`` runs commands beside it. Raises CannotBootError."""
+    """The systemd; ``run`` runs commands under it. Raises CannotBootError."""
 
     def __init__(self, root: Path) -> None:
         self._log = (root.parent / "systemd.log").open("w+")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts, gets and closes run in any order, with interrupts or GPU faults, beside another session.
+"""Puts, gets and closes run in any order, with interrupts or GPU faults, while another session
+runs.
 
 Afterwards no byte outside of the caller's space has changed, and the cache works. No space stays
 taken, except where it is unknown whether a copy has ended.

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Two processes with a cache each share a link.
 
-Gets have their share beside endless puts, and continue when the other process is killed while it
+Gets have their share during endless puts, and continue when the other process is killed while it
 copies.
 """
 

@@ -55,10 +55,10 @@ SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")
 
 ELSEWHERE = {
-    "beluga.admin": "tests/admin: threads beside a server, as in `beluga serve`",
-    "beluga.cli.services": "tests/tiers/test_late.py: they end what a server has beside it",
+    "beluga.admin": "tests/admin: threads in a server's process, as in `beluga serve`",
+    "beluga.cli.services": "tests/tiers/test_late.py: they end the services of a server's process",
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
-    "beluga.events": "tests/events: a service beside a server, as in `beluga serve`",
+    "beluga.events": "tests/events: a service in a server's process, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sizes of tiers: KV bytes by models' configurations, and capacities beside real tiers."""
+"""Sizes of tiers: KV bytes by models' configurations, and capacities compared with those of real
+tiers.
+"""
 
 from __future__ import annotations
 

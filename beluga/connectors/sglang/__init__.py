@@ -3,7 +3,7 @@
 """SGLang's HiCache storage (L3) over the pool.
 
 ``pages``    host pages by key, without an import of SGLang
-``pools``    the pools of hybrid models beside the KV
+``pools``    the pools of hybrid models in addition to the KV
 ``weights``  the version of SGLang's weights, and its changes
 ``backend``  the HiCacheStorage that SGLang loads by name
 

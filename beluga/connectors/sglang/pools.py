@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's pools beside the KV: windows, states, indexers and drafts.
+"""SGLang's pools in addition to the KV: windows, states, indexers and drafts.
 
 A hybrid model has several host pools, and a page of each under the key of the same tokens. A prefix
 can be restored at a length where every pool has what it needs there: an indexer the whole prefix,

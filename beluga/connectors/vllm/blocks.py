@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.names import BlockNames
 
 ExtraKeys: TypeAlias = "Callable[[Any, int, int], Sequence[Sequence[Any] | None]]"
-"""A function from blocks [start, stop) of a request to what their hashes cover beside tokens, in
-the form of vLLM's BlockStored."""
+"""A function from blocks [start, stop) of a request to what their hashes cover in addition to
+tokens, in the form of vLLM's BlockStored.
+"""
 
 Offer: TypeAlias = "tuple[int, int, int]"
 """A state that a step produces: its group, the engine's block, and the tokens that it covers."""

@@ -84,9 +84,9 @@ def engine_stream(device: object) -> int:
 def source_of(
     *layouts: Pieces, urgent: bool, own_stream: bool, logger: logging.Logger
 ) -> BlockSource:
-    """Return the source for the device that holds the blocks. With ``own_stream`` copies run beside
-    the engine; otherwise the engine waits for them. ``urgent``: a request waits for them. A GPU
-    without cupy is staged through host memory, with a warning.
+    """Return the source for the device that holds the blocks. With ``own_stream`` copies run
+    concurrently with the engine; otherwise the engine waits for them. ``urgent``: a request waits
+    for them. A GPU without cupy is staged through host memory, with a warning.
     """
     groups = [one for one in layouts if isinstance(one, GroupLayout)]
     device = groups[0].device

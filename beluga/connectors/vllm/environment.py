@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's environment variables, which configure an engine beside its ``VllmConfig``.
+"""vLLM's environment variables, which configure an engine in addition to its ``VllmConfig``.
 
 Some choose kernels that compute something else (the type of a quantized product's input, simulated
 routing of experts), or another order of bytes in a page. So a variable that is set counts, unless

@@ -254,7 +254,7 @@ class SplitLoads:
             side.identified(namespace)
 
     def load(self, ranges: list[BlockRange]) -> None:
-        """Start the loads that run beside the forward, and load the rest."""
+        """Start the loads that run concurrently with the forward, and load the rest."""
         self._beside.load([one for one in ranges if one.beside])
         self._before.load([one for one in ranges if not one.beside])
 

@@ -6,8 +6,9 @@ concurrently with forwards.
 A load before the forward gives the fastest first token, but no request decodes meanwhile. With the
 setting ``load`` "auto", the loads before one forward take at most ``LIMIT_S`` in total, estimated
 from their bytes and the speed of earlier loads. If no other request computes, the limit is
-``IDLE_LIMIT_S``: a load beside forwards costs its own request two more steps of the engine, and
-there is no forward to run beside it. A request that arrives meanwhile waits no longer than that.
+``IDLE_LIMIT_S``: a load concurrent with forwards costs its own request two more steps of the
+engine, and there is no forward to overlap with. A request that arrives meanwhile waits no longer
+than that.
 """
 
 from __future__ import annotations

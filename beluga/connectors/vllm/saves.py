@@ -4,7 +4,7 @@
 blocks.
 
 Saving is best effort: if the queue or the pool is full or there is no server, a block is not saved.
-Hints for blocks are given beside the engine, too. The engine keeps a request's blocks until
+Hints for blocks are given on that thread, too. The engine keeps a request's blocks until
 :meth:`Saves.ended` names it. It waits only when it takes blocks from a request that it preempts,
 and then only for the piece that is being copied (256 KiB; without a link, for the batch).
 """

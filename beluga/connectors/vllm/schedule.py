@@ -8,7 +8,7 @@ they lie. A forward waits only for short loads (``pauses``). At least one token 
 A request with a failed load is not looked up again, because the same hit would fail again.
 
 *Hints.* A request's hint is for the blocks that it finds when it starts, and for those that it
-saves. The workers give it, beside the engine (``hints``).
+saves. The workers give it concurrently with the engine (``hints``).
 
 *Saves.* A step may compute on what a failed load leaves behind: a load of ours or of another
 connector (under ``MultiConnector``), on any rank, for any request that shares the blocks. vLLM
@@ -180,7 +180,7 @@ class Schedule:
         if tracked.held:
             # vLLM takes unused blocks back only after a load that failed, ours or another
             # connector's. It then reserves the request's blocks, and would wait forever for a
-            # second load beside the forwards if it has not twice as many.
+            # second load concurrently with forwards if it has not twice as many.
             tracked.failed, tracked.held = True, False
         tracked.starting, tracked.cached = True, local
         if not tracked.begun and not self._begin(tracked):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The peers: pools of other projects under the same engines, and how to run each beside ours.
+"""The peers: pools of other projects under the same engines, and how to run each next to ours.
 
 They have their own environment, which ``scripts/dev/setup-peers`` makes and which also contains
 vLLM's packages. ``BELUGA_PEERS_PYTHON`` names its interpreter.

@@ -65,7 +65,7 @@ class BlockStored:
 
 
 def tagged_keys(request: Any, start: int, end: int, first: int) -> tuple[Any, int]:
-    """Return what a block's hash covers beside tokens, and the number of the next image."""
+    """Return what a block's hash covers in addition to tokens, and the number of the next image."""
     images = [
         (number, one.identifier, one.mm_position.offset)
         for number, one in enumerate(request.mm_features)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Connectors for engines under test: one that fails to load, beside ours, and two that keep KV.
+"""Connectors for engines under test: one that fails to load, used with ours, and two that keep KV.
 
 Folders hold one file of bytes per block, named by vLLM's hash. ``BELUGA_TEST_RIGHT`` has the KV of
 an engine without other connectors; ``BELUGA_TEST_SAVED`` has what ours puts into the pool.

@@ -233,7 +233,7 @@ def test_damaged_blocks_are_computed_again(engines: Engines) -> None:
         for offset in range(geometry.data_offset, geometry.size, 64 << 10):
             line = read(pool, offset)
             write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
-    for engine, tokens in prompts.items():  # before the forward, and beside others
+    for engine, tokens in prompts.items():  # before the forward, and during others
         forget(engine)
         reply = engine.generate(tokens)
         assert reply["figures"]["mismatches"] >= 1

@@ -229,7 +229,7 @@ def test_environment_variables_outside_the_table_are_part_of_the_identity(
 
 
 def test_fields_are_excluded_only_after_two_reviews() -> None:
-    """The list of what counts in the supported release, beside the tables of what does not."""
+    """The list of what counts in the supported release, against the tables of what does not."""
     tables = {**LEFT_OUT, "environment": environment.LEFT_OUT}
     listed = json.loads((Path(__file__).parent / "counted_fields.json").read_text())
     assert len(listed["ModelConfig"]) > 10 and len(listed["environment"]) > 50

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The approximate index: what workers may hold, from sent requests; alone and beside an index of
-events.
+"""The approximate index: what workers may hold, from sent requests; alone and together with an
+index of events.
 """
 
 from __future__ import annotations

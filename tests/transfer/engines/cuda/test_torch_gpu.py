@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine beside PyTorch on a GPU (``scripts/gpu``): its streams, memory and graphs."""
+"""The CUDA engine with PyTorch on a GPU (``scripts/gpu``): its streams, memory and graphs."""
 
 from __future__ import annotations
 
