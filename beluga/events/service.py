@@ -48,7 +48,7 @@ IDLE_S = 1.0  # an empty message after this time reveals missed messages
 BATCHES_KEPT = 10_000
 _PORT_MAX = 65535
 _PATH_MAX = 107  # bytes of a Unix socket's path
-_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # of ZMQ
+_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # the endpoints that ZMQ accepts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

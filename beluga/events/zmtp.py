@@ -29,7 +29,7 @@ FRAME_MAX = 1 << 10  # bytes; a request has 8
 FRAMES_MAX = 4  # per message; a request has 2
 TOPICS_MAX = 64  # subscriptions of a peer
 PENDING_MAX = 10_000  # messages that a peer has not accepted
-TURN_S = 0.01  # of the sockets in a call of poll()
+TURN_S = 0.01  # the longest turn at the sockets in a call of poll()
 
 _READ = 1 << 12  # bytes of one read; a peer with more is read again after the others
 _SENT_PARTS = 64  # per system call

@@ -57,7 +57,7 @@ class Row:
     hit_rate_pool: float
     hit_rate_local: float  # in workers' own DRAM
     hit_rate_tokens: float
-    tokens_saved: float  # of prompts, which were found and not computed
+    tokens_saved: float  # prompt tokens that were found and not computed
     prefill_saved_s: float  # the time that engines would have taken to compute these
     hit_rate_before: float | None
     hit_rate_after: float | None

@@ -31,7 +31,7 @@ from .copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
 
 _ORDER = 8192
 _AT_A_TIME = 20  # products: 30 ms of an H200
-_BLOCKS = 4  # of a copy
+_BLOCKS = 4  # blocks per copy
 _SWITCH_S = 1e-4  # Python's threads switch often, so that neither delays the other's GPU work
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0

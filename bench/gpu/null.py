@@ -47,7 +47,7 @@ _SPAN_SIZE = 16 << 10  # a fragment is two chunks
 BLOCKS, SMOKE_BLOCKS = 512, 4  # per put or get: 8192 tokens
 NAMESPACE = "beluga-null-gpu"
 _BESIDE = 32 << 20  # of a pool: the part without blocks
-_ROOM = BLOCK + BLOCK // 16  # of a block, with its checksums and the waste of its extent
+_ROOM = BLOCK + BLOCK // 16  # a block, its checksums and the waste of its extent
 _PROCESSES = 2
 _RUNS = 5
 _END_TIMEOUT_S = 30.0
@@ -63,7 +63,7 @@ class NullDriver:
     def __init__(self) -> None:
         self._free_ns = 0
         self._handles = itertools.count(1)
-        self._ends: dict[int, int] = {}  # of events
+        self._ends: dict[int, int] = {}  # event number to its end in ns
 
     def use(self) -> None: ...
 

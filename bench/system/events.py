@@ -48,7 +48,7 @@ _TOKENS = 16
 _FILL_MAX = 4096  # puts
 _PAUSE_S = 0.03  # longer than the publisher's period
 _RUN = 48  # puts between two pauses that are rarely interrupted: a tenth of that period
-_CALLS = ("reserve", "commit")  # of one put
+_CALLS = ("reserve", "commit")  # the calls of one put
 _PUT = "a put of 16 named blocks; the limit is a server that publishes nothing"
 
 

@@ -35,7 +35,7 @@ from ..harness.ratio import race
 from ..harness.row import Recorder, Row, percentiles, shares
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)  # blocks
-KEYS = 256  # of a call
+KEYS = 256  # keys per call
 
 _SMOKE_SIZES = (1_000,)
 _CALLS, _SMOKE_CALLS = 400, 20

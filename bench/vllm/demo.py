@@ -29,7 +29,7 @@ from .prompts import prompts
 from .report import Report, print_table, report_of
 from .serve import compare_servers
 
-_TOKENS, _BESIDE_TOKENS = 3841, 4097  # of a prompt; of KV these are 90 MiB and 1 GiB
+_TOKENS, _BESIDE_TOKENS = 3841, 4097  # prompts of 90 MiB and 1 GiB of KV
 _WARMUPS = 3  # prompts that touch all of an engine's KV memory once
 
 

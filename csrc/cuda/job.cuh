@@ -45,7 +45,7 @@ typedef struct bl_job {
     const bl_span *spans;
     uint32_t *sums;             /* of each span, its part of its chunk's checksum */
     const uint32_t *tables;     /* for checksums: of this group size (crc32c.cuh) */
-    uint64_t count;             /* of the spans */
+    uint64_t count;             /* number of spans */
 } bl_job;
 
 #endif

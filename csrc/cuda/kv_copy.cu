@@ -23,7 +23,7 @@
 /* One lane's view of a copy. */
 typedef struct bl_run {
     uint64_t source;
-    uint64_t target;            /* 0: only for the checksum */
+    uint64_t target;            /* 0: the bytes are only summed */
     uint32_t length;
     uint32_t lane;
 } bl_run;
@@ -206,7 +206,7 @@ BL_DEVICE void bl_copy_batch(const bl_job *job, const bl_span *spans, uint64_t b
         bl_span_note(number);
         if (BL_PLANT == BL_PLANT_SWAP)
             span.engine = job->spans[number ^ 1].engine;
-        if (span.length > 0)    /* else it is a further target of a span before it */
+        if (span.length > 0)    /* else this is a further target of an earlier span */
             bl_copy_span<LANES, TO_POOL, SUM>(job, number, span, lane, tables);
     }
 }

@@ -33,7 +33,7 @@ struct bl_gdsf {
     uint64_t inflation;
     int64_t newest;             /* the last stamp */
     int64_t oldest;             /* the last stamp given by cool: negative */
-    uint64_t deeper_priority;   /* of the block touched last */
+    uint64_t deeper_priority;   /* priority of the block touched last */
     uint32_t deeper_position;
 };
 

@@ -23,7 +23,7 @@
 #include "index/tombs.h"
 #include "index/work_list.h"
 
-enum { BL_TOMBS_PART = 2 };     /* of the block table */
+enum { BL_TOMBS_PART = 2 };     /* at most one tombstone per this many lines of the block table */
 
 struct bl_tombs {
     bl_index *index;            /* key -> number of its first tombstone */

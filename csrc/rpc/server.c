@@ -25,11 +25,11 @@
 
 enum {
     BL_IDLE_SPIN_NS = 50 * 1000,        /* idle for this time: yield the core between rounds */
-    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* idle for this time: sleep between rounds, ... */
-    BL_IDLE_NAP_PART = 100,             /* ... for a hundredth of the idle time, at most ... */
-    BL_IDLE_NAP_NS = 20 * 1000 * 1000,  /* ... this, since another host's call waits for it; */
-    BL_IDLE_ALONE_NS = 100 * 1000 * 1000, /* ... this, if only this host may use the pool; */
-    BL_IDLE_POLL_NS = 400 * 1000,       /* ... this, if no process can wake it */
+    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* idle for this time: sleep between rounds */
+    BL_IDLE_NAP_PART = 100,             /* a sleep is this part of the idle time, at most: */
+    BL_IDLE_NAP_NS = 20 * 1000 * 1000,  /* the delay of a call from another host */
+    BL_IDLE_ALONE_NS = 100 * 1000 * 1000, /* if only this host may use the pool */
+    BL_IDLE_POLL_NS = 400 * 1000,       /* if no process can wake the server */
     BL_ROUNDS_PER_CLOCK = 32
 };
 

@@ -16,7 +16,7 @@ from beluga.transfer.engines.dsa.sysfs import nearest, work_queues
 SIZES = (4096, 16384)
 
 
-def test_without_a_device_every_row_has_the_reason() -> None:
+def test_without_a_device_rows_are_skipped_with_a_reason() -> None:
     if nearest(work_queues(), set()):
         pytest.skip("there is a DSA")
     with ground(Options(smoke=True), devices=1) as pool:

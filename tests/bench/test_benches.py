@@ -70,7 +70,7 @@ Smoke = Callable[[str], list[Row]]
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_every_row_has_the_fields(smoke: Smoke, name: str) -> None:
+def test_every_row_has_the_required_fields(smoke: Smoke, name: str) -> None:
     assert set(FIELDS) >= ASKED
     for row in smoke(name):
         assert tuple(row) == FIELDS

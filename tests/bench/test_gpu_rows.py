@@ -56,7 +56,7 @@ def no_gpu() -> HostDriver:
     raise EngineUnavailableError("there is no usable GPU here: made up")
 
 
-def test_without_a_gpu_every_row_has_the_reason(shm: Path) -> None:
+def test_without_a_gpu_rows_are_skipped_with_a_reason(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         recorder = Recorder("coherence", Options(smoke=True), dict(FIXED))
         rows = gpu_coherence(recorder, region_of(pool), 16384, no_gpu)

@@ -24,7 +24,7 @@ def begun(*arguments, **options):
 beluga.cli.simulate.read_named = beluga.cli.simulate.sweep = begun
 import beluga_bench
 beluga_bench.BENCHES = {"rpc": begun}
-beluga.cli.prefill_worker.asyncio.run = begun  # of all modules
+beluga.cli.prefill_worker.asyncio.run = begun  # replaces asyncio.run in all modules
 sys.modules["uvloop"] = None  # the gateway runs on asyncio without it
 """
 SIMULATE = ["simulate", "nothing"]

@@ -149,7 +149,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         canonical(ring, TABLE, path="ring")
 
 
-def test_a_file_counts_by_its_bytes(tmp_path: Path) -> None:
+def test_the_digest_of_a_file_depends_on_its_bytes_and_not_on_its_name(tmp_path: Path) -> None:
     """Scales of a quantization may be replaced under their name, or have another name."""
     one, other = tmp_path / "scales.json", tmp_path / "other.json"
     one.write_text("1")

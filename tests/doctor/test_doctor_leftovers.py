@@ -188,7 +188,7 @@ POOL_ID = "0123456789abcdef" * 2
 
 @pytest.mark.usefixtures("shm")
 def test_a_runtime_directory_that_another_user_has_prepared_is_an_error(tmp_path: Path) -> None:
-    uid = 987654  # of no pool
+    uid = 987654  # the owner of no pool
     strange(tmp_path / f"tmp/beluga-{uid}", 0o777)
     found = folders(tmp_path, uid=uid)
     assert found.level == "error"

@@ -49,7 +49,8 @@ static uint32_t polite_call(bl_handler handler, const bl_block_request *head, co
     memcpy(request + sizeof *head, item, item_size);
     fuzz_must(handler(meta, &call) == 0, "the polite session's call is done");
     if (server->deferred)
-        server->hooks.deferred(server->hooks.context); /* while this reply exists */
+        server->hooks.deferred(server->hooks.context); /* deferred work may read the reply, so it
+                                                        * runs before the reply is freed */
     server->deferred = 0;
     bl_block_record record;
     memcpy(&record, reply + sizeof(bl_block_reply), sizeof record);

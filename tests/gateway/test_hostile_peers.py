@@ -223,7 +223,7 @@ def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_is_full
 
 
 def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections with much are closed; those with as much as usual may go on."""
+    """Connections with large heads are closed; those with heads of the usual size stay open."""
     monkeypatch.setattr(acceptor_module, "HEADS_SIZE_MAX", 100_000)
 
     async def scenario() -> None:
@@ -247,7 +247,7 @@ def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_late_body_stays_within_the_total_limit() -> None:
-    """There was room when its head arrived."""
+    """There was room when the head of the request arrived."""
 
     async def scenario() -> None:
         engine = FakeEngine()

@@ -230,7 +230,9 @@ def test_only_one_journal_can_be_opened_and_it_has_a_capacity(pool: Pool) -> Non
     server.stop()
 
 
-def test_names_of_another_count_are_rejected(pool: Pool, server: MetaServer) -> None:
+def test_a_count_of_names_that_differs_from_the_count_of_blocks_is_rejected(
+    pool: Pool, server: MetaServer
+) -> None:
     blocks = np.zeros((2, LENGTH), np.uint8)
     with KVCache(pool, namespace="named") as cache:
         for wrong in (named(range(3)), np.zeros(2, np.uint64), np.zeros((2, 1), NAME)):

@@ -21,7 +21,7 @@ from beluga.replay import Conversations, TraceRequest, engine, make_workload, wr
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
-BLOCKS = 12  # of the engine
+BLOCKS = 12  # the engine's memory, in blocks
 HOT = 3  # touches within a short time
 WAIT_S = 60
 PROMPTS = [

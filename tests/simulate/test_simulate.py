@@ -104,7 +104,7 @@ def test_a_pool_has_hits_of_all_workers_and_split_dram_does_not() -> None:
         assert 0 <= row.link_read_utilisation < 1
 
 
-def test_slower_links_take_longer_and_queue() -> None:
+def test_slower_links_increase_copy_and_queue_times() -> None:
     def row(**change: object) -> object:
         options = dataclasses.replace(OPTIONS, **change)
         return simulate(TRACE, options, policies=["random"], memories=["pool"])[-1]

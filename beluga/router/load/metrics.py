@@ -61,7 +61,7 @@ class _Names:
     blocks: tuple[str, ...]
     block_size: tuple[str, ...]
     looked_up: str  # prompt tokens
-    found: tuple[str, ...]  # of them, tokens that were in a cache
+    found: tuple[str, ...]  # prompt tokens that were in a cache
     rank: str
     same: tuple[str, ...] = ()
     part: str = ""

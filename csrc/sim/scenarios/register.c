@@ -18,7 +18,7 @@
 enum {
     BL_REGISTER_KEY = 5,
     BL_REGISTER_WRITERS = 24,   /* two of each register */
-    BL_REGISTER_VALUES = 3,     /* of each */
+    BL_REGISTER_VALUES = 3,     /* values of each writer */
     BL_REGISTER_LIFE_NS = 800,  /* a writer dies within this time */
     BL_REGISTER_LOOKS = 160
 };

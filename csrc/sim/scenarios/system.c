@@ -24,7 +24,7 @@ enum {
     BL_SYSTEM_SERVER_COUNT = 2,
     BL_SYSTEM_CLIENT_COUNT = 4,
     BL_SYSTEM_LIVES = 2,        /* attachments of a client */
-    BL_SYSTEM_ROUNDS = 14,      /* of each */
+    BL_SYSTEM_ROUNDS = 14,      /* rounds of each attachment */
     BL_SYSTEM_DEATHS = 2,       /* deaths of servers */
     BL_SYSTEM_DEATH_VERBS = 20000,
     BL_SYSTEM_NAP_NS = 200 * 1000,

@@ -34,7 +34,7 @@ from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 __all__ = ["DictConnector", "HashingConnector", "MultiConnector", "figures"]
 
-GARBAGE = 0x40  # of each byte
+GARBAGE = 0x40  # the value of each byte
 
 _kept: dict[tuple[int, bytes], list[Any]] = {}  # the layers' blocks, by group and hash
 _counts: Counter[str] = Counter()

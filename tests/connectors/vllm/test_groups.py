@@ -28,7 +28,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, StepReport, StoredCounts
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
-BLOCKS = 64  # of an engine
+BLOCKS = 64  # blocks per engine
 FULL, WINDOW, STATE = range(3)
 TOKENS = list(range(100, 100 + 3 * STEP + 1))  # three boundaries and a token
 LONG_S = 60.0
@@ -400,7 +400,7 @@ def fine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("last", ["copied", "at its end"])
-def test_a_state_inside_a_block_is_saved_with_the_other_groups_up_to_it(
+def test_a_state_inside_a_block_is_saved_with_the_tokens_before_it(
     fine: Engine, pool: Any, last: str
 ) -> None:
     """vLLM copies the state in the step after the one that makes it, or a request ends before."""

@@ -120,7 +120,9 @@ def test_the_same_load_runs_before_a_forward_once_nothing_else_computes(
     assert engine.schedule.matched_tokens(third, 0) == (5 * BLOCK_TOKENS, False)
 
 
-def test_each_request_has_its_own_way_of_loading(engine: Engine, caches: list[KVCache]) -> None:
+def test_short_loads_delay_the_forward_and_long_loads_overlap_with_it(
+    engine: Engine, caches: list[KVCache]
+) -> None:
     short, long, late = prompts(caches, 2, 5, 1)
     for one in (short, long, late):
         engine.start(one)

@@ -26,7 +26,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import Loaded, Orders, StepReport, StoredCounts
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
-BLOCKS = 200  # of an engine
+BLOCKS = 200  # blocks per engine
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
 LONG_S = 60.0
 

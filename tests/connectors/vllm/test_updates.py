@@ -150,7 +150,7 @@ def test_a_reset_of_another_engine_has_no_effect(server: MetaServer, make: Make)
     one, other = make(), make()
     one.fill_own_cache()
     one.call("reload_weights")
-    other.manager.reset_prefix_cache()  # of another engine
+    other.manager.reset_prefix_cache()  # a reset of another engine
     one.saves()
     assert one.hits() == 0
 

@@ -191,7 +191,7 @@ def test_layouts_with_distinct_shapes_are_recognized() -> None:
             make()
 
 
-def test_blocks_tokens_and_slots_outside_are_refused() -> None:
+def test_blocks_tokens_and_slots_out_of_range_are_refused() -> None:
     case = CASES["vllm-kv-first"]
     layout = case.layout([View.of(array) for array in case.arrays], None)
     for ids in ([NB], [-1]):

@@ -187,4 +187,4 @@ def test_all_engines_are_closed_even_if_one_raises(pool: Pool) -> None:
     with pytest.raises(RuntimeError):
         Chosen(beside={"one": ends[0], "other": ends[1]}, made=True).close()
     assert [end.closed for end in ends] == [True, True]
-    Chosen(ends[0]).close()  # of another process
+    Chosen(ends[0]).close()  # its engines are of another process

@@ -33,7 +33,7 @@ class PreparedLaunch:
 
     def start(self, first: int, end: int) -> CudaTransfer:
         """Launch the kernel for some chunks, after the CPU's maintenance of their lines."""
-        self._launcher.driver.use()  # the thread that waits for the link
+        self._launcher.driver.use()  # this may be another thread, which waits for the link
         self._paths.begin()
         try:
             part = self._paths.start(

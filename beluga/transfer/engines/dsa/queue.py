@@ -143,7 +143,7 @@ def _probe(queue: core.bl_dsa_queue) -> None:
     while record[0] == lib.BL_DSA_NONE:
         if time.monotonic() > deadline:
             _UNANSWERED.append(block)  # the device may still write it
-            raise OSError(errno.ETIME, "it does not respond")
+            raise OSError(errno.ETIME, "the device does not respond")
         time.sleep(0.0001)
     lib.bl_dsa_queue_ended(queue)
     if record[0] != lib.BL_DSA_SUCCESS:
