@@ -34,7 +34,9 @@
  * Invariants: integers are little-endian and of fixed width; locations are offsets, never pointers;
  * every struct is a whole number of lines; every line has one writer at a time; everything that the
  * server writes has two halves, and the server of epoch N writes half N mod 2 only; reserved bytes
- * are zero. Polled lines are BL_POLL_STRIDE apart, because CPUs prefetch adjacent lines.
+ * are zero; the first of the lines 1, 2, 4, 8, ... that is zero ends the used part of a block table
+ * or extent table (index/table.c). Polled lines are BL_POLL_STRIDE apart, because CPUs prefetch
+ * adjacent lines.
  *
  * Only what cffi can read is allowed here: an include guard, enums, structs. No functions, asserts
  * or expressions in macros.
@@ -45,7 +47,7 @@
 #include <stdint.h>
 
 enum bl_format_constant {
-    BL_FORMAT_VERSION = 5,
+    BL_FORMAT_VERSION = 6,
     BL_LINE_SIZE = 64,
     BL_POLL_STRIDE = 128,
     BL_PAGE_SIZE = 4096,

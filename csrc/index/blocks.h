@@ -159,6 +159,8 @@ struct bl_meta {
     uint32_t rest_first, rest_last; /* list of numbers whose lines are traces */
     uint32_t rest_count;
     uint32_t fresh_number;      /* numbers from here on were never used */
+    uint64_t entry_limit;       /* the next milestone (index/table.c) of the entries, a power of two, */
+    uint64_t mark_limit;        /* and of the marks */
     uint64_t generation;        /* counter of this epoch */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
     uint64_t held_bytes[BL_HOST_COUNT]; /* by suspect sessions of this epoch */
@@ -182,6 +184,13 @@ struct bl_meta {
 
 /* ---- index/table.c: the entries and extent marks in the pool. These functions do not fence: the
  * server's loop does, before it sends a reply. */
+
+/* Return 1 if no line of a half's table was used from this one on. Its caller has invalidated it. */
+int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t number);
+
+/* Write the milestones up to this line, which is about to be used. */
+void bl_entries_reach(bl_meta *meta, uint64_t number);
+void bl_marks_reach(bl_meta *meta, uint64_t stripe);
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
 void bl_entry_clear(bl_meta *meta, uint32_t number);
 void bl_tomb_write(bl_meta *meta, uint32_t number);

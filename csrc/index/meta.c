@@ -119,6 +119,7 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
     meta->pool = server->pool;
     meta->eviction = eviction;
     meta->free_number = BL_NO_NUMBER;
+    meta->entry_limit = meta->mark_limit = 1;
     bl_shares_begin(meta);
     meta->blocks = bl_lazy_map_dense(g->block_count_max * sizeof *meta->blocks);
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);

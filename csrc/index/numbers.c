@@ -18,8 +18,10 @@ int64_t bl_number_unused(bl_meta *meta)
         meta->free_number = meta->blocks[number].links[BL_LIST_LANE].next;
         return number;
     }
-    if (fresh && meta->rest_count < BL_TRACES)
+    if (fresh && meta->rest_count < BL_TRACES) {
+        bl_entries_reach(meta, meta->fresh_number);
         return meta->fresh_number++;
+    }
     if (meta->rest_count == 0)
         return -BL_ERROR_TABLE_FULL;
     number = meta->rest_first;

@@ -203,6 +203,7 @@ static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
         bl_extent_view view;
         bl_extents_open(meta->extents, (uint64_t)stripe, bl_generation_new(meta), &view);
         bl_crash_point("extent.opened");
+        bl_marks_reach(meta, view.first_stripe);
         bl_extent_write(meta, &view, BL_EXTENT_OPEN);
         bl_crash_point("extent.marked");
     }

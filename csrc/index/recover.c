@@ -7,7 +7,8 @@
  * die anywhere: the predecessor's half is not touched.
  *
  * Afterwards the server's own half agrees with DRAM: every committed block has an entry, every
- * extent has a mark, and no line of two epochs ago remains. Space that is open and not committed is
+ * extent has a mark, and no line of two epochs ago remains; only the used part of a table is read
+ * and overwritten (bl_table_ends). Space that is open and not committed is
  * held while a session of an earlier epoch may still write there. The eviction order starts sorted
  * by generation.
  */
@@ -53,6 +54,17 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
+/* At each milestone prefault both halves up to the next one: they are accessed completely. */
+static void bl_recover_prefault(const bl_meta *meta, uint64_t offset, uint64_t line, uint64_t count)
+{
+    if (line == 0 || (line & (line - 1)) != 0)
+        return;
+    uint64_t lines = line < count - line ? line : count - line;
+    for (uint64_t half = 0; half < BL_HALF_COUNT; half++)
+        bl_pool_prefault(meta->pool, offset + (half * count + line) * BL_LINE_SIZE,
+                         lines * BL_LINE_SIZE);
+}
+
 /* Read a stripe's mark. Returns its state (bl_extent_state) if its extent was adopted, else 0. */
 static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
                                 bl_extent_view *view)
@@ -73,28 +85,30 @@ static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
     return held ? line.state : 0;
 }
 
-/* Copy the open marks into this server's half, and rebuild the extents. The whole half is
- * overwritten: it has lines of an earlier epoch, and reading it first would cost as much. */
+/* Copy the open marks into this server's half, and rebuild the extents. All used lines of the half
+ * are overwritten: they are of an earlier epoch, and reading them first would cost as much. */
 static void bl_recover_extents(bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, old_half = 1 - half;
-    static const uint64_t nothing[8];
+    uint32_t old_half = 1 - meta->server->half;
     uint64_t taken = 0; /* stripes below it belong to the last adopted extent */
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
         uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
         bl_extent_view view;
         bl_scan_refetch(memory, offset, stripe, g->stripe_count);
+        if (bl_table_ends(memory, offset, stripe))
+            break;
+        bl_recover_prefault(meta, g->extent_offset, stripe, g->stripe_count);
+        bl_marks_reach(meta, stripe);
         uint32_t state = stripe < taken ? 0 : bl_recover_mark(meta, offset, stripe, &view);
         if (state != 0) {
             taken = stripe + view.stripe_count;
             bl_extent_write(meta, &view, state);
             bl_crash_point("recover.extent_copied");
         } else {
-            bl_crash_line("recover.extent_line", memory, bl_extent_line_offset(g, stripe, half),
-                          nothing);
-            bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);
+            view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
+            bl_extent_write(meta, &view, BL_EXTENT_FREE);
         }
     }
 }
@@ -144,7 +158,7 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
     return 1;
 }
 
-/* Copy the committed blocks' entries into this server's half, which is overwritten as a whole,
+/* Copy the committed blocks' entries into this server's half, whose used lines are all overwritten,
  * and list the blocks. Returns their number. Numbers after the last one in use count as fresh,
  * so their memory is not touched: a pool of 1 TiB has 400 MiB of it. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
@@ -156,6 +170,10 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         uint64_t offset = bl_entry_offset(g, number, old_half);
         bl_entry entry;
         bl_scan_refetch(memory, offset, number, g->block_count_max);
+        if (bl_table_ends(memory, offset, number))
+            break;
+        bl_recover_prefault(meta, g->table_offset, number, g->block_count_max);
+        bl_entries_reach(meta, number);
         /* SYNC entry.reuse: entries cleared before the epoch was published are read as cleared */
         /* SYNC task.commit: and tasks whose commits were answered before that are read */
         bl_load_line(memory, offset, &entry); /* SYNC entry */
@@ -231,14 +249,6 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     bl_stat_committed(meta, number);
 }
 
-/* Prefault both halves of the entries and marks, which are accessed completely. */
-static void bl_recover_prefault(const bl_meta *meta)
-{
-    const bl_geometry *g = &meta->pool->geometry;
-    bl_pool_prefault(meta->pool, g->table_offset, g->name_offset - g->table_offset);
-    bl_pool_prefault(meta->pool, g->extent_offset, g->data_offset - g->extent_offset);
-}
-
 /* Recover the newest block first, so that of two entries of a key the newer one wins; each block is
  * colder than those before it. Prefetches overlap the cache misses of several blocks. */
 static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
@@ -289,7 +299,6 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect)
     bl_recovered *recovered = bl_lazy_map_dense(size);
     if (recovered == NULL)
         return -ENOMEM;
-    bl_recover_prefault(meta);
     uint32_t count = bl_recover_entries(meta, recovered);
     bl_lower_removed(meta);
     bl_crash_point("recover.entries_done");

@@ -8,6 +8,33 @@
 #include "coherence/crash_point.h"
 #include "index/blocks.h"
 
+/* Lines 1, 2, 4, 8, ... of a table are its milestones: each is written before the first grant of a
+ * line after it, and is in memory when that grant's reply is sent. So the first milestone that was
+ * never written ends the used part, and recovery in a large pool does not read the rest. A half has
+ * no used lines after the end of the other half, which was copied from it, or to it, as a whole. */
+int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t number)
+{
+    uint64_t line[8];
+    if (number == 0 || (number & (number - 1)) != 0)
+        return 0;
+    bl_load_line(memory, offset, line); /* SYNC milestone */
+    return !bl_line_used(line);
+}
+
+void bl_entries_reach(bl_meta *meta, uint64_t number)
+{
+    for (; meta->entry_limit <= number; meta->entry_limit *= 2)
+        bl_entry_clear(meta, (uint32_t)meta->entry_limit); /* SYNC milestone */
+}
+
+void bl_marks_reach(bl_meta *meta, uint64_t stripe)
+{
+    for (; meta->mark_limit <= stripe; meta->mark_limit *= 2) {
+        const bl_extent_view closed = {.first_stripe = (uint32_t)meta->mark_limit};
+        bl_extent_write(meta, &closed, BL_EXTENT_FREE); /* SYNC milestone */
+    }
+}
+
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
 {
     const bl_block *block = &meta->blocks[number];

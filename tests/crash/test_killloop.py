@@ -48,7 +48,7 @@ def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
         *("call.line", "serve.line"),  # of lanes
         *("entry.line", "entry.clear_line", "entry.tomb_line", "extent.line"),
         *("elect.line", "take.line", "register.second_line"),  # candidates, epochs
-        *("recover.entry_line", "recover.extent_line", "recover.name_line", "name.line"),
+        *("recover.entry_line", "recover.name_line", "name.line"),
         *("heartbeat.line", "heartbeat.last_line"),
     }
 
