@@ -3438,7 +3438,6 @@ class Lib:
     BL_BLOCK_SIZE_MAX: Final[int]
     BL_PLACEMENT_INTERLEAVED: Final[int]
     BL_PLACEMENT_METADATA: Final[int]
-    BL_FORMAT_VERSION_METADATA: Final[int]
     BL_ERROR_FORKED: Final[int]
     BL_ERROR_NO_SERVER: Final[int]
     BL_ERROR_TIMEOUT: Final[int]

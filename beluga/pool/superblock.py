@@ -230,8 +230,8 @@ def _error_of(device: Device, number: int, raw: bytes) -> PoolError:
     if number == lib.BL_SUPERBLOCK_VERSION:
         version = ffi.cast("bl_superblock *", ffi.from_buffer(raw)).version
         return FormatError(
-            f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION} and "
-            f"{lib.BL_FORMAT_VERSION_METADATA}; use the Beluga that made it, or {_RECREATE}"
+            f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION}; use the "
+            f"Beluga that made it, or {_RECREATE}"
         )
     if number == lib.BL_SUPERBLOCK_FORMAT:
         return FormatError(

@@ -82,6 +82,24 @@ static void bl_repair_heartbeat(const bl_pool *pool, const bl_epoch_line *epoch)
     bl_repair_line(pool, bl_server_heartbeat_offset(epoch->epoch % BL_HALF_COUNT), &line);
 }
 
+/* Make a free line of the entries or marks, which is sealed: a zero line may end the table. Other
+ * free lines are zero. */
+static void bl_repair_free(const bl_geometry *g, uint64_t offset, uint64_t line[8])
+{
+    uint64_t entry = (offset - g->table_offset) / BL_LINE_SIZE;
+    uint64_t mark = (offset - g->extent_offset) / BL_LINE_SIZE;
+    memset(line, 0, BL_LINE_SIZE);
+    if (offset >= g->table_offset && offset < g->name_offset) {
+        bl_entry free = {.state = BL_ENTRY_FREE};
+        bl_table_seal(&free, entry % g->block_count_max);
+        memcpy(line, &free, sizeof free);
+    } else if (offset >= g->extent_offset && mark < BL_HALF_COUNT * g->stripe_count) {
+        bl_extent_line free = {.first_stripe = (uint32_t)(mark % g->stripe_count)};
+        bl_table_seal(&free, free.first_stripe);
+        memcpy(line, &free, sizeof free);
+    }
+}
+
 typedef struct bl_repair {
     const bl_pool *pool;
     const bl_finding *finding;
@@ -92,7 +110,7 @@ static int bl_repair_guarded(void *context)
     const bl_repair *repair = context;
     const bl_pool *pool = repair->pool;
     const bl_finding *finding = repair->finding;
-    static const uint64_t nothing[8];
+    uint64_t free[8];
     const bl_geometry *g = &pool->geometry;
     uint32_t kind = finding->kind;
     bl_epoch_line epoch;
@@ -122,7 +140,8 @@ static int bl_repair_guarded(void *context)
         offset = bl_session_offset(g, (uint32_t)finding->place, half);
     if (offset % BL_LINE_SIZE != 0 || offset >= g->data_offset)
         return -EINVAL;
-    bl_repair_line(pool, offset, nothing);
+    bl_repair_free(g, offset, free);
+    bl_repair_line(pool, offset, free);
     return 0;
 }
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How the linear range lies on the devices: the bits of bl_geometry.interleaved. They are not in
- * pool_format.h, because the structs of a pool, and so the hash of that file, are the same in each
- * placement.
+ * How the linear range lies on the devices: the bits of bl_geometry.interleaved.
  */
 #ifndef BL_PLACEMENT_H
 #define BL_PLACEMENT_H
@@ -13,9 +11,5 @@ enum bl_placement {
     BL_PLACEMENT_METADATA = 2   /* device 0 has all bytes before the data, and no data stripe; the
                                  * others have the data stripes alone */
 };
-
-/* A pool has the oldest version that describes it, so that programs that cannot place its bytes
- * report its version. The next version of the format includes this placement. */
-enum { BL_FORMAT_VERSION_METADATA = 6 };
 
 #endif

@@ -185,8 +185,15 @@ struct bl_meta {
 /* ---- index/table.c: the entries and extent marks in the pool. These functions do not fence: the
  * server's loop does, before it sends a reply. */
 
-/* Return 1 if no line of a half's table was used from this one on. Its caller has invalidated it. */
-int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t number);
+/* Return 1 for lines 1, 2, 4, 8, ... of a table (index/table.c). */
+static inline int bl_table_milestone(uint64_t number)
+{
+    return number != 0 && (number & (number - 1)) == 0;
+}
+
+/* Return 1 if no line of a table was used from this one on. offset is its offset in the
+ * predecessor's half, which the caller has invalidated; own that in this server's half. */
+int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t own, uint64_t number);
 
 /* Write the milestones up to this line, which is about to be used. */
 void bl_entries_reach(bl_meta *meta, uint64_t number);

@@ -16,6 +16,7 @@
 
 #include "coherence/crash_point.h"
 #include "base/lazy.h"
+#include "base/minmax.h"
 #include "format/payload.h"
 #include "index/blocks.h"
 #include "index/shares.h"
@@ -57,9 +58,9 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
 /* At each milestone prefault both halves up to the next one: they are accessed completely. */
 static void bl_recover_prefault(const bl_meta *meta, uint64_t offset, uint64_t line, uint64_t count)
 {
-    if (line == 0 || (line & (line - 1)) != 0)
+    if (!bl_table_milestone(line))
         return;
-    uint64_t lines = line < count - line ? line : count - line;
+    uint64_t lines = bl_least(line, count - line);
     for (uint64_t half = 0; half < BL_HALF_COUNT; half++)
         bl_pool_prefault(meta->pool, offset + (half * count + line) * BL_LINE_SIZE,
                          lines * BL_LINE_SIZE);
@@ -91,13 +92,13 @@ static void bl_recover_extents(bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
-    uint32_t old_half = 1 - meta->server->half;
+    uint32_t half = meta->server->half, old_half = 1 - half;
     uint64_t taken = 0; /* stripes below it belong to the last adopted extent */
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
         uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
         bl_extent_view view;
         bl_scan_refetch(memory, offset, stripe, g->stripe_count);
-        if (bl_table_ends(memory, offset, stripe))
+        if (bl_table_ends(memory, offset, bl_extent_line_offset(g, stripe, half), stripe))
             break;
         bl_recover_prefault(meta, g->extent_offset, stripe, g->stripe_count);
         bl_marks_reach(meta, stripe);
@@ -170,7 +171,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         uint64_t offset = bl_entry_offset(g, number, old_half);
         bl_entry entry;
         bl_scan_refetch(memory, offset, number, g->block_count_max);
-        if (bl_table_ends(memory, offset, number))
+        if (bl_table_ends(memory, offset, bl_entry_offset(g, number, half), number))
             break;
         bl_recover_prefault(meta, g->table_offset, number, g->block_count_max);
         bl_entries_reach(meta, number);

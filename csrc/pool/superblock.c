@@ -89,13 +89,6 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
     return 0;
 }
 
-/* Return the version of the format that describes this placement. */
-static uint32_t bl_geometry_version(const bl_geometry *g)
-{
-    _Static_assert(BL_FORMAT_VERSION_METADATA == BL_FORMAT_VERSION + 1, "a later version has both");
-    return g->interleaved & BL_PLACEMENT_METADATA ? BL_FORMAT_VERSION_METADATA : BL_FORMAT_VERSION;
-}
-
 static uint32_t bl_superblock_check(const bl_superblock *superblock)
 {
     return bl_crc32c(0, superblock, offsetof(bl_superblock, check));
@@ -105,7 +98,7 @@ void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometr
                         uint32_t device_index, uint32_t coherence, bl_superblock *out)
 {
     bl_superblock superblock = {
-        .version = bl_geometry_version(geometry),
+        .version = BL_FORMAT_VERSION,
         .header_size = sizeof superblock,
         .format_hash = BL_FORMAT_HASH,
         .device_index = device_index,
@@ -138,7 +131,6 @@ static int bl_superblock_contradicts(const bl_superblock *superblock)
     };
     bl_geometry derived;
     return superblock->header_size != sizeof *superblock ||
-           superblock->version != bl_geometry_version(g) ||
            superblock->stripe_size != BL_STRIPE_SIZE ||
            (superblock->coherence != BL_COHERENCE_HARDWARE &&
             superblock->coherence != BL_COHERENCE_SOFTWARE) ||
@@ -153,8 +145,7 @@ int bl_superblock_fault(const bl_superblock *superblock)
         return BL_SUPERBLOCK_EMPTY;
     if (memcmp(superblock->magic, bl_magic, sizeof bl_magic) != 0)
         return BL_SUPERBLOCK_FOREIGN;
-    if (superblock->version != BL_FORMAT_VERSION &&
-        superblock->version != BL_FORMAT_VERSION_METADATA)
+    if (superblock->version != BL_FORMAT_VERSION)
         return BL_SUPERBLOCK_VERSION; /* another version may have its check elsewhere */
     if (superblock->check != bl_superblock_check(superblock))
         return BL_SUPERBLOCK_DAMAGED;

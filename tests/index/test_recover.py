@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from support.blocks import held, keys, put
+import pytest
+from support.blocks import held, keys, put, states
 
 from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
@@ -67,9 +68,34 @@ def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -
         assert numbers(meta, [200, 201]) == {max(first) + 1, max(first) + 2}
 
 
-def anonymous() -> int:
-    """Return the private memory of this process, in bytes."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+@pytest.mark.parametrize("unused", [1, 2, 3, 4, 7, 8, 63, 64, 100])
+def test_blocks_after_numbers_without_entries_survive_restarts(pool: Pool, unused: int) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        meta = MetaClient(client)
+        grants = meta.reserve(keys(range(1000, 1000 + unused)), length=4096)
+        assert states(grants) == ["GRANTED"] * unused
+        put(meta, [0], length=4096)
+    for epoch in range(1, 5):
+        with MetaServer(pool) as server, Client(pool) as client:
+            meta = MetaClient(client)
+            assert held(meta, range(epoch)) == set(range(epoch))
+            assert server.meta_stat().block_count == epoch
+            put(meta, [epoch], length=4096)
+
+
+def test_blocks_removed_in_any_epoch_do_not_return(pool: Pool) -> None:
+    for epoch, count in enumerate([5, 0, 40, 3, 1, 0, 100, 0, 0, 0]):
+        with MetaServer(pool) as server, Client(pool) as client:
+            meta = MetaClient(client)
+            assert server.meta_stat().block_count == 0
+            mine = [1000 * epoch + number for number in range(count)]
+            put(meta, mine, length=4096)
+            assert meta.remove(keys(mine)) == count
+
+
+def resident(kind: str) -> int:
+    """Return this process's memory of a kind (Anon: private, Shmem: of pools), in bytes."""
+    found = re.search(rf"Rss{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
@@ -79,9 +105,22 @@ def test_a_restart_takes_no_memory_for_unused_numbers(shm: Path) -> None:
     taken = []
     with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
         for _ in range(3):
-            before = anonymous()
+            before = resident("Anon")
             with MetaServer(pool), Client(pool) as client:
                 put(MetaClient(client), [len(taken)])
-                taken.append(anonymous() - before)
+                taken.append(resident("Anon") - before)
     first, *later = taken
     assert max(later) < first + (12 << 20)
+
+
+def test_a_restart_touches_the_used_part_of_the_tables(shm: Path) -> None:
+    """The tables of 64 GiB have 36 MiB of entries and marks; nearly all of them are empty."""
+    with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
+        for number in range(3):
+            with MetaServer(pool), Client(pool) as client:
+                put(MetaClient(client), [number])
+    with Pool.open([shm / "a"]) as pool:
+        before = resident("Shmem")
+        with MetaServer(pool), Client(pool) as client:
+            assert held(MetaClient(client), range(3)) == {0, 1, 2}
+        assert resident("Shmem") - before < 4 << 20

@@ -287,7 +287,9 @@ def former(pool: Pool) -> dict[int, int]:
         for number in range(8):
             put(MetaClient(client), [number], length=shapes[number % 3][2])
     for stripe in range(g.stripe_count):
-        write_line(pool, g.extent_offset + (half * g.stripe_count + stripe) * 64, bytes(64))
+        free = bytes(16) + stripe.to_bytes(4, "little") + bytes(40)
+        line = free + line_hash(free + bytes(4), stripe).to_bytes(4, "little")
+        write_line(pool, g.extent_offset + (half * g.stripe_count + stripe) * 64, line)
     for shape in shapes:
         mark = old_mark(*shape, epoch=1)
         write_line(pool, g.extent_offset + (half * g.stripe_count + shape[0]) * 64, mark)

@@ -258,14 +258,3 @@ def test_impossible_settings_are_refused(
     with refused(kind, *words):
         act(files)
     assert not files[0].exists()
-
-
-def test_the_superblock_has_a_version_that_older_programs_report(
-    files: tuple[Path, list[Path]],
-) -> None:
-    made(files).close()
-    Pool.create(files[1][0], device_size=SIZE, sparse=True, force=True).close()
-    versions = [
-        int.from_bytes(path.read_bytes()[8:12], "little") for path in (files[0], files[1][0])
-    ]
-    assert versions == [lib.BL_FORMAT_VERSION + 1, lib.BL_FORMAT_VERSION]

@@ -100,7 +100,6 @@ def test_any_changed_byte_is_detected(place: int, change: int) -> None:
         ("geometry.device_size", (1 << 63)),
         ("geometry.interleaved", 3),  # of a pool without metadata device
         ("geometry.interleaved", 4),
-        ("version", lib.BL_FORMAT_VERSION_METADATA),
         ("geometry.lane_count", 0),
         ("geometry.slot_count", 63),
         ("geometry.bulk_size", 1),

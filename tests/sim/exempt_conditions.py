@@ -514,6 +514,9 @@ REASONED: Conditions = {
             "the half of a pool that nobody served is empty: nothing is recovered from it"
         ),
     },
+    ("index/recover.c", "bl_recover_prefault"): {
+        ("!bl_table_milestone(line)", 0, "false"): "prefaults each line, which costs time",
+    },
     ("index/recover.c", "bl_recover_entries"): {
         ("meta->blocks[number].named", 0, "true"): (
             "copies the line of a block without a name, which nobody reads"
@@ -872,6 +875,13 @@ _DAMAGED_EPOCH = (
     "tests/rpc/test_torn_session.py::test_a_line_with_a_damaged_epoch_is_of_an_earlier_session"
 )
 TESTED: Conditions = {
+    ("index/recover.c", "bl_recover_extents"): {
+        (
+            "bl_table_ends(memory, offset, bl_extent_line_offset(g, stripe, half), stripe)",
+            0,
+            "false",
+        ): ("tests/index/test_recover.py::test_a_restart_touches_the_used_part_of_the_tables"),
+    },
     ("rpc/server.c", "bl_server_rest"): {
         ("nap_ns == 0", 0, "true"): (
             "tests/rpc/test_idle.py::test_an_idle_server_uses_little_of_a_core"
@@ -1375,6 +1385,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/recover.c", "bl_recover_entries"): {
+        ("bl_table_ends(memory, offset, bl_entry_offset(g, number, half), number)", 0, "false"): (
+            "tests/index/test_recover.py::test_a_restart_touches_the_used_part_of_the_tables"
+        ),
         ("whole", 2, "true"): (
             "tests/index/test_lower_work.py::test_a_damaged_tombstone_is_dropped"
         ),
