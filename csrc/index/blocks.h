@@ -159,7 +159,7 @@ struct bl_meta {
     uint32_t rest_first, rest_last; /* list of numbers whose lines are traces */
     uint32_t rest_count;
     uint32_t fresh_number;      /* numbers from here on were never used */
-    uint64_t entry_limit;       /* the next milestone (index/table.c) of the entries, a power of two, */
+    uint64_t entry_limit;       /* the next milestone (index/table.c) of the entries, */
     uint64_t mark_limit;        /* and of the marks */
     uint64_t generation;        /* counter of this epoch */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */

@@ -7,10 +7,9 @@
  * die anywhere: the predecessor's half is not touched.
  *
  * Afterwards the server's own half agrees with DRAM: every committed block has an entry, every
- * extent has a mark, and no line of two epochs ago remains; only the used part of a table is read
- * and overwritten (bl_table_ends). Space that is open and not committed is
- * held while a session of an earlier epoch may still write there. The eviction order starts sorted
- * by generation.
+ * extent has a mark, and no line of two epochs ago remains. Only the used part of a table is read
+ * and overwritten (bl_table_ends). Space that is open and not committed is held while a session of
+ * an earlier epoch may still write there. The eviction order starts sorted by generation.
  */
 #include <errno.h>
 
