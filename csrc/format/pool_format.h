@@ -99,7 +99,7 @@ typedef struct bl_geometry {
 /* The first bytes of every device, written once, when the pool is created. */
 typedef struct bl_superblock {
     uint8_t magic[8];           /* "BELUGA\r\n": reveals a text-mode copy */
-    uint32_t version;           /* BL_FORMAT_VERSION, or the one of its placement */
+    uint32_t version;           /* BL_FORMAT_VERSION */
     uint32_t header_size;       /* bytes of this struct */
     uint64_t format_hash;       /* hash of the declarations in this file: a program with a
                                  * different hash rejects the pool */

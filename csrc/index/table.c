@@ -11,9 +11,9 @@
 /* Lines 1, 2, 4, 8, ... of a table are its milestones: each is written before the first grant of a
  * line after it, and is in memory when that grant's reply is sent. So the first milestone that was
  * never written ends the used part, and recovery in a large pool does not read the rest. The half
- * of two epochs ago is no longer than its successor's, which was copied from it. Its milestone is a
- * second look: if the memory of one has lost its bytes, nothing after it is lost, and no line of
- * two epochs ago remains. A stale copy of it is zero at worst. */
+ * of two epochs ago is no longer than its successor's, which was copied from it, unless its server
+ * wrote on after it was deposed. Its milestone is a second look: such lines are overwritten, too,
+ * and if the memory of one milestone has lost its bytes, nothing after it is lost. */
 int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t own, uint64_t number)
 {
     uint64_t line[8], before[8];
