@@ -181,8 +181,9 @@ def _fill(pool: Pool, count: int, seed: int) -> None:
     marks[::2, 2] = stripes + np.uint64((BLOCK_SIZE // STRIPE_SIZE) << 32)
     marks[::2, 3] = core_lib.BL_PAGE_SIZE + (MARK_BLOCKS << 32)
     marks[::2, 4] = core_lib.BL_EXTENT_OPEN
-    _seal(marks[::2], stripes)
-    _write(pool, geometry.extent_offset + geometry.stripe_count * LINE, marks, None)
+    marks[1::2, 2] = stripes + np.uint64(1)
+    every = np.arange(count * 2, dtype=np.uint64)
+    _write(pool, geometry.extent_offset + geometry.stripe_count * LINE, marks, every)
     epoch = np.zeros((1, 8), dtype=np.uint64)
     epoch[0, [0, 3]] = EPOCH
     epoch[0, 4] = core_lib.BL_SERVER_STOPPED << 32
@@ -200,9 +201,8 @@ def _seal(lines: Lines, keys: Lines) -> None:
     lines[:, 7] |= total << np.uint64(32)
 
 
-def _write(pool: Pool, offset: int, lines: Lines, keys: Lines | None) -> None:
-    if keys is not None:
-        _seal(lines, keys)
+def _write(pool: Pool, offset: int, lines: Lines, keys: Lines) -> None:
+    _seal(lines, keys)
     source = core_ffi.from_buffer(np.ascontiguousarray(lines))
     raise_for_status(
         core_lib.bl_pool_write(pool.handle, offset, source, lines.nbytes), "writing the table"

@@ -56,7 +56,7 @@ CASES = {
         "prefilling on",
         serves=True,
     ),
-    "bench-report": Case(("bench", "report", "rpc", "--smoke", "--out", "FILE"), ""),
+    "bench-report": Case(("bench", "report", "rpc", "--smoke", "--out", "PAGE"), ""),
     "dashboard": Case(("dashboard", "POOL"), "http://", serves=True),
     "bench": Case(("bench", "rpc", "--smoke"), "rpc c"),
     "cxl-rpc-bench": Case(("bench", "--smoke"), "rpc c", program="cxl_rpc"),
@@ -171,8 +171,8 @@ def launch(tmp_path: Path, idle: list[str], request: pytest.FixtureRequest) -> I
             elif word == "QUEUE":
                 request.getfixturevalue("server")
                 words.append(":".join(["pool", *request.getfixturevalue("pool")[1::2]]))
-            elif word == "FILE":
-                words.append(str(tmp_path / "file"))
+            elif word == "PAGE":
+                words.append(str(tmp_path / "page.html"))
             else:
                 words += idle if word == "IDLE" else [word]
         if case.program.endswith(".py"):

@@ -400,6 +400,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_pool_back": _opened,
     "bl_pool_reserve": _pool(_no_word(lib.bl_pool_reserve)),
     "bl_pool_prefault": _pool(_no_word(lambda pool: lib.bl_pool_prefault(pool, 0, 2 * SIZE))),
+    "bl_pool_device": _pool(_no_word(lambda pool: lib.bl_pool_device(pool, 0) and None)),
     "bl_pool_address": _pool(_no_word(lambda pool: lib.bl_pool_address(pool, AT) and None)),
     "bl_plan_check": _planned(lib.bl_plan_check),
     "bl_acceptance_destroy": _acceptance(_no_word(lib.bl_acceptance_destroy)),

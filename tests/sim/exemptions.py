@@ -229,7 +229,6 @@ _DEFERRED: dict[Name, str] = {
     ("index/journal.c", "bl_names_guarded", "fence_full", 0): _CALLED,
     ("index/recover.c", "bl_recover_name", "stream_line", 0): _SERVING,
     ("index/recover.c", "bl_recover_entries", "stream_line", 0): _SERVING,
-    ("index/recover.c", "bl_recover_extents", "stream_line", 0): _SERVING,
 }
 
 
