@@ -16,8 +16,7 @@ typedef struct bl_place {
 } bl_place;
 
 /* The mapping of a linear range to its devices. The stripes of a metadata device come first in the
- * range; without one, meta_stripes and data_device are 0. data_shift replaces a division where the
- * number of data devices is a power of two. */
+ * range; without one, meta_stripes and data_device are 0. */
 typedef struct bl_interleave {
     uint64_t meta_stripes;      /* stripes of the metadata device, without its superblock's */
     uint64_t device_stripes;    /* stripes of each other device, without its superblock's */
@@ -25,7 +24,8 @@ typedef struct bl_interleave {
     uint32_t data_device;       /* the first device that has data stripes */
     uint32_t data_count;        /* devices from data_device on */
     uint32_t interleaved;
-    int32_t data_shift;         /* log2(data_count), or -1 */
+    int32_t shift;              /* log2(device_count) if stripes are interleaved over a power of two
+                                 * of devices, none of them for metadata: no division; else -1 */
 } bl_interleave;
 
 static inline bl_interleave bl_interleave_of(const bl_geometry *g)
@@ -38,11 +38,11 @@ static inline bl_interleave bl_interleave_of(const bl_geometry *g)
         .data_device = apart,
         .data_count = g->device_count - apart,
         .interleaved = g->interleaved & BL_PLACEMENT_INTERLEAVED,
-        .data_shift = -1,
+        .shift = -1,
     };
     for (int32_t shift = 0; shift < 7; shift++)
-        if (map.data_count == 1u << shift)
-            map.data_shift = shift;
+        if (map.interleaved && !apart && map.data_count == 1u << shift)
+            map.shift = shift;
     return map;
 }
 
@@ -58,15 +58,15 @@ static inline bl_place bl_interleave_place(const bl_interleave *map, uint64_t of
     uint64_t stripe = offset >> BL_STRIPE_SHIFT, row;
     uint64_t in_stripe = offset & (BL_STRIPE_SIZE - 1);
     uint32_t device;
+    if (map->shift >= 0)
+        return (bl_place){(((stripe >> map->shift) + 1) << BL_STRIPE_SHIFT) + in_stripe,
+                          (uint32_t)stripe & (map->device_count - 1)};
     if (stripe < map->meta_stripes)
         return (bl_place){((stripe + 1) << BL_STRIPE_SHIFT) + in_stripe, 0};
     stripe -= map->meta_stripes;
     if (!map->interleaved) {
         device = (uint32_t)(stripe / map->device_stripes);
         row = stripe % map->device_stripes;
-    } else if (map->data_shift >= 0) {
-        device = (uint32_t)stripe & (map->data_count - 1);
-        row = stripe >> map->data_shift;
     } else {
         device = (uint32_t)(stripe % map->data_count);
         row = stripe / map->data_count;
