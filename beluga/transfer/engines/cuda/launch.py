@@ -33,11 +33,17 @@ class Launch:
     """
 
     def __init__(self, plan: Plan, write: bool, pinned: Pinned, count: int, room: int) -> None:
-        self.plan, self.write, self.pinned = plan, write, pinned
+        self.plan, self.write, self.pinned, self._room = plan, write, pinned, room
         self.spans: NDArray[np.void] = pinned.array[: count * SPAN.itemsize].view(SPAN)
         self.sums = pinned.array[room : room + count * 4].view(np.uint32)
         self.lanes = 16 if plan.size < HALF_BELOW * len(plan.pieces) else 32
         self.users = 1
+
+    def job(self, first: int, end: int, tables: int) -> NDArray[np.void]:
+        """Return the kernel's argument for the spans from ``first`` to ``end``: a JOB, shape ()."""
+        address = self.pinned.address
+        spans, sums = address + first * SPAN.itemsize, address + self._room + first * 4
+        return np.array((spans, sums, tables, end - first), JOB)
 
     @property
     def kernel(self) -> str:
@@ -106,16 +112,7 @@ class Launcher:
 
     def run(self, launch: Launch, first: int, end: int, *, stream: int) -> None:
         """Launch the kernel for the spans from ``first`` to ``end``."""
-        spans = launch.pinned.address
-        sums = spans + launch.sums.ctypes.data - launch.pinned.array.ctypes.data
-        job = np.array(
-            (
-                spans + first * SPAN.itemsize,
-                sums + first * 4,
-                *(self._tables[launch.lanes], end - first),
-            ),
-            JOB,
-        )
+        job = launch.job(first, end, self._tables[launch.lanes])
         blocks = self._blocks if launch.plan.checksums is None else 2 * self._blocks
         self.driver.launch(launch.kernel, Grid(blocks, THREADS), job, stream)
         self.count += 1
