@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """``scripts/check`` with stand-ins for its commands: what it runs and prints, and its exit status.
-Also that ``scripts/ci/test-aarch64`` runs every test, or omits it with a reason; and that a script
-with --help does nothing else.
+Also that ``scripts/ci/test-aarch64`` runs every test, or omits it with a reason; that a script with
+--help does nothing else; and that the tests that a script names exist.
 """
 
 from __future__ import annotations
@@ -207,3 +207,29 @@ def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:
         of = [one for one in quick + left_out if name == one or name.startswith(f"{one}/")]
         assert len(of) == 1, f"{name} is in {of}: scripts/ci/test-aarch64 names each test once"
     assert [one for one in quick + left_out if not (tests / one).exists()] == []
+
+
+def expanded(path: str) -> list[str]:
+    """Return the paths of a pattern of the shell with at most one list in braces."""
+    before, brace, rest = path.partition("{")
+    choices, _, after = rest.partition("}")
+    return [before + choice + after for choice in choices.split(",")] if brace else [path]
+
+
+@pytest.mark.parametrize(
+    "script", sorted(p for p in (ROOT / "scripts").rglob("*") if p.is_file()), ids=lambda p: p.name
+)
+def test_the_tests_that_a_script_names_exist(script: Path) -> None:
+    """A renamed test once left ``scripts/gpu sanitize`` without one."""
+    text = re.sub(r"\\\n\s*", "", script.read_text(encoding="utf-8"))
+    for command in text.splitlines():
+        found = re.findall(r"\btests/[\w/{},]+\.py(?:::\w+)?", command)
+        sources = ""
+        for path, _, function in (each.partition("::") for one in found for each in expanded(one)):
+            assert (ROOT / path).is_file(), f"{script.name} names {path}"
+            source = (ROOT / path).read_text(encoding="utf-8")
+            assert not function or f"def {function}(" in source, f"{script.name} names {function}"
+            sources += path + source
+        for selection in re.findall(r"-k '?([\w() ]+)'?", command) if found else []:
+            words = set(re.findall(r"\w+", selection)) - {"and", "or", "not"}
+            assert [word for word in words if word not in sources] == [], f"{script.name}: -k"
