@@ -11,9 +11,8 @@ import math
 import warnings
 from collections.abc import Sequence
 
-from beluga.router.policies.pick import chosen, some
+from beluga.router.policies.pick import chosen, draw, some
 from beluga.router.policies.prefill_cost import PrefillCost
-from beluga.router.policies.softmax import draw
 from beluga.router.policy import Candidate, Choice, Query
 
 

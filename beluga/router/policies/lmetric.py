@@ -7,9 +7,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from beluga.router.policies.pick import chosen, some
+from beluga.router.policies.pick import chosen, draw, some
 from beluga.router.policies.prefill_cost import PrefillCost
-from beluga.router.policies.softmax import draw
 from beluga.router.policy import Candidate, Choice, Query
 
 

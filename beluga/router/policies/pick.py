@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Helpers of all policies: the seeded generator, the lowest cost with random ties, the choice."""
+"""Helpers of all policies: the seeded generator, the index of a low cost, the choice."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from random import Random
 
 from beluga.errors import NoWorkersError
@@ -32,6 +34,22 @@ def lowest(costs: Sequence[float], random: Random) -> int:
     if costs.count(best) == 1:
         return costs.index(best)
     return random.choice([place for place, cost in enumerate(costs) if cost == best])
+
+
+def draw(costs: Sequence[float], temperature: float, random: Random) -> int:
+    """Return the index of a random cost. At temperature 0 it is the lowest, with random ties;
+    otherwise Dynamo's softmax over costs scaled to 0..1: p_i ~ exp(-(cost_i - min) / ((max - min) *
+    temperature)).
+    """
+    if temperature <= 0:
+        return lowest(costs, random)
+    least, most = min(costs), max(costs)
+    if least == most:
+        return random.randrange(len(costs))
+    scale = (most - least) * temperature
+    sums = list(accumulate(math.exp((least - cost) / scale) for cost in costs))
+    sample = random.random() * sums[-1]
+    return next(place for place, reached in enumerate(sums) if reached >= sample)
 
 
 def chosen(

@@ -12,14 +12,11 @@ from beluga.policy_settings import PolicySettings
 from beluga.router.policies.alpha_gamma import AlphaGamma
 from beluga.router.policies.cache_aware import CacheAware, CacheAwareTree
 from beluga.router.policies.least_cost import LeastCost
-from beluga.router.policies.least_tokens import LeastTokens
 from beluga.router.policies.linear import Linear
 from beluga.router.policies.lmetric import LMetric
 from beluga.router.policies.logit2 import Logit2
 from beluga.router.policies.min_ttft import MinTtft
-from beluga.router.policies.random_worker import RandomWorker
-from beluga.router.policies.round_robin import RoundRobin
-from beluga.router.policies.two_choices import TwoChoices
+from beluga.router.policies.oblivious import LeastTokens, RandomWorker, RoundRobin, TwoChoices
 from beluga.router.policy import Policy
 
 _POLICIES: dict[str, Callable[..., Policy]] = {
