@@ -59,8 +59,11 @@ def files() -> Iterator[tuple[str, str]]:
             yield name, content.decode()
 
 
-def found(word: str, text: str) -> list[int]:
-    """Return the lines, from 1, with ``word``."""
+def found(word: str, text: str, lowered: str | None = None) -> list[int]:
+    """Return the lines, from 1, with ``word``. ``lowered`` is the text in small letters."""
+    first = word.lower().rstrip("*").split()[0]
+    if first not in (text.lower() if lowered is None else lowered):  # much faster than a pattern
+        return []
     return [text.count("\n", 0, hit.start()) + 1 for hit in pattern_of(word).finditer(text)]
 
 
@@ -69,7 +72,9 @@ def test_forbidden_words_do_not_occur() -> None:
     assert len(words) > 50
     wrong = []
     for name, text in files():
-        wrong += [f"{name}:{line}: {word}" for word in words for line in found(word, text)]
+        lowered = text.lower()
+        lines = ((word, line) for word in words for line in found(word, text, lowered))
+        wrong += [f"{name}:{line}: {word}" for word, line in lines]
         wrong += [f"{name}: its name has {word}" for word in words if found(word, name)]
     assert wrong == []
 

@@ -259,6 +259,7 @@ def test_a_survivor_fails_the_run(
     assert last == "caught 0 of 1"
 
 
+@pytest.mark.long
 def test_skipped_work_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
