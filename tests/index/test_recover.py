@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
+from lines import LINE
+from plants import STRIPE, Ground
 from support.blocks import held, keys, put, states
 
 from beluga.index import MetaClient, MetaServer
@@ -91,6 +93,60 @@ def test_blocks_removed_in_any_epoch_do_not_return(pool: Pool) -> None:
             mine = [1000 * epoch + number for number in range(count)]
             put(meta, mine, length=4096)
             assert meta.remove(keys(mine)) == count
+
+
+def places(pool: Pool) -> dict[int, tuple[int, range]]:
+    """Store blocks, restart the server, and return each one's number and stripes. Both halves have
+    the blocks then, and half 0 is the valid one.
+    """
+    with MetaServer(pool), Client(pool) as client:
+        put(MetaClient(client), range(COUNT))
+    with MetaServer(pool), Client(pool) as client:
+        meta = MetaClient(client)
+        hits = {name: meta.lookup(keys([name])).hits[0] for name in range(COUNT)}
+    start = pool.geometry.data_offset
+    return {
+        name: (
+            hit.block,
+            range(
+                (hit.offset - start) // STRIPE, (hit.offset + hit.length - start - 1) // STRIPE + 1
+            ),
+        )
+        for name, hit in hits.items()
+    }
+
+
+def found_after_restarts(pool: Pool) -> set[int]:
+    """Return the blocks that a server finds. Its successor finds the same."""
+    found = []
+    for _ in range(2):
+        with MetaServer(pool), Client(pool) as client:
+            found.append(held(MetaClient(client), range(COUNT)))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("milestone", [1, 2, 4, 8, 16])
+def test_an_entry_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone: int) -> None:
+    """If it is a milestone, its copy of two epochs ago is the second look of bl_table_ends()."""
+    lost = {name for name, (block, _) in places(pool).items() if block == milestone}
+    assert len(lost) == 1
+    ground = Ground(pool)
+    ground.at(ground.entry(milestone))[:] = bytes(LINE)
+    assert found_after_restarts(pool) == set(range(COUNT)) - lost
+
+
+@pytest.mark.parametrize("milestone", [1, 2, 4, 8])
+def test_a_mark_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone: int) -> None:
+    """If no extent begins at a milestone, its mark is free, and nothing is lost."""
+    where = places(pool)
+    ground = Ground(pool)
+    mark = ground.read("bl_extent_line", ground.mark(milestone))
+    stripes = range(milestone, milestone + mark.stripe_count)
+    lost = {name for name, (_, own) in where.items() if own.start in stripes or own[-1] in stripes}
+    assert any(own.start >= stripes.stop for _, own in where.values()), "there is content behind it"
+    ground.at(ground.mark(milestone))[:] = bytes(LINE)
+    assert found_after_restarts(pool) == set(range(COUNT)) - lost
 
 
 def resident(kind: str) -> int:
