@@ -195,6 +195,10 @@ void bl_sent_add(bl_sent *sent, uint32_t rank, const uint64_t *locals, uint32_t 
     }
     if (sent->count > sent->block_max)
         bl_sent_prune(sent, (uint32_t)((uint64_t)sent->block_max * 4 / 5));
+    /* If the request itself was pruned, from its end, the tree gets the rest: no entry would remove
+     * the other blocks from it. */
+    while (count > 0 && !bl_sent_find(sent, rank, sent->names[count - 1]))
+        count--;
     bl_prefix_outcome outcome = {0};
     bl_prefix_store(sent->tree, rank, BL_PREFIX_DEVICE, rank, NULL, sent->names, locals, count,
                     &outcome);

@@ -80,6 +80,18 @@ def test_the_oldest_blocks_are_pruned_down_to_the_ratio() -> None:
     assert len(index) == 80
 
 
+def test_the_end_of_a_prompt_that_was_pruned_is_not_found() -> None:
+    index = ApproximateIndexer(blocks=100, ttl_s=10)
+    prompt = list(range(1000, 1090))
+    index.routed(A, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 0.0)
+    index.routed(A, prompt, 1.0)
+    assert len(index) == 80
+    assert scores(index, prompt, 1.0) == {A: 80}
+    assert scores(index, prompt, 11.0) == {}
+    index.routed(A, prompt[:80], 12.0)
+    assert scores(index, prompt, 12.0) == {A: 80}  # the rest was sent before, and has expired
+
+
 def test_a_removed_worker_is_dropped() -> None:
     index = ApproximateIndexer(workers=2)
     index.routed(A, [1, 2], 0.0)
