@@ -109,6 +109,23 @@ def test_unreadable_metrics_are_a_problem_until_they_are_readable(
     run(scenario)
 
 
+def test_figures_beyond_64_bits_do_not_end_the_checks_of_an_engine() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.metrics = "".join(
+            f'vllm:num_requests_running{{engine="{rank}"}} 1e15\n' for rank in range(9300)
+        )
+        async with routed(engine) as site:
+            await told(site, "the sum of vllm:num_requests_running is")
+            engine.metrics = "vllm:num_requests_running 1\n"
+            await until(lambda: load_of(site).request_active_slots == 1)
+            engine.faults.healthy = False
+            [worker] = site.service.fleet
+            await until(lambda: worker.health.name == "DOWN")
+
+    run(scenario)
+
+
 def test_an_engine_that_is_down_has_no_load() -> None:
     async def scenario() -> None:
         engine = FakeEngine()

@@ -122,8 +122,10 @@ def _of_text(names: _Names, text: str) -> LoadReport | None:
     if names.running not in figures:
         return None
 
-    def total(name: str) -> float:
-        return sum(figures.get(name, {}).values())
+    def total(*choice: str) -> float:
+        """Return the sum of the first existing series of these names."""
+        name = next((name for name in choice if name in figures), choice[0])
+        return _figure(f"the sum of {name}", sum(figures.get(name, {}).values()))
 
     def first(choice: Iterable[str]) -> list[float]:
         return next((list(figures[name].values()) for name in choice if name in figures), [])
@@ -133,7 +135,7 @@ def _of_text(names: _Names, text: str) -> LoadReport | None:
         active=total(names.running),
         waiting=total(names.waiting),
         usage=sum(usage) / max(len(usage), 1),
-        blocks=sum(first(names.blocks)),
+        blocks=total(*names.blocks),
         looked_up=total(names.looked_up),
         found=sum(total(name) for name in names.found),
     )
@@ -211,7 +213,8 @@ def _of_iterations(answer: str) -> LoadReport:
         return LoadReport("TensorRT-LLM", None)
 
     def total(name: str, part: str = "") -> float:
-        return sum(_field(row.get(part) or {} if part else row, name) for row in last.values())
+        each = (_field(row.get(part) or {} if part else row, name) for row in last.values())
+        return _figure(f"the sum of {name}", sum(each))
 
     batches, cache = "inflightBatchingStats", "kvCacheStats"
     active = total("numActiveRequests")

@@ -137,6 +137,31 @@ def test_engines_are_recognized_and_read(answer: str, report: LoadReport) -> Non
     assert read_load(answer) == report
 
 
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        (
+            "".join(f'vllm:num_requests_running{{engine="{n}"}} 1e15\n' for n in range(9300)),
+            "vllm:num_requests_running",
+        ),
+        (
+            "sglang:num_running_reqs 1\n"
+            + "".join(f'sglang:num_pages{{dp_rank="{n}"}} 1e15\n' for n in range(2)),
+            "sglang:num_pages",
+        ),
+        (
+            json.dumps([iteration(1, rank, numQueuedRequests=10**15) for rank in range(2)]),
+            "numQueuedRequests",
+        ),
+    ],
+    ids=["vLLM", "SGLang", "TensorRT-LLM"],
+)
+def test_figures_whose_sum_is_no_count_are_refused(answer: str, name: str) -> None:
+    """A sum beyond 64 bits could not be stored, and the check of the engine's health ended."""
+    with pytest.raises(RouterError, match=f"the sum of {name} is"):
+        read_load(answer)
+
+
 def test_the_connector_reports_the_space_of_its_blocks() -> None:
     said = 'beluga_vllm_space_info{engine="0",model_name="m",space="fedcba9876543210"} 1.0\n'
     report = read_load(VLLM + said)
