@@ -157,6 +157,7 @@ class drive_plan(CStruct):
     start_ns: int
     duration_ns: int
     period_ns: int
+    overlaps: int
     stopped: int
     done: int
     elapsed_ns: int
@@ -174,6 +175,7 @@ class drive_plan_init(TypedDict, total=False):
     start_ns: int
     duration_ns: int
     period_ns: int
+    overlaps: int
     stopped: int
     done: int
     elapsed_ns: int

@@ -73,7 +73,7 @@ int drive_run(drive_plan *plan)
         int status = plan->operation(plan->context, plan->offsets[at], plan->buffer, plan->size);
         if (status < 0)
             return status;
-        if (plan->paces)
+        if (plan->paces && !plan->overlaps)
             wait_until(plan, ready);
         if (plan->samples_ns)
             plan->samples_ns[plan->done] = drive_now_ns() - begin;

@@ -25,8 +25,9 @@ typedef struct drive_session {
 /* An operation whose context is a drive_session; it uses nothing else. */
 int drive_call(const void *context, uint64_t offset, void *buffer, uint64_t size);
 
-/* A device that is slower than this machine's memory. All its users share its token clock:
- * operations queue for its bandwidth, then each waits for its latency. */
+/* One direction of a device that is slower than this machine's memory: a link moves reads and writes
+ * at the same time. All users of the direction share its token clock: operations queue for its
+ * bandwidth, then each waits for its latency. */
 typedef struct drive_pace {
     uint64_t free_ns;           /* time at which the device has moved all requested bytes */
     uint64_t latency_ns;
@@ -42,7 +43,7 @@ typedef struct drive_plan {
     const void *context;
     void *buffer;               /* private memory of this thread */
     const uint64_t *offsets;    /* used in turn, repeatedly */
-    drive_pace *const *paces;   /* the device under each offset, or NULL */
+    drive_pace *const *paces;   /* the clock of the device under each offset, or NULL */
     uint64_t *samples_ns;       /* space for every operation, or NULL */
     uint64_t offset_count;
     uint64_t size;
@@ -50,6 +51,7 @@ typedef struct drive_plan {
     uint64_t start_ns;          /* the start time, so that threads start together */
     uint64_t duration_ns;       /* only the first operation may start later; 0: no limit */
     uint64_t period_ns;         /* between the starts of operations; 0: no pause */
+    uint32_t overlaps;          /* not 0: no operation waits for the device to end the one before */
     uint32_t stopped;           /* not 0: drive_stop was called, no further operation starts */
     uint64_t done;              /* out: operations */
     uint64_t elapsed_ns;        /* out: from the first start to the last end */

@@ -74,7 +74,8 @@ def _address(of: core.Ffi | _limit.Ffi, pointer: core.CData) -> int:
 class Load:
     """The work of one thread: ``operation`` on ``size`` bytes at each of ``offsets`` in turn.
 
-    ``period_ns`` between the starts of operations keeps a fixed rate.
+    ``period_ns`` between the starts of operations keeps a fixed rate. With ``overlaps`` they do not
+    wait until a paced device has ended the one before, as if there were several threads.
     """
 
     operation: Operation
@@ -82,6 +83,7 @@ class Load:
     size: int
     paces: Paces | None = None
     period_ns: int = 0
+    overlaps: bool = False
 
 
 class Driver:
@@ -103,6 +105,7 @@ class Driver:
         plan.offset_count = len(load.offsets)
         plan.size = load.size
         plan.period_ns = load.period_ns
+        plan.overlaps = load.overlaps
         plan.paces = ffi.NULL if load.paces is None else load.paces.pointers
 
     def count(self, count: int) -> float:

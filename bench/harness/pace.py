@@ -3,9 +3,10 @@
 """Pacing: devices that are slower than this machine's memory, as in
 ``device=22.5GB/s,latency=650ns``.
 
-File devices share one memory controller, so interleaving has no effect. When paced, each
-has its own token clock (``drive.c``): an operation queues for its device's bandwidth, then waits
-for the latency. Only the benchmarks do this; such rows have the memory "paced".
+File devices share one memory controller, so interleaving has no effect. When paced, each direction
+of each device has its own token clock (``drive.c``), as a link moves reads and writes at the same
+time: an operation queues for its device's bandwidth, then waits for the latency. Only the
+benchmarks do this; such rows have the memory "paced".
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from beluga.pool import Pool
 from .. import _limit
 from .._limit import ffi
 
+DIRECTIONS = ("read", "write")
+"""The clocks of a device, in order."""
+
 _UNITS = {"kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9, "ns": 1, "us": 1000, "ms": 10**6}
 _PART = re.compile(r"(device|latency)=(\d+(?:\.\d+)?)([kMG]B/s|[num]s)")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The speed of each device."""
+    """The speed of each device in each direction."""
 
     bytes_per_s: int
     latency_ns: int = 0
@@ -53,8 +57,8 @@ def parse_pace(text: str) -> Pace:
 
 
 def make_paces(path: Path, device_count: int, pace: Pace) -> None:
-    """Make a file of token clocks, one per device, that processes can share."""
-    clocks = ffi.new("drive_pace[]", device_count)
+    """Make a file of token clocks, one per device and direction, that processes can share."""
+    clocks = ffi.new("drive_pace[]", device_count * len(DIRECTIONS))
     for clock in clocks:
         clock.bytes_per_s, clock.latency_ns = pace.bytes_per_s, pace.latency_ns
     path.write_bytes(bytes(ffi.buffer(clocks)))
@@ -73,11 +77,12 @@ class Paces:
     clocks: _limit.drive_pace
 
 
-def shared_paces(pool: Pool, path: Path, offsets: Iterable[int]) -> Paces:
-    """Return the clocks in a file made by :func:`make_paces`."""
+def shared_paces(pool: Pool, path: Path, verb: str, offsets: Iterable[int]) -> Paces:
+    """Return the clocks for a "read" or "write" in a file made by :func:`make_paces`."""
     with path.open("r+b") as file:
         clocks = ffi.from_buffer("drive_pace[]", mmap.mmap(file.fileno(), 0))
-    pointers = [clocks + device_at(pool, int(offset)) for offset in offsets]
+    first = clocks + DIRECTIONS.index(verb)
+    pointers = [first + len(DIRECTIONS) * device_at(pool, int(offset)) for offset in offsets]
     return Paces(ffi.new("drive_pace *[]", pointers), clocks)
 
 

@@ -47,7 +47,7 @@ class Region:
         Driver(Load(operation, offsets, size)).count(len(offsets))  # this maps the pages
         paces = None
         if self.pace_file is not None:
-            paces = shared_paces(self.pool, self.pace_file, offsets)
+            paces = shared_paces(self.pool, self.pace_file, verb, offsets)
         return Driver(Load(operation, offsets, size, paces))
 
     def limit(self, name: str, places: Offsets, size: int) -> Driver:

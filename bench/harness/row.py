@@ -48,7 +48,8 @@ FIELDS = (
     "ratio_q1",
     "ratio_q3",
     "ratio_to_peer",  # our speed / the peer's speed
-    # the limit varied by more than a quarter over the pairs, even when it was measured again
+    # the limit varied by more than a quarter over the pairs, or another process did not reach the
+    # load that the case names, even when it was measured again
     "noisy",
     "paper",  # the paper's figure for a real CXL switch
     "note",

@@ -193,9 +193,9 @@ def _load(  # noqa: PLR0913  a command's fields, by name
 ) -> None:
     """Read or write at a fixed rate."""
     places = np.array(offsets, np.uint64)
-    paces = None if pace_file is None else shared_paces(pool, Path(pace_file), places)
+    paces = None if pace_file is None else shared_paces(pool, Path(pace_file), verb, places)
     driver = drive.Driver(
-        drive.Load(drive.ours(pool, verb), places, size, paces, period_ns=period_ns)
+        drive.Load(drive.ours(pool, verb), places, size, paces, period_ns=period_ns, overlaps=True)
     )
     _say(ready=True)
     _say(gb_per_s=driver.hold(duration_s) * size / 1e9)

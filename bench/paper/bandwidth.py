@@ -4,9 +4,10 @@
 4, background load).
 
 Threads on separate cores read or write in the whole region, or mostly in a hot set, which is on the
-first device unless the pool is interleaved. Then one thread works while another process keeps a
-fixed rate on the same device, in the same or the opposite direction. Then several GPUs, if
-available, use one device and one NUMA node (Fig. 6).
+first device unless the pool is interleaved; then the same in private memory, by the limit loops.
+Then one thread reads or writes lines while another process keeps a rate on the same device, from a
+quarter to nine tenths of its bandwidth, in the same or the opposite direction. Then several GPUs,
+if available, use one device and one NUMA node (Fig. 6).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import numpy as np
 from beluga.pool import Pool
 
 from ..gpu.many import gpu_bandwidth
-from ..harness.drive import Driver, Offsets, together
+from ..harness import drive
+from ..harness.drive import Driver, Load, Offsets, together
 from ..harness.ground import coherence_of, ground
 from ..harness.machine import cores, memory_of, pinned
-from ..harness.options import Options
-from ..harness.pace import paced
+from ..harness.options import SOFTWARE, Options
+from ..harness.pace import paced, parse_pace
 from ..harness.peer import Peer
+from ..harness.private import private
 from ..harness.ratio import race
 from ..harness.region import Region, dealt, region_of, skewed, uniform
 from ..harness.row import Recorder, Row, copies, percentiles, speed
@@ -36,10 +39,15 @@ PATTERNS: dict[str, Callable[[int, int, int], Offsets]] = {"uniform": uniform, "
 
 _RUN_S = 0.02
 _SMOKE_RUN_S = 0.002
+_PRESSED_RUN_S = 0.1  # long enough for the other process to reach its rate
 _SAMPLES_PER_S = 10_000_000  # more operations than one thread can do
+_LINE = 64
 _OPPONENT_SIZE = 16 << 10
-_OPPONENT_SHARE = 0.5  # of what one thread reaches alone
+PRESSURES = (0.25, 0.5, 0.75, 0.9)  # of the device's bandwidth, which another process uses
+_SMOKE_PRESSURES = (0.5,)
 _OPPONENT_LEAD_S = 0.01
+_REACHED = 0.9  # of the pressure; with less, a row is measured again
+_LOCAL_SIZE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ def bench_bandwidth(options: Options) -> list[Row]:
             if interleave is layouts[-1]:
                 rows += _opposed(setting)
     if options.pace is None:
+        rows += _local(options)
         with ground(options, devices=1) as pool:
             rows += gpu_bandwidth(Recorder("bandwidth", options, _fixed(pool)), pool)
     return rows
@@ -117,6 +126,24 @@ def _row(setting: _Setting, verb: str, size: int, pattern: str, count: int) -> R
     )
 
 
+def _local(options: Options) -> list[Row]:
+    """Return the rows of uniform and skewed access to this process's own memory."""
+    fixed: Row = {"memory": "DRAM (private)", "coherence": SOFTWARE, "depth": 1}
+    recorder = Recorder("bandwidth", options, fixed)
+    rows = []
+    with private(_LOCAL_SIZE) as base:
+        for verb, size, pattern in product(VERBS, SIZES, PATTERNS):
+            for count in thread_counts(options):
+                case = f"{verb}, {pattern}, local DRAM"
+                options.say(f"bandwidth {case}, {size} bytes, {count} threads")
+                places = dealt(PATTERNS[pattern](_LOCAL_SIZE, size, options.seed), count)
+                drivers = [Driver(Load(drive.bare(verb, base), part, size)) for part in places]
+                run_s = _SMOKE_RUN_S if options.smoke else _RUN_S
+                found = _sampled(drivers, size, run_s)
+                rows.append(recorder.row(case, bytes=size, threads=count, **found))
+    return rows
+
+
 def _sampled(drivers: list[Driver], size: int, run_s: float) -> Row:
     """Return speed and percentiles of a run in which every operation is timed."""
     room = int(_SAMPLES_PER_S * run_s)
@@ -129,42 +156,36 @@ def _sampled(drivers: list[Driver], size: int, run_s: float) -> Row:
 
 
 def _opposed(setting: _Setting) -> list[Row]:
-    """Measure one thread alone, and while another process reads or writes the same device."""
+    """Measure single lines alone, and while another process reads or writes the same device."""
     cpus = cores()
     if len(cpus) < 2:
         return [setting.recorder.skipped("beside another process", "needs two cores")]
-    region, options, run_s = setting.region, setting.options, setting.run_s
-    pool = region.pool
-    half = setting.region.piece // 2
-    places = uniform(half, _OPPONENT_SIZE, options.seed)
-    theirs = places[:256] + np.uint64(pool.geometry.data_offset + half)
+    options = setting.options
+    lines = uniform(setting.region.piece // 2, _LINE, options.seed)
+    fixed: Row = {"bytes": _LINE, "threads": 1}
     rows = []
-    with pinned(cpus[0]), Peer(pool, cpus[1]) as peer:
+    with pinned(cpus[0]), Peer(setting.region.pool, cpus[1]) as peer:
+        bandwidths = {verb: _bandwidth(setting, verb) for verb in VERBS}
         for verb in VERBS:
-            ours = region.ours(verb, places, _OPPONENT_SIZE)
-            alone = _sampled([ours], _OPPONENT_SIZE, run_s)
-            fixed: Row = {"bytes": _OPPONENT_SIZE, "threads": 1}
+            ours = setting.region.ours(verb, lines, _LINE)
+            alone = _sampled([ours], _LINE, _pressed_s(options))
             rows.append(setting.recorder.row(f"{verb}, alone", **fixed, **alone))
-            for other in VERBS:
-                options.say(f"bandwidth {verb}, beside another process's {other}s")
-                period_ns = _period_ns(region, other, places, run_s)
-                peer.start(
-                    "load",
-                    verb=other,
-                    offsets=theirs.tolist(),
-                    size=_OPPONENT_SIZE,
-                    period_ns=period_ns,
-                    duration_s=run_s + 2 * _OPPONENT_LEAD_S,
-                    pace_file=None if region.pace_file is None else str(region.pace_file),
-                )
-                beside = _sampled([ours], _OPPONENT_SIZE, run_s)
-                reached = peer.result()["gb_per_s"]
+            for other, share in product(VERBS, _SMOKE_PRESSURES if options.smoke else PRESSURES):
+                options.say(f"bandwidth {verb}, beside another process's {other}s, {share:.0%}")
+                rate = share * bandwidths[other]
+                for _ in range(1 + options.retry_count):
+                    _press(setting, peer, other, rate)
+                    beside = _sampled([ours], _LINE, _pressed_s(options))
+                    reached = float(peer.result()["gb_per_s"]) * 1e9
+                    if reached > _REACHED * rate:
+                        break
                 direction = "same" if verb == other else "opposite"
                 rows.append(
                     setting.recorder.row(
-                        f"{verb}, beside {other}s ({direction} direction)",
-                        note=f"another process {other}s {reached:.2f} GB/s, "
-                        f"{_OPPONENT_SIZE / period_ns:.2f} wanted",
+                        f"{verb}, beside {other}s at {share:.0%} ({direction} direction)",
+                        note=f"another process {other}s {reached / 1e9:.2f} GB/s, "
+                        f"{rate / 1e9:.2f} wanted",
+                        noisy=reached <= _REACHED * rate,
                         **fixed,
                         **beside,
                     )
@@ -172,7 +193,35 @@ def _opposed(setting: _Setting) -> list[Row]:
     return rows
 
 
-def _period_ns(region: Region, verb: str, places: Offsets, run_s: float) -> int:
-    """Return the time between the other process's operations for its share of the bandwidth."""
+def _pressed_s(options: Options) -> float:
+    return _SMOKE_RUN_S if options.smoke else _PRESSED_RUN_S
+
+
+def _press(setting: _Setting, peer: Peer, verb: str, bytes_per_s: float) -> None:
+    """Start another process's load on the other half of the device, which lasts a bit longer than
+    a run.
+    """
+    region = setting.region
+    half = region.piece // 2
+    places = uniform(half, _OPPONENT_SIZE, setting.options.seed)[:256]
+    peer.start(
+        "load",
+        verb=verb,
+        offsets=(places + np.uint64(region.pool.geometry.data_offset + half)).tolist(),
+        size=_OPPONENT_SIZE,
+        period_ns=round(_OPPONENT_SIZE * 1e9 / bytes_per_s),
+        duration_s=_pressed_s(setting.options) + 2 * _OPPONENT_LEAD_S,
+        pace_file=None if region.pace_file is None else str(region.pace_file),
+    )
+
+
+def _bandwidth(setting: _Setting, verb: str) -> float:
+    """Return the bytes per second of a device in one direction: the pace's, or what one thread
+    reaches.
+    """
+    if setting.options.pace is not None:
+        return float(parse_pace(setting.options.pace).bytes_per_s)
+    region = setting.region
+    places = uniform(region.piece // 2, _OPPONENT_SIZE, setting.options.seed)
     driver = region.ours(verb, places, _OPPONENT_SIZE)
-    return int(1e9 / (_OPPONENT_SHARE * together([driver], cores(), run_s)))
+    return _OPPONENT_SIZE * together([driver], cores(), setting.run_s)

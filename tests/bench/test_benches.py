@@ -7,7 +7,9 @@ nothing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,23 @@ def test_paced_rows_never_mix_with_others() -> None:
         assert {row["memory"] for row in rows} == {"paced"}
         assert {row["ratio_to_limit"] for row in rows} == {None}
         assert all(row["p50_ns"] >= 650 for row in rows if row["p50_ns"] is not None)
+
+
+def test_bandwidth_has_the_series_of_the_papers_figures(smoke: Smoke) -> None:
+    """Exp 3: interleaved, not interleaved and local; Exp 4: lines beside another process's load."""
+    rows = smoke("bandwidth")
+    cases = {str(row["case"]): row for row in rows}
+    for verb, pattern in product(("read", "write"), ("uniform", "skewed")):
+        for where in ("interleaved", "not interleaved", "local DRAM"):
+            assert cases[f"{verb}, {pattern}, {where}"]["p50_ns"] is not None
+        assert cases[f"{verb}, {pattern}, local DRAM"]["memory"] == "DRAM (private)"
+    if len(cores()) < 2:
+        return
+    for verb, other in product(("read", "write"), repeat=2):
+        direction = "same" if verb == other else "opposite"
+        beside = cases[f"{verb}, beside {other}s at 50% ({direction} direction)"]
+        assert (beside["bytes"], cases[f"{verb}, alone"]["bytes"]) == (64, 64)
+        assert re.search(r"another process (read|write)s [\d.]+ GB/s", str(beside["note"]))
 
 
 def test_a_pool_of_the_user_is_used_and_not_removed(tmp_path: Path) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from beluga_bench._limit import ffi, lib
-from beluga_bench.harness.pace import Pace, make_paces, parse_pace, shared_paces
+from beluga_bench.harness import drive
+from beluga_bench.harness.drive import Driver, Load
+from beluga_bench.harness.pace import Pace, Paces, make_paces, parse_pace, shared_paces
 
 from beluga.errors import BelugaError
 from beluga.pool import STRIPE_SIZE, Pool
@@ -56,10 +59,12 @@ def test_every_offset_uses_the_clock_of_its_device(tmp_path: Path) -> None:
     for interleave in (True, False):
         with Pool.create(paths, device_size=16 << 20, interleave=interleave, sparse=True) as pool:
             offsets = [stripe * STRIPE_SIZE for stripe in range(14)]
-            paces = shared_paces(pool, clocks, offsets)
-            devices = [paces.pointers[i] - paces.clocks for i in range(len(offsets))]
-            assert devices == ([0, 1] * 7 if interleave else [0] * 7 + [1] * 7)
-            assert paces.pointers[0].latency_ns == 7
+            for first, verb in enumerate(("read", "write")):
+                paces = shared_paces(pool, clocks, verb, offsets)
+                numbers = [paces.pointers[i] - paces.clocks for i in range(len(offsets))]
+                devices = [0, 1] * 7 if interleave else [0] * 7 + [1] * 7
+                assert numbers == [2 * device + first for device in devices]
+                assert paces.pointers[0].latency_ns == 7
         Pool.destroy(paths)
 
 
@@ -67,6 +72,35 @@ def test_clocks_are_shared_by_all_processes_that_open_the_file(tmp_path: Path) -
     clocks = tmp_path / "clocks"
     make_paces(clocks, 1, Pace(10**9))
     with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
-        mine, theirs = shared_paces(pool, clocks, [0]), shared_paces(pool, clocks, [0])
+        mine, theirs = (shared_paces(pool, clocks, "read", [0]) for _ in range(2))
         lib.drive_pace_take(mine.pointers[0], 0, 5000)
         assert lib.drive_pace_take(theirs.pointers[0], 0, 1000) == 6000
+
+
+def test_reads_and_writes_do_not_queue_behind_each_other(tmp_path: Path) -> None:
+    clocks = tmp_path / "clocks"
+    make_paces(clocks, 1, Pace(10**9))
+    with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
+        reads, writes = (shared_paces(pool, clocks, verb, [0]) for verb in ("read", "write"))
+        lib.drive_pace_take(writes.pointers[0], 0, 5000)
+        assert lib.drive_pace_take(reads.pointers[0], 0, 1000) == 1000
+        assert lib.drive_pace_take(writes.pointers[0], 0, 1000) == 6000
+
+
+def test_a_load_that_overlaps_does_not_wait_for_its_own_latencies() -> None:
+    """Its operations queue for the bandwidth, but the next one starts during a latency."""
+    memory = np.zeros(4096, np.uint8)
+    for overlaps in (False, True):
+        pace = clock(10**12, 5_000_000_000 if overlaps else 50_000_000)
+        pointers = ffi.new("drive_pace *[]", [pace] * 4)
+        load = Load(
+            drive.bare("load", memory.ctypes.data),
+            np.zeros(4, np.uint64),
+            64,
+            Paces(pointers, pace),
+            overlaps=overlaps,
+        )
+        start_ns = drive.now_ns()
+        assert Driver(load).count(4) > 0
+        taken_ns = drive.now_ns() - start_ns
+        assert taken_ns < 5_000_000_000 if overlaps else taken_ns >= 200_000_000
