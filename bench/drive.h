@@ -25,9 +25,9 @@ typedef struct drive_session {
 /* An operation whose context is a drive_session; it uses nothing else. */
 int drive_call(const void *context, uint64_t offset, void *buffer, uint64_t size);
 
-/* One direction of a device that is slower than this machine's memory: a link moves reads and writes
- * at the same time. All users of the direction share its token clock: operations queue for its
- * bandwidth, then each waits for its latency. */
+/* One direction of a device that is slower than this machine's memory: a link moves reads and
+ * writes at the same time. All users of the direction share its token clock: operations queue for
+ * its bandwidth, then each waits for its latency. */
 typedef struct drive_pace {
     uint64_t free_ns;           /* time at which the device has moved all requested bytes */
     uint64_t latency_ns;
