@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from beluga import Handlers, KVCache, MetaServer
+from beluga.errors import BelugaError
 from beluga.events import EventService, EventSettings
 from beluga.pool import Pool
 from beluga.rpc import Server
@@ -62,7 +63,10 @@ def _serve_other_echo(
     _: object, ends: list[Callable[[], object]], *, name: str, folder: str, size: int
 ) -> None:
     """Serve an echo by another library until the process ends."""
-    ends.append(ECHOES[name].serve(folder, size))
+    serve = ECHOES[name].serve
+    if serve is None:
+        raise BelugaError(f"{name} has a server of its own")
+    ends.append(serve(folder, size))
     _say(ready=True)
 
 

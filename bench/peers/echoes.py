@@ -2,14 +2,17 @@
 # Copyright The Beluga Authors
 """Echoes by other libraries, with which calls through a pool are compared.
 
-Server and client are two processes of one machine, both in Python. A reply is the request's bytes,
-and the client ends with its own copy of them, as ``Client.call`` does.
+Server and client are two processes of one machine. The client is in Python, and so is the server,
+except for Redis. A reply is the request's bytes, and the client ends with its own copy of them, as
+``Client.call`` does.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +23,8 @@ from typing import Any
 
 from beluga.threads import wait_for
 
+from .redis_server import redis_at, redis_program
+
 Call = Callable[[bytes], bytes]
 
 METHOD = 192
@@ -29,25 +34,35 @@ _PATH = "/beluga.Bench/Echo"
 _SEGMENTS = Path("/dev/shm")  # noqa: S108  where iceoryx2 makes them
 _STOP_S = 5.0
 _POLLS = 1000  # between two checks for the server's end
+_END = 0xFF  # the first byte of the pipe's last request; a test's request begins with a lower one
+
+
+Serve = Callable[[str, int], Callable[[], object]]
+"""Serves from a thread, at a folder and for messages of a size in bytes. Returns the function that
+ends it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A library. ``serve`` serves from a thread, at a folder and for messages of a size in bytes,
-    and returns the function that ends it; ``client`` yields what calls such a server.
+    """A library, whose server is a thread of Python or a program. ``client`` yields what calls such
+    a server.
     """
 
     name: str
     module: str  # what is imported
     package: str  # on PyPI
-    serve: Callable[[str, int], Callable[[], object]]
     client: Callable[[str, int], AbstractContextManager[Call]]
     how: str
+    serve: Serve | None = None
+    program: Callable[[str], AbstractContextManager[subprocess.Popen[bytes]]] | None = None
 
     def missing(self) -> str | None:
         """Return the reason why it cannot run here, or None."""
         if importlib.util.find_spec(self.module) is None:
             return f"{self.package} is not installed; pip install {self.package}"
+        if self.program is not None and redis_program() is None:
+            return "redis-server is not installed; on Debian: apt-get install redis-server"
         return None
 
 
@@ -186,18 +201,87 @@ def _iceoryx2_client(folder: str, size: int) -> Iterator[Call]:
     del service, node
 
 
+def _read_all(descriptor: int, size: int) -> bytes:
+    """Read this number of bytes. Returns fewer at the end of the pipe."""
+    parts = []
+    while size > 0 and (part := os.read(descriptor, size)):
+        parts.append(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _serve_pipe(folder: str, size: int) -> Callable[[], object]:
+    requests, replies = (f"{folder}/{name}" for name in ("requests", "replies"))
+    os.mkfifo(requests)
+    os.mkfifo(replies)
+    # Opened for both directions, a pipe needs no other process and never ends.
+    opened = [os.open(path, os.O_RDWR) for path in (requests, replies)]
+
+    def serve() -> None:
+        while len(request := _read_all(opened[0], size)) == size and request[0] != _END:
+            os.write(opened[1], request)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    def stop() -> None:
+        os.write(opened[0], bytes([_END]) * size)
+        wait_for([thread])
+        for descriptor in opened:
+            os.close(descriptor)
+
+    return stop
+
+
+@contextmanager
+def _pipe_client(folder: str, size: int) -> Iterator[Call]:
+    requests = os.open(f"{folder}/requests", os.O_WRONLY)
+    replies = os.open(f"{folder}/replies", os.O_RDONLY)
+
+    def call(request: bytes) -> bytes:
+        os.write(requests, request)
+        return _read_all(replies, size)
+
+    try:
+        yield call
+    finally:
+        os.close(requests)
+        os.close(replies)
+
+
+@contextmanager
+def _redis_client(folder: str, _: int) -> Iterator[Call]:
+    import redis
+
+    with redis.Redis(unix_socket_path=f"{folder}/redis") as client:
+
+        def call(request: bytes) -> bytes:
+            return bytes(client.execute_command("ECHO", request))
+
+        yield call
+
+
 ECHOES = {
     echo.name: echo
     for echo in (
-        Echo("gRPC", "grpc", "grpcio", _serve_grpc, _grpc_client, "over a unix socket"),
-        Echo("ZeroMQ", "zmq", "pyzmq", _serve_zmq, _zmq_client, "REQ and REP over ipc"),
+        Echo("gRPC", "grpc", "grpcio", _grpc_client, "over a unix socket", _serve_grpc),
+        Echo("ZeroMQ", "zmq", "pyzmq", _zmq_client, "REQ and REP over ipc", _serve_zmq),
         Echo(
             "iceoryx2",
             "iceoryx2",
             "iceoryx2",
-            _serve_iceoryx2,
             _iceoryx2_client,
             "requests and responses of a fixed size over shared memory; both sides poll",
+            _serve_iceoryx2,
+        ),
+        Echo("pipe", "os", "python", _pipe_client, "two named pipes, read and write", _serve_pipe),
+        Echo(
+            "Redis",
+            "redis",
+            "redis",
+            _redis_client,
+            "ECHO by redis-py over a unix socket; the server is redis-server or valkey-server",
+            program=lambda folder: redis_at(f"{folder}/redis"),
         ),
     )
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A temporary redis-server on loopback, which keeps everything in memory."""
+"""A temporary redis-server, or valkey-server, which keeps everything in memory."""
 
 from __future__ import annotations
 
@@ -10,42 +10,69 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from beluga.errors import TierError
+
+if TYPE_CHECKING:
+    import redis
 
 _START_S = 10.0
 
 
+def redis_program() -> str | None:
+    """Return the path of the server, or None if neither is installed."""
+    return shutil.which("redis-server") or shutil.which("valkey-server")
+
+
 @contextmanager
 def redis_server() -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Start a server, and yield its port and its process.
+    """Start a server on loopback, and yield its port and its process.
 
     Raises ImportError without the Python package redis, FileNotFoundError without the server, and
     TierError if it does not answer.
     """
     import redis
 
-    def answers(client: redis.Redis) -> bool:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    where = ["--bind", "127.0.0.1", "--port", str(port)]
+    with _started(where, redis.Redis("127.0.0.1", port)) as server:
+        yield port, server
+
+
+@contextmanager
+def redis_at(path: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server on a unix socket, and yield its process. Raises like :func:`redis_server`."""
+    import redis
+
+    where = ["--port", "0", "--unixsocket", path]
+    with _started(where, redis.Redis(unix_socket_path=path)) as server:
+        yield server
+
+
+@contextmanager
+def _started(where: list[str], client: redis.Redis) -> Iterator[subprocess.Popen[bytes]]:
+    import redis
+
+    def answers() -> bool:
         try:
             return bool(client.ping())
         except redis.ConnectionError:
             return False
 
-    program = shutil.which("redis-server")
+    program = redis_program()
     if program is None:
         raise FileNotFoundError("there is no redis-server; on Debian: apt-get install redis-server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    where = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    with subprocess.Popen([program, *where], stdout=subprocess.DEVNULL) as server:
+    command = [program, *where, "--save", "", "--appendonly", "no"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server, closing(client):
         try:
-            with closing(redis.Redis("127.0.0.1", port)) as client:
-                until = time.monotonic() + _START_S
-                while not answers(client):
-                    if time.monotonic() > until:
-                        raise TierError("redis-server does not answer")
-                    time.sleep(0.05)
-            yield port, server
+            until = time.monotonic() + _START_S
+            while not answers():
+                if time.monotonic() > until:
+                    raise TierError("redis-server does not answer")
+                time.sleep(0.05)
+            yield server
         finally:
             server.kill()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An echo through the pool's lanes, compared with the same echo by gRPC, ZeroMQ and iceoryx2.
+"""An echo through the pool's lanes, compared with the same echo by other libraries. The paper's
+figures of RDMA are rows without a measurement.
 
 Every server is a process on one core, the client is on another. In each round all of them are
 measured in turn, each while the others' servers are stopped.
@@ -8,10 +9,15 @@ measured in turn, each while the others' servers are stopped.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +35,13 @@ from ..harness.machine import cores, memory_of, pinned
 from ..harness.options import Options
 from ..harness.peer import Peer
 from ..harness.row import Recorder, Row
-from .echoes import ECHOES, METHOD, Call, place
+from .echoes import ECHOES, METHOD, Call, Echo, place
 
 SIZES = (64, 16 << 10)
+PAPER = {
+    "RDMA, reliable connection": {1: "8.39 us round trip", 128: "4.5 M calls/s"},
+    "RDMA, unreliable datagram": {1: "8.83 us round trip", 128: "6.65 M calls/s"},
+}
 _RUN_S = 0.2  # per measurement
 _SMOKE_RUN_S = 0.005
 _WARM = 20  # calls
@@ -40,12 +50,33 @@ Sample = Callable[[int], NDArray[np.uint64]]
 """Makes this number of calls. Returns the nanoseconds of each."""
 
 
+class _Pausable(Protocol):
+    """A server's process."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A server that is a program of its own."""
+
+    process: subprocess.Popen[bytes]
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
 @dataclass(frozen=True, slots=True)
 class _Arm:
     """One arm of the comparison. ``server`` replies; it is stopped while another is measured."""
 
     case: str
-    server: Peer
+    server: _Pausable
     sample: Sample
     note: str
     peer: str | None = None
@@ -70,7 +101,7 @@ def bench_rpc_peers(options: Options) -> list[Row]:
             with _arms(pool, cpus[1], size) as arms:
                 _measure(arms, options, size)
             rows += _rows(recorder, size, arms)
-    return rows
+    return rows + _paper_rows(options)
 
 
 @contextmanager
@@ -105,18 +136,33 @@ def _arms(pool: Pool, cpu: int, size: int) -> Iterator[list[_Arm]]:
         for echo in ECHOES.values():
             if echo.missing():
                 continue
-            other = stack.enter_context(Peer(pool, cpu))
-            other.start("serve_other_echo", name=echo.name, folder=folder, size=size)
+            other = _serving(stack, pool, cpu, echo, folder, size)
             call = stack.enter_context(echo.client(folder, size))
             sample = _from_python(call, size)
             sample(_WARM)
             other.pause()
-            arms.append(
-                _Arm("Python to Python", other, sample, f"{echo.name}: {echo.how}", echo.name)
-            )
+            arms.append(_Arm(_case(echo), other, sample, f"{echo.name}: {echo.how}", echo.name))
         yield arms
         for arm in arms:  # a client may close its session with the server
             arm.server.resume()
+
+
+def _serving(  # noqa: PLR0913, PLR0917  where it serves
+    stack: ExitStack, pool: Pool, cpu: int, echo: Echo, folder: str, size: int
+) -> _Pausable:
+    """Start the server of another library on this core."""
+    if echo.program is not None:
+        process = stack.enter_context(echo.program(folder))
+        for thread in Path(f"/proc/{process.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {cpu})
+        return _Program(process)
+    peer = stack.enter_context(Peer(pool, cpu))
+    peer.start("serve_other_echo", name=echo.name, folder=folder, size=size)
+    return peer
+
+
+def _case(echo: Echo) -> str:
+    return "Python to Python" if echo.program is None else "Python to C"
 
 
 def _from_c(client: Client, size: int) -> Sample:
@@ -194,4 +240,20 @@ def _rows(recorder: Recorder, size: int, arms: list[_Arm]) -> Iterator[Row]:
         )
     for echo in ECHOES.values():
         if why := echo.missing():
-            yield recorder.skipped("Python to Python", why, peer=echo.name, bytes=size)
+            yield recorder.skipped(_case(echo), why, peer=echo.name, bytes=size)
+
+
+def _paper_rows(options: Options) -> list[Row]:
+    """Return the paper's figures of RDMA, which need adapters that this machine may not have."""
+    recorder = Recorder("rpc-peers", options, {"threads": 1, "bytes": SIZES[0]})
+    return [
+        recorder.skipped(
+            "the paper's machine",
+            "not measured here; the paper has this figure of two servers with RDMA",
+            peer=peer,
+            depth=depth,
+            paper=figure,
+        )
+        for peer, figures in PAPER.items()
+        for depth, figure in figures.items()
+    ]
