@@ -9,21 +9,26 @@ measured in turn, each while the others' servers are stopped.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
+from beluga.child import command as child_command
 from beluga.errors import BelugaError
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -42,6 +47,13 @@ PAPER = {
     "RDMA, reliable connection": {1: "8.39 us round trip", 128: "4.5 M calls/s"},
     "RDMA, unreliable datagram": {1: "8.83 us round trip", 128: "6.65 M calls/s"},
 }
+_MOONCAKE_CASE = "Python to a master in C++"
+_MOONCAKE_NOTE = "Mooncake: is_exist of one key by its client, over TCP on loopback; no echo"
+# Killing the process ends all processes in its namespaces.
+_NAMESPACE = (
+    *("unshare", "--net", "--pid", "--fork", "--kill-child"),
+    *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),
+)
 _RUN_S = 0.2  # per measurement
 _SMOKE_RUN_S = 0.005
 _WARM = 20  # calls
@@ -142,6 +154,9 @@ def _arms(pool: Pool, cpu: int, size: int) -> Iterator[list[_Arm]]:
             sample(_WARM)
             other.pause()
             arms.append(_Arm(_case(echo), other, sample, f"{echo.name}: {echo.how}", echo.name))
+        if size == SIZES[0] and _mooncake_missing() is None:
+            master = stack.enter_context(_Mooncake(cpu, cores()[0]))
+            arms.append(_Arm(_MOONCAKE_CASE, master, master.sample, _MOONCAKE_NOTE, "Mooncake"))
         yield arms
         for arm in arms:  # a client may close its session with the server
             arm.server.resume()
@@ -159,6 +174,84 @@ def _serving(  # noqa: PLR0913, PLR0917  where it serves
     peer = stack.enter_context(Peer(pool, cpu))
     peer.start("serve_other_echo", name=echo.name, folder=folder, size=size)
     return peer
+
+
+class _Mooncake:
+    """A process with Mooncake's client, and its master, in a network namespace of their own. Both
+    sleep while nothing is asked.
+    """
+
+    def __init__(self, server_cpu: int, client_cpu: int) -> None:
+        command = child_command(
+            f"{__package__}.mooncake_calls", _master(), str(server_cpu), str(client_cpu)
+        )
+        self._process = subprocess.Popen(
+            [*_NAMESPACE, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._ask = cast(IO[str], self._process.stdin)
+        self._replies = cast(IO[str], self._process.stdout)
+
+    def sample(self, count: int) -> NDArray[np.uint64]:
+        """Make calls. Returns the nanoseconds of each."""
+        self._ask.write(f"{count}\n")
+        self._ask.flush()
+        return np.array(json.loads(self._line()), np.uint64)
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def _line(self) -> str:
+        if not (line := self._replies.readline()):
+            raise BelugaError("Mooncake's client or master has ended")
+        return line
+
+    def __enter__(self) -> _Mooncake:
+        try:
+            self._line()
+        except BelugaError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # which also ends the processes in its namespace
+        self._process.wait()
+        self._ask.close()
+        self._replies.close()
+
+
+def _master() -> str:
+    """Return the path of Mooncake's master, or ""."""
+    found = importlib.util.find_spec("mooncake")
+    if found is None or not found.submodule_search_locations:
+        return ""
+    folders = [
+        Path(sys.executable).parent,
+        Path(found.submodule_search_locations[0]).parent / "bin",
+    ]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
+    return shutil.which("mooncake_master", path=path) or ""
+
+
+def _mooncake_missing() -> str | None:
+    """Return the reason why Mooncake's master cannot run here, or None."""
+    if not _master():
+        return (
+            "Mooncake Store is not installed; pip install mooncake-transfer-engine-non-cuda, or "
+            "put the folder of scripts/dev/setup-mooncake on PYTHONPATH"
+        )
+    if shutil.which(_NAMESPACE[0]) is None:
+        return "unshare is not installed; its package is util-linux"
+    if subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        return "no network namespace can be made here, and Mooncake listens on every address"
+    return None
 
 
 def _case(echo: Echo) -> str:
@@ -241,6 +334,8 @@ def _rows(recorder: Recorder, size: int, arms: list[_Arm]) -> Iterator[Row]:
     for echo in ECHOES.values():
         if why := echo.missing():
             yield recorder.skipped(_case(echo), why, peer=echo.name, bytes=size)
+    if size == SIZES[0] and (why := _mooncake_missing()):
+        yield recorder.skipped(_MOONCAKE_CASE, why, peer="Mooncake", bytes=size)
 
 
 def _paper_rows(options: Options) -> list[Row]:

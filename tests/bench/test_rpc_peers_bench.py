@@ -56,6 +56,15 @@ def test_a_missing_library_is_reported_with_its_install_command() -> None:
     assert absent.missing() == "grpcio is not installed; pip install grpcio"
 
 
+def test_mooncakes_master_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) -> None:
+    (row,) = [row for row in smoke("rpc-peers") if row["peer"] == "Mooncake"]
+    assert (row["case"], row["bytes"]) == ("Python to a master in C++", 64)
+    if why := rpc_peers._mooncake_missing():
+        assert row["note"] == f"skipped: {why}"
+    else:
+        assert row["p50_ns"] > 0
+
+
 def test_a_missing_server_is_reported_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
