@@ -73,6 +73,7 @@ BENCHES = (
 
 LANE_COUNT_MAX = 4096
 BLOCK_COUNT_MAX = (1 << 32) - 1
+REPLAY_SIZE_MAX = 1 << 48  # bytes of all devices of the pool of a replay
 """Limits of a new pool."""
 
 SILENT_S = 2.0

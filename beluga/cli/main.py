@@ -90,6 +90,9 @@ def _run(name: str, module: str) -> NoReturn:
     except (BelugaError, OSError) as error:
         # Each program's message has its own server command.
         logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"))
+    except MemoryError as error:
+        why = f" ({error})" if str(error) else ""
+        logs.fail(name, f"this machine's memory does not suffice{why}; give smaller sizes")
     except UnicodeError:
         logs.fail(name, "an argument has bytes that are not UTF-8; give text")
     sys.exit(0)

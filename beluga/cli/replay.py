@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from beluga.choices import ENGINE_OFFLOADS, SPEED_MAX, SPEED_MIN
+from beluga.choices import ENGINE_OFFLOADS, REPLAY_SIZE_MAX, SPEED_MAX, SPEED_MIN
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import AdminAddress, Json, among, as_bad_value, one_of, size
 from beluga.cli.output import print_facts, print_json, print_note, progress
@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # slow to import
     from beluga.simulate import Reading
 
 _BUNDLED_BLOCK_SIZE = 128 << 10
-_POOL_SIZE_MAX = 1 << 48  # of both devices of the pool
 _OFFLOAD, _ADMISSION = "wait", "always"
 _ENGINE_OFFLOAD = "wait"
 _ENGINE_BLOCKS_MAX = 1 << 20
@@ -39,10 +38,12 @@ _ENGINE_BLOCKS_MAX = 1 << 20
 def _pool_size(text: str | int) -> int:
     """Parse the size of a pool."""
     value = size(text)
-    if value > _POOL_SIZE_MAX:
+    if value > REPLAY_SIZE_MAX:
         from beluga.pool import show_size
 
-        raise typer.BadParameter(f"'{text}' is too large; give at most {show_size(_POOL_SIZE_MAX)}")
+        raise typer.BadParameter(
+            f"'{text}' is too large; give at most {show_size(REPLAY_SIZE_MAX)}"
+        )
     return value
 
 
@@ -180,7 +181,6 @@ def replay(
     _check_tiers(disk, disk_bytes, remote)
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
-    requests, how = _requests(named(trace, form, rate, time_unit, block_tokens))
     options = ReplayOptions(
         client_count=clients,
         block_size=_block_size(trace) if block_bytes is None else block_bytes,
@@ -196,6 +196,8 @@ def replay(
         engine_blocks=engine_blocks,
         engine_offload=engine_offload,
     )
+    options.check()
+    requests, how = _requests(named(trace, form, rate, time_unit, block_tokens))
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
         result = run_replay(requests, options, say=print_note, advance=advance)
     if json:

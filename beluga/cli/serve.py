@@ -509,9 +509,6 @@ def serve_until_stopped(
     try:
         if silent_s is None:
             server.start()
-            epoch = server.stat().epoch
-            text = f"serving, epoch {epoch}; stop with Ctrl-C"
-            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
         else:
             text = "standing by; stop with Ctrl-C"
             announce(text, "standing by", json=json, pid=os.getpid())
@@ -527,7 +524,11 @@ def serve_until_stopped(
             beside.start()
             if admin is not None:
                 admin.claim()
-            manager.ready(f"serving, epoch {server.stat().epoch}")
+            epoch = server.stat().epoch
+            if silent_s is None:  # a standby serves before its services have started
+                text = f"serving, epoch {epoch}; stop with Ctrl-C"
+                announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
+            manager.ready(f"serving, epoch {epoch}")
             _look_after(server, beside, stopping, manager, health)
     finally:
         if stopping.is_set():

@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # slow to import
     from beluga.router import Goals
     from beluga.simulate import Options, Row, Scale, Trace
 
+_SIZE_END = 1 << 63  # as in other commands
 _DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
 _SCALE = re.compile(r"([0-9]{1,12}(?:\.[0-9]+)?):([+-][1-9][0-9]{0,11})")
 _NAMED = {"pool": "--pool-bytes"}  # options whose name differs from their field
@@ -109,7 +110,10 @@ def _capacity(text: str | int) -> int:
     valid.
     """
     if match := _DECIMAL.fullmatch(str(text).strip()):
-        return int(float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1))
+        value = float(match[1]) * 1000.0 ** ("KMGT".index(match[2].upper()) + 1)
+        if value >= _SIZE_END:
+            raise typer.BadParameter(f"'{text}' is too much; a size is less than 8388608T")
+        return int(value)
     return size(text)
 
 

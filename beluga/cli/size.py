@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,7 +149,7 @@ def size_tiers(
     """Show how many blocks and tokens of a model's KV cache each tier holds, how fast a tier must
     be for a fetch to beat computing again, and which share of a trace hits.
     """
-    from beluga.tiers import KvShape, TierSize, advise, read_model
+    from beluga.tiers import TierSize, advise, read_model
 
     if model is not None and (layers or kv_heads or head_dim or latent_dim):
         raise typer.BadParameter("give a model or its numbers, not both")
@@ -156,26 +157,25 @@ def size_tiers(
         raise typer.BadParameter(
             "--recompute-ms and --model-costs exclude each other; give one of them"
         )
-    if model is not None:
-        shape = read_model(model, dtype)
-    elif layers:
-        with as_bad_value(TierError):
-            shape = KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
-    elif kv_heads or head_dim or latent_dim:
-        raise typer.BadParameter("the model's numbers need --layers; add it")
-    else:
-        print_note("no model is named; these are the numbers of Qwen3-32B")
-        shape = KvShape(64, dtype or "BF16", 8, 128)
+    numbers = (layers, kv_heads, head_dim, latent_dim)
+    shape = read_model(model, dtype) if model is not None else _shape(*numbers, dtype)
     if model_costs is not None:
         recompute_ms = _recompute_ms(model_costs, position)
-    loaded = read_named(trace)
-    need = loaded.id_count * loaded.block_tokens * shape.bytes_per_token
-    if memory is None and not disk:
-        memory = max(-(-need // _GIB), 1) * _GIB
+    calculate = partial(
+        advise, shape, block_tokens=block_tokens, recompute_ms_per_token=recompute_ms
+    )
     tiers = [] if memory is None else [TierSize("memory", memory, memory_bandwidth * _GB)]
     speed = None if disk_bandwidth is None else disk_bandwidth * _GB
     tiers += [TierSize("disk", each, speed) for each in disk or []]
-    advice = advise(shape, tiers, block_tokens=block_tokens, recompute_ms_per_token=recompute_ms)
+    # Sizes are checked before anything is printed or read.
+    advice = calculate(tiers) if tiers else None
+    if model is None and not layers:
+        print_note("no model is named; these are the numbers of Qwen3-32B")
+    loaded = read_named(trace)
+    need = loaded.id_count * loaded.block_tokens * shape.bytes_per_token
+    if advice is None:
+        memory = max(-(-need // _GIB), 1) * _GIB
+        advice = calculate([TierSize("memory", memory, memory_bandwidth * _GB)])
     found = _found(advice, loaded)
     if json:
         fields = asdict(advice)
@@ -190,6 +190,20 @@ def size_tiers(
         print_json({"model": asdict(shape), **fields, "trace": traced})
         return
     _show(advice, shape, loaded, need, found, wide=wide)
+
+
+def _shape(
+    layers: int, kv_heads: int, head_dim: int, latent_dim: int, dtype: str | None
+) -> KvShape:
+    """Return the shape with these numbers, or that of Qwen3-32B if there are none."""
+    from beluga.tiers import KvShape
+
+    if layers:
+        with as_bad_value(TierError):
+            return KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
+    if kv_heads or head_dim or latent_dim:
+        raise typer.BadParameter("the model's numbers need --layers; add it")
+    return KvShape(64, dtype or "BF16", 8, 128)
 
 
 def _found(advice: SizingAdvice, trace: Trace) -> list[float]:

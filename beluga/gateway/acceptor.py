@@ -25,7 +25,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -36,6 +35,7 @@ from aiohttp.typedefs import Handler
 from beluga.errors import RouterError
 from beluga.gateway.settings import Address
 from beluga.listening import ConnectionSlot, ConnectionSlots
+from beluga.open_files import file_limit, files_left
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAD
 _SPARE_MAX = 64
 _OPERATORS_MAX = 64
 _CONNECTIONS_MAX = 8192  # each needs memory, and one event loop serves them all
-_USUALLY_OPEN = 16  # where /proc is not available
 _LOOK_S = 0.02  # interval of checks for closed connections
 _OVERDUE_LOOK_S = 1.0
 _PAUSE_S = 0.2  # after a system error
@@ -102,12 +101,6 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def file_limit() -> int:
-    """Return this process's limit of open files."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limit if limit != resource.RLIM_INFINITY else 1 << 30
-
-
 def is_own_shortage(error: BaseException) -> bool:
     """Return whether a connection failed because this process or machine has no descriptor, memory
     or port left, rather than because of the other side.
@@ -159,9 +152,7 @@ def shares(kept: int = 0) -> tuple[Share, Share]:
     """Divide the process's descriptors into the shares of clients and operators. ``kept`` further
     files will be opened for other purposes.
     """
-    listed = Path("/proc/self/fd")
-    opened = len(list(listed.iterdir())) if listed.is_dir() else _USUALLY_OPEN
-    left = max(2, file_limit() - opened - kept)
+    left = max(2, files_left() - kept)
     operators = min(_OPERATORS_MAX, max(1, left // 8))
     left = max(2, left - operators)
     spare = min(_SPARE_MAX, left // 4)

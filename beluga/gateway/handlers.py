@@ -13,13 +13,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from beluga.gateway.acceptor import file_limit
 from beluga.gateway.answers import Refusal
 from beluga.gateway.bodies import Bodies
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
 from beluga.listening import plain_path
+from beluga.open_files import file_limit
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from beluga.errors import RouterError
+from beluga.open_files import require_zmq_files
 from beluga.router import HashBlocks, Indexer, Subscription, WireDecoder
 
 log = logging.getLogger(__name__)
@@ -22,14 +23,18 @@ is restored sooner, and no engine restarts as fast.
 _HEARTBEAT_MS = 2000  # a publisher whose machine has died does not close connections
 _HEARTBEAT_TIMEOUT_MS = 5000
 _PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
+_SOCKETS = 2  # events, and replays
 
 
 def check_endpoint(endpoint: str, replay: str | None) -> None:
-    """Raise RouterError if pyzmq is missing or an endpoint is invalid."""
+    """Raise RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened
+    to follow it.
+    """
     try:
         import zmq
     except ModuleNotFoundError:
         raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
+    require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
     context = zmq.Context()
     try:
         for kind, address in ((zmq.SUB, endpoint), (zmq.DEALER, replay)):
@@ -44,7 +49,7 @@ def check_endpoint(endpoint: str, replay: str | None) -> None:
 class Listener:
     """Feeds an index from a PUB endpoint in its own task until closed.
 
-    Raises RouterError if pyzmq is missing or the endpoint is invalid.
+    Raises RouterError as :func:`check_endpoint` does.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Listener:
         self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
         self.alone_since: float | None = time.monotonic()  # None while there is a publisher
         self._subscription = Subscription(indexer, decoder, replay=replay is not None)
+        require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
         self._zmq = zmq
         self._context = zmq.asyncio.Context()
         try:

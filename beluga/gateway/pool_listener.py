@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from beluga.errors import RouterError
 from beluga.gateway.listener import REPLAY_S
+from beluga.open_files import require_zmq_files
 from beluga.router import PoolFeed
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class PoolListener:
     """Feeds an index from the endpoints of ``beluga serve --events`` in its own task until closed.
     A server that is not running yet, or was replaced, is queried again.
 
-    Raises RouterError if pyzmq is missing or an endpoint is invalid.
+    Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
     """
 
     def __init__(self, indexer: Indexer, endpoints: str, *, block_size: int) -> None:
@@ -44,6 +45,7 @@ class PoolListener:
         self._block_size = block_size
         self._indexer = indexer
         self.feed = PoolFeed(indexer, block_size=block_size)
+        require_zmq_files(f"following {endpoint}", sockets=2, error=RouterError)
         self._zmq = zmq
         self._context = zmq.asyncio.Context()
         try:

@@ -9,6 +9,7 @@ No process and no file is left behind, whatever happens, even after Ctrl-C.
 from __future__ import annotations
 
 import queue
+import shutil
 import subprocess
 import tempfile
 import time
@@ -34,6 +35,7 @@ from beluga.threads import Thread
 Say = Callable[[str], None]
 Advance = Callable[[int, int], None]
 
+_BLOCK_SIZE_MIN = 64
 _MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of mode 0700
 
 
@@ -60,6 +62,26 @@ class ReplayOptions:
     engine_blocks: int = 0
     engine_offload: str = "wait"
 
+    def check(self) -> None:
+        """Raise ReplayError for sizes that fit no trace."""
+        if self.block_size < _BLOCK_SIZE_MIN or self.block_size % 8:
+            raise ReplayError(
+                f"a block of {self.block_size} bytes is too small or uneven; use a multiple "
+                f"of 8, at least {_BLOCK_SIZE_MIN}"
+            )
+        self.size_for([])
+
+    def size_for(self, requests: Sequence[TraceRequest]) -> PoolSize:
+        """Return the size of the pool for these requests. Raises ReplayError if it is too small for
+        them, or larger than a pool can be.
+        """
+        return pool_size_for(
+            requests,
+            self.block_size,
+            self.pool_size,
+            session_count=self.client_count * (2 if self.engine_blocks else 1),
+        )
+
 
 def replay(
     requests: Sequence[TraceRequest], options: ReplayOptions, *, say: Say, advance: Advance
@@ -69,21 +91,14 @@ def replay(
     Raises ReplayError if a process dies or fails, and a PoolError if there is no space. With a tier
     below the pool, a server that is killed is started again.
     """
-    if options.block_size < 64 or options.block_size % 8:
-        raise ReplayError(
-            f"a block of {options.block_size} bytes is too small or uneven; use a multiple "
-            "of 8, at least 64"
-        )
+    options.check()
     _refuse_small_engines(requests, options.engine_blocks)
-    sessions = 2 if options.engine_blocks else 1
-    size = pool_size_for(
-        requests,
-        options.block_size,
-        options.pool_size,
-        session_count=options.client_count * sessions,
-    )
+    size = options.size_for(requests)
     with ExitStack() as cleanup:
         parent = _choose_parent(size.total_size, say)
+        for disk in options.disks:
+            if made := _made_for(Path(disk)):
+                cleanup.callback(_remove, made)
         directory = cleanup.enter_context(scratch_folder("replay", parent))
         devices = _make_pool(directory, size)
         trace = directory / "trace.jsonl"
@@ -225,6 +240,20 @@ def _choose_parent(size: int, say: Say) -> Path:
                 f"using files in {parent}"
             )
     return parent
+
+
+def _made_for(disk: Path) -> Path | None:
+    """Return what a disk tier of this path will create, or None if it is there already."""
+    path = disk / "blocks" if disk.is_dir() else disk
+    return None if path.exists() else path
+
+
+def _remove(made: Path) -> None:
+    """Remove a new disk tier: its blocks belong to no other pool."""
+    if made.is_dir():
+        shutil.rmtree(made, ignore_errors=True)
+    else:
+        made.unlink(missing_ok=True)
 
 
 def _make_pool(directory: Path, size: PoolSize) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from beluga.choices import REPLAY_SIZE_MAX
 from beluga.errors import ReplayError
 from beluga.pool import STRIPE_SIZE, show_size
 from beluga.replay.trace import TraceRequest, unique_count
@@ -42,7 +43,7 @@ def pool_size_for(
     session_count: int = 1,
 ) -> PoolSize:
     """Return the least size that holds every block, or a pool of ``wanted_size`` bytes if that is
-    given.
+    given. Raises ReplayError if that is too small, or if the blocks need more than a pool can have.
     """
     block_count, lane_count = unique_count(requests) + 1024, max(_LANE_COUNT_MIN, session_count)
     if wanted_size is not None:
@@ -57,5 +58,11 @@ def pool_size_for(
     chunks_size = block_size // 4096  # an upper bound for the checksums
     stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
     size = block_count * (stored_size + _TABLE_LINES_SIZE) + lane_count * _LANE_SIZE
-    stripe_count = int(size / DEVICE_COUNT) // STRIPE_SIZE + 1 + _SPARE_STRIPES
-    return PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
+    stripe_count = size // DEVICE_COUNT // STRIPE_SIZE + 1 + _SPARE_STRIPES
+    found = PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
+    if found.total_size > REPLAY_SIZE_MAX:
+        raise ReplayError(
+            f"{block_count:,} blocks of {show_size(block_size)} do not fit into a pool, which has "
+            f"at most {show_size(REPLAY_SIZE_MAX)}; give a smaller --block-bytes"
+        )
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from typing import IO, Any
 
 from beluga.errors import BelugaError
 from beluga.simulate.job import SimulatedJob, run_job
@@ -18,11 +19,10 @@ from beluga.simulate.trace import Trace
 
 def _main() -> None:
     jobs, rows = sys.stdin.buffer, sys.stdout.buffer
-    trace: Trace = pickle.load(jobs)  # noqa: S301  our own parent wrote it
-    while True:
-        try:
-            job: SimulatedJob = pickle.load(jobs)  # noqa: S301
-        except EOFError:
+    trace: Trace | None = _receive(jobs)
+    while trace is not None:
+        job: SimulatedJob | None = _receive(jobs)
+        if job is None:
             return
         answer: Row | BelugaError
         try:
@@ -34,6 +34,14 @@ def _main() -> None:
             rows.flush()
         except BrokenPipeError:  # the parent has ended
             os._exit(1)
+
+
+def _receive(jobs: IO[bytes]) -> Any:
+    """Return what the parent sends next, or None if it has ended, even in the middle of it."""
+    try:
+        return pickle.load(jobs)  # noqa: S301  our own parent wrote it
+    except (EOFError, pickle.UnpicklingError):
+        return None
 
 
 if __name__ == "__main__":

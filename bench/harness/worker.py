@@ -20,6 +20,7 @@ import numpy as np
 from beluga import Handlers, KVCache, MetaServer
 from beluga.errors import BelugaError
 from beluga.events import EventService, EventSettings
+from beluga.open_files import require_zmq_files
 from beluga.pool import Pool
 from beluga.rpc import Server
 from beluga.threads import wait_for
@@ -165,6 +166,7 @@ def _follow(_: object, __: object, *, endpoint: str) -> None:
     """Read the published messages until the process ends."""
     import zmq
 
+    require_zmq_files("a reader of events", sockets=1)
     context = zmq.Context()
     reader = context.socket(zmq.SUB)
     reader.subscribe(b"")

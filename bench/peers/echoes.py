@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beluga.open_files import require_zmq_files
 from beluga.threads import wait_for
 
 from .redis_server import redis_at, redis_program
@@ -106,6 +107,7 @@ def _grpc_client(folder: str, _: int) -> Iterator[Call]:
 def _serve_zmq(folder: str, _: int) -> Callable[[], object]:
     import zmq
 
+    require_zmq_files("the echo of ZeroMQ", sockets=1)
     context = zmq.Context()
     socket = context.socket(zmq.REP)
     socket.bind(f"ipc://{folder}/zmq")
@@ -125,6 +127,7 @@ def _serve_zmq(folder: str, _: int) -> Callable[[], object]:
 def _zmq_client(folder: str, _: int) -> Iterator[Call]:
     import zmq
 
+    require_zmq_files("the client of ZeroMQ", sockets=1)
     with zmq.Context() as context, context.socket(zmq.REQ) as socket:
         socket.connect(f"ipc://{folder}/zmq")
 

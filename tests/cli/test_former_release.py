@@ -50,5 +50,6 @@ def test_a_pool_of_an_earlier_format_is_rejected_and_its_disk_tier_adopted(
     assert run("disk", "adopt", str(disk / "blocks")).returncode == 0
     server = start("serve", *pool, *tier)
     assert server.stderr
+    assert "now belongs to the server" in server.stderr.readline()
     assert server.stderr.readline().startswith("serving, epoch 1")
     assert run("get", "key", *pool).stdout == STORED

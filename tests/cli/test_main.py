@@ -55,6 +55,19 @@ def test_an_error_of_the_system_is_one_line(run: Run, pool: list[str], tmp_path:
     assert "No such file" in refused.stderr
 
 
+def test_a_lack_of_memory_is_one_line(pool: list[str]) -> None:
+    """numpy raised MemoryError for a table that was as large as an option demanded."""
+    code = (
+        "from beluga.cli import ping, main; import numpy\n"
+        "def run(*_, **__): numpy.zeros(1 << 60, numpy.uint8)\n"
+        f"ping.open_pool = run; import sys; sys.argv[1:] = ['ping', *{pool!r}]; main.main()"
+    )
+    ended = python(code)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("\n") == 1
+    assert "memory does not suffice (Unable to allocate" in ended.stderr
+
+
 def test_a_pipe_closed_during_output_causes_no_traceback(pool: list[str]) -> None:
     command = f"{sys.executable} -m beluga.cli.main pool info {' '.join(pool)} | true"
     ended = subprocess.run(

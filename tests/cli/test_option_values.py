@@ -6,15 +6,42 @@ done anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from beluga.cli.app import app
+from beluga.cli.cxl_rpc import app as cxl_rpc_app
+from beluga.errors import BelugaError
 from beluga.pool import Pool
+from beluga.tiers.disk import DiskTier
 
 HUGE = 10**23
+# Options of sizes that have no limit of their own: of quotas and buffers, and of what is computed.
+UNLIMITED = {
+    *("serve --quota-bytes", "gateway --max-bodies", "size --disk"),
+    *("simulate --pool-bytes", "simulate --local", "simulate --hbm"),
+}
+# The other options of sizes, with a size that parses and that no machine has.
+NEEDED = "--disk {folder}/new"
+MADE = "pool create {folder}/a"
+ABSURD = {
+    "serve --disk-bytes": f"serve {NEEDED}",
+    "replay --disk-bytes": f"replay {NEEDED}",
+    "replay --pool-bytes": "replay",
+    "replay --block-bytes": "replay",
+    "size --memory": "size",
+    "pool create --size": MADE,
+    "pool create --block-bytes": f"{MADE} --size 8M",
+    "pool create --bulk-size": f"{MADE} --size 8M",
+    "mount --size": "mount --create {folder}/a",
+    "mount --block-bytes": "mount --create {folder}/a --size 8M",
+}
 
 
 def beluga(*arguments: object) -> Result:
@@ -54,6 +81,8 @@ def said(result: Result) -> str:
         ("top", "--interval", "inf"),
         ("ping", "--count", HUGE),
         ("ping", "--timeout", "inf"),
+        ("simulate", "--pool-bytes", "9" * 400 + "TB"),
+        ("simulate", "--hbm", "9999999TB"),
         ("size", "--disk-bandwidth", "inf"),
         ("size", "--layers", HUGE),
         ("pool create /nowhere", "--lanes", 100_000),
@@ -91,6 +120,50 @@ def test_conflicting_options_are_rejected(arguments: str, partner: str) -> None:
     assert partner in said(refused)
 
 
+def size_options(command: Any, name: str = "") -> Iterator[str]:
+    """Yield each option whose value is a size, with its command."""
+    for inner, one in getattr(command, "commands", {}).items():
+        yield from size_options(one, f"{name} {inner}".strip())
+    for option in command.params:
+        parse = option.type_descriptor.parameter_info.parser
+        if parse is not None and isinstance(_value(parse, "2M"), int):
+            yield f"{name} {option.opts[0]}"
+
+
+def _value(parse: Callable[[str], object], text: str) -> object:
+    try:
+        return parse(text)
+    except (typer.BadParameter, ValueError):
+        return None
+
+
+def test_the_options_of_sizes_are_known() -> None:
+    found = {
+        option for program in (app, cxl_rpc_app) for option in size_options(get_command(program))
+    }
+    assert found == ABSURD.keys() | UNLIMITED
+
+
+@pytest.mark.parametrize("value", ["1", "900T", "8388607T"])
+@pytest.mark.parametrize("option", ABSURD)
+def test_an_absurd_size_is_one_error_and_nothing_else(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    (tmp_path / "pool").mkdir()
+    Pool.create(tmp_path / "pool/a", device_size=24 << 20, sparse=True).close()
+    DiskTier(tmp_path / "new", 8 << 20).close()  # a tier that exists has its own checks
+    words = ABSURD[option].format(folder=tmp_path).split()
+    if words[0] == "serve":
+        words += ["--pool", str(tmp_path / "pool/a")]
+    refused = beluga(*words, option.rsplit(maxsplit=1)[-1], value)
+    if refused.exit_code == 2:
+        assert option.rsplit(maxsplit=1)[-1] in said(refused)
+        return
+    assert isinstance(refused.exception, BelugaError), refused.output
+    assert refused.output == ""
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -122,6 +195,8 @@ def test_disks_and_stores_are_checked_before_a_takeover(tmp_path: Path) -> None:
             "twice; give each disk once",
         ),
         (("--remote", "file:a"), "write file:///PATH"),
+        (("--remote", f"file://{tmp_path}/plain"), "plain is not a folder; give"),
+        (("--remote", f"file://{tmp_path}/plain/a/b"), "plain is not a folder; give"),
     ]:
         refused = beluga("serve", "--pool", tmp_path / "pool/a", *arguments)
         assert refused.exit_code == 1

@@ -193,6 +193,21 @@ def test_a_port_in_use_is_a_one_line_error_before_the_pool_is_served(
     assert "--admin" in refused.stderr
 
 
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_a_service_that_cannot_start_ends_the_server_before_it_reports_that_it_serves(
+    run: Run, pool: list[str], detach: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        events = ["--events", endpoint, "--events-replay", "tcp://127.0.0.1:0"]
+        refused = run("serve", *pool, *events, *detach)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.count("\n") == 1
+    assert f"no events can be published at {endpoint}: Address already in use" in refused.stderr
+    assert run("serve", *pool, *events, "--detach").returncode == 0  # nothing is left behind
+    assert run("stop", *pool).returncode == 0
+
+
 def test_a_metrics_address_without_a_port_is_refused(run: Run, pool: list[str]) -> None:
     refused = run("serve", *pool, "--admin", "localhost")
     assert refused.returncode == 2

@@ -10,6 +10,8 @@ import asyncio
 import errno
 import json
 import resource
+import subprocess
+import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -21,10 +23,14 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 import aiohttp
+from announcer import Announcer
 from fake_engine import FakeEngine
 from routed import routed, run, until
 
 from beluga.gateway.acceptor import raise_file_limit
+from beluga.gateway.listener import Listener
+from beluga.open_files import files_left
+from beluga.router import Indexer, WireDecoder
 
 FILES = 64
 CLIENTS = 120
@@ -43,6 +49,72 @@ def addresses(child: Any) -> tuple[str, str]:
 def health(admin: str) -> str:
     with urllib.request.urlopen(f"{admin}/workers", timeout=60) as answer:  # noqa: S310
         return str(json.load(answer)[0]["health"])
+
+
+FEW = """
+import asyncio, errno, os, resource, sys
+from pathlib import Path
+from beluga.errors import RouterError
+from beluga.gateway.listener import Listener, check_endpoint
+from beluga.gateway.pool_listener import PoolListener
+from beluga.router import Indexer, WireDecoder
+
+EVENTS, REPLAY = "ipc:///nowhere/e", "ipc:///nowhere/r"
+
+
+indexer = Indexer()
+decoder = WireDecoder(1, block_size=16, hash_blocks=lambda *_: [])
+
+
+async def main():
+    opened = len(os.listdir("/proc/self/fd"))
+    loop = asyncio.get_running_loop()
+    attempts = [
+        lambda: check_endpoint(EVENTS, REPLAY),
+        lambda: Listener(indexer, decoder, EVENTS, REPLAY),
+        lambda: PoolListener(indexer, f"{EVENTS},{REPLAY}", block_size=16),
+    ]
+    for left in range(11):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, 1024))
+        for attempt in attempts:
+            try:
+                attempt()
+            except RouterError as error:
+                assert "open files, but only" in str(error), error
+            else:
+                raise AssertionError(f"{left} files were enough")
+    print("refused")
+
+
+import zmq, zmq.asyncio  # which takes files
+asyncio.run(main())
+"""
+
+
+def test_too_few_files_for_kv_events_are_an_error_and_abort_nothing() -> None:
+    """libzmq aborts the process if it cannot open a file for a thread or a socket."""
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    ended = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "refused\n", "")
+
+
+def test_a_listener_needs_no_more_files_than_are_required_of_it(tmp_path: Path) -> None:
+    announcer = Announcer(tmp_path)
+
+    async def scenario() -> None:
+        before = files_left()
+        decoder = WireDecoder(1, block_size=16, hash_blocks=lambda *_: [])
+        listener = Listener(Indexer(), decoder, announcer.events, announcer.replay)
+        try:
+            await until(lambda: listener.alone_since is None and announcer.subscribed())
+            assert before - files_left() <= 11 + 2  # the announcer's ends of the connections
+        finally:
+            listener.close()
+
+    try:
+        run(scenario)
+    finally:
+        announcer.close()
 
 
 @pytest.mark.parametrize("feeds", [0, 3])

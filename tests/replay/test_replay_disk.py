@@ -56,12 +56,15 @@ def test_every_block_that_was_stored_is_a_hit(run: Run, trace: Path, tmp_path: P
     assert ended.returncode == 0, ended.stderr
     result = judge(ended.stdout)
     assert result["hit_rate"] == result["ideal_hit_rate"]
+    assert not (tmp_path / "disk").exists(), "no other pool has a use for its blocks"
 
 
 @pytest.mark.long
 def test_two_clients_and_a_second_replay_on_the_same_disk(
     run: Run, trace: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/blocks").touch()  # a file that exists is not removed
     for _ in range(2):
         ended = run("replay", trace, *options(tmp_path / "disk"), "--clients", "2")
         assert ended.returncode == 0, ended.stderr

@@ -23,6 +23,7 @@ LAYERS = (
         "child",
         "limit",
         "metrics",
+        "open_files",
         "policy_settings",
         "text",
         "threads",

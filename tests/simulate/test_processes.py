@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from beluga.child import command
 from beluga.errors import SimulateError
 from beluga.simulate import Options, TraceEntry, make_trace, processes, run, simulate, sweep
 
@@ -119,3 +121,15 @@ def test_an_interrupt_ends_all_processes() -> None:
     out, err = process.communicate()
     assert out.splitlines()[-1] == "none"
     assert err == ""
+
+
+@pytest.mark.parametrize("sent", [0, 100], ids=["nothing", "a part of the trace"])
+def test_a_child_ends_silently_if_its_parent_has_ended(sent: int) -> None:
+    """The parent may be interrupted before it has sent the trace."""
+    ended = subprocess.run(
+        command("beluga.simulate.child"),
+        input=pickle.dumps(TRACE)[:sent],
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -59,6 +59,7 @@ _FORMATTING = b"BELUGADF"  # the magic of the header during a format
 _BLANK = 1 << 20  # a device is formatted only if this many bytes at its start are zero
 _VERSION = 1
 _HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32sQQ")
+_SIZE_FIELD = 4  # of the header
 _SECTOR = 512
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
@@ -324,13 +325,6 @@ class TierFile(LockedFile):
                 ranges.append((max(first, PAGE), last))
         return ranges
 
-    def _check_device(self, end: int, size: int) -> None:
-        if self.is_device and self._length() < end:
-            raise TierError(
-                f"{self.path} has {self._length()} bytes, but {size} were requested; give at most "
-                "its size"
-            )
-
     def _fit(self, made: FileLayout, size: int, smallest_block: int) -> FileLayout:
         """Return the layout of a file for a size other than the one it was made with. The index
         stays unchanged, and stripes are added or removed at the end. Recovery then rejects the
@@ -348,9 +342,10 @@ class TierFile(LockedFile):
                 )
             layout = replace(made, size=size, stripe_count=stripes)
         end = layout.data_offset + layout.stripe_count * _STRIPE
-        self._check_device(end, size)
         length = self._length()
-        if not self.is_device and length != end:
+        if self.is_device:
+            _check_device(self.path, length, end, size)
+        elif length != end:
             if length < end:
                 _check_room(self.path, size, has=os.fstat(self.fd).st_blocks * 512)
             os.ftruncate(self.fd, end)
@@ -369,8 +364,9 @@ class TierFile(LockedFile):
         page has the magic of a format, so that an interrupted format is repeated.
         """
         end = layout.data_offset + layout.stripe_count * _STRIPE
-        self._check_device(end, layout.size)
-        if not self.is_device:
+        if self.is_device:
+            _check_device(self.path, self._length(), end, layout.size)
+        else:
             _check_room(self.path, layout.size)
         self.write_header(layout, _FORMATTING)
         if self.is_device:
@@ -499,10 +495,33 @@ def _foreign(path: Path, mend: str = "") -> TierError:
 
 
 def check_room(path: Path, size: int) -> None:
-    """Raise TierError if a disk tier's path has no file yet, and no room for one of this size."""
+    """Raise TierError if a disk tier's path has no room for a file of this size. A file that needs
+    no more room than before is accepted, even if the disk has become full.
+    """
     file = path / _FILE if path.is_dir() or not path.exists() else path
     if not file.exists():
         _check_room(file.parent if file.parent.exists() else file.parent.parent, size)
+        return
+    end = size // _STRIPE * _STRIPE  # the tier's own end is not known before it is open
+    try:
+        with file.open("rb") as opened:
+            length = opened.seek(0, os.SEEK_END)
+        if file.is_block_device():
+            _check_device(file, length, end, size)
+        elif length < end:
+            found = _visible(path)
+            if found is None or found[_SIZE_FIELD] < size:
+                _check_room(file, size, has=file.stat().st_blocks * 512)
+    except OSError as error:
+        raise TierError(f"{file}: {error.strerror}") from error
+
+
+def _check_device(path: Path, length: int, end: int, size: int) -> None:
+    """Raise TierError if a tier of ``size`` bytes ends behind a device of ``length`` bytes."""
+    if length < end:
+        raise TierError(
+            f"{path} has {length} bytes, but {size} were requested; give at most its size"
+        )
 
 
 def _check_room(path: Path, size: int, *, has: int = 0) -> None:

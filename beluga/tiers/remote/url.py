@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from urllib.parse import SplitResult, urlsplit
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from beluga.errors import TierError
 from beluga.listening import shown_url
@@ -50,14 +52,25 @@ def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTi
 
 
 def check_remote(url: str) -> None:
-    """Raise TierError for a URL that :func:`open_remote` would reject. Neither contacts the store
-    nor creates a folder.
+    """Raise TierError for a URL that :func:`open_remote` would reject, and for a folder that this
+    user cannot write. Neither contacts the store nor creates a folder.
     """
     parts = split_remote(url)
     if parts.scheme != "file":
         _STORES[parts.scheme](parts, RemoteSettings()).close()
     elif parts.query or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise TierError(f"{url} is not a folder's URL; write file:///PATH")
+    else:
+        _check_folder(Path(unquote(parts.path)))
+
+
+def _check_folder(path: Path) -> None:
+    """Raise TierError if a store cannot be in this folder, which is created with its parents."""
+    there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise TierError(f"{there} is not a folder; give the store of file://{path} another one")
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        raise TierError(f"{there} cannot be written by this user; give another folder")
 
 
 def split_remote(url: str) -> SplitResult:
