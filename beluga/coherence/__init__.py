@@ -9,12 +9,17 @@ call them, because the pool's verbs do this. They are for tools, tests and measu
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from beluga._ffi import core, ffi, lib
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    import numpy as np
+    import typing_extensions
+    from numpy.typing import NDArray
+
+Memory: TypeAlias = "typing_extensions.Buffer | NDArray[np.generic]"
+"""Contiguous memory: the buffer protocol, which numpy declares for Python 3.12 and later only."""
 
 __all__ = ["crc32c", "features", "fence", "flush", "invalidate", "isa", "ntstore_copy"]
 
@@ -34,10 +39,10 @@ _FEATURES = {
 }
 
 
-def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char_p:
+def _bytes_of(buffer: Memory, what: str, *, writable: bool = False) -> core.char_p:
     """Return the buffer's memory for C. Raises TypeError or ValueError about ``what``."""
     try:
-        view = memoryview(buffer)
+        view = memoryview(cast("typing_extensions.Buffer", buffer))
     except TypeError:
         kind = type(buffer).__name__
         raise TypeError(f"the {what} is a {kind}; give bytes, an array or a mapping") from None
@@ -50,7 +55,7 @@ def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char
     return ffi.from_buffer("char[]", view)
 
 
-def ntstore_copy(target: Buffer, source: Buffer) -> None:
+def ntstore_copy(target: Memory, source: Memory) -> None:
     """Copy ``source`` over ``target``, of the same size, past the cache, and fence the stores.
 
     Whole lines are streamed; an unaligned head and tail are stored and flushed. The two must not
@@ -66,13 +71,13 @@ def ntstore_copy(target: Buffer, source: Buffer) -> None:
         lib.bl_ntstore_copy(into, out_of, len(into))
 
 
-def flush(buffer: Buffer) -> None:
+def flush(buffer: Memory) -> None:
     """Write the buffer's dirty lines back to memory. A :func:`fence` completes it."""
     with _bytes_of(buffer, "buffer") as lines:
         lib.bl_flush(lines, len(lines))
 
 
-def invalidate(buffer: Buffer) -> None:
+def invalidate(buffer: Memory) -> None:
     """Drop the buffer's lines from this host's caches, so that the next loads read memory. A fence
     is included.
 
@@ -87,7 +92,7 @@ def fence() -> None:
     lib.bl_fence()
 
 
-def crc32c(data: Buffer, seed: int = 0) -> int:
+def crc32c(data: Memory, seed: int = 0) -> int:
     """Return the CRC-32C of ``data``. ``seed`` is the CRC of the bytes before it."""
     with _bytes_of(data, "data") as seen:
         return int(lib.bl_crc32c(seed, seen, len(seen)))

@@ -29,9 +29,9 @@ class SessionView:
     ``held_bytes`` are quarantined. ``since_s`` is the time in that state. ``trust`` is how the
     server detects its end: watched (its process is on the server's host), heard (only a stopped
     heartbeat, which proves nothing), or broken (the memory of its lane fails). ``pid`` is None
-    where the server cannot see the process. ``kind`` is one of :data:`~beluga.rpc.KINDS`, or server
-    for the server's own sessions, which move blocks between tiers. ``bytes`` is the size of its
-    grants and pinned blocks.
+    where the server cannot see the process. ``kind`` is one of ``KINDS``, or server for sessions of
+    the server's own process, such as those that move blocks between tiers. ``bytes`` is the size of
+    its grants and pinned blocks.
     """
 
     nonce: str

@@ -9,6 +9,7 @@ from beluga.router.candidates import Candidates
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
 from beluga.router.load import costs
+from beluga.router.load.costs import ModelCosts, model_costs
 from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.load.metrics import LoadReport, read_load
 from beluga.router.load.queue import ORDERS, RouterQueue
@@ -84,6 +85,7 @@ __all__ = [
     "LoadReport",
     "LoadTracker",
     "Matches",
+    "ModelCosts",
     "Overlap",
     "Overlaps",
     "Policy",
@@ -118,6 +120,7 @@ __all__ = [
     "hash_blocks_by",
     "in_space",
     "make_policy",
+    "model_costs",
     "policy_name",
     "read_load",
     "salt_seed",

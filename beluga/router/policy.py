@@ -70,7 +70,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """The name on the command line: ``least-tokens``, ``linear``, ..."""
+        """The name in logs; of the policies of Beluga, also on the command line."""
         ...
 
     @property

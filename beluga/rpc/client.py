@@ -152,9 +152,10 @@ class Client(OfThisProcess):
     ) -> object:
         """Call a handler by name, or a method by number.
 
-        By name, ``arguments`` must have the types that the handler is annotated with, up to 1 GiB
-        in total, and the result is checked against the type ``returns``. If the server is replaced,
-        the call is repeated, so a handler may run twice.
+        By name, ``arguments`` must have the types that the handler is annotated with, and the
+        result is checked against the type ``returns``. Arguments and result have up to 1 GiB each:
+        what is larger than ``bulk_size`` is sent in parts. If the server is replaced, the call is
+        repeated, so a handler may run twice.
 
         By number, the only argument is the request: bytes, a contiguous buffer, or text, which is
         sent as UTF-8. Request and reply have at most ``bulk_size`` bytes each.

@@ -137,7 +137,8 @@ class Handlers:
 
     def add(self, function: _F, *, name: str | None = None) -> _F:
         """Add a function under a name, by default its own. Returns the function unchanged, so this
-        is also a decorator.
+        is also a decorator (``@handlers.add``). For another name call it:
+        ``handlers.add(function, name="other")``.
 
         Raises :class:`~beluga.errors.BadTypeError` for a parameter or result without a type or with
         a type that cannot be sent, and :class:`~beluga.errors.BadValueError` for a name that is

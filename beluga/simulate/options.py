@@ -10,7 +10,7 @@ import math
 from beluga import choices
 from beluga.errors import SimulateError
 from beluga.pool import show_size
-from beluga.router import Goals, PolicySettings, costs
+from beluga.router import Goals, ModelCosts, PolicySettings, costs
 from beluga.simulate.tier import ORDERS
 
 MEMORIES = choices.MEMORIES
@@ -33,14 +33,17 @@ class Options:
     """A cluster. Sizes are in bytes, speeds in bytes per second. None stands for a default that
     follows from the other values.
 
-    ``pool`` is the size of the shared pool in runs with ``pool`` memory; ``local`` is each worker's
-    own DRAM in runs with ``split`` memory, by default an equal part of the pool's size. ``chunked``
-    engines batch as vLLM does: a step has at most ``step_tokens`` tokens, of all decoding requests
-    and of pieces of prompts. ``serial`` engines prefill one prompt after another and do not decode.
+    ``model`` has the times of a model on a GPU: see :func:`model_costs`. ``pool`` is the size of
+    the shared pool in runs with ``pool`` memory; ``local`` is each worker's own DRAM in runs with
+    ``split`` memory, by default an equal part of the pool's size. ``engine`` is chunked or serial.
+    ``chunked`` engines batch as vLLM does: a step has at most ``step_tokens`` tokens, of all
+    decoding requests and of pieces of prompts. ``serial`` engines prefill one prompt after another
+    and do not decode. ``eviction`` is lru, s3fifo, cost or fifo, and ``gpu_path``
+    root-complex or switch.
     """
 
     workers: int = 8
-    model: costs.ModelCosts = costs.MODELS[costs.DEFAULT_MODEL]
+    model: ModelCosts = costs.MODELS[costs.DEFAULT_MODEL]
     engine: str = "chunked"
     hbm: int | None = None  # of each worker, for KV; the model's by default
     pool: int | None = None  # by default 1950 GiB, or the sum of ``local``

@@ -34,7 +34,9 @@ def simulate(  # noqa: PLR0913  what to compare, by name
     advance: Advance = _ignore,
 ) -> list[Row]:
     """Return a row per seed for each policy and memory, followed by their mean (seed None).
-    With ``courses``, the row of the first seed and the mean have the course of the run.
+    ``policies`` are names of ``POLICIES``, with ``options.settings``; ``memories`` are pool (shared
+    by all workers) and split (each worker's own DRAM). With ``courses``, the row of the first seed
+    and the mean have the course of the run.
 
     Up to ``processes`` runs run at once, each in a process of its own; the rows are the same.
     Raises SimulateError for an unknown name, if a worker has no space for a single block, or if a

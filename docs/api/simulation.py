@@ -1,5 +1,6 @@
 """Compare two policies on a conversation."""
 
+from beluga.router import model_costs
 from beluga.simulate import Options, TraceEntry, make_trace, simulate
 
 turns = [
@@ -8,7 +9,7 @@ turns = [
     for turn in range(20)
 ]  # fmt: skip
 trace = make_trace("a conversation", 512, turns, rate=1.0)
-options = Options(workers=2, pool=64 << 30)  # bytes
+options = Options(workers=2, pool=64 << 30, model=model_costs("llama-3.1-8b-h200"))  # bytes
 rows = simulate(trace, options, policies=["least-cost", "round-robin"], memories=["pool"])
 print(len(rows))  # 4: for each policy, a row for the seed and the mean
 print(rows[0].policy, rows[0].hit_rate > 0.5)  # least-cost True

@@ -99,7 +99,10 @@ SUBJECTS = (
     Subject(
         "Cache control",
         "Streaming copies, flushes and checksums of a program's own memory, for tools and tests.",
-        {"beluga.coherence": "crc32c features fence flush invalidate isa ntstore_copy"},
+        {
+            "beluga.coherence": "crc32c=memory features fence=memory flush=memory invalidate "
+            "isa ntstore_copy=memory"
+        },
     ),
     Subject(
         "Remote calls",
@@ -115,7 +118,7 @@ SUBJECTS = (
         "[the router in your process](../use/routing.md#the-router-in-your-process).",
         {
             "beluga.router": "Router=router Worker=router Query=router Choice=router "
-            "Policy=router LoadTracker=router Load=router BlockHasher=router "
+            "Policy=policy LoadTracker=router Load=router BlockHasher=router "
             "Constraints=router BusyThresholds=router Indexer=indexer RouterEvent=indexer "
             "Stored=indexer Removed=indexer PolicySettings=indexer WorkerMetrics=router "
             "make_policy",
@@ -126,7 +129,8 @@ SUBJECTS = (
         "Policies on a trace, computed: [Simulation](../use/simulation.md).",
         {
             "beluga.simulate": "Options=simulation Trace=simulation TraceEntry=simulation "
-            "Row=simulation make_trace load_trace simulate"
+            "Row=simulation make_trace=simulation load_trace simulate=simulation",
+            "beluga.router": "ModelCosts=simulation model_costs=simulation",
         },
     ),
     Subject(
@@ -161,7 +165,6 @@ INTERNAL = {
     "Link": "price device_bytes",
     "TransferStats": "__init__",
     "Row": "__init__",
-    "Choice": "__init__",
     "Indexer": "handle restore dump missing shared_stored shared_removed shared_count "
     "shared_names clear_shared",
     "LoadTracker": "states sweep new_blocks",
@@ -234,18 +237,35 @@ def prose(text: str) -> str:
 def signature(name: str, value: Any, *, bound: bool = False) -> str:
     """Return a function's signature as it is written, a parameter a line if it is long."""
     found = inspect.signature(value)
-    parameters = list(found.parameters.values())[int(bound) :]
-    found = found.replace(
-        parameters=[one.replace(default=_shown(one.default)) for one in parameters]
-    )
+    parameters = [
+        one.replace(default=_shown(one.default), annotation=_plain(one.annotation))
+        for one in list(found.parameters.values())[int(bound) :]
+    ]
     before = "async " if inspect.iscoroutinefunction(value) else ""
-    text = f"{before}{name}{found}".replace("'", "").replace('"', "'")
-    if len(text) <= 96:
-        return text
-    head, _, result = text.rpartition(")")
-    first, _, inside = head.partition("(")
-    lines = [f"    {one}," for one in re.split(r", (?=[*\w]+(?::|=|$|,))", inside)]
-    return "\n".join([f"{first}(", *lines, f"){result}"])
+    text = _text(found.replace(parameters=parameters))
+    if len(f"{before}{name}{text}") <= 96:
+        return f"{before}{name}{text}"
+    result = _text(found.replace(parameters=[])).removeprefix("()")
+    bare = inspect.Signature.empty  # no result
+    alone = [_text(inspect.Signature([one], return_annotation=bare))[1:-1] for one in parameters]
+    lines: list[str] = []
+    for one, line in zip(parameters, alone, strict=True):
+        starred = any(each.startswith("    *") for each in lines)  # "*" or "*arguments"
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            lines.append("    *,")
+        lines.append(f"    {line.removeprefix('*, ').removesuffix(', /')},")
+        if one.kind is one.POSITIONAL_ONLY:
+            lines[-1] += " /,"
+    return "\n".join([f"{before}{name}(", *lines, f"){result}"])
+
+
+def _text(found: inspect.Signature) -> str:
+    """Return a signature as text: annotations are texts already, and lose their quotes."""
+    return str(found).replace("'", "").replace('"', "'")
+
+
+def _plain(annotation: Any) -> Any:
+    return getattr(annotation, "__forward_arg__", annotation)
 
 
 class _Text:
@@ -259,13 +279,14 @@ class _Text:
 
 
 def _shown(default: Any) -> Any:
-    if default is inspect.Parameter.empty or isinstance(default, bool | int | float | None):
-        return default
     if isinstance(default, enum.Enum):
         return _Text(f"{type(default).__name__}.{default.name}")
-    if isinstance(default, str):
-        return _Text(f'"{default}"')
-    return _Text("..." if len(repr(default)) > 30 else repr(default))
+    if default is inspect.Parameter.empty or isinstance(default, bool | int | float | None):
+        return default
+    if inspect.isclass(default):
+        return _Text(default.__name__)
+    text = repr(default).replace("'", '"')
+    return _Text("..." if len(text) > 30 or text.startswith("<") else text)
 
 
 def section(entry: Entry, shown: set[str]) -> Iterator[str]:
@@ -276,20 +297,30 @@ def section(entry: Entry, shown: set[str]) -> Iterator[str]:
         yield from (f"`{entry.module}.{name}`", "")
     if not inspect.isclass(value):
         yield from ("```py", signature(name, value), "```", "", prose(value.__doc__ or ""))
+        yield from shown_example(entry, shown)
         return
+    protocol = getattr(value, "_is_protocol", False)
     made = "__init__" not in INTERNAL.get(name, "").split() and not issubclass(value, enum.Enum)
     made = made and (name in LINKED or name in MADE)
-    if made and not getattr(value, "_is_protocol", False):
+    if made and not protocol:
         yield from ("```py", signature(name, value), "```", "")
     yield prose(vars(value).get("__doc__") or "")
+    if protocol:
+        yield from ("", "A protocol: a class of yours with these members is one, without a base.")
     yield from members(value)
-    if entry.example:
-        if entry.example in shown:
-            first = next(one.name for one in ALL if one.example == entry.example)
-            yield from ("", f"*Example:* see [`{first}`](#{first.lower()}).")
-        else:
-            shown.add(entry.example)
-            yield from ("", "*Example:*", "", *example(entry.example))
+    yield from shown_example(entry, shown)
+
+
+def shown_example(entry: Entry, shown: set[str]) -> Iterator[str]:
+    """Yield the lines of an entry's example, or a reference to where it was ``shown``."""
+    if not entry.example:
+        return
+    if entry.example in shown:
+        first = next(one.name for one in ALL if one.example == entry.example)
+        yield from ("", f"*Example:* see [`{first}`](#{first.lower()}).")
+    else:
+        shown.add(entry.example)
+        yield from ("", "*Example:*", "", *example(entry.example))
 
 
 def example(name: str) -> list[str]:

@@ -59,3 +59,4 @@ def test_the_shell_block_works_when_pasted(pasted: dict[str, str], tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "forty-two\n" in done.stdout
     assert not folder.exists()
+    assert {path.name for path in tmp_path.iterdir()} <= {"bin", "state"}

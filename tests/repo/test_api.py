@@ -6,6 +6,7 @@ Python of the other pages, pass mypy --strict. tests/repo/test_shown.py runs the
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -46,7 +47,23 @@ def test_every_class_has_an_example_and_every_example_a_class() -> None:
     classes = [one for one in gen_api.ALL if inspect.isclass(one.value)]
     assert [one.name for one in classes if not one.example] == []
     files = {path.stem for path in gen_api.EXAMPLES.glob("*.py")}
-    assert files == {one.example for one in classes} | {"program"}
+    assert files == {one.example for one in gen_api.ALL if one.example} | {"program"}
+
+
+def test_defaults_and_types_are_shown_as_they_are_written() -> None:
+    """Defaults were shown as ``<class 'str'>``, ``b`` and ``(pool, split)``, and a tuple was cut
+    like parameters.
+    """
+    shown = re.findall(r"^```py\n(.*?)^```$", gen_api.document(), re.MULTILINE | re.DOTALL)
+    wrong = [one for one in shown if re.search(r"<\w|ForwardRef", one)]
+    assert wrong == []
+    for one in shown:
+        if one.endswith("]\n") or "(" not in one:
+            continue
+        name, _, rest = one.removeprefix("async ").partition("(")
+        if name.isidentifier():  # a signature: Python reads it as a function
+            plain = re.sub(r"= \.\.\.", "= None", f"def {name}({rest.rstrip()}: ...")
+            ast.parse(plain)
 
 
 def test_every_entry_of_the_page_has_a_description() -> None:

@@ -30,7 +30,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 README_LINES_MAX = 150
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc_app}
 # Programs of other projects; only our part of their arguments is checked.
-OTHERS = {"pip", "echo", "curl", "kill", "vllm", "lmcache", "python"}
+OTHERS = {"pip", "echo", "curl", "kill", "rm", "vllm", "lmcache", "python"}
 
 
 def leaves(name: str, command: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.shown import PAGES, Block, Shown, blocks, commands, name_of, outline
 
-from beluga.pool import STRIPE_SIZE, scratch_folder
+from beluga.pool import scratch_folder
 
 RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
@@ -41,7 +41,9 @@ AFTER = {
     "copy-engines.md": "\ncache.close()\nserver.stop()\npool.close()\n"
     'Pool.destroy("/dev/shm/plans")\n'
 }
-KEPT = {"operations.md": ["kv-a", "kv-b"]}  # pools that a page leaves: its subject is a running one
+KEPT = {
+    "operations.md": ["kv-a", "kv-a.run", "kv-b"]
+}  # pools that a page leaves: its subject is a running one
 
 
 class Session:
@@ -50,6 +52,7 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._behind: list[subprocess.Popen[str]] = []
+        self._programs: set[str] = set()
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("BELUGA_")},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -73,6 +76,7 @@ class Session:
     def run_python(self, text: str) -> str:
         if named := re.match(r"# (\w+\.py)\n", text):  # a file that later blocks import
             (self.folder / named[1]).write_text(text)
+            self._programs.add(named[1])
         return self._run([sys.executable, "-c", text.replace("/dev/shm", str(self.folder))])
 
     def _run(self, command: list[str]) -> str:
@@ -100,10 +104,10 @@ class Session:
         assert process.stderr is not None
         return process.stderr.readline()
 
-    def pools(self) -> list[str]:
-        """Return the devices of pools that the page has left, which take memory."""
-        files = (path for path in self.folder.iterdir() if path.is_file())
-        return sorted(path.name for path in files if path.stat().st_size >= STRIPE_SIZE)
+    def leftovers(self) -> list[str]:
+        """Return what the page has left: devices of pools, which take memory, and other files."""
+        programs = {"state", "__pycache__", "beluga-owner.lock", *self._programs}
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in programs)
 
     def end(self) -> None:
         for process in self._behind:
@@ -158,7 +162,7 @@ def test_a_page_runs_as_shown(page: Path, session: Session) -> None:
         if not (lacks_torch and needs_torch(block)):
             play(session, page, block)
     session.end()
-    assert session.pools() == KEPT.get(page.name, [])
+    assert session.leftovers() == KEPT.get(page.name, [])
     if lacks_torch and any(map(needs_torch, parts)):
         pytest.skip("torch is not installed; the programs with torch were left out")
 

@@ -30,7 +30,11 @@ _STEP_8B = 4.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """The costs of a model on a GPU: a to h in milliseconds, and the source of a to g."""
+    """The costs of a model on a GPU: a to h in milliseconds, and the source of a to g.
+
+    A prefill takes ``a + b * new + c * new * (cached + new / 2)`` for its tokens, and a step takes
+    ``h + e + f * batch + g * context``.
+    """
 
     name: str
     a: float
@@ -113,7 +117,9 @@ LOCAL_DRAM = 50e9
 
 
 def model_costs(name: str) -> ModelCosts:
-    """Return the costs of a model on a GPU. Raises RouterError with the available models."""
+    """Return the costs of a model on a GPU, one of ``COST_MODELS``. Raises RouterError with the
+    available models.
+    """
     if name not in MODELS:
         raise RouterError(
             f"there are no costs for the model {name!r}; choose one of {', '.join(MODELS)}"

@@ -56,7 +56,8 @@ def settings_known(name: str) -> frozenset[str]:
 
 
 def make_policy(name: str, *, seed: int = 0, **settings: object) -> Policy:
-    """Make the policy of that name with these settings.
+    """Make the policy of that name, one of ``POLICIES``, with these settings: those of
+    :class:`PolicySettings` that it has.
 
     Raises RouterError for an unknown name or setting.
     """
