@@ -97,8 +97,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> Report:
         say=say,
     )
     return {
-        **origin(setting),
-        "command": " ".join(["scripts/vllm-bench", *sys.argv[1:]]),
+        **origin(setting, "scripts/vllm-bench"),
         "seed": options.seed,
         "load_average_before": load_average,
         "elapsed_s": time.monotonic() - started,

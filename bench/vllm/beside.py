@@ -82,7 +82,7 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
         "rows": rows,
         "gap_p99_rise_s": rows[2]["gap_p99_s"] - rows[1]["gap_p99_s"],
         "passed": _as_planned(rows, setting),
-        **origin(setting),
+        **origin(setting, "scripts/vllm-demo"),
     }
 
 

@@ -32,6 +32,7 @@ from .arm import Setting, beluga_connector, beluga_pool
 from .command import positive, run_in_folder, say
 from .model import SIZES, model
 from .prompts import prompt
+from .report import origin
 from .serve import EXTERNAL_HITS, Server, server
 
 ANSWER_TOKENS = 16
@@ -175,7 +176,8 @@ def main() -> NoReturn:
             pool_tokens=2 * options.turns * options.requests * options.tokens + 4096,
         )
         report = measure(setting, requests=options.requests, turns=options.turns, seed=options.seed)
-        print(json.dumps(report, indent=1))
+        began = origin(setting, "python -m beluga_bench.vllm.disagg")
+        print(json.dumps(began | report, indent=1))
         return True
 
     run_in_folder("vllm-disagg", body)

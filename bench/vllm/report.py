@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import datetime
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -55,13 +57,17 @@ def report_of(
             for name, columns in everyone.items()
         },
         "ttfts": everyone,
-        **origin(setting),
+        **origin(setting, "scripts/vllm-demo"),
     }
 
 
-def origin(setting: Setting) -> Report:
-    """Return the conditions of the measurement: model, threads, machine and commit."""
+def origin(setting: Setting, program: str) -> Report:
+    """Return the conditions of the measurement: the command, which is this program with this
+    process's options, the day, model, threads, machine and commit.
+    """
     return {
+        "command": " ".join([program, *sys.argv[1:]]),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "model": setting.size_name,
         "threads": len(cores()),
         "machine": cpu_model(),

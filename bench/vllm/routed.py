@@ -32,6 +32,7 @@ from .model import SIZES, model
 from .port import HOST
 from .process import READY_S
 from .prompts import prompt
+from .report import origin
 from .serve import EXTERNAL_HITS, Server, complete, server, wait_until_saved
 
 LOCAL_HITS = "vllm:prefix_cache_hits_total"
@@ -204,7 +205,8 @@ def main() -> NoReturn:
                 engine.complete(prompt(20, number))  # an engine's very first request is slow
             counts = options.conversations, options.turns
             report = asyncio.run(_play(setting, engines, paths, counts))
-        print(json.dumps(report, indent=1))
+        began = origin(setting, "python -m beluga_bench.vllm.routed")
+        print(json.dumps(began | report, indent=1))
         return passed(report)
 
     run_in_folder("vllm-routed", body)

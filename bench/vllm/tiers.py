@@ -13,7 +13,6 @@ the engine's own cache, or if bytes came from another tier.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import random
@@ -113,7 +112,7 @@ class Tiered:
 def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report:
     """Run all arms on the same prompts. Raises BelugaError if a process dies or fails."""
     skipped: dict[str, str] = {}
-    begun = origin(setting)
+    begun = origin(setting, "scripts/vllm-tiers")
     fresh = prompts(setting.tokens, options.seed)
     with ExitStack() as stack:
         tiered: list[Tiered] = []
@@ -148,8 +147,6 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
                     one.samples.clear()
     rows = [sample for one in tiered for sample in one.samples]
     return {
-        "command": " ".join(["scripts/vllm-tiers", *sys.argv[1:]]),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         **begun,
         "seed": options.seed,
         "prompt_tokens": setting.tokens,

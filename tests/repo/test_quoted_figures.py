@@ -469,6 +469,27 @@ def test_figures_are_of_commits_with_recorded_files() -> None:
     assert {commit for commit in named if commit[:7] not in recorded} == set(UNRECORDED)
 
 
+ORIGIN = {"machine", "commit", "date", "command"}
+WITHOUT = {
+    "before-after.json": {"commit", "command", "date"},  # commits and commands of both builds
+    "vllm-disagg.json": ORIGIN,
+} | {
+    f"{name}.json": {"date"}
+    for name in ("copy-cpu", "copy-cpu-epyc", "indexer", "scheduler", "vllm-bench", "vllm-demo")
+}
+
+
+def test_a_recorded_file_names_machine_commit_day_and_command() -> None:
+    """Those in WITHOUT were recorded before results had these fields."""
+    lacking = {}
+    for path in RESULTS.glob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = content if isinstance(content, list) else [content]
+        if missing := {name for name in ORIGIN for row in rows if not row.get(name)}:
+            lacking[path.name] = missing
+    assert lacking == WITHOUT
+
+
 if __name__ == "__main__":
     for name, (_, make) in TABLES.items():
         print(f"\n{name}\n")
