@@ -286,7 +286,7 @@ static int receive(const limit_lines *lines, uint8_t *way, uint32_t sequence, ui
     }
 }
 
-int limit_ask(const limit_lines *lines)
+int limit_request(const limit_lines *lines)
 {
     uint64_t sent = 0;
     for (uint64_t done = 0; done < lines->count; done += lines->batch) {

@@ -51,8 +51,8 @@ typedef struct limit_lines {
     uint64_t timeout_ns;
 } limit_lines;
 
-/* Run one of the two sides. Returns -ETIMEDOUT when the other one is silent for so long. */
-int limit_ask(const limit_lines *lines);
+/* Run one of the two sides. Returns -ETIMEDOUT when the other one is silent for that long. */
+int limit_request(const limit_lines *lines);
 int limit_answer(const limit_lines *lines);
 
 /* A table of lines, each with a key in its first two words. It is read once from end to end, and

@@ -249,7 +249,7 @@ class MetaClient:
         with self._client.lock:
             raise_for_status(
                 lib.bl_removing(self._client.session, words, len(keys), out, self._timeout_ns),
-                "asking for removals",
+                "requesting removals",
             )
         return found
 
@@ -277,7 +277,7 @@ class MetaClient:
         with self._client.lock:
             raise_for_status(
                 lib.bl_tiers(self._client.session, words, len(keys), out, self._timeout_ns),
-                "asking for tiers",
+                "requesting tiers",
             )
         return found
 
@@ -304,8 +304,8 @@ class MetaClient:
         out = ffi.new("bl_meta_stat *")
         with self._client.lock:
             raise_for_status(
-                lib.bl_meta_ask_stat(self._client.session, out, self._timeout_ns),
-                "asking for counters",
+                lib.bl_meta_get_stat(self._client.session, out, self._timeout_ns),
+                "requesting counters",
             )
         return MetaStat.of(out)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from beluga.rpc import Client
 
 _STATES = {lib.BL_SESSION_LIVE: "live", lib.BL_SESSION_SUSPECT: "suspect"}
-_TRUST = {lib.BL_SESSION_WATCHED: "watched", lib.BL_SESSION_HEARD: "heard"}
+_TRUST = {lib.BL_SESSION_WATCHED: "watched", lib.BL_SESSION_HEARTBEAT: "heartbeat"}
 _PAGES_MAX = 4096  # replies in one list of sessions
 
 
@@ -27,7 +27,7 @@ class SessionView:
 
     ``state`` is live, or suspect: the server cannot rule out that it still writes, so its lane and
     ``held_bytes`` are quarantined. ``since_s`` is the time in that state. ``trust`` is how the
-    server detects its end: watched (its process is on the server's host), heard (only a stopped
+    server detects its end: watched (its process is on the server's host), heartbeat (only a stopped
     heartbeat, which proves nothing), or broken (the memory of its lane fails). ``pid`` is None
     where the server cannot see the process. ``kind`` is one of ``KINDS``, or server for sessions of
     the server's own process, such as those that move blocks between tiers. ``bytes`` is the size of
@@ -100,12 +100,12 @@ class Sessions:
     draining: bool
 
 
-def ask_sessions(client: Client) -> Sessions:
+def fetch_sessions(client: Client) -> Sessions:
     """Request the list of sessions from the server, from any host. Raises RpcError."""
     found: list[SessionView] = []
     first = 0
     for _ in range(_PAGES_MAX):
-        head, views = _ask(client, first)
+        head, views = _fetch_page(client, first)
         found += views
         if not head.more or not views:
             break
@@ -120,7 +120,7 @@ def ask_sessions(client: Client) -> Sessions:
     return Sessions(tuple(found), quota, bool(head.draining))
 
 
-def _ask(client: Client, first: int) -> tuple[core.bl_sessions_reply, list[SessionView]]:
+def _fetch_page(client: Client, first: int) -> tuple[core.bl_sessions_reply, list[SessionView]]:
     reply = client.call(lib.BL_METHOD_SESSIONS, struct.pack("=I", first))
     start, size = ffi.sizeof("bl_sessions_reply"), ffi.sizeof("bl_session_view")
     head = ffi.new("bl_sessions_reply *")

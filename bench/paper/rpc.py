@@ -70,9 +70,9 @@ class _Bare:
             self._pool, depth=depth, batch=batch, sequence=self._sequence + warm, count=count
         )
         self._sequence += warm + count
-        raise_for_status(limit_lib.limit_ask(first), "exchanging lines")
+        raise_for_status(limit_lib.limit_request(first), "exchanging lines")
         start_ns = time.perf_counter_ns()
-        raise_for_status(limit_lib.limit_ask(rest), "exchanging lines")
+        raise_for_status(limit_lib.limit_request(rest), "exchanging lines")
         elapsed_ns = time.perf_counter_ns() - start_ns
         raise_for_status(self._peer.result()["status"], "answering lines")
         return count * 1e9 / elapsed_ns
@@ -173,9 +173,9 @@ def _measure(pool: Pool, cpu: int, options: Options) -> list[Row]:
             if depth > pool.geometry.slot_count:
                 rows.append(recorder.skipped("c", "the pool's lanes have fewer slots", depth=depth))
                 continue
-            options.say(f"rpc c, {coherence_of(pool)}, depth {depth}")
+            options.report(f"rpc c, {coherence_of(pool)}, depth {depth}")
             rows.append(_row(recorder, "c", depth, bare, echo.pump_at(depth)))
-        options.say(f"rpc python, {coherence_of(pool)}")
+        options.report(f"rpc python, {coherence_of(pool)}")
         rows.append(_row(recorder, "python", 1, bare, echo.loop))
     return rows
 

@@ -125,7 +125,7 @@ uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error);
 enum bl_session_trust {
     BL_SESSION_WATCHED = 0,     /* its process is on the server's host, where its death is
                                  * provable */
-    BL_SESSION_HEARD = 1,       /* on another host: only its heartbeat is visible */
+    BL_SESSION_HEARTBEAT = 1,   /* on another host: only its heartbeat is visible */
     BL_SESSION_BROKEN = 2       /* the memory of its lane has failed */
 };
 
@@ -303,7 +303,7 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
  * blocks are in the pool; *refused is how many of them got no hint because of a budget. */
 int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,
                        uint32_t ttl_ms, uint32_t *refused, uint64_t timeout_ns);
-int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
+int bl_meta_get_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
 /* Request leading keys from lower tiers; kind is BL_LOWER_ONBOARD or _PREFETCH. Returns how many of
  * them the pool has or requests: a lookup returns PENDING until they arrive or fail. */

@@ -82,7 +82,7 @@ int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t pu
                     const uint64_t *parent, const uint64_t *names, const uint64_t *locals,
                     uint32_t count, bl_prefix_outcome *outcome);
 
-/* Add blocks by name alone, for an event without contents: those that rank, or else publisher, has
+/* Add blocks by name only, for an event without contents: those that rank, or else publisher, has
  * names for. */
 int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t publisher,
                    const uint64_t *names, uint32_t count, bl_prefix_outcome *outcome);

@@ -181,7 +181,7 @@ int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_n
 int bl_echo_handler(void *context, bl_call *call);
 
 /* ---- Functions of a program: threads of the server's process answer these calls, so that a slow
- * function delays its caller alone. */
+ * function delays only its caller. */
 
 enum bl_function_method { BL_METHOD_FUNCTION = 20 };
 

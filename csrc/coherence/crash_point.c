@@ -30,7 +30,7 @@ extern bl_crash_place __stop_bl_crash_places[] __attribute__((visibility("hidden
 
 const bl_crash_place *bl_crash_armed;
 
-/* The armed point and its action. Several threads may pass the point, hence the lock. */
+/* The armed point and its action. The lock is needed because several threads may pass the point. */
 static struct {
     pthread_mutex_t lock;
     uint32_t passages_left;

@@ -25,18 +25,18 @@ BL_CRC_WIDE static inline __m512i bl_crc_powers(const uint64_t powers[2])
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)powers));
 }
 
-BL_CRC_WIDE static inline __m512i bl_crc_fold(__m512i sum, __m512i powers, __m512i meets)
+BL_CRC_WIDE static inline __m512i bl_crc_fold(__m512i sum, __m512i powers, __m512i data)
 {
     __m512i low = _mm512_clmulepi64_epi128(sum, powers, 0x00);
     __m512i high = _mm512_clmulepi64_epi128(sum, powers, 0x11);
-    return _mm512_ternarylogic_epi64(low, high, meets, 0x96); /* low ^ high ^ meets */
+    return _mm512_ternarylogic_epi64(low, high, data, 0x96); /* low ^ high ^ data */
 }
 
-BL_CRC_WIDE static inline __m128i bl_crc_fold_lane(__m128i sum, __m128i powers, __m128i meets)
+BL_CRC_WIDE static inline __m128i bl_crc_fold_lane(__m128i sum, __m128i powers, __m128i data)
 {
     __m128i low = _mm_clmulepi64_si128(sum, powers, 0x00);
     __m128i high = _mm_clmulepi64_si128(sum, powers, 0x11);
-    return _mm_xor_si128(_mm_xor_si128(low, high), meets);
+    return _mm_xor_si128(_mm_xor_si128(low, high), data);
 }
 
 BL_CRC_WIDE static uint32_t bl_crc_reduce(__m512i sum)

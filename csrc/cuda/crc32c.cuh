@@ -45,7 +45,7 @@ BL_DEVICE uint32_t bl_crc_power(const uint32_t *tables, uint32_t count)
     return power;
 }
 
-/* Return the product with a table's factor. */
+/* Return the product of value and the factor that TABLE is for. */
 template <int TABLE> BL_DEVICE uint32_t bl_crc_times(const uint32_t *tables, uint32_t value)
 {
     const uint32_t *table = tables + TABLE;
@@ -53,13 +53,13 @@ template <int TABLE> BL_DEVICE uint32_t bl_crc_times(const uint32_t *tables, uin
            table[512 + ((value >> 16) & 0xff)] ^ table[768 + (value >> 24)];
 }
 
-/* Return a factor of Horner's rule, where no table has it. */
+/* Return the factor of one step of Horner's rule; 0 where a table has it. */
 template <int LANES, int WIDTH> BL_DEVICE uint32_t bl_crc_stride(const uint32_t *tables)
 {
     return WIDTH == 16 ? 0 : bl_crc_power(tables, LANES * WIDTH);
 }
 
-/* Evaluate one more word. */
+/* Take one step of Horner's rule: multiply the sum by the factor, and add a word. */
 template <int WIDTH>
 BL_DEVICE void bl_crc_step(const uint32_t *tables, uint32_t stride, bl_word<WIDTH> *sum,
                            bl_word<WIDTH> word)

@@ -9,7 +9,7 @@
 enum bl_placement {
     BL_PLACEMENT_INTERLEAVED = 1, /* stripe by stripe over the devices, not device after device */
     BL_PLACEMENT_METADATA = 2   /* device 0 has all bytes before the data, and no data stripe; the
-                                 * others have the data stripes alone */
+                                 * others have only data stripes */
 };
 
 #endif

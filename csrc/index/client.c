@@ -28,28 +28,28 @@ static uint32_t bl_meta_batch(const bl_session *session)
     return bl_meta_fit(session, sizeof(bl_block_record));
 }
 
-typedef struct bl_meta_ask {
+typedef struct bl_meta_query {
     uint32_t method;
     uint32_t item_size;
     const void *items;
     bl_block_request head;      /* count: the items of this message */
     uint32_t record_size;       /* bytes of a record of the reply */
-} bl_meta_ask;
+} bl_meta_query;
 
 /* Send one message. The reply's head goes to *reply, its records to the session's scratch. Returns
  * 0 or an error. */
-static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_reply *reply,
+static int bl_meta_call(bl_session *session, const bl_meta_query *query, bl_block_reply *reply,
                         const uint8_t **records, uint64_t timeout_ns)
 {
-    uint32_t items_size = ask->head.count * ask->item_size, size = 0;
+    uint32_t items_size = query->head.count * query->item_size, size = 0;
     uint8_t *request = session->scratch;
     uint8_t *answer = session->scratch + session->pool->geometry.bulk_size;
-    memcpy(request, &ask->head, sizeof ask->head);
-    memcpy(request + sizeof ask->head, ask->items, items_size);
+    memcpy(request, &query->head, sizeof query->head);
+    memcpy(request + sizeof query->head, query->items, items_size);
     bl_message message = {
-        .method = ask->method,
+        .method = query->method,
         .request = request,
-        .request_size = (uint32_t)sizeof ask->head + items_size,
+        .request_size = (uint32_t)sizeof query->head + items_size,
         .reply = answer,
         .reply_capacity = session->pool->geometry.bulk_size,
         .reply_size = &size,
@@ -61,9 +61,9 @@ static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_re
         return -BL_ERROR_BAD_REPLY;
     memcpy(reply, answer, sizeof *reply);
     *records = answer + sizeof *reply;
-    if (reply->count > ask->head.count)
+    if (reply->count > query->head.count)
         return -BL_ERROR_BAD_REPLY;
-    if (size != sizeof *reply + reply->count * ask->record_size)
+    if (size != sizeof *reply + reply->count * query->record_size)
         return -BL_ERROR_BAD_REPLY;
     return 0;
 }
@@ -100,11 +100,11 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
     *state = BL_BLOCK_HIT;
     while (hits < count && *state == BL_BLOCK_HIT) {
         uint32_t part = (uint32_t)bl_least(count - hits, batch);
-        bl_meta_ask ask = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
-                           {.count = part, .flags = flags}, sizeof *records};
+        bl_meta_query query = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
+                               {.count = part, .flags = flags}, sizeof *records};
         bl_block_reply reply;
         const uint8_t *answer;
-        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
         if ((status == -BL_ERROR_PIN_LIMIT || status == -BL_ERROR_QUOTA) && hits > 0) {
             *state = BL_BLOCK_MISS;
             return hits;
@@ -148,12 +148,12 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_least(count - done, batch), got = done;
-        bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
-                           sizeof *records};
+        bl_meta_query query = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
+                               sizeof *records};
         bl_block_reply reply;
         const uint8_t *answer;
-        ask.head.count = part;
-        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        query.head.count = part;
+        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
         if (status == 0) {
@@ -177,19 +177,19 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     return 0;
 }
 
-/* Send commits, with or without names according to ask; its head has no count yet. */
-static int bl_commit_all(bl_session *session, bl_meta_ask ask, uint32_t count, int32_t *statuses,
-                         uint64_t timeout_ns)
+/* Send commits, with or without names according to query; its head has no count yet. */
+static int bl_commit_all(bl_session *session, bl_meta_query query, uint32_t count,
+                         int32_t *statuses, uint64_t timeout_ns)
 {
-    const uint8_t *items = ask.items;
-    uint32_t batch = bl_meta_fit(session, ask.item_size);
+    const uint8_t *items = query.items;
+    uint32_t batch = bl_meta_fit(session, query.item_size);
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_least(count - done, batch);
         bl_block_reply reply;
         const uint8_t *answer;
-        ask.items = items + (size_t)done * ask.item_size;
-        ask.head.count = part;
-        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        query.items = items + (size_t)done * query.item_size;
+        query.head.count = part;
+        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
         if (status < 0)
@@ -207,33 +207,33 @@ static int bl_commit_all(bl_session *session, bl_meta_ask ask, uint32_t count, i
 int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                      int32_t *statuses, uint64_t timeout_ns)
 {
-    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0},
-                       sizeof(bl_block_record)};
-    return bl_commit_all(session, ask, count, statuses, timeout_ns);
+    bl_meta_query query = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0},
+                           sizeof(bl_block_record)};
+    return bl_commit_all(session, query, count, statuses, timeout_ns);
 }
 
 int bl_commit_named(bl_session *session, const bl_named_commit *commits, uint32_t count,
                     int32_t *statuses, uint64_t timeout_ns)
 {
-    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED},
-                       sizeof(bl_block_record)};
-    return bl_commit_all(session, ask, count, statuses, timeout_ns);
+    bl_meta_query query = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED},
+                           sizeof(bl_block_record)};
+    return bl_commit_all(session, query, count, statuses, timeout_ns);
 }
 
 /* Make calls that return a number each. Returns the sum, or an error. */
-static int64_t bl_meta_sum(bl_session *session, bl_meta_ask ask, uint32_t count,
+static int64_t bl_meta_sum(bl_session *session, bl_meta_query query, uint32_t count,
                             uint64_t timeout_ns)
 {
     uint32_t batch = bl_meta_batch(session);
     int64_t sum = 0;
-    for (uint32_t done = 0; done < count; done += ask.head.count) {
+    for (uint32_t done = 0; done < count; done += query.head.count) {
         bl_block_reply reply;
         const uint8_t *answer;
-        ask.head.count = (uint32_t)bl_least(count - done, batch);
-        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        query.head.count = (uint32_t)bl_least(count - done, batch);
+        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
         if (status < 0)
             return status;
-        ask.items = (const uint8_t *)ask.items + (size_t)ask.head.count * ask.item_size;
+        query.items = (const uint8_t *)query.items + (size_t)query.head.count * query.item_size;
         sum += reply.count;
     }
     return sum;
@@ -242,7 +242,7 @@ static int64_t bl_meta_sum(bl_session *session, bl_meta_ask ask, uint32_t count,
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns)
 {
-    return bl_meta_sum(session, (bl_meta_ask){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
+    return bl_meta_sum(session, (bl_meta_query){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
                         count, timeout_ns);
 }
 
@@ -256,8 +256,8 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
         for (uint32_t i = 0; i < part; i++)
             commits[i] = (bl_commit){.generation = records[done + i].generation,
                                      .block = records[done + i].block};
-        bl_meta_ask ask = {BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0};
-        int64_t now = bl_meta_sum(session, ask, part, timeout_ns);
+        bl_meta_query query = {BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0};
+        int64_t now = bl_meta_sum(session, query, part, timeout_ns);
         if (now < 0)
             return now;
         released += now;
@@ -272,10 +272,10 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
 static int bl_removing_part(bl_session *session, const uint64_t *keys, uint32_t count,
                             uint8_t *tiers, uint64_t timeout_ns)
 {
-    bl_meta_ask ask = {BL_METHOD_REMOVING, 2 * sizeof *keys, keys, {.count = count}, 1};
+    bl_meta_query query = {BL_METHOD_REMOVING, 2 * sizeof *keys, keys, {.count = count}, 1};
     bl_block_reply reply;
     const uint8_t *answer;
-    int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+    int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
     if (status == 0 && reply.count != count)
         status = -BL_ERROR_BAD_REPLY;
     if (status < 0)
@@ -329,12 +329,12 @@ static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_
                               int64_t *removed, uint32_t *awaited, uint64_t timeout_ns)
 {
     bl_removal_wait wait = bl_removal_waits(session, timeout_ns);
-    bl_meta_ask ask = {BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {.count = count}, 0};
+    bl_meta_query query = {BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {.count = count}, 0};
     bl_block_reply reply;
     const uint8_t *answer;
-    int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+    int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
     while (status == -BL_ERROR_REMOVALS_FULL && bl_removal_nap(&wait))
-        status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
     if (status < 0)
         return status;
     if (reply.state >> 1 >= count)
@@ -376,8 +376,9 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 
 int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t timeout_ns)
 {
-    bl_meta_ask ask = {BL_METHOD_REMOVE, 2 * sizeof *key, key, {.flags = BL_REMOVE_UNCLAIMED}, 0};
-    return bl_meta_sum(session, ask, 1, timeout_ns);
+    bl_meta_query query = {BL_METHOD_REMOVE, 2 * sizeof *key, key, {.flags = BL_REMOVE_UNCLAIMED},
+                           0};
+    return bl_meta_sum(session, query, 1, timeout_ns);
 }
 
 int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,
@@ -390,11 +391,11 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
                                               * first */
         uint32_t part = (uint32_t)bl_least(left, batch);
         uint32_t first = favors ? count - left : left - part;
-        bl_meta_ask ask = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
-                           {.count = part, .flags = level, .length = ttl_ms}, 0};
+        bl_meta_query query = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
+                               {.count = part, .flags = level, .length = ttl_ms}, 0};
         bl_block_reply reply;
         const uint8_t *none;
-        int status = bl_meta_call(session, &ask, &reply, &none, timeout_ns);
+        int status = bl_meta_call(session, &query, &reply, &none, timeout_ns);
         if (status < 0)
             return status;
         if (reply.state > part - reply.count)
@@ -406,7 +407,7 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
     return found;
 }
 
-int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
+int bl_meta_get_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
 {
     uint32_t size = 0;
     bl_message message = {

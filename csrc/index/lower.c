@@ -7,8 +7,8 @@
  * in the server's process, outside of the poll loop: it takes work, moves blocks as any client
  * does, and reports the results.
  *
- *   committed --> WAITING --take--> TAKEN --tell--> NONE             a block of the pool: offload
- *   absent --onboard--> requested --take--> taken --tell--> absent    a key: onboard, prefetch
+ *   committed --> WAITING --take--> TAKEN --report--> NONE            a block of the pool: offload
+ *   absent --onboard--> requested --take--> taken --report--> absent  a key: onboard, prefetch
  *
  * Removals are in tombs.c. A tier that has not executed a removal is not read for that key; only a
  * save, which replaces its block, may use it. A key that is removed while the service has it is

@@ -10,30 +10,30 @@
 #include "rpc/session_state.h"
 
 /* One message: a head and items. Its reply: a head and records. */
-typedef struct bl_lower_ask {
+typedef struct bl_lower_query {
     uint32_t method;
     uint32_t head_size;
     uint32_t items_size;
     uint32_t record_size;       /* bytes of a record of the reply */
     const void *head;
     const void *items;
-} bl_lower_ask;
+} bl_lower_query;
 
 /* Make one call. Returns the number of records, which are in the session's scratch, or an error. */
-static int64_t bl_lower_call(bl_session *session, const bl_lower_ask *ask, uint32_t count_max,
+static int64_t bl_lower_call(bl_session *session, const bl_lower_query *query, uint32_t count_max,
                              const uint8_t **records, uint64_t timeout_ns)
 {
     uint32_t size = 0;
     uint8_t *request = session->scratch;
     uint8_t *answer = session->scratch + session->pool->geometry.bulk_size;
     bl_block_reply reply;
-    memcpy(request, ask->head, ask->head_size);
-    if (ask->items_size > 0)
-        memcpy(request + ask->head_size, ask->items, ask->items_size);
+    memcpy(request, query->head, query->head_size);
+    if (query->items_size > 0)
+        memcpy(request + query->head_size, query->items, query->items_size);
     bl_message message = {
-        .method = ask->method,
+        .method = query->method,
         .request = request,
-        .request_size = ask->head_size + ask->items_size,
+        .request_size = query->head_size + query->items_size,
         .reply = answer,
         .reply_capacity = session->pool->geometry.bulk_size,
         .reply_size = &size,
@@ -44,7 +44,7 @@ static int64_t bl_lower_call(bl_session *session, const bl_lower_ask *ask, uint3
     if (size < sizeof reply)
         return -BL_ERROR_BAD_REPLY;
     memcpy(&reply, answer, sizeof reply);
-    if (reply.count > count_max || size != sizeof reply + reply.count * ask->record_size)
+    if (reply.count > count_max || size != sizeof reply + reply.count * query->record_size)
         return -BL_ERROR_BAD_REPLY;
     *records = answer + sizeof reply;
     return reply.count;
@@ -64,10 +64,10 @@ int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, ui
     while (done < count) {
         uint32_t part = (uint32_t)bl_least(count - done, batch);
         bl_block_request head = {.count = part, .flags = kind | (done ? BL_ONBOARD_MORE : 0u)};
-        bl_lower_ask ask = {BL_METHOD_ONBOARD, sizeof head, part * 2 * (uint32_t)sizeof *keys, 0,
-                            &head, keys + 2 * (size_t)done};
+        bl_lower_query query = {BL_METHOD_ONBOARD, sizeof head, part * 2 * (uint32_t)sizeof *keys,
+                                0, &head, keys + 2 * (size_t)done};
         const uint8_t *none;
-        int64_t got = bl_lower_call(session, &ask, part, &none, timeout_ns);
+        int64_t got = bl_lower_call(session, &query, part, &none, timeout_ns);
         if (got < 0)
             return got;
         done += (uint32_t)got;
@@ -84,10 +84,10 @@ int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t 
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_least(count - done, batch);
         bl_block_request head = {.count = part};
-        bl_lower_ask ask = {BL_METHOD_TIERS, sizeof head, part * 2 * (uint32_t)sizeof *keys, 1,
-                            &head, keys + 2 * (size_t)done};
+        bl_lower_query query = {BL_METHOD_TIERS, sizeof head, part * 2 * (uint32_t)sizeof *keys, 1,
+                                &head, keys + 2 * (size_t)done};
         const uint8_t *found;
-        int64_t got = bl_lower_call(session, &ask, part, &found, timeout_ns);
+        int64_t got = bl_lower_call(session, &query, part, &found, timeout_ns);
         if (got >= 0 && got != part)
             return -BL_ERROR_BAD_REPLY;
         if (got < 0)
@@ -105,9 +105,9 @@ int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, uint32
     uint32_t part = (uint32_t)bl_least(count, bl_lower_batch(session, sizeof *records));
     bl_lower_request head = {
         .token = token, .count = part, .kind = (uint8_t)kind, .tier = (uint8_t)tier};
-    bl_lower_ask ask = {BL_METHOD_LOWER_TAKE, sizeof head, 0, sizeof *records, &head, NULL};
+    bl_lower_query query = {BL_METHOD_LOWER_TAKE, sizeof head, 0, sizeof *records, &head, NULL};
     const uint8_t *found;
-    int64_t got = bl_lower_call(session, &ask, part, &found, timeout_ns);
+    int64_t got = bl_lower_call(session, &query, part, &found, timeout_ns);
     if (got > 0)
         memcpy(records, found, (size_t)got * sizeof *records);
     for (int64_t i = 0; i < got && kind == BL_LOWER_OFFLOAD; i++)
@@ -124,10 +124,10 @@ int64_t bl_lower_report(bl_session *session, uint64_t token, const bl_lower_note
     for (uint32_t left = count; left > 0;) { /* last first, as the server does */
         uint32_t part = (uint32_t)bl_least(left, batch);
         bl_lower_request head = {.token = token, .count = part};
-        bl_lower_ask ask = {BL_METHOD_LOWER_TELL, sizeof head, part * (uint32_t)sizeof *notes, 0,
-                            &head, notes + (left - part)};
+        bl_lower_query query = {BL_METHOD_LOWER_TELL, sizeof head, part * (uint32_t)sizeof *notes,
+                                0, &head, notes + (left - part)};
         const uint8_t *none;
-        int64_t got = bl_lower_call(session, &ask, part, &none, timeout_ns);
+        int64_t got = bl_lower_call(session, &query, part, &none, timeout_ns);
         if (got < 0)
             return got;
         left -= part;

@@ -32,7 +32,7 @@ static bl_session_view bl_session_show(const bl_meta *meta, uint32_t number, uin
         .state = lane->state,
         .trust = lane->broken ? BL_SESSION_BROKEN
                  : lane->liveness_lock >= 0 ? BL_SESSION_WATCHED
-                                            : BL_SESSION_HEARD,
+                                            : BL_SESSION_HEARTBEAT,
         .grant_count = hold->grant_count,
         .pin_count = bl_pins_count(meta->pins[number]),
     };

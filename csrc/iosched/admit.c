@@ -5,9 +5,10 @@
  * admits it (api/iosched.h). The code uses no clock and no lock.
  *
  * A queue reserves tokens ahead of use, so that queues wait for the link in order instead of racing
- * for it. The range [want - pending, want) of the bucket belongs to this queue; the part below head
- * is ready for use. A queue reserves only while the next class, among all idle engines, has work in
- * this queue. It may spend its reserved tokens on its own best class. README.md has an example.
+ * for it. The range [ticket - pending, ticket) of the bucket belongs to this queue; the part below
+ * head is ready for use. A queue reserves only while the next class, among all idle engines, has
+ * work in this queue. It may spend its reserved tokens on its own best class. README.md has an
+ * example.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -134,7 +135,7 @@ static void bl_queue_reserve(bl_queue *queue, uint64_t need)
     amount = amount < limit ? amount : limit;
     amount = amount > need ? amount : need;
     bl_queue_give_back(queue);
-    queue->want = bl_member_grab(queue->direction, queue->member, amount);
+    queue->ticket = bl_member_grab(queue->direction, queue->member, amount);
     queue->pending = amount;
 }
 
@@ -145,7 +146,7 @@ static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_
 {
     bl_tokens *bucket = &queue->direction->bucket;
     int turn = bl_queue_turn(queue, demand, now_ns);
-    uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->want) : 0;
+    uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->ticket) : 0;
     if (queue->pending < need && lacks <= queue->pending && lacks < queue->per_tick) {
         if (!turn) {
             queue->stat.yields++;
@@ -153,7 +154,7 @@ static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_
             return 0;
         }
         bl_queue_reserve(queue, need);
-        lacks = bl_tokens_lacks(bucket, queue->want);
+        lacks = bl_tokens_lacks(bucket, queue->ticket);
     }
     uint64_t spare = queue->pending > need ? queue->pending - need : 0;
     if (queue->pending >= need && lacks <= spare)

@@ -164,8 +164,8 @@ int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64
 
 /* Admit one piece of this queue, for any waiting thread. Returns 0; or -EAGAIN, and *wait_ns is the
  * time until the next poll. */
-static int bl_io_queue_ask(bl_io_queue *io_queue, bl_queue *queue, const bl_io_request *request,
-                           uint64_t now_ns, uint64_t *wait_ns)
+static int bl_io_queue_admit(bl_io_queue *io_queue, bl_queue *queue, const bl_io_request *request,
+                             uint64_t now_ns, uint64_t *wait_ns)
 {
     bl_admission admission;
     int status = bl_queue_poll(queue, now_ns, &admission, wait_ns);
@@ -194,7 +194,7 @@ int bl_request_wait(bl_io_queue *io_queue, bl_io_request *request, uint64_t time
         if (io_queue->stopped)
             status = -ECANCELED;
         else if (*now_ns - request->since_ns <= BL_IO_QUEUE_LONGEST_NS)
-            status = bl_io_queue_ask(io_queue, queue, request, *now_ns, &wait);
+            status = bl_io_queue_admit(io_queue, queue, request, *now_ns, &wait);
         if (status == -EAGAIN && waited >= timeout_ns)
             return status;
         if (status == -EAGAIN) {

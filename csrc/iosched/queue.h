@@ -30,7 +30,7 @@ struct bl_queue {
     bl_direction *direction;
     bl_member *member;
     uint64_t owner;
-    uint64_t want;              /* the ticket of the reservation */
+    uint64_t ticket;            /* of the reservation */
     uint64_t pending;
     uint64_t per_tick;          /* tokens to reserve at a time: the limit divided by the engines */
     uint64_t queued_tokens;

@@ -277,7 +277,7 @@ void bl_pidfds_show(const bl_memory *memory, const char *directory, uint64_t ser
         return;
     int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (server >= 0 && connect(server, (struct sockaddr *)&address, sizeof address) == 0) {
-        bl_crash_point("ask.connected");
+        bl_crash_point("request.connected");
         (void)!send(server, &nonce, sizeof nonce, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     if (server >= 0)

@@ -374,7 +374,7 @@ static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
     bl_fence_full(memory);
     for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
         bl_lobby_request request;
-        /* SYNC lobby.request: pairs with bl_lobby_ask() */
+        /* SYNC lobby.request: pairs with bl_lobby_send() */
         bl_load_line(memory, bl_lobby_request_offset(host), &request);
         if (request.sequence == server->lobby_seen[host] ||
             !bl_verify(memory, request.sequence == request.sequence_end &&

@@ -47,8 +47,8 @@ static bl_lobby_request bl_lobby_line(const bl_session *session)
 }
 
 /* Write a request of this nonce. Returns the request's sequence number. */
-static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint64_t nonce,
-                             uint64_t epoch)
+static uint32_t bl_lobby_send(const bl_session *session, uint32_t operation, uint64_t nonce,
+                              uint64_t epoch)
 {
     uint32_t sequence = bl_lobby_line(session).sequence + 1;
     bl_lobby_request line = {
@@ -63,10 +63,10 @@ static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint
     };
     line.check = bl_message_check(&line, 0);
     uint64_t offset = bl_lobby_request_offset(session->host);
-    bl_crash_line("ask.line", &session->pool->memory, offset, &line);
+    bl_crash_line("request.line", &session->pool->memory, offset, &line);
     /* SYNC lobby.request: pairs with bl_lobby_look() */
     bl_publish_line(&session->pool->memory, offset, &line);
-    bl_crash_point("ask.out");
+    bl_crash_point("request.out");
     return sequence;
 }
 
@@ -123,8 +123,8 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
             turn->rung = 0;
             if (turn->operation == BL_LOBBY_ATTACH)
                 bl_pidfds_show(memory, session->directory, epoch.nonce, turn->nonce);
-            bl_crash_point("ask.shown");
-            sequence = bl_lobby_ask(session, turn->operation, turn->nonce, epoch.epoch);
+            bl_crash_point("request.shown");
+            sequence = bl_lobby_send(session, turn->operation, turn->nonce, epoch.epoch);
             target = epoch.epoch;
             turn->open++;
         }
@@ -133,7 +133,7 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
                                   reply->epoch == target)) {
             bl_believe(memory, bl_lobby_reply_offset(session->host, target % BL_HALF_COUNT));
             turn->open--;
-            bl_crash_point("ask.answered");
+            bl_crash_point("request.answered");
             return reply->status;
         }
         if (serving && !turn->rung && bl_waker_asleep(&session->waker)) {
@@ -184,8 +184,8 @@ static int bl_lobby_visit(bl_lobby_turn *turn)
 static int bl_lobby_withdraw(void *context)
 {
     const bl_session *session = context;
-    bl_lobby_ask(session, BL_LOBBY_DETACH, session->nonce, 0);
-    bl_crash_point("ask.withdrawn");
+    bl_lobby_send(session, BL_LOBBY_DETACH, session->nonce, 0);
+    bl_crash_point("request.withdrawn");
     return 0;
 }
 
@@ -197,7 +197,7 @@ static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
     for (;;) {
         int lock = bl_host_lock(&session->pool->memory, session->directory, name);
         if (lock != -EAGAIN) {
-            bl_crash_point("ask.locked");
+            bl_crash_point("request.locked");
             return lock;
         }
         if (!bl_wait_turn(&session->pool->memory, wait))

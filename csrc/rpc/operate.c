@@ -9,7 +9,7 @@
 #include "rpc/server_state.h"
 
 /* Make the poll loop apply the request. */
-static void bl_operate_ask(bl_server *server)
+static void bl_operate_request(bl_server *server)
 {
     bl_host_add(&server->requested.serial, 1);
     if (server->epoch == 0)
@@ -26,13 +26,13 @@ void bl_server_limit(bl_server *server, const bl_quota *quota)
     bl_host_store(&server->requested.grant_count, quota->grant_count);
     bl_host_store(&server->requested.pin_count, quota->pin_count);
     bl_host_store(&server->requested.calls_per_s, quota->calls_per_s);
-    bl_operate_ask(server);
+    bl_operate_request(server);
 }
 
 void bl_server_drain(bl_server *server, int draining)
 {
     bl_host_store(&server->requested.draining, draining != 0);
-    bl_operate_ask(server);
+    bl_operate_request(server);
 }
 
 /* Fill the buckets of all sessions: they are not filled while calls are not limited. */

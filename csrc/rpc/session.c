@@ -141,7 +141,7 @@ static int bl_session_run(bl_session *session, bl_guarded_run run, bl_session_ta
     return status;
 }
 
-static int bl_session_ask(void *context)
+static int bl_session_attempt(void *context)
 {
     bl_session_task *task = context;
     bl_session *session = task->session;
@@ -167,7 +167,7 @@ static int bl_session_ask(void *context)
 int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
 {
     bl_session_task task = {.session = session, .message = message, .timeout_ns = timeout_ns};
-    return bl_session_run(session, bl_session_ask, &task);
+    return bl_session_run(session, bl_session_attempt, &task);
 }
 
 int64_t bl_session_call_bytes(bl_session *session, uint32_t method, const uint8_t *request,

@@ -20,7 +20,7 @@
  * two servers writes before it reads: either N-1 sees epoch N and does none of these, or N
  * sees the mark, the cleared entry, the session.
  *
- * A server that dies before SERVING has changed nothing but its own half. Its successor takes N+2,
+ * A server that dies before SERVING has changed only its own half. Its successor takes N+2,
  * into the same half once N is proven gone, and reads the half that N read.
  */
 #include "rpc/jobs.h"

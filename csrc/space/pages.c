@@ -89,7 +89,7 @@ static inline int bl_runs_set(bl_pages *pages, uint32_t level, uint64_t node, bl
     return 1;
 }
 
-/* Return the first page of a stripe, from from on, that is free (state 0) or taken (1), or
+/* Return the first page of a stripe, at or after from, that is free (state 0) or taken (1), or
  * BL_STRIPE_PAGES. */
 static inline uint32_t bl_stripe_next(const uint64_t *taken, uint32_t from, int state)
 {

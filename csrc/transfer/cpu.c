@@ -220,8 +220,8 @@ typedef struct bl_scatter {
     uint32_t crc;               /* checksum of the chunk's bytes so far */
     bl_part_place copy;         /* the next byte to copy */
     bl_part_place drop;         /* the next byte to invalidate: a window ahead */
-    bl_part_place ask;          /* the next byte to prefetch */
-    uint64_t ask_left;          /* of this window */
+    bl_part_place fetch;        /* the next byte to prefetch */
+    uint64_t fetch_left;        /* of this window */
 } bl_scatter;
 
 /* The next run of at most size bytes within one piece. */
@@ -258,9 +258,9 @@ static void bl_part_drop(bl_scatter *scatter, uint64_t size)
 static void bl_part_prefetch(bl_scatter *scatter, uint64_t size)
 {
     bl_part_run run;
-    for (size = bl_least(size, scatter->ask_left);
-         size > 0 && (run = bl_part_take(scatter->part, &scatter->ask, size)).length > 0;
-         size -= run.length, scatter->ask_left -= run.length)
+    for (size = bl_least(size, scatter->fetch_left);
+         size > 0 && (run = bl_part_take(scatter->part, &scatter->fetch, size)).length > 0;
+         size -= run.length, scatter->fetch_left -= run.length)
         bl_prefetch_range(scatter->part->memory, run.offset, run.length);
 }
 
@@ -299,7 +299,7 @@ static int bl_part_window(bl_scatter *scatter, uint64_t size)
     const bl_plan_part *part = scatter->part;
     const bl_plan *plan = part->plan;
     int status = 0;
-    scatter->ask = scatter->copy, scatter->ask_left = part->settings->ahead > 0 ? size : 0;
+    scatter->fetch = scatter->copy, scatter->fetch_left = part->settings->ahead > 0 ? size : 0;
     bl_part_prefetch(scatter, part->settings->ahead);
     while (size > 0 && scatter->copy.piece < part->end && status == 0) {
         uint32_t i = scatter->copy.piece;

@@ -17,8 +17,8 @@
 
 enum { BL_POWERS = 256 };
 
-/* Powers that were computed, by the lowest bits of their exponents: the blocks of a plan are cut
- * alike, so the same few exponents recur. */
+/* Powers that were computed, by the lowest bits of their exponents. All blocks of a plan are cut in
+ * the same way, so the same few exponents recur. */
 typedef struct bl_power_cache {
     uint32_t count[BL_POWERS];
     uint32_t power[BL_POWERS];

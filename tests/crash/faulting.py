@@ -98,8 +98,8 @@ def _stored(make: Callable[[Scene, Any], Call]) -> Ready:
     """Make the same call after its block was stored."""
 
     def store(scene: Scene, session: Any) -> Call:
-        told = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
-        assert lib.bl_kv_put(session, scene.batch(), *told) == 0
+        outputs = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
+        assert lib.bl_kv_put(session, scene.batch(), *outputs) == 0
         return make(scene, session)
 
     return _session(store)
@@ -191,12 +191,12 @@ def _opened(scene: Scene) -> Call:
 
 
 def _begun_put(scene: Scene, session: Any) -> Call:
-    told = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
+    outputs = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
     pending, offsets = ffi.new("bl_kv_pending **"), ffi.new("uint64_t[1]")
     batch = scene.batch()
-    assert lib.bl_kv_put_begin(session, batch, *told, offsets, pending) == 0
+    assert lib.bl_kv_put_begin(session, batch, *outputs, offsets, pending) == 0
     sums = ffi.new("uint32_t[4]")
-    return lambda: lib.bl_kv_put_end(session, pending[0], sums, 0, *told)
+    return lambda: lib.bl_kv_put_end(session, pending[0], sums, 0, *outputs)
 
 
 def _begun_get(scene: Scene, session: Any) -> Call:
@@ -333,8 +333,8 @@ FAULTS: dict[str, Ready] = {
         _no_word(lambda s: lib.bl_release_blocks(s, _a("bl_block_record[1]"), 1, T))
     ),
     "bl_remove_blocks": _keyed(lambda s, key: lib.bl_remove_blocks(s, key, 1, T)),
-    "bl_meta_ask_stat": _session(
-        _no_word(lambda s: lib.bl_meta_ask_stat(s, _a("bl_meta_stat *"), T))
+    "bl_meta_get_stat": _session(
+        _no_word(lambda s: lib.bl_meta_get_stat(s, _a("bl_meta_stat *"), T))
     ),
     "bl_task_claim": _session(_no_word(lambda s: lib.bl_task_claim(s, 1, 1, _a("bl_task *"), T))),
     "bl_task_extend": _session(_no_word(lambda s: lib.bl_task_extend(s, _a("bl_task *"), 1, T))),

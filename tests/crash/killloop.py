@@ -3,7 +3,7 @@
 """Kills and stops real processes of a pool, at every crash point and at random: scripts/killloop.
 
 First a walk: each crash point once, by a kill and by a stop, in the process that passes it; at a
-point within the write of a line also after each of the line's 16-byte stores but the last. Then
+point within the write of a line also after each of the line's 16-byte stores except the last. Then
 random rounds: the seed selects the process, the point or time, and kill or stop. After each round
 arena.py checks the pool.
 """
@@ -34,7 +34,7 @@ from beluga.child import run_program
 
 # The process that passes a point, by the point's name or its first word.
 SCENES = {
-    "attach ask detach call put get payload": "client",
+    "attach request detach call put get payload": "client",
     "drop": "client of a killed server",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
     "grant reserve commit abort lookup release remove tomb": "server",
@@ -43,7 +43,7 @@ SCENES = {
     "stop": "stopping server",  # a server that is stopped with SIGTERM
     "heartbeat": "client",
     # its server is stopped while it attaches
-    "ask.withdrawn": "client of a stopped server",
+    "request.withdrawn": "client of a stopped server",
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
 ROUNDS_PER_POOL = 60

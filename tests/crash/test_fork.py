@@ -85,8 +85,8 @@ def test_every_python_call_is_rejected_after_a_fork(cache: KVCache) -> None:
             return True
         return False
 
-    told = in_child(os.fork, lambda: {name: refused(call) for name, call in calls.items()})
-    assert told == dict.fromkeys(calls, True)
+    results = in_child(os.fork, lambda: {name: refused(call) for name, call in calls.items()})
+    assert results == dict.fromkeys(calls, True)
     assert meta.commit(grants) == [0]
     assert meta.release(pinned) == 1
     assert cache.lookup(keys([1, 2])) == 2
@@ -118,7 +118,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_release_blocks": lambda: lib.bl_release_blocks(session, records, 1, t),
         "bl_remove_blocks": lambda: lib.bl_remove_blocks(session, key, 1, t),
         "bl_task_withdraw": lambda: lib.bl_task_withdraw(session, key, t),
-        "bl_meta_ask_stat": lambda: lib.bl_meta_ask_stat(session, ffi.new("bl_meta_stat *"), t),
+        "bl_meta_get_stat": lambda: lib.bl_meta_get_stat(session, ffi.new("bl_meta_stat *"), t),
         "bl_kv_put": lambda: lib.bl_kv_put(session, batch[0], states, statuses),
         "bl_kv_get": lambda: lib.bl_kv_get(session, batch[0], states, count),
         "bl_kv_put_begin": lambda: lib.bl_kv_put_begin(
@@ -135,10 +135,10 @@ def test_every_c_call_is_rejected_after_a_fork_without_python_hooks(cache: KVCac
     with cache.client.lock:
         session = cache.client.session
         calls = c_calls(session)
-        told = in_child(
+        results = in_child(
             ctypes.CDLL(None).fork, lambda: {name: call() for name, call in calls.items()}
         )
-    assert told == dict.fromkeys(calls, FORKED)
+    assert results == dict.fromkeys(calls, FORKED)
     cache.client.ping()
     assert cache.client.stat().reattach_count == 0
 

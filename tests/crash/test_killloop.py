@@ -44,7 +44,7 @@ def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
     assert message["missed"] == []
     assert message["kills"] >= message["points"]
     assert {spot.partition("+")[0] for spot in message["hit"]} == {
-        *("ask.line", "lobby.line", "session.line"),  # of the lobby, of sessions
+        *("request.line", "lobby.line", "session.line"),  # of the lobby, of sessions
         *("call.line", "serve.line"),  # of lanes
         *("entry.line", "entry.clear_line", "entry.tomb_line", "extent.line"),
         *("elect.line", "take.line", "register.second_line"),  # candidates, epochs

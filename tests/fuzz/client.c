@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Fuzzes a client with a hostile server: reply lines, bulk bytes and entries say anything, sealed
- * right or not, and change while they are read.
+ * Fuzzes a client with a hostile server: reply lines, bulk bytes and entries have any contents,
+ * with a right or a wrong check, and change while they are read.
  *
- * Blocks are of the length and chunks that the input says, and records lie where it says, near the
- * end of the pool's data as often as near its start: what is not within is past a mapping.
+ * The input determines the length and the chunks of blocks, and the places of records, which are
+ * as often near the end of the pool's data as near its start: what lies outside is not mapped.
  *
- * Invariants: the client lives, and what it passes on to its caller lies in the pool's data.
+ * Invariants: the client does not crash, and what it returns to its caller lies in the pool's data.
  */
 #include "fuzz.h"
 
@@ -85,7 +85,7 @@ static uint32_t bulk_answer(void)
     return fuzz_byte() < 224 ? size : fuzz_number();
 }
 
-static void reply_say(uint32_t sequence)
+static void reply_write(uint32_t sequence)
 {
     const bl_geometry *g = &pool->geometry;
     bl_reply reply = {.epoch = fuzz_byte() < 224 ? 3 : fuzz_number(), .flags = fuzz_byte() % 4,
@@ -199,7 +199,7 @@ static void call(const uint64_t *keys)
         bl_remove_blocks(&session, keys, FUZZ_KEYS, 0);
         bl_task_withdraw(&session, keys, 0);
         break;
-    case 5: bl_meta_ask_stat(&session, &stat, 0); break;
+    case 5: bl_meta_get_stat(&session, &stat, 0); break;
     case 6:
         if (bl_task_claim(&session, 0, 1, &task, 0) == 0)
             fuzz_must(task.deliveries == 0 || task.length <= pool->geometry.size,
@@ -218,13 +218,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint64_t i = 0; i < FUZZ_KEYS; i++)
         keys[2 * i] = keys[2 * i + 1] = i;
     fuzz_next = data, fuzz_left = size;
-    prey_size = 0;
+    region_size = 0;
     session_start();
     shape_choose();
     for (uint32_t sequence = 1; sequence <= 3; sequence++)
-        reply_say(sequence);
-    prey_start = bl_lane_offset(&pool->geometry, session.lane);
-    prey_size = pool->geometry.lane_stride;
+        reply_write(sequence);
+    region_start = bl_lane_offset(&pool->geometry, session.lane);
+    region_size = pool->geometry.lane_stride;
     call(keys);
     return 0;
 }

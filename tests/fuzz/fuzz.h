@@ -3,9 +3,9 @@
  *
  * The frame of a fuzzer: the whole C core, compiled with sanitizers over a pool in private memory,
  * in which lines change between two loads. After every load of a line or of bytes the input may
- * say that some byte of the prey, which another process could write just then, is another.
+ * change a byte of the region that another process could write at that moment.
  *
- * A target (server.c, client.c, successor.c) says what the prey is, and what must still be true.
+ * A target (server.c, client.c, successor.c) defines the region, and what must still be true.
  */
 #ifndef BL_FUZZ_H
 #define BL_FUZZ_H
@@ -65,20 +65,20 @@ static uint32_t fuzz_number(void)
     return any;
 }
 
-/* ---- The prey: bytes that another process may change at any time. */
+/* ---- The region: bytes that another process may change at any time. */
 
-static uint64_t prey_start, prey_size;
+static uint64_t region_start, region_size;
 
 static void fuzz_scribble(const bl_memory *memory)
 {
     uint16_t where;
     fuzz_bytes(&where, sizeof where);
-    *bl_address(memory, prey_start + where % prey_size) = fuzz_byte();
+    *bl_address(memory, region_start + where % region_size) = fuzz_byte();
 }
 
 static void fuzz_interfere(const bl_memory *memory)
 {
-    if (prey_size > 0 && fuzz_left > 4 && fuzz_byte() < 32)
+    if (region_size > 0 && fuzz_left > 4 && fuzz_byte() < 32)
         fuzz_scribble(memory);
 }
 

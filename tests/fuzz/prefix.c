@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Fuzzes the router's tree of blocks with hostile KV events: names that clash, parents in circles,
+ * Fuzzes the router's tree of blocks with hostile KV events: names that clash, cycles of parents,
  * more blocks than there is room for.
  *
- * Invariants: those of csrc/prefix/prefix_tree.h; a lookup finds what a walk of the blocks by hand
- * finds; when all ranks are cleared, nothing is left.
+ * Invariants: those of csrc/prefix/prefix_tree.h; a lookup returns the same as a plain walk of the
+ * blocks; when all ranks are cleared, the tree is empty.
  */
 #include "fuzz.h"
 

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Fuzzes a server with a hostile ("rude") session and its host: request lines, bulk bytes and lobby
- * lines say anything, sealed right or not, and change while they are read.
+ * Fuzzes a server with a hostile session and its host: request lines, bulk bytes and lobby lines
+ * have any contents, with a right or a wrong check, and change while they are read.
  *
- * Invariants: the server lives; the polite session keeps its grant and its pin; when the rude one
- * is over, nothing of it is left.
+ * Invariants: the server does not crash; another, valid session keeps its grant and its pin; when
+ * the hostile session has ended, the server has nothing of it.
  */
 #include "fuzz.h"
 
-enum { FUZZ_RUDE_HOST = 2, FUZZ_STEPS = 48, FUZZ_NAMES = 8, FUZZ_CHANGES = 4, FUZZ_TOKEN = 7 };
-#define FUZZ_POLITE_NONCE 0x5eed5eed5eed5eedull
+enum { FUZZ_HOSTILE_HOST = 2, FUZZ_STEPS = 48, FUZZ_NAMES = 8, FUZZ_CHANGES = 4, FUZZ_TOKEN = 7 };
+#define FUZZ_VALID_NONCE 0x5eed5eed5eed5eedull
 
 static bl_pool *pool;
 static bl_server *server;
 static bl_meta *meta;
-static uint32_t polite, rude;
-static uint64_t rude_nonce = 1;
+static uint32_t valid, hostile;
+static uint64_t hostile_nonce = 1;
 
-static void lobby_say(uint32_t host, bl_lobby_request request)
+static void lobby_write(uint32_t host, bl_lobby_request request)
 {
     request.host = host;
     request.sequence_end = request.sequence;
@@ -31,7 +31,7 @@ static uint32_t attach(uint32_t host, uint64_t nonce)
     bl_lobby_request request = {.sequence = server->lobby_seen[host] + 1,
                                 .operation = BL_LOBBY_ATTACH, .nonce = nonce, .boot_id = {1, 1},
                                 .epoch = server->epoch};
-    lobby_say(host, request);
+    lobby_write(host, request);
     bl_lobby_look(server, 1);
     int64_t lane = bl_lane_of(server, nonce);
     fuzz_must(lane >= 0, "a session gets a lane");
@@ -39,15 +39,15 @@ static uint32_t attach(uint32_t host, uint64_t nonce)
 }
 
 /* Make a block call of the well-behaved session. Returns how many records the reply has. */
-static uint32_t polite_call(bl_handler handler, const bl_block_request *head, const void *item,
-                            size_t item_size)
+static uint32_t valid_call(bl_handler handler, const bl_block_request *head, const void *item,
+                           size_t item_size)
 {
     uint8_t request[128], reply[256];
     bl_call call = {.request = request, .reply = reply, .reply_capacity = sizeof reply,
-                    .request_size = (uint32_t)(sizeof *head + item_size), .lane = polite};
+                    .request_size = (uint32_t)(sizeof *head + item_size), .lane = valid};
     memcpy(request, head, sizeof *head);
     memcpy(request + sizeof *head, item, item_size);
-    fuzz_must(handler(meta, &call) == 0, "the polite session's call is done");
+    fuzz_must(handler(meta, &call) == 0, "the valid session's call is done");
     if (server->deferred)
         server->hooks.deferred(server->hooks.context); /* deferred work may read the reply, so it
                                                         * runs before the reply is freed */
@@ -57,20 +57,20 @@ static uint32_t polite_call(bl_handler handler, const bl_block_request *head, co
     return record.block;
 }
 
-static void polite_start(void)
+static void valid_start(void)
 {
     const uint64_t one[2] = {0x1111222233334444, 1}, two[2] = {0x5555666677778888, 2};
     bl_block_request reserve = {.count = 1, .length = 4096};
     bl_block_request lookup = {.count = 1, .flags = BL_LOOKUP_PIN};
     bl_block_request named = {.count = 1, .flags = BL_COMMIT_NAMED};
-    uint32_t block = polite_call(bl_handle_reserve, &reserve, one, sizeof one);
+    uint32_t block = valid_call(bl_handle_reserve, &reserve, one, sizeof one);
     bl_named_commit commit = {.commit = {.key = {one[0], one[1]},
                                          .generation = meta->blocks[block].generation,
                                          .block = block},
                               .name = {.block_hash = 1, .block_tokens = 16, .rank_count = 1}};
-    polite_call(bl_handle_commit, &named, &commit, sizeof commit);
-    polite_call(bl_handle_lookup, &lookup, one, sizeof one);
-    polite_call(bl_handle_reserve, &reserve, two, sizeof two);
+    valid_call(bl_handle_commit, &named, &commit, sizeof commit);
+    valid_call(bl_handle_lookup, &lookup, one, sizeof one);
+    valid_call(bl_handle_reserve, &reserve, two, sizeof two);
 }
 
 int LLVMFuzzerInitialize(int *count, char ***arguments)
@@ -82,21 +82,21 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     fuzz_must(bl_lower_attach(meta, FUZZ_NAMES, 0, 0, FUZZ_TOKEN) == 0, "tiers are attached");
     fuzz_must(bl_journal_attach(meta, FUZZ_CHANGES) == 0, "a journal is attached");
     fuzz_must(bl_meta_serve(meta) == 0, "the server serves");
-    polite = attach(1, FUZZ_POLITE_NONCE);
-    polite_start();
+    valid = attach(1, FUZZ_VALID_NONCE);
+    valid_start();
     return 0;
 }
 
-static void request_say(uint32_t bulk_size)
+static void request_write(uint32_t bulk_size)
 {
-    const bl_lane *lane = &server->lanes[rude];
+    const bl_lane *lane = &server->lanes[hostile];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
     uint32_t sequence = lane->next + fuzz_byte() % 3;
     bl_request request = {.method = fuzz_byte() % (BL_METHOD_HINT + 1),
                           .size = (uint8_t)fuzz_number(), .epoch = (uint32_t)server->epoch};
     if (bulk_size > 0) {
         uint8_t bytes[BL_PAGE_SIZE];
-        uint64_t offset = bl_bulk_in_offset(&pool->geometry, rude);
+        uint64_t offset = bl_bulk_in_offset(&pool->geometry, hostile);
         bl_fetch(&pool->memory, offset, bytes, bulk_size);
         bl_bulk bulk = {bulk_size, bl_crc32c(0, bytes, bulk_size)};
         request.flags = BL_MESSAGE_BULK;
@@ -108,12 +108,12 @@ static void request_say(uint32_t bulk_size)
     }
     bl_message_seal(&request, sequence, key + (fuzz_byte() > 240));
     bl_stream_line(&pool->memory,
-                   bl_request_offset(&pool->geometry, rude, bl_server_slot(server, sequence)),
+                   bl_request_offset(&pool->geometry, hostile, bl_server_slot(server, sequence)),
                    &request);
 }
 
 /* Make a call of the lower tiers' service with consistent header and size. */
-static uint32_t lower_say(void)
+static uint32_t lower_fill(void)
 {
     uint8_t bytes[BL_PAGE_SIZE] = {0};
     bl_lower_request head = {.token = FUZZ_TOKEN, .count = fuzz_number(), .kind = fuzz_byte() % 5};
@@ -126,12 +126,12 @@ static uint32_t lower_say(void)
             note.generation = meta->blocks[note.block].generation;
         memcpy(bytes + sizeof head + i * sizeof note, &note, sizeof note);
     }
-    bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, rude), bytes, sizeof bytes);
+    bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, hostile), bytes, sizeof bytes);
     return (uint32_t)(sizeof head + items * sizeof(bl_lower_note));
 }
 
 /* Make a block call whose header and size are consistent if the input allows. */
-static uint32_t bulk_say(void)
+static uint32_t bulk_fill(void)
 {
     static const uint32_t item_sizes[] = {2 * sizeof(uint64_t), sizeof(bl_commit),
                                           sizeof(bl_named_commit)};
@@ -151,7 +151,7 @@ static uint32_t bulk_say(void)
                                   .rank_count = fuzz_byte(), .flags = fuzz_number()};
         memcpy(bytes + sizeof head + i * item_size, &item, item_size);
     }
-    bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, rude), bytes, sizeof bytes);
+    bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, hostile), bytes, sizeof bytes);
     return (uint32_t)sizeof head + items * item_size;
 }
 
@@ -162,26 +162,26 @@ static void journal_read(void)
     uint32_t first = 0;
     uint64_t lost;
     int64_t taken = bl_journal_take(meta, changes, 1 + fuzz_byte() % FUZZ_CHANGES, &lost);
-    fuzz_must(taken >= 0 && taken <= FUZZ_CHANGES, "the journal gives no more than was asked");
+    fuzz_must(taken >= 0 && taken <= FUZZ_CHANGES, "the journal gives no more than was requested");
     bl_change names[32];
     int64_t found = bl_names_read(pool, server->half, &first, 32, names);
-    fuzz_must(found >= 1 && found <= 32, "the polite session's name is in the table");
+    fuzz_must(found >= 1 && found <= 32, "the valid session's name is in the table");
 }
 
 static void step(void)
 {
-    bl_lobby_request ask = {.sequence = fuzz_number(), .operation = fuzz_byte() % 4,
-                            .nonce = fuzz_byte() % 2 ? rude_nonce : fuzz_number(),
-                            .old_nonce = fuzz_number(), .boot_id = {fuzz_byte(), 1},
-                            .epoch = fuzz_byte() < 224 ? server->epoch : 0};
+    bl_lobby_request made = {.sequence = fuzz_number(), .operation = fuzz_byte() % 4,
+                             .nonce = fuzz_byte() % 2 ? hostile_nonce : fuzz_number(),
+                             .old_nonce = fuzz_number(), .boot_id = {fuzz_byte(), 1},
+                             .epoch = fuzz_byte() < 224 ? server->epoch : 0};
     switch (fuzz_byte() % 8) {
     case 0: fuzz_scribble(&pool->memory); break;
-    case 1: lobby_say(FUZZ_RUDE_HOST, ask); break;
+    case 1: lobby_write(FUZZ_HOSTILE_HOST, made); break;
     case 2:
-    case 3: request_say(0); break;
-    case 4: request_say(lower_say()); break;
+    case 3: request_write(0); break;
+    case 4: request_write(lower_fill()); break;
     case 5: journal_read(); break;
-    default: request_say(bulk_say()); break;
+    default: request_write(bulk_fill()); break;
     }
     bl_server_round(server);
     bl_lobby_look(server, 1);
@@ -190,22 +190,22 @@ static void step(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     fuzz_next = data, fuzz_left = size;
-    prey_size = 0;
-    rude = attach(FUZZ_RUDE_HOST, ++rude_nonce + (1ull << 32));
-    prey_start = bl_lane_offset(&pool->geometry, rude);
-    prey_size = pool->geometry.lane_stride;
+    region_size = 0;
+    hostile = attach(FUZZ_HOSTILE_HOST, ++hostile_nonce + (1ull << 32));
+    region_start = bl_lane_offset(&pool->geometry, hostile);
+    region_size = pool->geometry.lane_stride;
     for (uint32_t i = 0; i < FUZZ_STEPS && fuzz_left > 0; i++)
         step();
-    prey_size = 0;
+    region_size = 0;
     bl_hint_stat hints;
     bl_meta_hints(meta, &hints);
     fuzz_must(hints.favored_bytes <= meta->shares[0].bytes / 4, "hints keep to their budget");
-    fuzz_must(bl_pins_count(meta->pins[polite]) == 1, "the polite session's pin");
-    fuzz_must(meta->holds[polite].grant_count == 1, "the polite session's grant");
+    fuzz_must(bl_pins_count(meta->pins[valid]) == 1, "the valid session's pin");
+    fuzz_must(meta->holds[valid].grant_count == 1, "the valid session's grant");
     for (uint32_t lane = 0; lane < pool->geometry.lane_count; lane++)
-        if (lane != polite && server->lanes[lane].state != BL_SESSION_FREE)
+        if (lane != valid && server->lanes[lane].state != BL_SESSION_FREE)
             bl_housekeeping_end(server, lane, BL_END_GONE);
-    fuzz_must(server->live_count == 1, "the polite session is left");
+    fuzz_must(server->live_count == 1, "the valid session is left");
     fuzz_must(meta->stat.grant_count == 1, "no other grant is left");
     bl_meta_hints(meta, &hints);
     fuzz_must(hints.hint_count == 0 && hints.favored_bytes == 0, "no hint is left");

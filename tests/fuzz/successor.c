@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Fuzzes a takeover with a hostile predecessor: any line of its half, sealed right or not, and
- * lines that change while they are read.
+ * Fuzzes a takeover with a hostile predecessor: any line of its half, with a right or a wrong
+ * check, and lines that change while they are read.
  *
- * Invariants: the takeover ends, with the pool or with an error; what it serves are blocks that lie
- * in the pool's data, no two in one place.
+ * Invariants: the takeover succeeds or fails with an error; all blocks that it recovers lie in the
+ * pool's data, without overlaps.
  */
 #include "fuzz.h"
 
@@ -115,14 +115,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bl_server *server;
     int status;
     fuzz_next = data, fuzz_left = size;
-    prey_size = 0;
+    region_size = 0;
     copy_front(NULL, healthy);
     for (uint32_t i = 1 + fuzz_byte() % FUZZ_CHANGES; i > 0; i--)
         change();
-    prey_start = bl_entry_offset(&pool->geometry, 0, 1);
-    prey_size = (uint64_t)pool->geometry.block_count_max * BL_LINE_SIZE;
+    region_start = bl_entry_offset(&pool->geometry, 0, 1);
+    region_size = (uint64_t)pool->geometry.block_count_max * BL_LINE_SIZE;
     bl_meta *meta = serve(&server, &status);
-    prey_size = 0;
+    region_size = 0;
     if (status == 0)
         served_check(meta);
     end(server, meta);

@@ -145,7 +145,7 @@ def test_a_server_of_another_pid_namespace_watches(pool: Pool, paths: list[Path]
 def test_a_stopped_process_that_attaches_delays_others_only_briefly(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BELUGA_CRASH", "ask.locked:stop")
+    monkeypatch.setenv("BELUGA_CRASH", "request.locked:stop")
     with Server(pool):
         client = start(KEEPS_THE_LOCK, paths)
         _, status = os.waitpid(client.pid, os.WUNTRACED)
@@ -161,7 +161,9 @@ def test_a_stopped_process_that_attaches_delays_others_only_briefly(
         client.communicate()
 
 
-@pytest.mark.parametrize("point", ["ask.out", "ask.answered", "attach.liveness_held", "ask.shown"])
+@pytest.mark.parametrize(
+    "point", ["request.out", "request.answered", "attach.liveness_held", "request.shown"]
+)
 def test_a_process_that_dies_while_it_attaches_leaves_no_lane_behind(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -187,6 +189,6 @@ def test_the_lane_of_a_dead_requester_is_released_after_a_stop(
         client.kill()
         client.communicate()
         server.signal(signal.SIGCONT)
-        assert eventually(lambda: "live_count=0" in server.ask("stat"))
+        assert eventually(lambda: "live_count=0" in server.request("stat"))
         with Client(pool) as other:
             other.ping()

@@ -3,9 +3,9 @@
 """Flushes and fences without effect, by site: ``python tests/sim/economy.py [SEEDS]``.
 
 A fence is idle if its process did nothing since the last fence that it would order or complete; an
-invalidation is idle if its host had no copy of the line, or an up-to-date one. This is no error: a
-poller cannot predict that nothing has changed. But a site that is nearly always idle may be
-superfluous.
+invalidation is idle if its host had no copy of the line, or an up-to-date one. This is not an
+error: a poller cannot predict that nothing has changed. But a site that is nearly always idle may
+be superfluous.
 """
 
 from __future__ import annotations

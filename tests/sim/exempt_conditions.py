@@ -11,13 +11,15 @@ from __future__ import annotations
 # For each file and function: the condition, its place, its value.
 Conditions = dict[tuple[str, str], dict[tuple[str, int, str], str]]
 
-_ANN = "decides what the simulator's oracle gets, which can only make it miss something here"
-_ASK = "a request goes to a server that does not serve, which costs time"
+_ANN = (
+    "decides what is reported to the simulator's oracle, which can only make it miss something here"
+)
+_NOT_SERVING = "a request goes to a server that does not serve, which costs time"
 _VECTOR = (
     "checks the bytes with a damaged vector, which they do not match; old bytes with their own "
     "vector are not read, since both are refetched after the entry"
 )
-_CHECKED = "checks bytes though the caller does without, which costs time"
+_CHECKED = "checks bytes though the caller did not request it, which costs time"
 _CLOCK = "reads a clock for latencies that are not requested"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
@@ -25,63 +27,72 @@ _COUNTED = (
     "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_client_report.py"
 )
 _ENDED = "a grant ends with its session, so the abort is refused for every caller"
-_FENCED = "a full fence more, which costs time"
-_FLUSH = "flushes what no device has written, or flushes it before its time too, which costs time"
-_LATE = "a call whose time is up is tried once more with no time left, and times out"
+_FENCED = "one more full fence, which costs time"
+_FLUSH = "flushes what no device has written, or flushes it an additional time, which costs time"
+_LATE = "a call that has timed out is tried once more with no time left, and times out again"
 _LIFE = "the simulator's servers have no pidfds; one is NULL only where the kernel has none"
-_LINK = "only who pays for the bytes on the link differs, and the simulator has no link"
-_LOOKED = "looks at the epoch though no task was committed, which costs time"
-_NAP = "only how long an idle server naps, or how often it looks at its clock, differs"
-_NEGATIVE = "the caller asks only whether it is negative: 1 is as good as 0"
+_LINK = "only who is charged for the bytes on the link differs, and the simulator has no link"
+_LOOKED = "reads the epoch though no task was committed, which costs time"
+_NAP = "only how long an idle server sleeps, or how often it reads its clock, differs"
+_NEGATIVE = "the caller only checks whether it is negative: 1 has the same effect as 0"
 _NO_BYTES = "copies no bytes"
-_ORDER = "only the order of the lanes in the next round differs: fairness, not what is answered"
-_PERIOD = "housekeeping is done more often than it must be, which costs time"
+_ORDER = (
+    "only the order of the lanes in the next round differs, which affects fairness but no answer"
+)
+_PERIOD = "housekeeping is done more often than necessary, which costs time"
 _PIECE = (
-    "the check, which stands in one 8-byte piece with the second sequence, covers all before it"
+    "the check, which is in the same 8 bytes as the second sequence, covers all bytes before it"
 )
 _QUANTUM = (
-    "only how much of a lane's turn a request counts for differs: fairness, not what is answered"
+    "only how much of a lane's turn a request counts for differs, which affects fairness but no "
+    "answer"
 )
-_REREAD = "the line is read more often than is needed, and its last value is taken"
-_RINGS = "rings, or wakes the server, more often than it must be, which costs time"
-_ROUSED = "polls quiet lanes that nobody has rung for, which costs time"
+_REREAD = "the line is read more often than necessary, and its last value is used"
+_RINGS = "rings, or wakes the server, more often than necessary, which costs time"
+_ROUSED = "polls quiet lanes without a ring of the doorbell, which costs time"
 _RUNG = "a server with work polls the doorbells less often, at the latest after BL_DOORBELL_ROUNDS"
 _SORTED = (
-    "sorts what is in order already, or by a digit in which all agree: stable, so nothing moves"
+    "sorts what is already in order, or by a digit that is equal in all: the sort is stable, so "
+    "nothing moves"
 )
-_STATE = "clients go by the status of a commit's record, which says the same as its state"
-_THREADS = "only which thread copies, and who pays on the link, differs; the simulator has neither"
-_UNREAD = "nobody reads the bytes of a reply whose status is an error"
-_WIDE = "invalidates the same lines more often, or lines behind the table, which costs time"
-_WINDOW = "only how many lines are looked at together differs: one that has not come ends the look"
+_STATE = "clients use the status of a commit's record, which has the same meaning as its state"
+_THREADS = (
+    "only which thread copies, and who is charged on the link, differs; the simulator has neither"
+)
+_UNREAD = "the bytes of a reply whose status is an error are not read"
+_WIDE = "invalidates the same lines more often, or lines after the table, which costs time"
+_WINDOW = (
+    "only how many lines are read together differs: the first one without a reply ends the loop"
+)
 
 # The reason of each condition.
 REASONED: Conditions = {
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
-            "takes care of each range by itself, of lines at their seams twice, which costs time"
+            "handles each range separately, and lines at their boundaries twice, which costs time"
         ),
         ("range.end > 0", 0, "true"): (
-            "takes care of the empty range before the first one, which costs time"
+            "handles the empty range before the first one, which costs time"
         ),
         (
             "at < job->end",
             0,
             "true",
-        ): "clips the ranges behind the job to nothing, which costs time",
+        ): "clips the ranges after the job to nothing, which costs time",
         ("i < job->count", 0, "true"): "the job's bytes end with the last range",
     },
     ("transfer/cache_maintenance.c", "bl_maintenance_take"): {
         ("maintenance == BL_MAINTENANCE_FLUSH", 0, "true"): (
-            "a flush of the range begins with the fence that the other one is"
+            "a flush of the range begins with the same fence"
         ),
         ("maintenance == BL_MAINTENANCE_INVALIDATE", 0, "true"): (
-            "what a device reads from needs the most care: the other two do less of the same"
+            "memory that a device reads needs the most cache maintenance: the other two do a "
+            "subset of it"
         ),
     },
     ("rpc/elect.c", "bl_ballot"): {
         ("phase == 2", 0, "false"): (
-            "in the second phase the greatest accepted ballot is the own one, so it is "
+            "in the second phase the greatest accepted ballot is this server's own, so it is "
             "adopted unchanged"
         ),
     },
@@ -92,20 +103,20 @@ REASONED: Conditions = {
     },
     ("pool/epoch.h", "bl_epoch_read"): {
         ("status == 1", 0, "true"): (
-            "a line that nobody wrote has the epoch 0, and a damaged one is an error whatever "
-            "it says"
+            "a line that was never written has the epoch 0, and a damaged one is an error in any "
+            "case"
         ),
     },
     ("pool/epoch.h", "bl_epoch_serving"): {
-        ("line->epoch != 0", 0, "true"): "a line that nobody wrote has no state either",
+        ("line->epoch != 0", 0, "true"): "a line that was never written has no state either",
         ("line->state == BL_SERVER_SERVING", 0, "true"): (
-            "a server that takes over or has stopped is asked in vain until time is up or a "
-            "successor serves"
+            "a server that takes over or has stopped gets requests without effect until the "
+            "timeout or until a successor serves"
         ),
     },
     ("index/journal.c", "bl_journal_place"): {
         ("journal->added - journal->seen >= journal->room", 0, "true"): (
-            "asks what the reader has taken for every change, which costs time"
+            "reads for every change how far the reader is, which costs time"
         ),
         ("ahead < journal->room", 0, "true"): "only which line is fetched early differs",
         ("ahead < journal->room", 0, "false"): "only which line is fetched early differs",
@@ -118,8 +129,8 @@ REASONED: Conditions = {
     },
     ("index/journal.c", "bl_names_look"): {
         ("bl_table_whole(&entry, number)", 0, "true"): (
-            "of the entry, only its state, a flag and its generation count, and the name's "
-            "line is whole and has that generation"
+            "only the entry's state, a flag and its generation are used, and the name's line is "
+            "whole and has that generation"
         ),
         ("entry.flags & BL_ENTRY_NAMED", 0, "true"): (
             "the line of a block without a name has another generation"
@@ -138,20 +149,22 @@ REASONED: Conditions = {
     },
     ("index/tombs.c", "bl_tomb_begins"): {
         ("tier < BL_TOMB_TIERS", 0, "true"): (
-            "only counts what is parked as waiting: tests/tiers/test_removals.py"
+            "only counts parked removals as waiting: tests/tiers/test_removals.py"
         ),
     },
     ("index/tombs.c", "bl_tombs_of"): {
-        ("meta->blocks[n].lane < BL_TOMB_TIERS", 0, "true"): "the bits of other tiers are cut off",
+        (("meta->blocks[n].lane < BL_TOMB_TIERS"), 0, ("true")): (
+            "the bits of other tiers are masked out"
+        ),
         (
             "bl_tombs_count(meta) == 0",
             0,
             "false",
-        ): "looks for a tombstone in vain, which costs time",
+        ): "looks for a tombstone that does not exist, which costs time",
     },
     ("index/tombs.c", "bl_tombs_tried"): {
         ("tomb->state != BL_NUMBER_REMOVED", 0, "false"): (
-            "a block has another generation, and what is left of a tombstone is not TAKEN"
+            "a block has another generation, and a removed tombstone is not TAKEN"
         ),
     },
     ("index/table.c", "bl_entry_write"): {
@@ -166,7 +179,9 @@ REASONED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_commit_items"): {
-        ("items != NULL", 0, "true"): "what has no items is refused all the same: it stays NULL",
+        (("items != NULL"), 0, ("true")): (
+            "a request without items is refused nevertheless: the pointer stays NULL"
+        ),
     },
     ("index/grant.c", "bl_commit_one"): {
         ("block->named", 0, "true"): "a repeated commit has a name only if the first one had it",
@@ -182,7 +197,7 @@ REASONED: Conditions = {
             "block && block->state == BL_NUMBER_COMMITTED && block->pin_count == 0",
             0,
             "false",
-        ): "blocks are evicted in another order: tests/index/test_block_calls.py looks at it",
+        ): "blocks are evicted in another order: tests/index/test_block_calls.py checks it",
         ("block->pin_count == 0", 0, "true"): (
             "a commit that is repeated makes a pinned block evictable, which is rare in scenarios: "
             "tests/index/test_block_calls.py repeats one"
@@ -190,14 +205,14 @@ REASONED: Conditions = {
     },
     ("index/grant.c", "bl_handle_reserve"): {
         ("head.flags & BL_RESERVE_KEPT", 0, "true"): (
-            "looks for tasks whose time is up once more than is needed"
+            "looks for tasks that have timed out once more than necessary"
         ),
-        ("i % BL_GROUP_KEYS == 0", 0, "true"): "asks for memory once more, which is a hint",
+        ("i % BL_GROUP_KEYS == 0", 0, "true"): "prefetches memory once more, which is a hint",
         ("status == 0", 0, "true"): _UNREAD,
     },
     ("index/grant.c", "bl_reuse_check"): {
         ("!meta->reused", 0, "false"): (
-            "looks at the epoch though no space was reused, which costs time"
+            "reads the epoch though no space was reused, which costs time"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_end"): {
@@ -219,24 +234,23 @@ REASONED: Conditions = {
         ),
         ("now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS", 0, "false"): _PERIOD,
         ("now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0, "true"): _PERIOD,
-        ("status < 0", 0, "false"): "the check that follows returns that, too",
+        ("status < 0", 0, "false"): "the check that follows returns the same error",
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
         ("server->pidfds", 0, "true"): _LIFE,
     },
     ("rpc/housekeeping.c", "bl_housekeeping_sweep"): {
         ("count <= 0", 0, "false"): (
-            "looks into the lobby and at the epoch though no lock is left to remove, which "
-            "costs time"
+            "checks the lobby and the epoch though no lock is left to remove, which costs time"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
         ("left", 0, "true"): (
-            "tells the simulator's oracle of a heartbeat that nobody relies on, which can only "
+            "reports to the simulator's oracle a heartbeat that no code relies on, which can only "
             "make it stricter"
         ),
         ("lane->state == BL_SESSION_FREE", 0, "false"): (
-            "a free lane has no lock and is not LIVE, so it is passed over all the same"
+            "a free lane has no lock and is not LIVE, so it is skipped in any case"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_has_devices"): {
@@ -244,12 +258,13 @@ REASONED: Conditions = {
             "flushes for another host's session, too, which costs time"
         ),
         ("lane->liveness_lock < 0", 0, "false"): (
-            "a lock that is not open has no size, and counts as one with devices all the same"
+            "a lock that is not open has no size, and counts as one with devices in any case"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_over"): {
         ("!inherited", 0, "true"): (
-            "this server gave an inherited session nothing, so its end has nothing to do"
+            "this server granted nothing to an inherited session, so there is nothing to release "
+            "at its end"
         ),
         ("bl_lane_has_devices(server, number)", 0, "true"): _FLUSH,
         ("end == BL_END_GONE", 1, "true"): _SUSPECT,
@@ -261,58 +276,59 @@ REASONED: Conditions = {
     ("rpc/housekeeping.c", "bl_lane_watched"): {
         ("lane->state != BL_SESSION_FREE", 0, "true"): (
             "drops a free lane's heartbeat from the cache, which costs time: "
-            "bl_housekeeping_watch() passes the lane over"
+            "bl_housekeeping_watch() skips the lane"
         ),
     },
     ("rpc/housekeeping.c", "bl_lobby_give"): {
         ("server->lanes[known].state == BL_SESSION_LIVE", 0, "true"): (
-            "the client gets the lane that an earlier server gave it, suspect: it reads so in the "
-            "session's line, leaves, and attaches again, which costs time"
+            "the client gets the lane that it had under an earlier server, which is suspect: it "
+            "reads this in the session's line, detaches, and attaches again, which costs time"
         ),
         ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
-            "without its lock a session of this host ends when its heartbeat stands still: later, "
-            "and suspect"
+            "without its lock a session of this host ends when its heartbeat stops: later, and as "
+            "suspect"
         ),
         ("here", 1, "true"): "another host's session has no lock here, so there is none to watch",
         ("known >= 0", 0, "true"): (
-            "reads outside of a table, which only a sanitizer sees: lanes[-1], whose state is none"
+            "reads lanes[-1], outside of the table, which only a sanitizer detects; its state "
+            "matches no state of a session"
         ),
         ("request->old_nonce", 0, "true"): "no session has the nonce 0, so no lane is found",
         (
             "status < 0",
             0,
             "false",
-        ): "the check after the new session line returns that, too",
+        ): "the check after the new session line returns the same error",
     },
     ("rpc/housekeeping.c", "bl_lobby_look"): {
         ("request.operation == BL_LOBBY_DETACH", 0, "false"): (
-            "a farewell that an earlier server was asked for is left unanswered: the last "
-            "word of the heartbeat, which was written before, says the same"
+            "a request to detach that was sent to an earlier server stays unanswered: the final "
+            "value of the heartbeat, which was written before, has the same meaning"
         ),
         ("request.sequence == request.sequence_end", 0, "true"): _PIECE,
     },
     ("rpc/housekeeping.c", "bl_lobby_serve"): {
         ("lane < 0", 0, "true"): _LIFE,
-        ("lane < 0", 2, "false"): "the lane in a reply that is an error is not read",
+        ("lane < 0", 2, "false"): "the lane in an error reply is not read",
         ("lane == -BL_ERROR_DEPOSED", 0, "false"): (
-            "the client is told that its server is deposed, and asks again as if it had found "
-            "that out"
+            "the client gets the error that its server is deposed, and sends the request again as "
+            "if it had detected that itself"
         ),
         ("server->pidfds", 0, "true"): _LIFE,
     },
     ("kvcache/put.c", "bl_kv_commit"): {
-        ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
+        ("work->count > 0", 0, "true"): "sends the server a commit of nothing, which costs a call",
     },
     ("kvcache/put.c", "bl_kv_publish"): {
         ("session->nonce == work->nonce", 0, "true"): _ENDED,
         ("session->attached", 0, "true"): (
-            "an abort under the session that follows is refused: the grants are not its own"
+            "an abort by the next session is refused: the grants are not its own"
         ),
         ("status < 0", 0, "true"): (
-            "an abort of what was committed, or of an ended session, is refused"
+            "an abort of committed blocks, or by an ended session, is refused"
         ),
-        ("work->count > 0", 0, "true"): "asks the server to abort nothing, which costs a call",
+        ("work->count > 0", 0, "true"): "sends the server an abort of nothing, which costs a call",
     },
     ("kvcache/batch.c", "bl_kv_retire"): {
         ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
@@ -321,20 +337,18 @@ REASONED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_get_begin"): {
         ("status < 0", 1, "true"): (
-            "gives the pins back before the copy: a block that goes meanwhile is a miss at the "
-            "second look, and the release that follows that finds nothing"
+            "releases the pins before the copy: a block that is evicted meanwhile is a miss at the"
+            " second check, and the release after it finds nothing"
         ),
-        ("hits > 0", 0, "true"): "looks at no entry, which costs two fences",
+        ("hits > 0", 0, "true"): "reads no entry, which costs two fences",
     },
     ("kvcache/get.c", "bl_kv_get_end"): {
-        ("work->count > 0", 0, "true"): (
-            "looks at no entry, and at the epoch once, which costs time"
-        ),
+        ("work->count > 0", 0, "true"): ("reads no entry, and the epoch once, which costs time"),
     },
     ("kvcache/get.c", "bl_kv_look_guarded"): {
         ("!batch->check_checksums", 0, "false"): (
-            "reads checksums that the engine then does not ask for; a damaged vector makes a "
-            "miss, never wrong bytes"
+            "reads checksums that the engine then does not use; a damaged vector causes a miss, "
+            "never wrong bytes"
         ),
     },
     ("kvcache/put.c", "bl_kv_checksums_guarded"): {
@@ -342,8 +356,8 @@ REASONED: Conditions = {
     },
     ("kvcache/get.c", "bl_entry_agrees"): {
         ("bl_table_whole(entry, record->block)", 0, "true"): (
-            "compares every field that is used but the checksum, and bytes that differ "
-            "from that are a miss"
+            "compares every field that is used except the checksum, and bytes that do not match "
+            "the checksum are a miss"
         ),
         ("agrees", 0, "true"): _ANN,
     },
@@ -357,12 +371,10 @@ REASONED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_get"): {
         ("status == 0", 0, "true"): (
-            "a get that could not ask has no hits: nothing is read or released, and the "
-            "error is returned"
+            "a get whose request failed has no hits: nothing is read or released, and the error is"
+            " returned"
         ),
-        ("work.count > 0", 0, "true"): (
-            "reads no block, and looks at the epoch once, which costs time"
-        ),
+        ("work.count > 0", 0, "true"): ("reads no block, and the epoch once, which costs time"),
     },
     ("kvcache/get.c", "bl_kv_hit_read"): {
         ("worker > 0", 0, "true"): _THREADS,
@@ -394,16 +406,16 @@ REASONED: Conditions = {
         ),
     },
     ("kvcache/get.c", "bl_kv_release"): {
-        ("read == 0", 0, "true"): "what a get that failed leaves in states is not read",
+        ("read == 0", 0, "true"): "the states that a failed get leaves are not read",
         ("work->count < batch->count", 0, "true"): (
-            "writes the state of a key behind the last one, which only a sanitizer sees"
+            "writes a state after that of the last key, which only a sanitizer detects"
         ),
-        ("work->count > 0", 0, "true"): "asks the server to release nothing, which costs a call",
+        ("work->count > 0", 0, "true"): "sends the server a release of nothing, which costs a call",
     },
     ("rpc/lane.c", "bl_bulk_send"): {
         ("size > whole", 0, "true"): (
-            "a line of zeros more behind the request, in an area that no request of the "
-            "simulator fills"
+            "one more line of zeros after the request, in an area that no request of the simulator"
+            " fills"
         ),
         ("whole > 0", 0, "true"): "streams no bytes",
     },
@@ -411,7 +423,9 @@ REASONED: Conditions = {
         ("message->request_size <= BL_MESSAGE_INLINE_SIZE", 0, "false"): (
             "a short request goes through the bulk area like a long one, which costs time"
         ),
-        ("taken == 0", 0, "true"): "time is up then, which the caller sees before it asks again",
+        (("taken == 0"), 0, ("true")): (
+            "the call has timed out then, which the caller detects before it tries again"
+        ),
     },
     ("rpc/lane.c", "bl_lane_send"): {
         ("size == 0", 0, "false"): _NO_BYTES,
@@ -424,7 +438,7 @@ REASONED: Conditions = {
         ("window * 2 < BL_WINDOW_MAX", 0, "false"): _WINDOW,
         ("window < count", 0, "false"): _WINDOW,
         ("window < count", 0, "true"): (
-            "who takes one reply has asked for one, so no more can come"
+            "a client that waits for one reply has sent one request, so only one reply can arrive"
         ),
     },
     ("rpc/lane.c", "bl_lane_wait"): {
@@ -435,32 +449,34 @@ REASONED: Conditions = {
         ("asleep", 1, "true"): _RINGS,
         ("asleep", 0, "false"): "rings only after ring_ns of waiting, which costs time",
         ("wait->waited_ns - looked > BL_EPOCH_LOOK_NS", 0, "true"): (
-            "looks at the epoch at every turn, which costs time"
+            "reads the epoch in every iteration, which costs time"
         ),
     },
     ("rpc/lane.c", "bl_session_stale"): {
         ("!bl_epoch_serving(&epoch)", 0, "false"): (
-            "waits for a server that has stopped until time is up or another epoch is out"
+            "waits for a server that has stopped until the timeout, or until another epoch is "
+            "published"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_attach"): {
         ("status == 0", 0, "true"): (
-            "only which error an attempt that failed returns differs: BAD_REPLY, if what was read "
-            "last names no lane"
+            "only which error a failed attempt returns differs: BAD_REPLY, if the last reply names"
+            " no lane"
         ),
         ("lock >= 0", 0, "true"): _CLOSED,
         ("session->devices", 0, "true"): _FLUSH,
         ("status < 0", 0, "true"): (
-            "with an answer nothing is open, and a lock that an attached session holds is "
-            "not ended here"
+            "after an answer nothing is open, and the lock of an attached session is not released "
+            "here"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_clash"): {
         ("bl_lobby_reply_read(session, epoch->epoch % BL_HALF_COUNT, &reply)", 0, "true"): (
-            "who sees a torn reply as a clash looks again until time is up, and then it is whole"
+            "a client that takes a torn reply for a clash reads it again until the timeout, and by"
+            " then it is whole"
         ),
         ("reply.boot_id[1] != session->boot_id[1]", 0, "false"): (
-            "boot ids are random in both words: either comparison would do"
+            "boot ids are random in both words: either comparison is sufficient"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
@@ -468,20 +484,23 @@ REASONED: Conditions = {
         ("!turn->rung", 0, "true"): _RINGS,
         ("bl_waker_asleep(&session->waker)", 0, "true"): _RINGS,
         ("reply->epoch == target", 0, "true"): (
-            "each epoch is asked with a sequence of its own, and of the servers of one half only "
-            "the last one writes: who answers that sequence there is the one that was asked"
+            "each epoch gets a request with a sequence of its own, and of the servers of one half "
+            "only the last one writes: a reply to that sequence there is from the server of that "
+            "epoch"
         ),
         ("turn->operation == BL_LOBBY_ATTACH", 0, "true"): (
-            "shows the server a process for a session that this very request ends"
+            "sends the server a process for a session that this request ends"
         ),
-        ("bl_epoch_serving(&epoch)", 0, "true"): _ASK,
-        ("serving", 0, "true"): "only which error says that no server of this host serves differs",
-        ("serving", 1, "true"): _ASK,
+        ("bl_epoch_serving(&epoch)", 0, "true"): _NOT_SERVING,
+        (("serving"), 0, ("true")): (
+            "only which error is returned when no server of this host serves differs"
+        ),
+        ("serving", 1, "true"): _NOT_SERVING,
         ("serving", 2, "true"): (
-            "an answer is the one that was asked for, whoever serves since: the epoch in it "
-            "is checked"
+            "an answer is valid no matter which server serves since then: the epoch in it is "
+            "checked"
         ),
-        ("serving", 4, "false"): "only which error says that time is up differs",
+        ("serving", 4, "false"): "only which error is returned at the timeout differs",
     },
     ("rpc/lobby.c", "bl_lobby_reply_read"): {
         ("out->sequence == out->sequence_end", 0, "true"): _PIECE,
@@ -490,11 +509,11 @@ REASONED: Conditions = {
         ("neighbors >= 0 && neighbors < count", 0, "false"): "prefetches less, which costs time",
     },
     ("index/lookup.c", "bl_lookup_find"): {
-        ("number < 0", 0, "false"): "asks for memory of no block, which is a hint",
+        ("number < 0", 0, "false"): "prefetches memory of no block, which is a hint",
     },
     ("index/reclaim.c", "bl_evict_ahead"): {
-        ("next < 0", 0, "false"): "asks for memory by the key of no block, which is a hint",
-        ("later < 0", 0, "false"): "asks for memory of no block, which is a hint",
+        ("next < 0", 0, "false"): "prefetches memory for the key of no block, which is a hint",
+        ("later < 0", 0, "false"): "prefetches memory of no block, which is a hint",
     },
     ("pool/message.h", "bl_reply_whole"): {
         ("reply->sequence == reply->sequence_end", 0, "true"): _PIECE,
@@ -511,7 +530,7 @@ REASONED: Conditions = {
     },
     ("index/recover.c", "bl_recover"): {
         ("old_epoch == 0", 0, "false"): (
-            "the half of a pool that nobody served is empty: nothing is recovered from it"
+            "the half of a pool that no server has used is empty: nothing is recovered from it"
         ),
     },
     ("index/recover.c", "bl_recover_prefault"): {
@@ -519,9 +538,9 @@ REASONED: Conditions = {
     },
     ("index/recover.c", "bl_recover_entries"): {
         ("meta->blocks[number].named", 0, "true"): (
-            "copies the line of a block without a name, which nobody reads"
+            "copies the line of a block without a name, which is never read"
         ),
-        ("!whole", 0, "false"): "counts for statistics, which no decision rests on",
+        ("!whole", 0, "false"): "counts for statistics, which no decision depends on",
         ("entry.state == BL_ENTRY_COMMITTED", 0, "true"): (
             "a free entry has no bytes, so bl_entry_invalid() refuses it"
         ),
@@ -535,7 +554,7 @@ REASONED: Conditions = {
     ("index/recover.c", "bl_recover_mark"): {
         ("whole", 0, "true"): _ANN,
         ("whole", 1, "true"): (
-            "a damaged mark is no better than none: bl_extents_adopt() judges its fields"
+            "a damaged mark is used as if it were whole: bl_extents_adopt() checks its fields"
         ),
     },
     ("index/recover.c", "bl_scan_refetch"): {
@@ -548,18 +567,18 @@ REASONED: Conditions = {
     },
     ("pool/register.h", "bl_register_load"): {
         ("bl_line_used(first)", 0, "true"): (
-            "a line of zeros is looked at a second time, which costs time"
+            "a line of zeros is read a second time, which costs time"
         ),
     },
     ("pool/register.h", "bl_register_read"): {
         ("first_ever < 2", 0, "true"): _REREAD,
         ("status < 0", 0, "true"): _REREAD,
-        ("tries > 0", 0, "true"): "a pause before the first look, which costs time",
+        ("tries > 0", 0, "true"): "pauses before the first read, which costs time",
     },
     ("pool/register.h", "bl_register_settled"): {
         ("memcmp(copies[0], line, sizeof copies[0]) == 0", 0, "true"): (
-            "the second copy is written after the first: where it has the last word, so has"
-            " the first, or a successor, which needed that word, writes it again"
+            "the second copy is written after the first: if it has the final value, so has the "
+            "first, or a successor, which needed that value, writes it again"
         ),
     },
     ("rpc/server.c", "bl_idle_nap_ns"): {
@@ -574,7 +593,7 @@ REASONED: Conditions = {
         ("server->pidfds", 0, "true"): _LIFE,
     },
     ("rpc/server.c", "bl_lane_answer"): {
-        ("server->quota.calls_per_s", 0, "true"): "an allowance of nothing is filled with nothing",
+        ("server->quota.calls_per_s", 0, "true"): "an allowance of 0 is refilled with 0",
     },
     ("rpc/server.c", "bl_lane_gather"): {
         ("ready == lane->window", 0, "false"): _WINDOW,
@@ -588,7 +607,7 @@ REASONED: Conditions = {
         ("served == 0", 0, "true"): "yields in each round on a shared core, which costs time",
         ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
         ("bl_server_rest(server, idle_ns)", 0, "false"): (
-            "a server that was woken does its housekeeping before it looks at lanes"
+            "a server that was woken does its housekeeping before it polls lanes"
         ),
         ("++rounds % BL_ROUNDS_PER_CLOCK", 0, "false"): _NAP,
         ("busy == 0", 0, "true"): _NAP,
@@ -597,8 +616,8 @@ REASONED: Conditions = {
     },
     ("rpc/server.c", "bl_server_mend"): {
         ("server->lanes[i].state == BL_SESSION_LIVE", 1, "true"): (
-            "a broken lane that is not LIVE is nobody's again, whether it is FREE or "
-            "SUSPECT, and no memory of the simulator breaks"
+            "a broken lane that is not LIVE has no owner afterwards, whether it is FREE or "
+            "SUSPECT, and no memory of the simulator fails"
         ),
     },
     ("rpc/server.c", "bl_lane_turn"): {
@@ -607,7 +626,7 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/doorbell.c", "bl_doorbell_due"): {
-        ("server->quiet_hosts == 0", 0, "false"): "returns no host then, either",
+        ("server->quiet_hosts == 0", 0, "false"): "returns no host in that case, either",
         (
             "++server->doorbell_rounds < BL_DOORBELL_ROUNDS && server->done.requests - "
             "server->doorbell_done.requests < BL_DOORBELL_REQUESTS && server->done.keys - "
@@ -624,7 +643,7 @@ REASONED: Conditions = {
     },
     ("rpc/doorbell.c", "bl_doorbell_quieten"): {
         ("lane->next != lane->busy_next", 0, "false"): (
-            "a lane with requests becomes quiet, and its client rings: that costs time"
+            "a lane with requests becomes quiet, and its client rings, which costs time"
         ),
         ("now_ns - lane->busy_ns > quiet_ns", 0, "false"): (
             "lanes without requests are polled in each round, too, which costs time"
@@ -637,18 +656,18 @@ REASONED: Conditions = {
             "invalidates the same lines more often, which costs time"
         ),
         ("server->round[0].requests != before && server->live_count > 1", 0, "false"): (
-            "leaves out the fence behind it, which need not be there: see where that is left out"
+            "omits the fence after it, which is not needed: see its own exemption"
         ),
         ("server->live_count > 1", 0, "true"): _FENCED,
         ("server->round[0].requests != before", 0, "true"): _FENCED,
     },
     ("rpc/server.c", "bl_server_run"): {
         ("bl_is_fault(status)", 0, "true"): (
-            "where no device failed just now, the last fault is in no lane, or in one that "
-            "broke before"
+            "if no device has just failed, the last fault is in no lane, or in one that failed "
+            "before"
         ),
     },
-    ("rpc/session.c", "bl_session_ask"): {
+    ("rpc/session.c", "bl_session_attempt"): {
         ("bl_wait_left_ns(memory, &wait) == 0", 0, "false"): _LATE,
         ("status != -BL_ERROR_TIMEOUT", 0, "true"): (
             "a call that timed out is not sent again: the next condition ensures that"
@@ -656,24 +675,24 @@ REASONED: Conditions = {
         ("status == -BL_ERROR_TIMEOUT", 0, "false"): _LATE,
     },
     ("rpc/session.c", "bl_session_devices"): {
-        ("!session->devices", 0, "true"): "makes a mark that is there already",
+        ("!session->devices", 0, "true"): "makes a mark that exists already",
     },
     ("rpc/session.c", "bl_session_pump_all"): {
-        ("batch > 0", 0, "true"): "fences for a batch of none, which costs time",
+        ("batch > 0", 0, "true"): "fences for an empty batch, which costs time",
         ("pump->latencies_ns", 0, "true"): _CLOCK,
         ("pump->latencies_ns", 2, "true"): _CLOCK,
     },
     ("rpc/lobby.c", "bl_session_rest"): {
-        ("session->devices", 0, "true"): "takes back a mark that was not made",
+        ("session->devices", 0, "true"): "removes a mark that was not made",
     },
     ("rpc/standby.c", "bl_server_watch"): {
         (
             "(status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0",
             0,
             "true",
-        ): "looks on until the caller's time is up, and returns what the last look says",
+        ): "checks until the caller's timeout, and returns the result of the last check",
         ("status != 0", 0, "true"): (
-            "only when to try a takeover differs: whether it may is decided in takeover.c"
+            "only when a takeover is tried differs: takeover.c decides whether it is allowed"
         ),
     },
     ("rpc/standby.c", "bl_watch_begin"): {
@@ -681,7 +700,7 @@ REASONED: Conditions = {
             "bl_boot_same(line->boot_id, server->boot_id)",
             0,
             "true",
-        ): "another host's server has no lock here, so there is none to watch",
+        ): "another host's server has no lock here, so there is nothing to watch",
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
         (
@@ -690,24 +709,25 @@ REASONED: Conditions = {
             0,
             "false",
         ): (
-            "a server that is proven gone is followed once its heartbeat has stood still, which "
-            "costs time"
-        ),
-        ("bl_epoch_last_word(&line)", 0, "false"): (
-            "a server that said that it stops is followed once its heartbeat has stood still, "
+            "a server that is proven gone is succeeded only after its heartbeat has stood still, "
             "which costs time"
         ),
+        ("bl_epoch_last_word(&line)", 0, "false"): (
+            "a server that announced its stop is succeeded only after its heartbeat has stood "
+            "still, which costs time"
+        ),
         ("line.epoch == 0", 0, "false"): (
-            "a server that does not serve is found silent a little later, and then tried all "
-            "the same"
+            "a server that does not serve is found silent a little later, and then a takeover is "
+            "tried nevertheless"
         ),
         ("line.nonce != server->watch.nonce", 0, "true"): (
-            "the same server is watched again at every check: it seems to have moved just now"
+            "the watch of the same server restarts at every check: its heartbeat seems to have "
+            "just moved"
         ),
     },
     ("rpc/takeover.c", "bl_epoch_gone"): {
         ("line->epoch == 0", 0, "false"): (
-            "a server of epoch 0 is nobody, and nobody's lock is looked for in vain"
+            "epoch 0 has no server, and the search for its lock finds nothing"
         ),
     },
     ("rpc/takeover.c", "bl_server_gone"): {
@@ -715,30 +735,30 @@ REASONED: Conditions = {
             "liveness_lock >= 0",
             0,
             "true",
-        ): "a lock file that is not there cannot be locked, so bl_liveness_gone() says no",
+        ): "a missing lock file cannot be locked, so bl_liveness_gone() returns false",
     },
     ("rpc/takeover.c", "bl_takeover_claim"): {
         ("next > plan->epoch", 0, "true"): (
-            "an epoch that is history is asked for first, which costs an election: those "
-            "who took part in it are gone, or an election says that it is late"
+            "a past epoch is tried first, which costs an election: its candidates are gone, or the"
+            " election reports that it is too late"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_follow"): {
         ("line->nonce != server->silence.nonce", 0, "true"): (
-            "the heartbeat of a server that was found silent is watched once more, which costs time"
+            "the heartbeat of a silent server is watched once more, which costs time"
         ),
         ("gone < 0", 0, "true"): _NEGATIVE,
     },
     ("rpc/takeover.c", "bl_takeover_inherit"): {
         ("earlier", 0, "false"): (
-            "which earlier epoch a session is of decides nothing, only that it is not this one"
+            "only that a session is of an earlier epoch is used, not which one"
         ),
         ("inherits", 1, "true"): (
-            "where nobody ever served, nobody wrote a session line: it is zero, so it has no nonce"
+            "if no server ever served, no session line was written: it is zero, so it has no nonce"
         ),
         ("inherits", 0, "true"): (
-            "tells the simulator's oracle of a line that nobody relies on, which can only "
-            "make it stricter"
+            "reports to the simulator's oracle a line that no code relies on, which can only make "
+            "it stricter"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_leave"): {
@@ -747,13 +767,13 @@ REASONED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_pass"): {
         ("plan->before.epoch != 0", 0, "true"): (
-            "an empty line is mended, or nobody's sessions are inherited: there are none"
+            "an empty line is repaired, or the sessions of no server are inherited: there are none"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_plan"): {
         ("served", 0, "true"): (
-            "only whether the source ever served is asked, and of a pool that nobody served"
-            " there is nothing to read but zeros"
+            "only whether the source ever served is used, and a pool that no server has used has "
+            "only zeros"
         ),
         ("gone < 0", 0, "true"): _NEGATIVE,
     },
@@ -762,7 +782,7 @@ REASONED: Conditions = {
             "no pool of the simulator has enough blocks to reach the limit"
         ),
     },
-    ("index/task_client.c", "bl_task_ask"): {
+    ("index/task_client.c", "bl_task_call"): {
         ("size > 0", 0, "true"): _NO_BYTES,
     },
     ("rpc/quantum.h", "bl_quantum_keys"): {
@@ -772,7 +792,7 @@ REASONED: Conditions = {
     },
     ("index/grant.c", "bl_grant_end"): {
         ("block->state == BL_NUMBER_GRANTED", 1, "true"): (
-            "the space of a held block is free by then, and giving back what is free is refused"
+            "the space of a held block is free by then, and freeing it again is refused"
         ),
     },
     ("kvcache/put.c", "bl_kv_put_end"): {
@@ -780,8 +800,8 @@ REASONED: Conditions = {
     },
     ("rpc/lane.c", "bl_session_given_up"): {
         ("line.nonce == session->nonce", 0, "true"): (
-            "nobody else is given the lane while who waits for an answer is alive; after "
-            "a false word of an operator the wait ends when its time is up"
+            "no other session gets the lane while the waiting one is alive; after an operator's "
+            "false declaration the wait ends at its timeout"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_settle"): {
@@ -791,15 +811,18 @@ REASONED: Conditions = {
             "line.sequence",
             0,
             "false",
-        ): "asks for a farewell again that was answered, which stays true: it costs a call",
+        ): (
+            "sends a request to detach again that was answered, and the answer stays valid: it "
+            "costs a call"
+        ),
         ("reply.epoch == epoch.epoch", 0, "true"): (
-            "a server of an earlier epoch that answered the request ended the session before it "
-            "was succeeded"
+            "a server of an earlier epoch that answered the request had ended the session before "
+            "its successor served"
         ),
         ("line.sequence == line.sequence_end", 0, "true"): _PIECE,
         ("bl_lobby_reply_read(session, epoch.epoch % BL_HALF_COUNT, &reply)", 0, "true"): (
-            "a reply has this epoch and this sequence only when the server that serves "
-            "has read the request"
+            "a reply has this epoch and this sequence only if the current server has read the "
+            "request"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_detach"): {
@@ -807,7 +830,7 @@ REASONED: Conditions = {
     },
     ("index/client.c", "bl_lookup"): {
         ("reply.count == part", 0, "false"): (
-            "a server that answers with all of the keys says HIT, too"
+            "a server that answers with all of the keys also returns HIT"
         ),
     },
     ("index/client.c", "bl_reserve"): {
@@ -815,41 +838,37 @@ REASONED: Conditions = {
     },
     ("index/recover.c", "bl_recover_block"): {
         ("claimed", 0, "true"): (
-            "gives back nothing: an entry whose space cannot be claimed names none that is open, "
-            "and never another's, for space has a new owner only when the old entry is cleared "
-            "(SYNC entry.reuse)"
+            "returns nothing: an entry whose space cannot be claimed names no open space, and "
+            "never that of another entry, because space gets a new owner only after the old entry "
+            "is cleared (SYNC entry.reuse)"
         ),
     },
     ("index/lookup.c", "bl_remove_one"): {
         ("task", 0, "false"): (
-            "tiers are asked to remove a task, which they never have: that costs time"
+            "tiers get a request to remove a task, which they never have: that costs time"
         ),
     },
     ("index/lookup.c", "bl_handle_remove"): {
         ("status == 0", 1, "true"): _UNREAD,
-        ("status == 0", 0, "true"): (
-            "a server that was deposed refuses the first key with another reason"
-        ),
+        ("status == 0", 0, "true"): ("a deposed server refuses the first key with another error"),
     },
     ("index/reclaim.c", "bl_block_place"): {
         ("meta->share_count > 1", 0, "true"): (
-            "counts for the only share, whose count nobody reads"
+            "counts for the only share, whose count is not read"
         ),
     },
     ("index/reclaim.c", "bl_extents_return"): {
-        ("stripe <= last", 0, "true"): ("looks at the extents behind it, too, which costs time"),
+        ("stripe <= last", 0, "true"): ("also checks the extents after it, which costs time"),
     },
     ("index/reclaim.c", "bl_space_open"): {
-        ("stripe < 0", 0, "false"): (
-            "looks at the epoch though nothing was opened, which costs time"
-        ),
+        ("stripe < 0", 0, "false"): ("reads the epoch though nothing was opened, which costs time"),
     },
     ("index/reclaim.c", "bl_space_take"): {
-        ("status == 0", 0, "true"): ("a server that was deposed grants no space any more"),
+        ("status == 0", 0, "true"): ("a deposed server no longer grants space"),
     },
     ("kvcache/put.c", "bl_kv_flush"): {
         ("size - at < BL_PAGE_SIZE", 0, "false"): (
-            "flushes the rest of the block's last page, too, which costs time"
+            "also flushes the rest of the block's last page, which costs time"
         ),
     },
     ("rpc/doorbell.c", "bl_doorbell_look"): {
@@ -862,7 +881,7 @@ REASONED: Conditions = {
     },
     ("index/reclaim.c", "bl_space_evict"): {
         ("bl_eviction_plain(meta)", 0, "false"): (
-            "with one share and no hints, its turn has the same blocks in the same order"
+            "with one share and no hints, the other path evicts the same blocks in the same order"
         ),
     },
 }
@@ -1445,7 +1464,7 @@ TESTED: Conditions = {
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
         ),
     },
-    ("rpc/session.c", "bl_session_ask"): {
+    ("rpc/session.c", "bl_session_attempt"): {
         ("status == 0", 0, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
     },
     ("rpc/session.c", "bl_session_open"): {
@@ -1551,7 +1570,7 @@ TESTED: Conditions = {
             "tests/index/test_tasks.py::test_foreign_requests_are_refused"
         ),
     },
-    ("index/task_client.c", "bl_task_ask"): {
+    ("index/task_client.c", "bl_task_call"): {
         (
             "status < 0",
             0,
@@ -1625,7 +1644,7 @@ TESTED: Conditions = {
             "tests/kvcache/test_cache.py::test_a_grant_of_another_session_is_pending"
         ),
     },
-    ("index/client.c", "bl_meta_ask_stat"): {
+    ("index/client.c", "bl_meta_get_stat"): {
         ("size != sizeof *out", 0, "false"): (
             "tests/hostile/test_replies.py::test_checksums_of_another_length_are_an_error"
         ),

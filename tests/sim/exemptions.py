@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Sites whose removal the simulator need not detect, each with its reason. A site is named by file,
-function, verb and its index among equal verbs of that function. The lack of a test is no reason: a
-mutant that survives is a missing test or a needless fence, and is resolved as one of them.
+function, verb and its index among equal verbs of that function. The lack of a test is not a reason:
+a mutant that survives is a missing test or a needless fence, and is resolved as one of them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from exempt_conditions import REASONED, TESTED, Conditions
 Name = tuple[str, str, str, int]
 
 _HINT = "a hint to the hardware: the load that follows reads the same line, only later"
-_ALONE = "runs before any other process can open the pool: the superblocks come back last"
+_ALONE = "runs before any other process can open the pool: the superblocks are written last"
 _POLLED = (
-    "a poll: an old line has an old sequence or count and is not believed, and the next look, "
-    "after another full fence, finds the new one; this fence saves time, never bytes"
+    "a poll: an old line has an old sequence or count and is ignored, and the next poll, after "
+    "another full fence, reads the new one; this fence affects time, never bytes"
 )
 _OFF = (
-    "sends off what the poller's own full fence, at its next look, would send off too: it saves "
-    "the time until then, which is longer only if a nap comes first"
+    "completes stores that the poller's own full fence completes at its next poll anyway: it saves"
+    " the time until then, which is longer only if the poller sleeps first"
 )
 _FAILED = (
-    "only whether the page faults is asked, its bytes are not looked at, and no memory of the "
-    "simulator faults: tests/crash/test_device_fault.py runs it over memory that does"
+    "only whether the page faults matters, its bytes are not used, and no memory of the simulator "
+    "faults: tests/crash/test_device_fault.py runs it over memory that does"
 )
 _REVIVED = (
     "needed where a machine takes over another's host number with a copy of that line in its "
     "cache; in the simulator, as on one machine, a number is one host forever"
 )
 _PROVEN = (
-    "in the simulator no process takes a turn between a server's last full fence and its look at a "
-    "proof, so no device writes between that fence and the proof; on a CPU the order needs it"
+    "in the simulator no other process runs between a server's last full fence and its check of a "
+    "proof, so no device writes between that fence and the proof; a CPU needs it for the order"
 )
 _FLUSHED = (
     "covered: the full fence of bl_server_still() stands between the end of a session and the next "
@@ -39,8 +39,8 @@ _FLUSHED = (
 )
 
 _CALLED = (
-    "in the simulator no load is done before the reply that tells of it is read; on a CPU "
-    "the invalidation could be done before the load of the reply"
+    "in the simulator no load is done before the reply that it depends on is read; on a CPU the "
+    "invalidation could be done before the load of the reply"
 )
 
 _LEFT_OUT: dict[Name, str] = {
@@ -49,13 +49,12 @@ _LEFT_OUT: dict[Name, str] = {
     ("index/retire.c", "bl_page_touch", "fence_full", 1): _FAILED,
     ("index/retire.c", "bl_page_touch", "fetch", 0): _FAILED,
     ("index/retire.c", "bl_extent_retire", "fence_store", 0): (
-        "for who checks a dead pool: no entry outlives its extent; recovery drops such an entry "
-        "without it, and no memory of the simulator faults"
+        "only for the check of a pool without a server: no entry outlives its extent. Recovery "
+        "drops such an entry without it, and no memory of the simulator faults"
     ),
     ("kvcache/put.c", "bl_kv_flush", "fence_full", 1): (
         "the full fence of the abort's first poll completes the flushes: in the simulator no "
-        "client stands still before it until the server has granted the space again; on a CPU one "
-        "may"
+        "client pauses before it until the server has granted the space again; on a CPU one may"
     ),
     ("rpc/server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
     ("rpc/lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
@@ -66,14 +65,14 @@ _LEFT_OUT: dict[Name, str] = {
     ("rpc/housekeeping.c", "bl_housekeeping_watch", "fence_full", 0): _POLLED,
     ("rpc/server.c", "bl_server_round", "fence_full", 0): _POLLED,
     ("rpc/server.c", "bl_server_rest", "announce", 0): (
-        "a server that does not announce that it sleeps does not sleep, which costs time"
+        "a server that does not announce its sleep does not sleep, which costs time"
     ),
     ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 0): _POLLED,
     ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 1): _POLLED,
     ("rpc/lane.c", "bl_session_given_up", "fence_full", 0): _POLLED,
     ("rpc/lane.c", "bl_session_given_up", "fence_full", 1): _POLLED,
     ("rpc/server.c", "bl_lane_reply", "fence_store", 1): _OFF,
-    ("rpc/lobby.c", "bl_lobby_ask", "fence_store", 0): _OFF,
+    ("rpc/lobby.c", "bl_lobby_send", "fence_store", 0): _OFF,
     ("liveness/heartbeat.c", "bl_heartbeat_farewell", "fence_store", 1): _OFF,
     ("rpc/housekeeping.c", "bl_lobby_publish", "fence_store", 0): _OFF,
     ("rpc/lobby.c", "bl_lobby_line", "fence_full", 0): _REVIVED,
@@ -89,10 +88,10 @@ _LEFT_OUT: dict[Name, str] = {
     ),
     ("kvcache/put.c", "bl_kv_commit", "fence_store", 0): (
         "covered: a commit never fits into one line, so bl_bulk_send() fences between the payload "
-        "and the request; it stays for the day when a commit does fit"
+        "and the request; it is kept in case a commit fits into one line in the future"
     ),
     ("kvcache/get.c", "bl_checksums_read", "fence_full", 1): (
-        "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
+        "covered: bl_entry_look() fenced after the reply that named the block, and nothing newer "
         "than that reply is relied on"
     ),
     ("index/recover.c", "bl_scan_refetch", "fence_full", 0): (
@@ -102,48 +101,51 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: publishing TAKING ended with a full fence, and so did the refetch before"
     ),
     ("index/recover.c", "bl_recover_mark", "verify", 0): (
-        "a damaged mark is no better than none: bl_extents_adopt() judges its fields, and blocks "
-        "that do not fit are dropped"
+        "a damaged mark is used as if it were whole: bl_extents_adopt() checks its fields, and "
+        "blocks that do not fit are dropped"
     ),
     ("index/recover.c", "bl_recover_name", "verify", 0): (
-        "a damaged name is copied with the check that convicts it: every reader refuses it again"
+        "a damaged name is copied with its check, which does not match: every reader refuses it "
+        "again"
     ),
     ("index/journal.c", "bl_names_guarded", "fence_full", 0): _CALLED,
     ("index/recover.c", "bl_recover_entries", "verify", 0): (
-        "a damaged entry is copied with the check that convicts it: every reader refuses it again"
+        "a damaged entry is copied with its check, which does not match: every reader refuses it "
+        "again"
     ),
     ("rpc/declare.c", "bl_declared_heartbeat", "fence_full", 0): _POLLED,
     ("rpc/declare.c", "bl_declared_heartbeat", "fence_full", 1): _POLLED,
     ("rpc/declare.c", "bl_declare_all", "fence_full", 0): (
-        "covered: what was read before, candidates' lines and heartbeats, ended with full fences"
+        "covered: the reads before it, of candidates' lines and heartbeats, ended with full fences"
     ),
     ("rpc/declare.c", "bl_declare_all", "fence_full", 1): (
-        "an old line leaves its session out of the word, so that it stays suspect; and "
-        "only the first can be old, for the look at each session's heartbeat ends with a full fence"
+        "an old line leaves its session out of the declaration, so that it stays suspect; and only"
+        " the first can be old, because the read of each session's heartbeat ends with a full "
+        "fence"
     ),
     ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 0): _POLLED,
     ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 1): _POLLED,
     ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 2): _POLLED,
     ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 3): _POLLED,
     ("rpc/takeover.c", "bl_server_heartbeats", "invalidate", 0): (
-        "an old first count makes a dead server seem alive for one more try of its rival, never a "
-        "living one dead"
+        "an old first count makes a dead server seem alive for one more attempt of its rival, "
+        "never a live one dead"
     ),
 }
 
 
-_PADDING = "the line behind it is padding: lines that are polled lie 128 bytes apart"
+_PADDING = "the line after it is padding: lines that are polled are 128 bytes apart"
 _AREA = (
-    "behind a message lies the rest of its bulk area, which its sender alone writes, and which no "
-    "message of the simulator fills"
+    "a message is followed by the rest of its bulk area, which only its sender writes, and which "
+    "no message of the simulator fills"
 )
 
 _LONGER: dict[Name, str] = {
     ("index/recover.c", "bl_recover_name", "stream_line", 0): (
-        "the line behind it is the next block's name, which is written next if that block has one"
+        "the line after it is the next block's name, which is written next if that block has one"
     ),
     ("liveness/heartbeat.c", "bl_heartbeat_once", "stream_line", 0): _PADDING,
-    ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _PADDING,
+    ("rpc/lobby.c", "bl_lobby_send", "stream_line", 0): _PADDING,
     ("rpc/housekeeping.c", "bl_lobby_publish", "stream_line", 0): _PADDING,
     ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _PADDING,
     ("rpc/server.c", "bl_lane_reply", "stream_line", 0): _PADDING,
@@ -163,40 +165,42 @@ _RANGES: dict[Name, str] = {
 }
 
 _LATE = (
-    "an invalidation that comes behind the fence of one look is done before the next one: an old "
-    "line is not believed, or says what it said, so this costs a look, never bytes"
+    "an invalidation after the fence of one poll is done before the next poll: an old line is "
+    "ignored, or has the same value as before, so this costs a poll, never bytes"
 )
-_BEHIND = "comes behind its own fence, which need not be there: see where that is left out"
+_BEHIND = "comes after its own fence, which is not needed: see the exemption of that fence"
 _BEGINS = (
-    "the first heartbeat comes a step later, before its process tells anybody of itself; the next "
-    "ones are another thread's"
+    "the first heartbeat comes a step later, before its process announces itself; the next ones "
+    "are another thread's"
 )
 
-_SERVING = "covered: nobody reads the own half before the fence that comes before SERVING"
-_HINTED = "the verb that comes before it then is a prefetch: nothing is loaded that is believed"
+_SERVING = (
+    "covered: no other process reads this server's half before the fence that precedes SERVING"
+)
+_HINTED = "the verb that then comes before it is a prefetch: no loaded value is used"
 
 _DEFERRED: dict[Name, str] = {
     ("index/meta.c", "bl_meta_flush", "invalidate", 0): _BEHIND,
     ("index/meta.c", "bl_meta_flush_held", "invalidate", 0): _BEHIND,
     ("kvcache/put.c", "bl_kv_flush_guarded", "invalidate", 0): (
-        "comes behind its own fence, but before the store fence of bl_bulk_send(), which every "
-        "abort passes: a CPU orders a flush with that, the simulator does not"
+        "comes after its own fence, but before the store fence of bl_bulk_send(), which every "
+        "abort executes: a CPU orders a flush with that, the simulator does not"
     ),
     ("liveness/heartbeat.c", "bl_heartbeat_farewell", "stream_line", 0): _BEHIND,
     ("transfer/cpu.c", "bl_gather_direct", "stream", 0): (
-        "comes behind the fence of bl_kv_commit() at the latest, and before that of "
-        "bl_bulk_send(): see where the former is left out"
+        "comes after the fence of bl_kv_commit() at the latest, and before that of bl_bulk_send():"
+        " see the exemption of the former"
     ),
     ("rpc/server.c", "bl_round_refetch", "invalidate", 0): _LATE,
     ("transfer/cpu.c", "bl_part_scatter", "fence_full", 1): _HINTED,
     ("transfer/cpu.c", "bl_part_pick", "fence_full", 1): (
         "the first chunk may be an old copy then: its checksum, which is always requested here, "
-        "shows that, and other cases are caught where the fence is omitted"
+        "detects that, and other cases are caught where the fence is omitted"
     ),
     ("rpc/session.c", "bl_session_pump_all", "fence_store", 0): (
-        "comes behind its ring, as that of bl_lane_call() does, where it is caught: the server "
+        "comes after its ring, as that of bl_lane_call() does, where it is caught: the server "
         "polls the lane for bl_quiet_ns() after a ring, and a client that sends a batch hardly "
-        "ever stands still for so long between the two"
+        "ever pauses for that long between the two"
     ),
     ("rpc/lane.c", "bl_lane_take", "fence_full", 0): _HINTED,
     ("rpc/lane.c", "bl_lane_take", "invalidate", 0): _LATE,
@@ -209,16 +213,16 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/housekeeping.c", "bl_housekeeping_watch", "invalidate", 0): _BEHIND,
     ("rpc/housekeeping.c", "bl_lobby_look", "invalidate", 0): _BEHIND,
     ("pool/register.h", "bl_register_write", "stream_line", 1): (
-        "comes behind its own fence; both who write a register go on with a full fence, and the "
-        "second copy alone says nothing that the first does not"
+        "comes after its own fence; both writers of a register continue with a full fence, and the"
+        " second copy alone adds nothing to the first"
     ),
     ("rpc/standby.c", "bl_watch_silent", "invalidate", 0): (
-        "comes behind its load: the heartbeat is seen one look later, as if it had come then"
+        "comes after its load: the heartbeat is seen one poll later, as if it had been written then"
     ),
     ("rpc/takeover.c", "bl_server_heartbeats", "invalidate", 1): _BEHIND,
     ("rpc/housekeeping.c", "bl_housekeeping_write", "stream_line", 0): _BEHIND,
     ("rpc/housekeeping.c", "bl_lobby_publish", "stream_line", 0): _BEHIND,
-    ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _BEHIND,
+    ("rpc/lobby.c", "bl_lobby_send", "stream_line", 0): _BEHIND,
     ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _BEHIND,
     ("rpc/server.c", "bl_lane_reply", "stream_line", 0): _BEHIND,
     ("kvcache/put.c", "bl_checksums_write", "stream", 0): _BEHIND,
@@ -234,12 +238,12 @@ _DEFERRED: dict[Name, str] = {
 
 _OTHER_HALF: dict[Name, str] = {
     ("rpc/declare.c", "bl_declare_all", "invalidate", 0): (
-        "the loop drops both halves either way; a line that is old by then leaves its session out "
-        "of the word, so that it stays suspect"
+        "the loop drops both halves in either case; a line that is old by then leaves its session "
+        "out of the declaration, so that it stays suspect"
     ),
     ("rpc/declare.c", "bl_declare_all", "load_line", 0): (
-        "the loop reads both halves either way; a line that is old by then leaves its session out "
-        "of the word, so that it stays suspect"
+        "the loop reads both halves in either case; a line that is old by then leaves its session "
+        "out of the declaration, so that it stays suspect"
     ),
 }
 

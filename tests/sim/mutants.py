@@ -5,20 +5,19 @@
 =========== ======================================================================================
 site        its mutants
 =========== ======================================================================================
-verb, check left out
-verb        in the other half, where the server has two of what it reads or writes
-no load     deferred: done after the next verb of its process, where their order can matter
-range       without its first line; without its last line; streams also with a line more
-condition   a plain condition of the protocol's C is dropped: always ``true`` or always ``false``,
-            where some scenario decides it the other way; the rest is left to tests of Python
+verb, check omitted
+verb        in the other half, where the server has two copies of what it reads or writes
+not a load  deferred: done after the next verb of its process, where their order can matter
+range       without its first line; without its last line; for streams also with one more line
+condition   a plain condition of the protocol's C is always ``true`` or always ``false``, where some
+            scenario decides it the other way; Python tests cover the other conditions
 =========== ======================================================================================
 
-Which sites there are is the build's word (``bl_sim_site_get``); conditions.py makes the conditions
-sites, too. Runs without a mutant show where a change could make a difference. Where a mutant
-was caught is stored in known_catches.json and tried first, so that most mutants take one run;
-after a change of the protocol, which gives each seed other schedules, the others are hunted for:
-seed after seed in the scenarios in which the change would matter, those first in which it does so
-most often for their steps.
+The build lists its sites (``bl_sim_site_get``); conditions.py adds the conditions. Runs without a
+mutant show where a change could make a difference. The run that caught a mutant is stored in
+known_catches.json and tried first, so that most mutants take one run. A change of the protocol
+gives each seed another schedule; then further seeds are run in the scenarios in which the mutant
+matters, first in those in which it matters most often per step.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import conditions
 import simulator
 from children import Death, answers, still_alive
 from exemptions import EXEMPTIONS, Name
-from simulator import CHANGES, KINDS, Site, play, scenarios, sites, told
+from simulator import CHANGES, KINDS, Site, describe, play, scenarios, sites
 
 from beluga.child import run_program
 
@@ -156,7 +155,7 @@ def survey_one(where: tuple[str, str]) -> Field:
     for seed in range(COVERAGE_FIRST, COVERAGE_FIRST + COVERAGE_SEEDS):
         still_alive()
         runs.append(play(scenario, seed, kind=kind, matters=True))
-    wrong = [f"{scenario}:{run.seed}:{kind} {told(run.result)}" for run in runs if run.result]
+    wrong = [f"{scenario}:{run.seed}:{kind} {describe(run.result)}" for run in runs if run.result]
     if wrong:
         raise RuntimeError(f"fails without a mutant: {', '.join(wrong)}")
     spent = sum(run.stat["steps"] for run in runs)
@@ -224,7 +223,7 @@ def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
         return "", run.stat["steps"] + 1000
     if play(scenario, seed, kind=kind).result != 0:
         raise RuntimeError(f"{scenario}:{seed}:{kind} fails without a mutant")
-    return told(run.result), run.stat["steps"]
+    return describe(run.result), run.stat["steps"]
 
 
 def hunt(task: Hunt) -> Catch:

@@ -176,7 +176,7 @@ def play(
     return Run(seed, result, counters, tuple(stale), tuple(hits), text, tuple(idle), tuple(matter))
 
 
-def told(result: int) -> str:
+def describe(result: int) -> str:
     """Describe a result other than 0."""
     known = {
         WRONG_BYTES: "wrong bytes",

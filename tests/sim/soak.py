@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from children import Death, answers, still_alive
 from regressions import Case, keep, parse
-from simulator import KINDS, play, scenarios, told
+from simulator import KINDS, describe, play, scenarios
 
 from beluga.child import run_program
 
@@ -66,7 +66,7 @@ def play_batch(batch: Batch) -> tuple[Counter[str], list[Case]]:
         for name, field in COUNTERS.items():
             counters[name] += run.stat.get(field, 0)
         if run.result != 0:
-            wrong.append(Case(batch.scenario, seed, batch.kind, told(run.result)))
+            wrong.append(Case(batch.scenario, seed, batch.kind, describe(run.result)))
     return counters, wrong
 
 
@@ -113,12 +113,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{case.wrong}: scripts/soak --replay {case}", flush=True)
         if not options.replay:
             print(f"  kept in {keep(case)}", flush=True)
-    told_of = {name: counters[name] for name in ("runs", *COUNTERS)}
-    told_of["errors"] = len(wrong)
+    counted = {name: counters[name] for name in ("runs", *COUNTERS)}
+    counted["errors"] = len(wrong)
     if options.json:
-        print(json.dumps({"first seed": first, **told_of}))
+        print(json.dumps({"first seed": first, **counted}))
     else:
-        print(f"first seed {first}: " + ", ".join(f"{told_of[name]} {name}" for name in told_of))
+        print(f"first seed {first}: " + ", ".join(f"{counted[name]} {name}" for name in counted))
     return 1 if wrong else 0
 
 

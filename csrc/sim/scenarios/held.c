@@ -147,7 +147,7 @@ static int bl_held_meddle(bl_kv *kv, bl_session *session, uint64_t nonce)
     bl_meta_stat stat;
     if (bl_sim_below(kv->path.world, 4)) {
         bl_held_doom(&kv->path);
-        bl_meta_ask_stat(session, &stat, bl_path_timeout_ns(&kv->path));
+        bl_meta_get_stat(session, &stat, bl_path_timeout_ns(&kv->path));
     }
     return !session->attached || session->nonce != nonce;
 }

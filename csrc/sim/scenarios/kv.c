@@ -119,7 +119,7 @@ int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
         kv->there[buffers->keys[2 * i]] |= buffers->states[i] == BL_BLOCK_GRANTED ||
                                            buffers->states[i] == BL_BLOCK_HIT;
         if (kv->named && buffers->states[i] == BL_BLOCK_GRANTED)
-            kv->told[buffers->keys[2 * i]] = buffers->names[i].block_tokens != 0;
+            kv->named_there[buffers->keys[2 * i]] = buffers->names[i].block_tokens != 0;
     }
     return 0;
 }
@@ -169,12 +169,12 @@ static int bl_kv_name_right(const bl_pool *pool, uint32_t half, const bl_change 
 
 int bl_kv_try_names(bl_kv *kv, const bl_pool *pool, const bl_session *session)
 {
-    uint8_t due[sizeof kv->told], found[sizeof kv->told] = {0};
+    uint8_t due[sizeof kv->named_there], found[sizeof kv->named_there] = {0};
     bl_change names[BL_KV_NAMES_MAX];
     uint32_t first = 0, half = session->half;
     uint64_t epoch = session->epoch, key;
     bl_epoch_line now;
-    memcpy(due, kv->told, sizeof due);
+    memcpy(due, kv->named_there, sizeof due);
     int64_t count = bl_names_read(pool, half, &first, BL_KV_NAMES_MAX, names);
     if (count < 0)
         return (int)count;

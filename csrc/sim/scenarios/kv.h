@@ -48,7 +48,7 @@ typedef struct bl_kv {
     uint32_t summed;            /* 1: every block has checksums, and every read checks them */
     uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* 1: the put was
                                                                              * answered */
-    uint8_t told[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS]; /* 1: the put with a name was answered */
+    uint8_t named_there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS]; /* 1: also the put with a name */
 } bl_kv;
 
 /* One batch of a client, with buffers like an engine's. */

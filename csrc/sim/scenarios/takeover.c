@@ -48,7 +48,7 @@ typedef struct bl_election {
     uint64_t owner[BL_ELECTION_COUNT + 1]; /* the owner that candidates have read, or 0 */
 } bl_election;
 
-static int bl_candidate_ask(bl_election *election, bl_server *server, uint64_t epoch)
+static int bl_candidate_elect(bl_election *election, bl_server *server, uint64_t epoch)
 {
     bl_candidate_line owner;
     int status = bl_elect(server, epoch, &owner);
@@ -73,7 +73,7 @@ static int bl_candidate_run(bl_pool *pool, void *argument)
     for (uint64_t epoch = 1; status == 0 && epoch <= BL_ELECTION_COUNT; epoch++) {
         while ((lock = bl_host_lock(memory, "", "candidate")) == -EAGAIN)
             bl_nap(memory, bl_sim_below(election->world, BL_PATH_NAP_NS));
-        status = bl_candidate_ask(election, server, epoch);
+        status = bl_candidate_elect(election, server, epoch);
         bl_host_unlock(memory, lock);
     }
     bl_server_destroy(server);

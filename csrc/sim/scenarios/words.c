@@ -142,7 +142,7 @@ static int bl_words_try(bl_pool *pool, void *argument)
     mute->wake_ns = world->now_ns + BL_WORDS_STOP_NS;
     while (bl_sim_drains(world, mute))
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    int said = bl_words_line(world, 1, 1)->state == BL_SERVER_STOPPED; /* stopped too late */
+    int late = bl_words_line(world, 1, 1)->state == BL_SERVER_STOPPED; /* stopped too late */
     uint32_t second = bl_words_start(pool, path, 1);
     bl_sim_kill(world, second);
     while (!bl_sim_gone(world->process[second]))
@@ -151,7 +151,7 @@ static int bl_words_try(bl_pool *pool, void *argument)
     uint32_t third = bl_words_start(pool, path, 1);
     int early = mute->state == BL_SIM_READY && mute->wake_ns > world->now_ns;
     world->stat.results++;
-    if (path->server && early && !said)
+    if (path->server && early && !late)
         return -EEXIST;
     while (bl_sim_alive(world, third)) {
         if (path->server)
