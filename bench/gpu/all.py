@@ -54,7 +54,7 @@ STAGES: dict[str, Callable[[Options], list[Row]]] = {
 def measure(options: Options, target: Path, commit: str | None, gpu: str | None) -> list[str]:
     """Run all stages; return the names of those that failed, whose rows are not in ``target``.
 
-    ``commit`` names the sources if they are no checkout. ``gpu`` is added to each row's machine.
+    ``commit`` names the sources if they are not a checkout. ``gpu`` is added to each row's machine.
     """
     rows: list[Row] = []
     failed = []

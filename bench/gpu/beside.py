@@ -84,7 +84,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
     product: Callable[[], Once],
 ) -> Row:
     options = recorder.options
-    options.say(f"copy {name}")
+    options.report(f"copy {name}")
     maintenance = CacheMaintenance(pool, Steps(Step.FENCE, Step.FENCE))
     with (
         contextlib.closing(make()) as driver,

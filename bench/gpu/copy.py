@@ -199,7 +199,9 @@ class _Bench:
     def _row(self, case: str, plan: Plan, note: str, fragments: int) -> Row:
         options, write = self._recorder.options, case == "gather_write"
         crc = plan.checksums is not None
-        options.say(f"copy {case}, cuda, {note}, {plan.size} bytes{', checksums' if crc else ''}")
+        options.report(
+            f"copy {case}, cuda, {note}, {plan.size} bytes{', checksums' if crc else ''}"
+        )
         start = self._engine.gather_write if write else self._engine.scatter_read
         found = self._clock.race(
             self._ceiling(write, plan.size),

@@ -259,7 +259,7 @@ def main() -> None:
         print_facts(_facts(report))
     if not report.gpu:
         sys.stderr.write(
-            f"demo-gpu: no GPU was used ({report.why_no_gpu}): no time here says anything of one\n"
+            f"demo-gpu: no GPU was used ({report.why_no_gpu}): these times do not apply to a GPU\n"
         )
     if report.wrong_blocks:
         sys.exit(f"demo-gpu: {report.wrong_blocks} blocks came with wrong bytes")

@@ -52,7 +52,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closing:
-    """The last message of a worker. ``reason`` says why there is no GPU, if there is none."""
+    """The last message of a worker. ``reason`` is why there is no GPU, if there is none."""
 
     driver: str
     device: str

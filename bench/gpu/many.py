@@ -159,7 +159,7 @@ def _of_node(node: int, stack: ExitStack, driver: CudaDriver) -> list[int]:
 
 def _row(recorder: Recorder, case: str, feeders: list[_Feeder], verb: str) -> Row:
     options = recorder.options
-    options.say(f"bandwidth {case}, {len(feeders)} GPUs")
+    options.report(f"bandwidth {case}, {len(feeders)} GPUs")
     count = 3 if options.smoke else 200
     runs = [functools.partial(feeder.run, verb, count) for feeder in feeders]
     _together(runs, feeders)

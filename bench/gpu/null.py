@@ -234,7 +234,7 @@ def _duration_s(options: Options) -> float:
 
 
 def _row(recorder: Recorder, case: str, found: list[float]) -> Row:
-    recorder.options.say(f"copy null_gpu {case}")
+    recorder.options.report(f"copy null_gpu {case}")
     first, median, third = np.percentile(found, [25, 50, 75])
     return recorder.row(
         f"null_gpu {case}",

@@ -85,7 +85,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
     recorder: Recorder, case: str, name: str, peer: Once, ours: Once, plan: Plan
 ) -> Row:
     options = recorder.options
-    options.say(f"copy {case}, {name}, {plan.size} bytes")
+    options.report(f"copy {case}, {name}, {plan.size} bytes")
     count = 1 if options.smoke else 20
     found = race(
         lambda: rate(peer, count),

@@ -128,7 +128,7 @@ def _operation(
 
 def _measured(recorder: Recorder, region: Region, run: Operation, case: str, size: int) -> Row:
     options = recorder.options
-    options.say(f"{recorder.bench} {case}, {size} bytes")
+    options.report(f"{recorder.bench} {case}, {size} bytes")
     places = uniform(region.size_for(size), size, options.seed)
     offsets = (places + np.uint64(region.pool.geometry.data_offset)).tolist()
     count = 5 if options.smoke else 500

@@ -45,7 +45,7 @@ class Options:
         """How often a ratio with an unsteady limit is measured again."""
         return 0 if self.smoke else 3
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report progress."""
         if self.progress is not None:
             self.progress(text)

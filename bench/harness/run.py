@@ -51,8 +51,8 @@ class Outcome:
 class _Steps:
     """Adds to each line of progress its number, the total number, and the remaining time."""
 
-    def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, names: Sequence[str], write: Callable[[str], None]) -> None:
+        self._write = write
         self._counts = {name: STEPS.get(name, 1) for name in names}
         self._done, self._before, self._began_s = 0, 0, time.monotonic()
         self._name = ""
@@ -66,7 +66,7 @@ class _Steps:
         self._counts[self._name] = self._done - self._before
         self._before = self._done
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report the measurement that begins."""
         spent_s = time.monotonic() - self._began_s
         own = self._done - self._before + 1
@@ -76,7 +76,7 @@ class _Steps:
         if self._done:
             left = f", about {_span(spent_s / self._done * (total - self._done))} left"
         self._done += 1
-        self._tell(f"{text} ({self._done} of about {total}{left})")
+        self._write(f"{text} ({self._done} of about {total}{left})")
 
 
 def _span(seconds: float) -> str:
@@ -100,7 +100,7 @@ def run(
         kept: list[Row] = []
         chosen = replace(options, keep=kept.append)
         if steps is not None:
-            chosen = replace(chosen, progress=steps.say)
+            chosen = replace(chosen, progress=steps.report)
             steps.begin(name)
         try:
             kept = benches[name](chosen)
@@ -108,7 +108,7 @@ def run(
             outcome.missing[name] = f"it failed{_after(kept)}: {error}"
             if len(names) == 1 and not kept:
                 raise
-            options.say(f"{name} failed{_after(kept)}: {error}")
+            options.report(f"{name} failed{_after(kept)}: {error}")
         except (KeyboardInterrupt, SystemExit) as error:
             outcome.ended = error
             outcome.missing |= dict.fromkeys(names[at:], "the run was interrupted")

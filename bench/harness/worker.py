@@ -33,7 +33,7 @@ from .lines import lines_of
 from .pace import shared_paces
 
 
-def _say(**fields: object) -> None:
+def _write(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
@@ -42,7 +42,7 @@ def _serve(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
     server = Server(pool)
     server.start()
     ends.append(server.stop)
-    _say(ready=True)
+    _write(ready=True)
 
 
 def _serve_echo(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
@@ -52,7 +52,7 @@ def _serve_echo(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None
     server.register(Handlers(echo))
     server.start()
     ends.append(server.stop)
-    _say(ready=True)
+    _write(ready=True)
 
 
 def echo(data: bytes) -> bytes:
@@ -68,7 +68,7 @@ def _serve_other_echo(
     if serve is None:
         raise BelugaError(f"{name} has a server of its own")
     ends.append(serve(folder, size))
-    _say(ready=True)
+    _write(ready=True)
 
 
 def _serve_index(
@@ -92,7 +92,7 @@ def _serve_index(
         os.sched_setaffinity(0, everywhere if publisher_cpu is None else [publisher_cpu])
         events.start()
         ends.insert(0, events.stop)
-    _say(ready=True)
+    _write(ready=True)
 
 
 def _serve_tiers(  # noqa: PLR0913  a command's fields, by name
@@ -119,7 +119,7 @@ def _serve_tiers(  # noqa: PLR0913  a command's fields, by name
     ends.append(server.stop)
     service.start()
     ends.insert(0, service.stop)
-    _say(ready=True)
+    _write(ready=True)
 
 
 def _flood(
@@ -146,7 +146,7 @@ def _flood(
     thread = threading.Thread(target=store)
     thread.start()
     ends += [ending.set, lambda: wait_for([thread]), cache.close]
-    _say(ready=True)
+    _write(ready=True)
 
 
 def _outside_loop_ns() -> int:
@@ -158,8 +158,8 @@ def _outside_loop_ns() -> int:
 
 def _spent(_: object, __: object, *, since_ns: int) -> None:
     """Send the CPU time that this process has spent outside the server's loop."""
-    _say(ready=True)
-    _say(outside_loop_ns=_outside_loop_ns() - since_ns)
+    _write(ready=True)
+    _write(outside_loop_ns=_outside_loop_ns() - since_ns)
 
 
 def _follow(_: object, __: object, *, endpoint: str) -> None:
@@ -177,13 +177,13 @@ def _follow(_: object, __: object, *, endpoint: str) -> None:
             reader.recv_multipart()
 
     threading.Thread(target=follow, daemon=True).start()  # the thread ends with the process
-    _say(ready=True)
+    _write(ready=True)
 
 
 def _answer(pool: Pool, _: object, **lines: int) -> None:
     """Run the replying side of a bare exchange of lines."""
-    _say(ready=True)
-    _say(status=lib.limit_answer(lines_of(pool, **lines)))
+    _write(ready=True)
+    _write(status=lib.limit_answer(lines_of(pool, **lines)))
 
 
 def _load(  # noqa: PLR0913  a command's fields, by name
@@ -203,8 +203,8 @@ def _load(  # noqa: PLR0913  a command's fields, by name
     driver = drive.Driver(
         drive.Load(drive.ours(pool, verb), places, size, paces, period_ns=period_ns, overlaps=True)
     )
-    _say(ready=True)
-    _say(gb_per_s=driver.hold(duration_s) * size / 1e9)
+    _write(ready=True)
+    _write(gb_per_s=driver.hold(duration_s) * size / 1e9)
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {

@@ -107,7 +107,7 @@ def thread_counts(options: Options) -> list[int]:
 def _row(setting: _Setting, verb: str, size: int, pattern: str, count: int) -> Row:
     options, region, run_s = setting.options, setting.region, setting.run_s
     case = f"{verb}, {pattern}, {setting.layout}"
-    options.say(f"bandwidth {case}, {size} bytes, {count} threads")
+    options.report(f"bandwidth {case}, {size} bytes, {count} threads")
     places = dealt(PATTERNS[pattern](region.span, size, options.seed), count)
     ours = [region.ours(verb, part, size) for part in places]
     fixed: Row = {"bytes": size, "threads": count}
@@ -135,7 +135,7 @@ def _local(options: Options) -> list[Row]:
         for verb, size, pattern in product(VERBS, SIZES, PATTERNS):
             for count in thread_counts(options):
                 case = f"{verb}, {pattern}, local DRAM"
-                options.say(f"bandwidth {case}, {size} bytes, {count} threads")
+                options.report(f"bandwidth {case}, {size} bytes, {count} threads")
                 places = dealt(PATTERNS[pattern](_LOCAL_SIZE, size, options.seed), count)
                 drivers = [Driver(Load(drive.bare(verb, base), part, size)) for part in places]
                 run_s = _SMOKE_RUN_S if options.smoke else _RUN_S
@@ -171,7 +171,7 @@ def _opposed(setting: _Setting) -> list[Row]:
             alone = _sampled([ours], _LINE, _pressed_s(options))
             rows.append(setting.recorder.row(f"{verb}, alone", **fixed, **alone))
             for other, share in product(VERBS, _SMOKE_PRESSURES if options.smoke else PRESSURES):
-                options.say(f"bandwidth {verb}, beside another process's {other}s, {share:.0%}")
+                options.report(f"bandwidth {verb}, beside another process's {other}s, {share:.0%}")
                 rate = share * bandwidths[other]
                 for _ in range(1 + options.retry_count):
                     _press(setting, peer, other, rate)

@@ -66,7 +66,7 @@ def bench_coherence(options: Options) -> list[Row]:
 
 def _bare(recorder: Recorder, case: str, driver: Driver) -> Row:
     """Measure an instruction sequence that is not one of Beluga's verbs."""
-    recorder.options.say(f"coherence {case}")
+    recorder.options.report(f"coherence {case}")
     count = count_of(SIZE, recorder.options.smoke)
     driver.count(count)
     ops_per_s = driver.count(count)
@@ -84,7 +84,7 @@ def _flushed(recorder: Recorder, region: Region, kind: str) -> Row:
 def _ours(recorder: Recorder, region: Region, case: str, verb: str, paper: str) -> Row:
     """Measure one of Beluga's verbs against the limit."""
     options = recorder.options
-    options.say(f"coherence {case}")
+    options.report(f"coherence {case}")
     places = uniform(region.span, SIZE, options.seed)
     ours, limit = region.ours(verb, places, SIZE), region.limit(verb, places, SIZE)
     count = count_of(SIZE, options.smoke)

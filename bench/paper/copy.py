@@ -143,7 +143,7 @@ def map_rows(setting: Setting, engine: CopyEngine) -> list[Row]:
 
 
 def _write(engine: CopyEngine, work: Work) -> None:
-    """Write all blocks of a work, and thereby compute their checksums."""
+    """Write all blocks of a work. This computes their checksums."""
     for plan in work.plans:
         engine.gather_write(plan).wait()
 
@@ -159,7 +159,7 @@ def _row(
     setting: Setting, engine: CopyEngine, work: Work, threads: int, note: str | None = None
 ) -> Row:
     options, crc = setting.options, work.plans[0].checksums is not None
-    options.say(
+    options.report(
         f"copy {work.case}, {engine.name}, {work.fragment_count} x {work.fragment_size} bytes, "
         f"{threads} threads{', checksums' if crc else ''}"
     )
@@ -215,7 +215,7 @@ def _peer_row(setting: Setting, engine: CopyEngine, work: Work, peer: Peer) -> R
     }
     if why := peer.missing():
         return setting.recorder.skipped(work.case, why, **fixed)
-    setting.options.say(f"copy {work.case}, {peer.name}, rows of {work.fragment_size} bytes")
+    setting.options.report(f"copy {work.case}, {peer.name}, rows of {work.fragment_size} bytes")
     theirs = Runner(*peer.make(setting.scene, work))
     ours, count = Runner(work.ours(engine), work.plans), setting.count(work)
     found = race(

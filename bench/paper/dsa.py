@@ -111,7 +111,7 @@ def _measured(
 ) -> Row:
     """Return one ``(case, verb)`` of one size."""
     (case, verb), options = names, recorder.options
-    options.say(f"{recorder.bench} {case}, {size} bytes")
+    options.report(f"{recorder.bench} {case}, {size} bytes")
     offsets = uniform(region.size_for(size), size, options.seed)
     offsets = offsets + region.pool.geometry.data_offset
     driver = Driver(Load(drive.by_dsa(engine, verb), offsets.astype("u8"), size))

@@ -74,7 +74,7 @@ def _row(recorder: Recorder, region: Region, verb: str, size: int) -> Row:
     fixed: Row = {"bytes": size, "paper": PAPER.get((verb, size))}
     if size * 2 > region.size_for(size):
         return recorder.skipped(verb, "the pool is too small", **fixed)
-    options.say(f"latency {verb}, {size} bytes")
+    options.report(f"latency {verb}, {size} bytes")
     places = uniform(region.size_for(size), size, options.seed)
     ours, limit = region.ours(verb, places, size), region.limit(verb, places, size)
     count = count_of(size, options.smoke)
@@ -114,7 +114,7 @@ def _private(options: Options, sizes: tuple[int, ...], label: str, node: int | N
     with private(_PRIVATE_SIZE, node) as base:
         for verb in VERBS:
             for size in sizes:
-                options.say(f"latency {verb}, {size} bytes, {label}")
+                options.report(f"latency {verb}, {size} bytes, {label}")
                 places = uniform(_PRIVATE_SIZE, size, options.seed)
                 driver = Driver(Load(drive.bare(verb, base), places, size))
                 count = count_of(size, options.smoke)

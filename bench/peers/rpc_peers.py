@@ -300,7 +300,7 @@ def _measure(arms: list[_Arm], options: Options, size: int) -> None:
     run_s = _SMOKE_RUN_S if options.smoke else _RUN_S
     counts: dict[int, int] = {}
     for number in range(options.pair_count):
-        options.say(f"rpc-peers, {size} bytes, round {number + 1}")
+        options.report(f"rpc-peers, {size} bytes, round {number + 1}")
         for index, arm in enumerate(arms):
             arm.server.resume()
             warm = arm.sample(_WARM)

@@ -137,8 +137,10 @@ def main() -> None:
     work = Work()
     found = measure(work)
     write = sys.stdout.write
-    write(f"measured: {1e9 * found.key_s:.0f} ns a key, {1e6 * found.route_s:.0f} us a decision\n")
-    write("| resource | 128 GPUs ask for | it has | used | full at |\n|---|---|---|---|---|\n")
+    write(
+        f"measured: {1e9 * found.key_s:.0f} ns per key, {1e6 * found.route_s:.0f} us per decision\n"
+    )
+    write("| resource | 128 GPUs need | it has | used | full at |\n|---|---|---|---|---|\n")
     for name, needed, has, unit in table(work, found):
         write(
             f"| {name} | {needed:.3g} {unit} | {has:.3g} {unit} | {needed / has:.1%} "

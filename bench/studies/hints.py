@@ -241,7 +241,7 @@ def main(source: str, target: str) -> None:
         "command": f"python -m beluga_bench.studies.hints {Path(source).name} {Path(target).name}",
         "requests": len(steps),
         "blocks": trace.id_count,
-        "asked": sum(trace.count),
+        "requested": sum(trace.count),
         "unlimited": round(1 - trace.id_count / sum(trace.count), 4),
     }
     results: list[Result] = []

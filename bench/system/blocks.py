@@ -76,7 +76,7 @@ def bench_blocks(options: Options) -> list[Row]:
             for _ in range(total // COUNT):
                 ground.serve()
             ground.samples.clear()
-        options.say(f"blocks: {case}")
+        options.report(f"blocks: {case}")
         for _ in range(times):
             ground.serve(fills=fills)
         for step, taken in ground.samples.items():

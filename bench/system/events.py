@@ -185,7 +185,7 @@ def bench_events(options: Options) -> list[Row]:
 
 
 def _row(recorder: Recorder, options: Options, place: _Ground, case: _Case) -> Row:
-    options.say(case.name)
+    options.report(case.name)
     place.times_ns, place.cpu_ns = [], []
     found = race(
         partial(place.sample, case, events=False),

@@ -69,7 +69,7 @@ def bench_gateway(options: Options) -> list[Row]:
     if lacking:
         return [recorder.skipped("time to first byte", f"there is no package {lacking[0]}")]
     with ExitStack() as stack:
-        options.say("gateway: starting two engines and two proxies")
+        options.report("gateway: starting two engines and two proxies")
         targets = _start(stack)
         samples = _measure(options, {name: one.url for name, one in targets.items()})
         costs = _cpu(options, targets)
@@ -129,7 +129,8 @@ def _answers(url: str) -> bool:
 
 
 def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
-    """Run each in turn; the order alternates between pairs."""
+    """Measure the proxies and the engine in pairs of runs; the order alternates, so that a drift of
+    the machine affects all of them."""
     from .gateway_load import load
 
     count = 30 if options.smoke else 300
@@ -139,7 +140,7 @@ def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
         load(url, sent, count=RATE // 5, rate=RATE, seed=options.seed)
     samples: dict[str, list[Sample]] = {name: [] for name in urls}
     for pair in range(options.pair_count):
-        options.say(f"gateway: pair {pair + 1} of {options.pair_count}")
+        options.report(f"gateway: pair {pair + 1} of {options.pair_count}")
         for name in ("bare", "ours", "engine") if pair % 2 else ("ours", "bare", "engine"):
             samples[name].append(load(urls[name], sent, count=count, rate=RATE, seed=pair))
     return samples
@@ -165,7 +166,7 @@ def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[f
 
     pairs: dict[str, list[tuple[float, float]]] = {case: [] for case in _MOST}
     for pair in range(options.pair_count):
-        options.say(f"gateway: CPU time, pair {pair + 1} of {options.pair_count}")
+        options.report(f"gateway: CPU time, pair {pair + 1} of {options.pair_count}")
         found: dict[str, tuple[float, float, float]] = {}
         for name in ("bare", "ours") if pair % 2 else ("ours", "bare"):
             small = each_us(name, LoadRequest(2048, _FEW), pair, count)

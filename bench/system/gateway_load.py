@@ -43,12 +43,12 @@ async def _load(url: str, body: bytes, count: int, rate: float, moments: random.
         for _ in range(count):
             due += moments.expovariate(rate)
             await asyncio.sleep(max(0.0, due - loop.time()))
-            tasks.append(loop.create_task(_ask(client, f"{url}/v1/completions", body)))
+            tasks.append(loop.create_task(_complete(client, f"{url}/v1/completions", body)))
         times = np.array(await asyncio.gather(*tasks))
     return Sample(times[:, 0], times[:, 1])
 
 
-async def _ask(client: aiohttp.ClientSession, url: str, body: bytes) -> tuple[float, float]:
+async def _complete(client: aiohttp.ClientSession, url: str, body: bytes) -> tuple[float, float]:
     """Return the seconds to the first and to the last byte of the answer's body."""
     sent = time.perf_counter()
     first = 0.0

@@ -70,7 +70,7 @@ def bench_index(options: Options) -> list[Row]:
         if len(cpus := cores()) < 2:
             rows.append(recorder.skipped("lookup", "needs two cores"))
             continue
-        options.say(f"index, {size:,} blocks")
+        options.report(f"index, {size:,} blocks")
         try:
             with _pool(options, size) as pool, pinned(cpus[1]), MetaServer(pool), pinned(cpus[0]):
                 rows += _measure(recorder, pool, size)

@@ -107,13 +107,13 @@ def _per_s(samples: npt.NDArray[np.uint64]) -> float:
 def bench_indexer(options: Options) -> list[Row]:
     """Return rows for find_matches in C and from Python, for events, and for whole decisions."""
     paths = _SMOKE_PATHS if options.smoke else PATHS
-    options.say(f"indexer: {paths * LENGTH:,} blocks, {WORKERS} workers")
+    options.report(f"indexer: {paths * LENGTH:,} blocks, {WORKERS} workers")
     ground = _Ground(paths, options.seed)
     fixed: Row = {"memory": "DRAM (private)", "threads": 1}
     recorder = Recorder("indexer", options, fixed)
     rows = [_in_c(recorder, ground), _in_python(recorder, ground), *_events(recorder, ground)]
     for policy in ("least-tokens", "linear"):
-        options.say(f"indexer: decisions, {policy}")
+        options.report(f"indexer: decisions, {policy}")
         rows.append(_decision(recorder, ground, policy))
     return rows
 

@@ -86,7 +86,7 @@ def path_rows(options: Options, pool: Pool) -> list[Row]:
 
 
 def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
-    options.say(f"scheduler: {case.name}")
+    options.report(f"scheduler: {case.name}")
     duration_s = 0.3 if options.smoke else 8.0
     with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
         directory = Path(name)

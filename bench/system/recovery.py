@@ -64,7 +64,7 @@ def bench_recovery(options: Options) -> list[Row]:
             "bytes": BLOCK_SIZE,
             "threads": 1,
         }
-        options.say(f"recovery of {count} blocks")
+        options.report(f"recovery of {count} blocks")
         samples_ns: list[int] = []
         _recover(paths, count, [])  # this allocates the memory of the unused half
         found = race(

@@ -32,9 +32,9 @@ SHARE = 0.3  # of the link, used by onboards
 def bench_scheduler(options: Options) -> list[Row]:
     """Return the rows: orders in virtual time, caches in real time, and the cost of a decision."""
     if options.pace is not None:
-        raise BelugaError("scheduler says itself how fast its link is; leave --pace out")
+        raise BelugaError("scheduler sets the speed of its link itself; leave --pace out")
     rows = _virtual(options)
-    options.say("scheduler: decisions")
+    options.report("scheduler: decisions")
     rows.append(_decision(options))
     with ground(options) as pool:
         rows += decision_rows(options, pool)
@@ -52,7 +52,7 @@ def _virtual(options: Options) -> list[Row]:
     rows = []
     for regular in (False, True):
         for name in orders(RATE):
-            options.say(f"scheduler: {name}")
+            options.report(f"scheduler: {name}")
             idle, loaded = (
                 run(
                     orders(RATE)[name],

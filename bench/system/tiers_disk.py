@@ -81,13 +81,13 @@ def bench_tiers_disk(options: Options) -> list[Row]:
             path = Path(folder) / f"{size}"
             keys = _fill(path, space, size)
             for case in _cases(size, options):
-                options.say(f"{case.name}, {size >> 10} KiB, depth {case.depth}, {case.engine}")
+                options.report(f"{case.name}, {size >> 10} KiB, depth {case.depth}, {case.engine}")
                 measure = _save if case.write else _read
                 rows.append(measure(recorder, path, space, keys, case))
             if size in (_FLOOD_SIZE, _SIZES[1] * options.smoke):
                 rows += _flood(recorder, path, space, keys, size)
             shutil.rmtree(path)
-        options.say("the rebuild of the index")
+        options.report("the rebuild of the index")
         rows.append(_rebuild(recorder, Path(folder) / "index"))
     return rows
 
@@ -204,7 +204,7 @@ def _flood(
 ) -> Iterator[Row]:
     """Measure loads during saves, with either engine."""
     for engine in _ENGINES:
-        recorder.options.say(f"load beside saves, {size >> 10} KiB, {engine}")
+        recorder.options.report(f"load beside saves, {size >> 10} KiB, {engine}")
         try:
             tier = DiskTier(path, space, smallest_block=size, io=engine)
         except TierError as error:

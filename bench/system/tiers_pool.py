@@ -76,7 +76,7 @@ def _onboard_rows(recorder: Recorder, pool: Pool, folder: Path) -> Iterator[Row]
     space = 2 * (count + beside) * _SIZE
     for speed in _FLOODS_MB_PER_S[:1] if options.smoke else _FLOODS_MB_PER_S:
         case = "onboard beside offloads, " + (f"{speed} MB/s" if speed else "as fast as they may")
-        options.say(case)
+        options.report(case)
         disk = folder / str(speed)
         with (
             _serving(pool, disk=str(disk), disk_size=space, remote=None) as cache,
@@ -142,7 +142,7 @@ def _get(cache: KVCache, wanted: list[bytes], target: NDArray[np.uint8]) -> int:
 def _stopped_row(recorder: Recorder, pool: Pool) -> Row:
     options = recorder.options
     case = "hit beside a stopped store"
-    options.say(case)
+    options.report(case)
     with ExitStack() as stack:
         try:
             port, store = stack.enter_context(redis_server())

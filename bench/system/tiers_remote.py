@@ -49,7 +49,7 @@ def bench_tiers_remote(options: Options) -> list[Row]:
                 rows.append(recorder.skipped("load", str(error), engine=name))
                 continue
             for size in _SIZES[:1] if options.smoke else _SIZES:
-                options.say(f"{name}, {size >> 10} KiB")
+                options.report(f"{name}, {size >> 10} KiB")
                 rows += _measure(recorder, name, url, bare, size)
     return rows
 

@@ -203,12 +203,12 @@ def _wait_for_save(
     block_bytes = float(setting.block_tokens * setting.size.token_bytes())
     weights = {"save_bytes": 1.0, "save_skipped_blocks": block_bytes}
     value = size + sum(weights[name] * before[name] for name in weights)
-    if not engine.ask("settle", weights=weights, value=value, within_s=_SETTLE_S)["settled"]:
+    if not engine.call("settle", weights=weights, value=value, within_s=_SETTLE_S)["settled"]:
         raise engine.failed(f"has not saved {size} bytes within {_SETTLE_S:.0f} s")
 
 
 def wait_a_while(engine: Engine, _before: Mapping[str, float], _tokens: int) -> None:
     """Wait briefly, for connectors that do not report when they have saved."""
     for _ in range(10):
-        engine.ask("idle")
+        engine.call("idle")
         time.sleep(0.1)

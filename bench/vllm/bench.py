@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from .arm import Arm, Setting, beluga_arm, plain_arm
 from .charts import draw
-from .command import positive, run_in_folder, say
+from .command import positive, progress, run_in_folder
 from .dataset import Dataset, cut, datasets_of, pool_tokens, warm_up_of
 from .load import Load
 from .model import SIZES, model
@@ -83,9 +83,9 @@ def measure(setting: Setting, options: argparse.Namespace) -> Report:
             at_once=options.at_once,
             max_tokens=options.answer,
             seed=options.seed,
-            say=say,
+            progress=progress,
         )
-        say("warming up")
+        progress("warming up")
         load.warm_up(warm_up)
         passes = [row for dataset in datasets for row in load.two_passes(dataset)]
         rates = _rates(load, datasets[0], passes, options.rates)
@@ -94,7 +94,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> Report:
         options.variants,
         repetitions=options.repetitions,
         seed=options.seed,
-        say=say,
+        progress=progress,
     )
     return {
         **origin(setting, "scripts/vllm-bench"),
@@ -122,10 +122,10 @@ def _stations(
             arms.append(stack.enter_context(peer_arm(setting)))
         except PeerUnavailableError as error:
             skipped[name] = str(error)
-            say(f"{name}: skipped, {error}")
+            progress(f"{name}: skipped, {error}")
     stations = []
     for arm in arms:  # one by one, because starting takes much memory and all cores
-        say(f"starting vLLM: {arm.name}")
+        progress(f"starting vLLM: {arm.name}")
         stations.append(Station(stack, arm))
         stations[-1].ready()
     return stations
@@ -150,7 +150,7 @@ def main() -> NoReturn:
 
 def _run(options: argparse.Namespace, folder: Path) -> bool:
     python = os.environ.get(_PYTHON, sys.executable)
-    say(f"model: {options.model}, random weights")
+    progress(f"model: {options.model}, random weights")
     setting = Setting(
         folder=folder,
         model=model(options.model, python),
@@ -163,8 +163,8 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)
         options.results.joinpath("vllm.json").write_text(json.dumps(report, indent=1) + "\n")
-        for path in draw(report, options.results, say):
-            say(f"drawn: {path}")
+        for path in draw(report, options.results, progress):
+            progress(f"drawn: {path}")
     if options.json:
         print(json.dumps(report))
     else:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .arm import Setting, beluga_arm
-from .load import Say
+from .load import Progress
 from .prompts import prompt, prompts
 from .report import Report, origin
 from .station import Station
@@ -39,16 +39,16 @@ def setting_of(setting: Setting, link: str) -> Setting:
     return replace(setting, block_tokens=_BLOCK, pool_tokens=3 * setting.tokens, link=link)
 
 
-def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
+def measure(setting: Setting, *, rounds: int, seed: int, progress: Progress) -> Report:
     """Run the comparison. Raises BelugaError if a process dies or fails."""
     samples: dict[str, list[Reply]] = {way: [] for way in WAYS}
     large = prompt(setting.tokens, seed)
     others = prompts(_REQUESTED, seed + 1)
     with ExitStack() as stack:
         station = Station(stack, stack.enter_context(beluga_arm(setting)))
-        say("starting vLLM: beluga")
+        progress("starting vLLM: beluga")
         station.ready()
-        say(f"computing {setting.tokens} tokens")
+        progress(f"computing {setting.tokens} tokens")
         before = station.figures()
         station.stream([large], max_tokens=1)
         station.wait(before, setting.hit_tokens)
@@ -71,7 +71,7 @@ def measure(setting: Setting, *, rounds: int, seed: int, say: Say) -> Report:
             # The engine's own cache has the blocks loaded from the pool.
             for way in ("alone", "pool", "own") if number % 2 else ("pool", "own", "alone"):
                 samples[way].append(run(way, due_s))
-                say(f"{number + 1}/{rounds} {way}: {_brief(_row(way, samples[way][-1:]))}")
+                progress(f"{number + 1}/{rounds} {way}: {_brief(_row(way, samples[way][-1:]))}")
     rows = [_row(way, samples[way]) for way in WAYS]
     return {
         "prompt_tokens": setting.tokens,

@@ -14,7 +14,7 @@ from .report import Report
 from .summary import Row
 
 
-def draw(report: Report, folder: Path, say: Callable[[str], None]) -> list[Path]:
+def draw(report: Report, folder: Path, progress: Callable[[str], None]) -> list[Path]:
     """Draw charts of the measurements. Returns their paths."""
     paths = []
     for name, charts in (("passes", _passes), ("rates", _rates), ("variants", _variants)):
@@ -24,7 +24,7 @@ def draw(report: Report, folder: Path, say: Callable[[str], None]) -> list[Path]
         try:
             drawn = page.picture(title, charts(report[name]))
         except BelugaError as error:
-            say(f"no charts: {error}")
+            progress(f"no charts: {error}")
             return []
         paths.append(folder / f"vllm-{name}.png")
         paths[-1].write_bytes(drawn)
@@ -66,7 +66,7 @@ def _rates(rows: Sequence[Row]) -> Sequence[page.Chart]:
     if len({row["rate_per_s"] for row in rows}) == 1:
         title = f"Mean time to first token at {page.plain(rows[0]['rate_per_s'])} requests/s"
         return [_bars(title, [(row["arm"], [row["ttft_mean_s"]]) for row in rows], ())]
-    x = _axis(rows, "rate_per_s", "requests asked per second")
+    x = _axis(rows, "rate_per_s", "requests sent per second")
     y = page.Axis("mean TTFT", log=True, show=page.seconds)
     title, fields = "Mean time to first token", ("rate_per_s", "ttft_mean_s")
     return [_over(_groups(rows, "arm"), x, y, title, fields)]

@@ -18,7 +18,7 @@ from typing import NoReturn
 from beluga.errors import BelugaError
 
 
-def say(line: str) -> None:
+def progress(line: str) -> None:
     """Print progress on standard error."""
     print(line, file=sys.stderr, flush=True)
 

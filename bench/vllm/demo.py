@@ -20,7 +20,7 @@ from beluga.transfer import parse_settings
 
 from . import beside
 from .arm import MEMORY, Arm, Setting, beluga_arm, plain_arm
-from .command import positive, run_in_folder, say
+from .command import positive, progress, run_in_folder
 from .limit import limit_loop
 from .measure import Pair, run
 from .model import SIZES, model
@@ -46,18 +46,26 @@ def measure(setting: Setting, *, repetitions: int, peers: bool, seed: int) -> Re
                 arms.append(stack.enter_context(peer_arm(setting)))
             except PeerUnavailableError as error:
                 skipped[name] = str(error)
-                say(f"{name}: skipped, {error}")
+                progress(f"{name}: skipped, {error}")
         pairs = [_pair(stack, arm) for arm in arms]
         loop = stack.enter_context(limit_loop(MEMORY, setting.hit_bytes))
         fresh = prompts(setting.tokens, seed)
-        run(pairs, fresh, count=_WARMUPS, limit=loop.seconds, say=lambda s: say(f"warm-up {s}"))
-        samples, limits = run(pairs, fresh, count=repetitions, limit=loop.seconds, say=say)
+        run(
+            pairs,
+            fresh,
+            count=_WARMUPS,
+            limit=loop.seconds,
+            progress=lambda s: progress(f"warm-up {s}"),
+        )
+        samples, limits = run(
+            pairs, fresh, count=repetitions, limit=loop.seconds, progress=progress
+        )
     return report_of(setting, samples, limits, skipped)
 
 
 def _pair(stack: ExitStack, arm: Arm) -> Pair:
     """Start the arm's engines, two at a time, because starting takes much memory and both cores."""
-    say(f"starting vLLM: {arm.name}")
+    progress(f"starting vLLM: {arm.name}")
     roles = ("A",) if arm.connector is None else ("A", "B")
     engines = [stack.enter_context(arm.engine(role)) for role in roles]
     for engine in engines:
@@ -74,15 +82,17 @@ def main() -> NoReturn:
 def _run(options: argparse.Namespace, folder: Path) -> bool:
     size = options.model or ("broad" if options.beside else "mid")
     tokens = options.tokens or (_BESIDE_TOKENS if options.beside else _TOKENS)
-    say(f"model: {size}, random weights")
+    progress(f"model: {size}, random weights")
     setting = Setting(folder=folder, model=model(size), size_name=size, tokens=tokens)
     if options.beside:
         setting = beside.setting_of(setting, options.link)
-        report = beside.measure(setting, rounds=options.repetitions, seed=options.seed, say=say)
+        report = beside.measure(
+            setting, rounds=options.repetitions, seed=options.seed, progress=progress
+        )
         if not options.json:
             beside.print_lines(report)
     elif options.serve:
-        report = compare_servers(setting, seed=options.seed, say=say)
+        report = compare_servers(setting, seed=options.seed, progress=progress)
     else:
         report = measure(
             setting,

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from beluga.disagg import Prefiller, PrefillOutcome, PrefillTask, PrefillWorker, open_queue
 
 from .arm import Setting, beluga_connector, beluga_pool
-from .command import positive, run_in_folder, say
+from .command import positive, progress, run_in_folder
 from .model import SIZES, model
 from .prompts import prompt
 from .report import origin
@@ -109,7 +109,7 @@ async def _both(
     for turn in range(0, len(prompts), 2):
         rows.append(await _run("one engine", one, None, prompts[turn]))
         rows.append(await _run("prefill and decode", other, prefiller, prompts[turn + 1]))
-        say(json.dumps([row.report() for row in rows[-2:]]))
+        progress(json.dumps([row.report() for row in rows[-2:]]))
     worker.stop()
     await working
     for queue in (sender, taker):
@@ -121,7 +121,7 @@ def measure(setting: Setting, *, requests: int, turns: int, seed: int) -> dict[s
     """Measure both arms in turns, with new prompts each time. Raises BelugaError."""
     with ExitStack() as stack:
         paths = stack.enter_context(beluga_pool(setting))
-        say("starting two vllm serve")
+        progress("starting two vllm serve")
         connector = beluga_connector(paths)
         engines = [
             stack.enter_context(server(setting, name, connector)) for name in ("prefill", "decode")

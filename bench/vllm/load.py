@@ -18,7 +18,7 @@ from .station import Station, in_turn
 from .stream import Reply
 from .summary import Row, arrivals, summary
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Load:
     at_once: int
     max_tokens: int
     seed: int
-    say: Say
+    progress: Progress
 
     def warm_up(self, dataset: Dataset) -> None:
         """Have every engine compute these prompts once, which touches its memory."""
@@ -54,7 +54,7 @@ class Load:
             station.empty()
             reply = self._stream(station, dataset.shuffled(self.seed), due_s=due_s)
             row = _row(station, dataset, [reply]) | {"rate_per_s": rate_per_s}
-            self.say(f"{dataset.length} tokens, {rate_per_s:.2f}/s, {_brief(row)}")
+            self.progress(f"{dataset.length} tokens, {rate_per_s:.2f}/s, {_brief(row)}")
             rows.append(row)
         return rows
 
@@ -73,7 +73,7 @@ class Load:
         for station in self.stations:
             station.wait(before[station.name], dataset.fresh_tokens if number == 1 else 0)
             row = _row(station, dataset, replies[station.name]) | {"pass": number}
-            self.say(f"{dataset.length} tokens, pass {number}, {_brief(row)}")
+            self.progress(f"{dataset.length} tokens, pass {number}, {_brief(row)}")
             rows.append(row)
         return rows
 

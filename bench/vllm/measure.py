@@ -20,7 +20,7 @@ from .likeness import faults, found_tokens, identical, warnings
 from .process import Engine
 
 Reply = dict[str, Any]
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 TRIES = 3
 _SHORT = list(range(10, 30))
@@ -103,7 +103,7 @@ class Pair:
         return [first + str(faults(*figures) or "nothing counted"), *logged[-_ERROR_LENGTH_MAX:]]
 
     def _figures(self) -> dict[str, float]:
-        found: dict[str, float] = self._a.ask("figures")["figures"]
+        found: dict[str, float] = self._a.call("figures")["figures"]
         return found
 
 
@@ -113,7 +113,7 @@ def awake(engine: Engine) -> Engine:
     A process that waited has cold caches and sleeping threads, which would slow the first request.
     The prompt here is shorter than a block, so nothing of it is cached.
     """
-    engine.ask("flush")
+    engine.call("flush")
     engine.generate(_SHORT, max_tokens=2)
     return engine
 
@@ -124,7 +124,7 @@ def run(
     *,
     count: int,
     limit: Callable[[], float],
-    say: Say,
+    progress: Progress,
 ) -> tuple[dict[str, list[Sample]], list[float]]:
     """Run ``count`` repetitions. Returns the samples of every arm, and the seconds of ``limit``.
 
@@ -143,11 +143,11 @@ def run(
                 if sample.whole(pair.arm.setting):
                     break
                 for line in pair.explain(sample):
-                    say(f"{pair.name}: {line}")
-                say(f"{pair.name}: another prompt")
+                    progress(f"{pair.name}: {line}")
+                progress(f"{pair.name}: another prompt")
                 sample = replace(pair.run(next(prompts)), tries=sample.tries + 1)
             samples[pair.name].append(sample)
-            say(f"{number + 1}/{count} {pair.name}: {_brief(sample)}")
+            progress(f"{number + 1}/{count} {pair.name}: {_brief(sample)}")
     return samples, limits
 
 

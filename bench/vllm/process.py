@@ -59,11 +59,11 @@ class Child:
         *,
         log: Path,
         environment: Mapping[str, str] | None = None,
-        spoken_to: bool = False,
+        with_pipes: bool = False,
     ) -> None:
         self.name = log.stem
         self._log = log
-        pipe = subprocess.PIPE if spoken_to else None
+        pipe = subprocess.PIPE if with_pipes else None
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *map(str, command)],
@@ -160,7 +160,7 @@ class Engine(Child):
             [*wrapper, *command("beluga_bench.vllm.engine", json.dumps(options), python=python)],
             log=log,
             environment=environment_of(log.parent) | dict(environment or {}),
-            spoken_to=True,
+            with_pipes=True,
         )
         self._unread = b""
 
@@ -168,19 +168,19 @@ class Engine(Child):
         """Wait until it accepts commands. Raises ChildError."""
         self.reply(timeout_s)
 
-    def ask(self, do: str, timeout_s: float = 600.0, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: str, timeout_s: float = 600.0, **arguments: Any) -> dict[str, Any]:
         """Send a command of ``engine.py`` and return its reply. Raises ChildError, also if it
         failed.
         """
-        self.tell(do, **arguments)
+        self.send(do, **arguments)
         return self.reply(timeout_s)
 
     def generate(self, tokens: list[int], **arguments: Any) -> dict[str, Any]:
         """Run one prompt. Returns its output, with the connector's ``figures`` during the call."""
-        reply = self.ask("generate", prompts=[tokens], **arguments)
+        reply = self.call("generate", prompts=[tokens], **arguments)
         return {**reply["outputs"][0], "figures": reply["figures"]}
 
-    def tell(self, do: str, **arguments: Any) -> None:
+    def send(self, do: str, **arguments: Any) -> None:
         """Send a command. A call of :meth:`reply` must follow."""
         assert self._process.stdin  # noqa: S101
         line = json.dumps({"do": do, **arguments}) + "\n"

@@ -27,7 +27,7 @@ from beluga.errors import BelugaError
 from beluga.gateway import Address, Limits, Service, Settings, read_engines
 
 from .arm import BLOCK_TOKENS, Setting, beluga_connector, beluga_pool
-from .command import positive, run_in_folder, say
+from .command import positive, progress, run_in_folder
 from .model import SIZES, model
 from .port import HOST
 from .process import READY_S
@@ -92,7 +92,7 @@ class Play:
         }
 
     async def lose_one(self) -> dict[str, Any]:
-        """Kill an engine in the middle of an answer. Returns how its client detects."""
+        """Kill an engine in the middle of an answer. Returns how its client detects it."""
         body = {
             "model": self._model,
             "prompt": self._texts[0],
@@ -141,7 +141,7 @@ async def _play(
         await play.up(2)
         play.begin(conversations, seed=1)
         rows = [await play.turn(number) for number in range(turns)]
-        say(json.dumps(rows))
+        progress(json.dumps(rows))
         lost = await play.lose_one()
         await play.up(1)
         after = await play.turn(turns)
@@ -196,7 +196,7 @@ def main() -> NoReturn:
         )
         with ExitStack() as stack:
             paths = stack.enter_context(beluga_pool(setting))
-            say("starting two vllm serve")
+            progress("starting two vllm serve")
             connector = beluga_connector(paths)
             engines = [stack.enter_context(server(setting, name, connector)) for name in "AB"]
             for engine in engines:

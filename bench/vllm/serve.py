@@ -127,13 +127,15 @@ def server(setting: Setting, name: str, connector: dict[str, Any], **more: Any) 
         yield Server(child, port, model)
 
 
-def compare_servers(setting: Setting, *, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
+def compare_servers(
+    setting: Setting, *, seed: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """Compute a prompt on one server and find it on the other. Raises BelugaError if it is not
     found.
     """
     with ExitStack() as stack:
         paths = stack.enter_context(beluga_pool(setting))
-        say("starting two vllm serve")
+        progress("starting two vllm serve")
         connector = beluga_connector(paths)
         a, b = (
             stack.enter_context(server(setting, name, connector)) for name in ("serve-A", "serve-B")

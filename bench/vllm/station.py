@@ -40,7 +40,7 @@ class Station:
 
     def stream(self, prompts: Sequence[list[int]], **how: Any) -> Reply:
         """Run ``stream`` of ``engine.py`` after a short request that wakes the engine."""
-        return awake(self._engine).ask("stream", timeout_s=_STREAM_S, prompts=prompts, **how)
+        return awake(self._engine).call("stream", timeout_s=_STREAM_S, prompts=prompts, **how)
 
     def one(self, tokens: list[int]) -> Reply:
         """Run a single prompt after a short request that wakes the engine."""
@@ -48,7 +48,7 @@ class Station:
 
     def figures(self) -> dict[str, float]:
         """Return the connector's counters since the engine started."""
-        found: dict[str, float] = self._engine.ask("figures")["figures"]
+        found: dict[str, float] = self._engine.call("figures")["figures"]
         return found
 
     def warnings(self) -> list[str]:
@@ -66,10 +66,10 @@ class Station:
     def empty(self) -> None:
         """Empty the engine's own prefix cache. Raises ChildError if it stays in use."""
         deadline = time.monotonic() + _EMPTY_S
-        while not self._engine.ask("reset")["reset"]:
+        while not self._engine.call("reset")["reset"]:
             if time.monotonic() > deadline:
                 raise self._engine.failed("its prefix cache could not be emptied")
-            self._engine.ask("idle")
+            self._engine.call("idle")
 
 
 def in_turn(stations: Sequence[Station], number: int) -> list[Station]:

@@ -62,7 +62,7 @@ _PASSES: Mapping[str, _Column] = {
     **_TIMES,
 }
 _RATES: Mapping[str, _Column] = {
-    "asked/s": lambda row: f"{row['rate_per_s']:.2f}",
+    "requests/s": lambda row: f"{row['rate_per_s']:.2f}",
     "arm": lambda row: str(row["arm"]),
     "answered/s": lambda row: f"{row['qps']:.2f}",
     **_TIMES,

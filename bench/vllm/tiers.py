@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from .arm import Setting, plain_arm
 from .below import Below, beluga_disk, beluga_redis, lmcache_disk, lmcache_redis
-from .command import positive, run_in_folder, say
+from .command import positive, progress, run_in_folder
 from .likeness import agreed, found_tokens, identical
 from .measure import quartiles
 from .model import SIZES, model
@@ -71,7 +71,7 @@ class Tiered:
         self._wanted += setting.hit_bytes
         self.below.wait_until_sunk(self._wanted)
 
-    def ask(self, number: int, prompt: list[int]) -> None:
+    def send(self, number: int, prompt: list[int]) -> None:
         """Request a prompt that only the medium has, and then one that the engine's own cache
         has.
         """
@@ -103,7 +103,7 @@ class Tiered:
                 "like_computed": hit["tokens"] == self._misses[number]["tokens"],
             }
         )
-        say(
+        progress(
             f"{number + 1} {self.name}: {1000 * hit['ttft_s']:.1f} ms, own cache "
             f"{1000 * local['ttft_s']:.1f} ms, {found} tokens, {read / 1e6:.1f} MB"
         )
@@ -121,9 +121,9 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
                 below = stack.enter_context(ARMS[name](setting, disk))
             except PeerUnavailableError as error:
                 skipped[name] = str(error)
-                say(f"{name}: skipped, {error}")
+                progress(f"{name}: skipped, {error}")
                 continue
-            say(f"starting vLLM: {name}")
+            progress(f"starting vLLM: {name}")
             tiered.append(Tiered(stack, below))
             tiered[-1].station.ready()
         plain = Station(stack, stack.enter_context(plain_arm(setting)))
@@ -131,7 +131,7 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
         stored = [next(fresh) for _ in range(_WARM_UPS + options.repetitions)]
         later = [next(fresh) for _ in range(_MORE)]
         for number, prompt in enumerate([*stored, *later]):
-            say(f"storing {number + 1} of {len(stored) + len(later)}")
+            progress(f"storing {number + 1} of {len(stored) + len(later)}")
             for one in tiered:
                 one.store(number, prompt)
         computed: list[float] = []
@@ -140,7 +140,7 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
             computed.append(plain.one(prompt)["ttft_s"])
             first = number % len(tiered)
             for one in [*tiered[first:], *tiered[:first]]:
-                one.ask(number, prompt)
+                one.send(number, prompt)
             if number < _WARM_UPS:
                 computed.clear()
                 for one in tiered:
@@ -239,7 +239,7 @@ def _options() -> argparse.Namespace:
     add("--json", action="store_true", help="print every sample")
     add("--arms", choices=ARMS, nargs="+", default=list(ARMS), help="which (all)")
     add("--tokens", type=_tokens, default=2049, help="of a prompt (2049)")
-    add("--repetitions", type=positive, default=10, help="prompts that are asked for (10)")
+    add("--repetitions", type=positive, default=10, help="prompts that are requested (10)")
     add("--model", choices=SIZES, default="wide", help="how large (wide)")
     add("--disk", type=Path, default=Path.cwd(), help="a folder on the disk (the current one)")
     add("--results", type=Path, nargs="?", const=_RESULTS, help="folder for the JSON")

@@ -19,7 +19,7 @@ from typing import Any
 from .arm import MEMORY, Setting, beluga_arm
 from .likeness import agreed, faults, found_tokens, identical
 from .limit import limit_loop
-from .load import Say
+from .load import Progress
 from .prompts import prompts
 from .station import Station, in_turn
 from .stream import Reply
@@ -35,7 +35,7 @@ _WARMUPS = 1  # prompts that touch an engine's memory once
 
 
 def compare(
-    setting: Setting, names: Sequence[str], *, repetitions: int, seed: int, say: Say
+    setting: Setting, names: Sequence[str], *, repetitions: int, seed: int, progress: Progress
 ) -> list[Row]:
     """Return a row for each variant, and one of the usual engine for comparison."""
     if not names:
@@ -46,7 +46,7 @@ def compare(
         usual = _station(stack, setting, "usual")
         loop = stack.enter_context(limit_loop(MEMORY, setting.hit_bytes))
         for name in names:
-            say(f"starting vLLM: {name}")
+            progress(f"starting vLLM: {name}")
             with ExitStack() as inner:
                 other = _station(inner, replace(setting, **VARIANTS[name]), name)
                 limits: list[float] = []
@@ -56,12 +56,14 @@ def compare(
                     limits.append(loop.seconds())
                     for station in in_turn([usual, other], number):
                         sample = _sample(station, prompt)
-                        _explain(station, sample, say)
+                        _explain(station, sample, progress)
                         if number >= 0:
                             found[station.name].append(sample)
                 for station in (usual, other):
                     row = _row(name, station, found[station.name], median(limits))
-                    say(f"{name}, {station.name}: {1000 * row['ttft_hit_s']:.1f} ms from the pool")
+                    progress(
+                        f"{name}, {station.name}: {1000 * row['ttft_hit_s']:.1f} ms from the pool"
+                    )
                     rows.append(row)
     return rows
 
@@ -102,15 +104,17 @@ def _identical(station: Station, sample: dict[str, Reply]) -> bool | None:
     )
 
 
-def _explain(station: Station, sample: dict[str, Reply], say: Say) -> None:
+def _explain(station: Station, sample: dict[str, Reply], progress: Progress) -> None:
     """Explain why a prompt was not found whole, with counters and the lines of the engine's log."""
     whole, found = station.arm.setting.hit_tokens, _found(station, sample)
     if found >= whole:
         return
     counted = faults(sample["saving"], sample["hit"]["figures"])
-    say(f"{station.name}: {found} of {whole} tokens were found: {counted or 'nothing counted'}")
+    progress(
+        f"{station.name}: {found} of {whole} tokens were found: {counted or 'nothing counted'}"
+    )
     for line in station.warnings():
-        say(f"    {line}")
+        progress(f"    {line}")
 
 
 def _row(

@@ -14,8 +14,8 @@ from .summary import Row
 
 
 def verdict(passes: Sequence[Row], rates: Sequence[Row], variants: Sequence[Row]) -> dict[str, Any]:
-    """Return the verdict. ``full_hits`` of each arm with a pool says that every whole block of
-    every request was cached in the second pass and at every rate. ``same_work`` says that all arms
+    """Return the verdict. ``full_hits`` of each arm with a pool is true if every whole block of
+    every request was cached in the second pass and at every rate. ``same_work`` is true if all arms
     had equally many requests, and tokens of prompts and answers. ``passed`` depends on these and on
     our own arm; a peer that evicts is only reported.
     """

@@ -44,8 +44,8 @@ def warnings(read: Page) -> str:
 
 
 def test_a_normal_run_has_no_warning() -> None:
-    said = warnings(page(row()))
-    assert not any(word in said for word in ("SMOKE", "Emulated", "Noisy", "missing", "machines"))
+    shown = warnings(page(row()))
+    assert not any(word in shown for word in ("SMOKE", "Emulated", "Noisy", "missing", "machines"))
 
 
 @pytest.mark.parametrize(

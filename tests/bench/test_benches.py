@@ -23,7 +23,7 @@ from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, PoolError
 from beluga.pool import Pool
 
-ASKED = {
+REQUIRED = {
     "bench",
     "case",
     "bytes",
@@ -73,7 +73,7 @@ Smoke = Callable[[str], list[Row]]
 
 @pytest.mark.parametrize("name", EACH)
 def test_every_row_has_the_required_fields(smoke: Smoke, name: str) -> None:
-    assert set(FIELDS) >= ASKED
+    assert set(FIELDS) >= REQUIRED
     for row in smoke(name):
         assert tuple(row) == FIELDS
         assert row["bench"] == name

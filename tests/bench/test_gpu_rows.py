@@ -179,11 +179,11 @@ def test_the_clock_enqueues_enough_work_to_hide_the_host(
     class Early(HostDriver):
         """A driver whose ballast has already ended at the first few queries."""
 
-        asked = copied = 0
+        queries = copied = 0
 
         def ended(self, event: int) -> bool:
-            self.asked += 1
-            return self.asked <= tries
+            self.queries += 1
+            return self.queries <= tries
 
         def wait(self, event: int) -> None:
             self._events[event].last.reached.wait()

@@ -12,8 +12,8 @@ def test_the_first_exhausted_resource_follows_from_the_measurements() -> None:
     work = growth.Work(requests_per_s=1.0, prompt_tokens=1600, hit_rate=0.25)
     assert work.keys == 100
     rows = {
-        name: (asked, has)
-        for name, asked, has, _ in growth.table(work, growth.Measured(key_s=1e-6, route_s=1e-4))
+        name: (needed, has)
+        for name, needed, has, _ in growth.table(work, growth.Measured(key_s=1e-6, route_s=1e-4))
     }
     request = 1600 * 262144 / 1e9
     assert rows["GPU paths, onboarding"] == pytest.approx((128 * 0.25 * request, 128 * 26))

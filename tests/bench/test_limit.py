@@ -86,7 +86,7 @@ def test_every_line_of_an_exchange_is_answered(
     answered: list[int] = []
     other = threading.Thread(target=lambda: answered.append(lib.limit_answer(exchange)))
     other.start()
-    assert lib.limit_ask(exchange) == 0
+    assert lib.limit_request(exchange) == 0
     other.join()
     assert answered == [0]
     last = memory[16 * 128 :].view(np.uint32)[:: 128 // 4][:16]
@@ -95,7 +95,7 @@ def test_every_line_of_an_exchange_is_answered(
 
 def test_an_exchange_without_a_peer_ends(memory: np.ndarray) -> None:
     alone = lines(memory, depth=1, batch=1, count=1, timeout_ns=10**6)
-    assert lib.limit_ask(alone) < 0
+    assert lib.limit_request(alone) < 0
 
 
 def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
@@ -131,8 +131,8 @@ def test_the_hash_table_finds_stored_keys() -> None:
     table.slots = 1024
     lib.limit_hash_put(table, ffi.cast("uint64_t *", keys.ctypes.data), 600)
     for first, last in ((0, 1), (10, 20), (590, 600)):
-        asked = np.ascontiguousarray(keys[first:last])
-        walked = lib.limit_hash_walk(table, ffi.cast("uint64_t *", asked.ctypes.data), len(asked))
+        some = np.ascontiguousarray(keys[first:last])
+        walked = lib.limit_hash_walk(table, ffi.cast("uint64_t *", some.ctypes.data), len(some))
         assert walked == sum(range(first, last))
     absent = np.ascontiguousarray(keys[600:])
     assert lib.limit_hash_walk(table, ffi.cast("uint64_t *", absent.ctypes.data), 100) == 0

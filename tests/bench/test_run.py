@@ -26,7 +26,7 @@ def rows_then(count: int, end: BaseException | None = None) -> Bench:
     def measure(options: Options) -> list[Row]:
         recorder, rows = Recorder("rpc", options, {"memory": "DRAM"}), []
         for number in range(count):
-            options.say(f"case {number}")
+            options.report(f"case {number}")
             rows.append(recorder.row(f"case {number}", depth=number, ops_per_s=1))
         if end is not None:
             raise end
