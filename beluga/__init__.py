@@ -11,8 +11,8 @@
             cache.put(keys, blocks)
             cache.get(keys, targets).hits
 
-The names here are imported on access, so that commands can report problems of the environment,
-though it is looked at when the C core is loaded.
+The names here are imported on access. Loading the C core checks the environment, and a command must
+be able to report a problem that this check finds.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.rpc import AsyncClient, Client, Handlers, Server
 
-__version__ = "0.1.0"  # only stated here; pyproject.toml reads it
+__version__ = "0.1.0"  # the only place; pyproject.toml reads it
 
 __all__ = [
     "AsyncClient",

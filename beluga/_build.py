@@ -95,7 +95,7 @@ def builder(
         include_dirs=[str(source)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
         depends=[str(path) for path in sorted(source.rglob("*.[ch]"))],
-        # Costs are computed as Python does, on every machine: without fused operations.
+        # Without fused operations, so that costs are the same on every machine, and as in Python.
         extra_compile_args=[
             *("-std=gnu11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"),
             *(*WARNINGS, *strict),

@@ -3,7 +3,8 @@
 """The types of cffi's values for type checkers. The stubs of the extensions use this file.
 
 cffi has one class for all values of C, so none of these classes exists at run time. A pointer, an
-array and a structure behind a pointer have one class here, as cffi lets them be used alike.
+array and a structure behind a pointer have one class here, because cffi lets code use them in the
+same way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from typing_extensions import Buffer, Self
 
 _T = TypeVar("_T")
 
-# numpy's arrays are no Buffer to a type checker before Python 3.12.
+# Before Python 3.12, a type checker does not accept numpy's arrays as Buffer.
 BufferLike = Buffer | np.ndarray[Any, Any] | np.generic
 
 class CData:
@@ -50,12 +51,12 @@ class CItems(CData, Generic[_T]):
     def __sub__(self, items: int, /) -> Self: ...
 
 class CPointer(CItems[_T]):
-    """Of pointers."""
+    """An array of pointers, or a pointer to one."""
 
     def __setitem__(self, index: SupportsIndex, value: _T | Null, /) -> None: ...
 
 class CNumbers(CItems[_T]):
-    """Of numbers."""
+    """An array of numbers, or a pointer to one."""
 
     @overload
     def __setitem__(self, index: SupportsIndex, value: _T, /) -> None: ...

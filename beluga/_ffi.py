@@ -3,7 +3,8 @@
 """Load the C core (``csrc/api/``); all Python code calls C through these names.
 
 ``ffi`` and ``lib`` are cffi's. ``core`` is for annotations: ``core.bl_pool`` is a ``bl_pool *``
-(``_core.pyi``, which scripts/dev/gen_stubs.py makes of the C headers); only type checkers use it.
+(``_core.pyi``, which scripts/dev/gen_stubs.py generates from the C headers); only type checkers use
+it.
 
 The import disables the instructions that the environment forbids, and arms the crash point that it
 names, before any pool is open.

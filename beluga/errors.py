@@ -472,7 +472,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     ),
     (
         QueueFullError,
-        "the queue is full: the pool holds as many tasks as it may; are workers running?",
+        "the queue is full: the pool has its maximum of tasks; are workers running?",
     ),
     (
         SessionAliveError,
@@ -500,9 +500,9 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     ),
     (
         RemovalsFullError,
-        "the pool remembers as many lower tiers, or removals that these have not executed, as it "
-        "may; repair the tier that fails ('beluga stat'), or give up one that is gone (beluga "
-        "serve --forget-tier), then try again",
+        "the pool has its maximum of lower tiers, or of removals that these have not executed; "
+        "repair the tier that fails ('beluga stat'), or abandon one that is gone (beluga serve "
+        "--forget-tier), then try again",
     ),
     (
         NoRoomError,

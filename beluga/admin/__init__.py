@@ -8,7 +8,7 @@ use the socket; over TCP nothing can be changed.
 """
 
 from beluga.admin.address import read_address
-from beluga.admin.client import ask, request_any, request_json, standing_by
+from beluga.admin.client import request, request_any, request_json, standing_by
 from beluga.admin.endpoint import Admin
 from beluga.admin.health import ServerHealth
 from beluga.admin.page import page_routes
@@ -22,11 +22,11 @@ __all__ = [
     "Route",
     "Routes",
     "ServerHealth",
-    "ask",
     "json_response",
     "lane_routes",
     "page_routes",
     "read_address",
+    "request",
     "request_any",
     "request_json",
     "server_routes",

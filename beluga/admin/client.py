@@ -27,7 +27,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock: socket.socket = connect(*self._place)
 
 
-def ask(  # noqa: PLR0913  all but the first two named
+def request(  # noqa: PLR0913  all but the first two named
     directory: Path,
     path: str,
     *,
@@ -69,10 +69,10 @@ def request_json(directory: Path, path: str, kind: type[_T], value: object = Non
     """Return the JSON value of an answer, which is of this type. With ``value`` the request is a
     POST with it as the body.
 
-    Raises as :func:`ask`, and AdminError for an answer of another type.
+    Raises as :func:`request`, and AdminError for an answer of another type.
     """
     method, body = ("GET", None) if value is None else ("POST", json.dumps(value).encode())
-    found = json.loads(ask(directory, path, method=method, body=body).body)
+    found = json.loads(request(directory, path, method=method, body=body).body)
     if not isinstance(found, kind):
         raise AdminError(
             f"the server's response to {path} is not a {kind.__name__}; use the "
@@ -84,13 +84,13 @@ def request_json(directory: Path, path: str, kind: type[_T], value: object = Non
 def request_any(directory: Path, path: str) -> AdminResponse:
     """Send a request to the pool's server on this host, or else to a standby here.
 
-    Raises as :func:`ask`.
+    Raises as :func:`request`.
     """
     try:
-        return ask(directory, path)
+        return request(directory, path)
     except NoServerError:
         for name in standing_by(directory):
-            return ask(directory, path, name=name)
+            return request(directory, path, name=name)
         raise
 
 

@@ -39,7 +39,7 @@ def dashboard(
     directory = runtime_dir_of(pool)
     url = _servers_url(directory)
     if url and not port:
-        _tell(url, open_page, json)
+        _print_url(url, open_page, json)
         return
 
     def live(request: AdminRequest) -> AdminResponse:
@@ -52,7 +52,7 @@ def dashboard(
     admin = Admin({("GET", "/live"): live, **page_routes()}, address=("127.0.0.1", port))
     admin.start()
     try:
-        _tell(admin.url, open_page, json)
+        _print_url(admin.url, open_page, json)
         print_note("serving the page until Ctrl-C")
         stopped.wait()
     finally:
@@ -69,7 +69,7 @@ def _servers_url(directory: Path) -> str:
         return ""
 
 
-def _tell(url: str, open_page: bool, json: bool) -> None:
+def _print_url(url: str, open_page: bool, json: bool) -> None:
     if json:
         print_json({"url": url})
     else:

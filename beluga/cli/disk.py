@@ -31,5 +31,5 @@ def adopt(path: Disk, json: Json = False) -> None:
         if json:
             print_json({"disk": str(each), "server": before.name, "pool": before.pool})
         else:
-            whose = plain(before.name or before.pool) or "nobody"
-            print_note(f"{each} belonged to {whose}; the next server that opens it takes it over")
+            owner = plain(before.name or before.pool) or "no pool"
+            print_note(f"{each} belonged to {owner}; the next server that opens it takes it over")

@@ -97,7 +97,7 @@ def quota(
     its own quotas. Sessions keep their present grants and pins. Run changes on the server's host.
     """
     from beluga.admin import request_json
-    from beluga.index import ask_sessions
+    from beluga.index import fetch_sessions
     from beluga.rpc import Client, Quota
 
     changes = dict(_change(text) for text in change or ())
@@ -114,7 +114,7 @@ def quota(
         return
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         directory = opened.runtime_dir
-        found, own = ask_sessions(client), f"{client.stat().nonce:016x}"
+        found, own = fetch_sessions(client), f"{client.stat().nonce:016x}"
     others = [one for one in found.sessions if one.nonce != own]
     tenants, shares = _of_server(directory, "/tenants"), _of_server(directory, "/shares")
     if json:

@@ -199,7 +199,7 @@ def replay(
     options.check()
     requests, how = _requests(named(trace, form, rate, time_unit, block_tokens))
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
-        result = run_replay(requests, options, say=print_note, advance=advance)
+        result = run_replay(requests, options, note=print_note, advance=advance)
     if json:
         print_json(asdict(result) | {"read": None if how is None else how.facts()})
     else:

@@ -340,7 +340,7 @@ def _part(percent: str) -> float | None:
 
 
 def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:
-    """Return the stored names of the tiers that the pool shall abandon."""
+    """Return the stored names of the tiers that the pool should abandon."""
     with as_bad_value(TierError):
         return tiers.others(names)
 

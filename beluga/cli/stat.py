@@ -32,7 +32,7 @@ _CLIENTS = Legend(
         "calls": "the number of its calls",
         "pins": "the number of blocks it has pinned, which are not evicted",
         "puts": "the number of blocks it is writing",
-        "heard": "the time since its last heartbeat",
+        "seen": "the time since its last heartbeat",
     }
 )
 
@@ -59,12 +59,12 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
 
     --json has every counter.
     """
-    from beluga.index import MetaClient, ask_counters, ask_sessions
+    from beluga.index import MetaClient, fetch_counters, fetch_sessions
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        found, sessions = MetaClient(client).stat(), ask_sessions(client)
-        lower, own = ask_counters(client), client.stat()
+        found, sessions = MetaClient(client).stat(), fetch_sessions(client)
+        lower, own = fetch_counters(client), client.stat()
         directory = opened.runtime_dir
     counters = asdict(found) | {"table_full": _taken(found) >= found.block_count_max}
     others = [one for one in sessions.sessions if one.nonce != f"{own.nonce:016x}"]

@@ -48,9 +48,9 @@ def top(
     """
     directory = runtime_dir_of(pool)
     if once:
-        _ask(directory)
+        _fetch(directory)
         time.sleep(_MEASURE_S)
-        body = _ask(directory)
+        body = _fetch(directory)
         if json:
             _print_line(body)
         else:
@@ -64,7 +64,7 @@ def top(
         _show(directory, interval)
 
 
-def _ask(directory: Path) -> bytes:
+def _fetch(directory: Path) -> bytes:
     from beluga.admin import request_any
 
     return request_any(directory, "/live").body
@@ -93,7 +93,7 @@ def _follow(directory: Path, interval: float) -> Iterator[bytes]:
     printed = ""
     while True:
         try:
-            yield _ask(directory)
+            yield _fetch(directory)
             printed = ""
         except (NoServerError, AdminError) as error:
             if str(error) != printed:
@@ -118,7 +118,7 @@ def _show(directory: Path, interval: float) -> None:
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                last = _decode(_ask(directory))
+                last = _decode(_fetch(directory))
                 failure = ""
             except (NoServerError, AdminError) as error:
                 if not failure:

@@ -77,7 +77,7 @@ class RequestHint:
         return dataclasses.replace(self, ttl=max(self.ttl or 0.0, FAVOR_S))
 
     def give(self, cache: KVCache, digests: Any) -> HintResult:
-        """Give it to blocks. Raises what :meth:`beluga.KVCache.hint` raises."""
+        """Give this hint to blocks. Raises what :meth:`beluga.KVCache.hint` raises."""
         return cache.hint(digests, priority=self.priority, ttl=self.ttl, pin=self.pin)
 
 

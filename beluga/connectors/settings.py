@@ -21,24 +21,25 @@ LINK_OFF = "off"
 class PoolSettings:
     """The pool's settings: which pool to use, and how long the engine waits for it.
 
-    * ``pool``: device paths joined by ``:``; None is the default pool. * ``host``: this machine's
-    number, for devdax. * ``timeout_ms``: the limit of every wait of the engine for the pool's
-    server. * ``retry_s``: how long the pool is not used after a failure; every lookup is then a
-    miss. * ``onboard_ms``: how long a request waits for blocks from a lower tier
+    * ``pool``: device paths joined by ``:``; None is the default pool.
+    * ``host``: this machine's number, for devdax.
+    * ``timeout_ms``: the limit of every wait of the engine for the pool's server.
+    * ``retry_s``: how long the pool is not used after a failure; every lookup is then a miss.
+    * ``onboard_ms``: how long a request waits for blocks from a lower tier
       (``beluga serve --disk``); 0 means no wait.
     * ``identity``: an operator's name for the model's weights, instead of a digest of their bytes:
-    any text that two engines share only if they have loaded the same weights. * ``salt``: a
-    tenant's secret. Only engines with the same salt share blocks. * ``tenant``: the tenant's name,
-    which selects its share (``beluga serve --share``). Only
+      any text that two engines share only if they have loaded the same weights.
+    * ``salt``: a tenant's secret. Only engines with the same salt share blocks.
+    * ``tenant``: the tenant's name, which selects its share (``beluga serve --share``). Only
       engines with the same tenant share blocks.
-    * ``check_checksums``: check the checksums of every loaded byte. * ``load_threads``: the number
-    of threads that copy a load; None means one per core, at most 4. Saves are not urgent and use
-    one thread. * ``link``: the link scheduler, which gives loads of all engine processes of this
-    host priority over saves. ``auto`` assumes the usual speed of such memory; a number is a speed
-    in GB/s (``20``, or ``46.2/33`` for loads and saves); ``off`` disables it. * ``engine``: the
-    copy engine for blocks in host memory: ``auto`` (CPU, or another one where it is faster),
-    ``cpu`` or ``dsa``. A GPU copies the
-      blocks in its own memory.
+    * ``check_checksums``: check the checksums of every loaded byte.
+    * ``load_threads``: the number of threads that copy a load; None means one per core, at most 4.
+      Saves are not urgent and use one thread.
+    * ``link``: the link scheduler, which gives loads of all engine processes of this host priority
+      over saves. ``auto`` assumes the usual speed of such memory; a number is a speed in GB/s
+      (``20``, or ``46.2/33`` for loads and saves); ``off`` disables it.
+    * ``engine``: the copy engine for blocks in host memory: ``auto`` (CPU, or another one where it
+      is faster), ``cpu`` or ``dsa``. A GPU copies the blocks in its own memory.
     """
 
     pool: str | None = None

@@ -73,7 +73,7 @@ def encode_task(task: PrefillTask) -> bytes:
     data = _encoder.encode(task)
     if len(data) > TASK_SIZE_MAX:
         raise TaskError(
-            f"a task of {len(data)} bytes; {TASK_SIZE_MAX} is the most: prefill that prompt locally"
+            f"a task has {len(data)} bytes, more than {TASK_SIZE_MAX}; prefill that prompt locally"
         )
     return data
 

@@ -86,8 +86,8 @@ def check_runtime_dirs(machine: Machine) -> Verdict:
         shown = _list([str(path) for path in others])
         verdicts.append(
             warning(
-                f"other users' processes keep lock files in {shown}; they and this user's do not "
-                "find each other in one pool",
+                f"other users' processes have lock files in {shown}; in one pool, they and this "
+                "user's processes do not find each other",
                 share_runtime_dir(machine.root),
             )
         )

@@ -78,8 +78,8 @@ def check_io_uring(machine: Machine) -> Verdict:
         switch = machine.number("proc/sys/kernel/io_uring_disabled")
         if switch == 0 or (switch == 1 and machine.uid == 0):
             return ok("the kernel lets disk tiers use io_uring; liburing is not needed")
-        whom = "everybody" if switch > 1 else "users outside of kernel.io_uring_group"
-        return warning(f"the kernel denies io_uring to {whom}: disk tiers use threads", fix)
+        denied = "all users" if switch > 1 else "users outside of kernel.io_uring_group"
+        return warning(f"the kernel denies io_uring to {denied}: disk tiers use threads", fix)
     release = machine.read("proc/sys/kernel/osrelease")
     found = re.match(r"(\d{1,6})\.(\d{1,6})", release)
     if found is None:

@@ -122,7 +122,7 @@ def check_coherence(machine: Machine) -> Verdict:
     if isinstance(facts, Verdict):
         return facts
     again = f"beluga pool create --force --coherence software {machine.pool.operands}"
-    believed = [
+    assumed = [
         device
         for device in facts.devices
         if device.kind == "devdax" and device.coherence == "hardware"
@@ -140,7 +140,7 @@ def check_coherence(machine: Machine) -> Verdict:
             "reads are stale; a new pool on it must have software coherence",
             f"{again}",
         )
-        for device in believed
+        for device in assumed
     ]
     whose = "one host" if facts.one_host else "several hosts"
     kinds = sorted({device.coherence for device in facts.devices if device.holds != "metadata"})

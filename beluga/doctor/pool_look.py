@@ -87,14 +87,14 @@ class PoolLook:
         """The pool's state, or why it cannot be opened. A session is opened briefly."""
         try:
             with Pool.open(self.paths) as pool:
-                epoch, failure = _ask(pool, self.host)
+                epoch, failure = _attach(pool, self.host)
                 lane_count = pool.geometry.lane_count
                 return PoolInspection(pool.devices, pool.one_host, lane_count, epoch, failure)
         except (BelugaError, OSError) as error:
             return error
 
 
-def _ask(pool: Pool, host: int | None) -> tuple[int | None, BelugaError | OSError | None]:
+def _attach(pool: Pool, host: int | None) -> tuple[int | None, BelugaError | OSError | None]:
     """Attach to the pool's server and detach."""
     if pool.one_host and not pool.has_runtime_dir:  # A session would create it, for this user.
         return None, NoServerError("no process of this host has used the pool yet")

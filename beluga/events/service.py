@@ -94,7 +94,7 @@ def _refuse_place(endpoint: str) -> None:
             f"{endpoint} has a path of {size} bytes; give one of at most {_PATH_MAX} bytes"
         )
     if not folder.is_dir():
-        raise RouterError(f"{endpoint} is in {folder}, which is no folder; create it first")
+        raise RouterError(f"{endpoint} is in {folder}, which is not a folder; create it first")
     if path.exists() and not path.is_socket():
         raise RouterError(f"{endpoint} is a file with other data; give another path")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STRIPE = 2 << 20
 _PICOSECONDS = 10**12
 _FIGURES = {
-    Figure.REQUESTED_BLOCKS: "asked_blocks",
+    Figure.REQUESTED_BLOCKS: "requested_blocks",
     Figure.HIT_BLOCKS: "hit_blocks",
     Figure.STORED_BLOCKS: "stored_blocks",
     Figure.PRESENT_BLOCKS: "present_blocks",
@@ -263,7 +263,7 @@ class Collector(ServerCollector):
                 ("lower_known_keys", stat.name_count),
                 ("lower_dirty_blocks", stat.dirty_count),
                 ("lower_wanted_keys", stat.wanted_count),
-                ("lower_asked_keys_total", stat.onboard_count),
+                ("lower_requested_keys_total", stat.onboard_count),
                 ("lower_unsaved_blocks_total", stat.unsaved_count),
                 ("lower_removals", stat.removal_count),
                 ("lower_failed_removals", stat.removal_failed),

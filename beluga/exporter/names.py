@@ -144,7 +144,9 @@ METRICS: dict[str, Metric] = {
     "beluga_hints_refused_total": Metric("counter", "Hints that a budget refused."),
     "beluga_hints_expired_total": Metric("counter", "Hints that expired."),
     # What clients report.
-    "beluga_client_asked_blocks_total": Metric("counter", "Blocks requested by gets.", ("client",)),
+    "beluga_client_requested_blocks_total": Metric(
+        "counter", "Blocks requested by gets.", ("client",)
+    ),
     "beluga_client_hit_blocks_total": Metric("counter", "Blocks copied by gets.", ("client",)),
     "beluga_client_stored_blocks_total": Metric("counter", "Blocks stored by puts.", ("client",)),
     "beluga_client_present_blocks_total": Metric(
@@ -212,7 +214,7 @@ METRICS: dict[str, Metric] = {
         "gauge", "Blocks that were not yet offered to lower tiers."
     ),
     "beluga_lower_wanted_keys": Metric("gauge", "Keys that are being fetched from lower tiers."),
-    "beluga_lower_asked_keys_total": Metric(
+    "beluga_lower_requested_keys_total": Metric(
         "counter", "Keys that were requested from lower tiers."
     ),
     "beluga_lower_unsaved_blocks_total": Metric(

@@ -82,7 +82,7 @@ class ControlChannel:
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write(msgspec.json.encode(message) + b"\n")
 
-    async def ask(self, message: Command | Statement, patience_s: float) -> Any:
+    async def call(self, message: Command | Statement, patience_s: float) -> Any:
         """Send a message and return its result. Raises RouterError for an error in the reply, a
         closed connection, and a reply that takes too long.
         """
@@ -100,7 +100,7 @@ class ControlChannel:
             self._open.pop(message.ticket, None)
 
     def replied(self, ticket: int, result: Any, error: str = "") -> None:
-        """Pass a reply to the caller of :meth:`ask`."""
+        """Pass a reply to the caller of :meth:`call`."""
         reply = self._open.get(ticket)
         if reply is None or reply.done():
             return

@@ -14,7 +14,7 @@ from beluga.router import HashBlocks
 
 UNREAD_S = 60.0  # how long a problem remains after the last unusable event
 _LATE = (
-    "the engine had blocks before this router came, or messages were missed. {} "
+    "the engine had blocks before this router started, or messages were missed. {} "
     "A cache that the engine clears (vLLM: POST /reset_prefix_cache) is followed again"
 )
 _REPLAY = "Name its replay endpoint (--kv-events URL=ENDPOINT,REPLAY)."
@@ -93,8 +93,8 @@ class Following:
         for listener in self.listeners:
             if listener.alone_since is not None and now - listener.alone_since >= silent_s:
                 return (
-                    f"nobody publishes KV events at {listener.endpoint}; the engine must bind "
-                    "there (--kv-events-config)"
+                    f"no process publishes KV events at {listener.endpoint}; the engine must "
+                    "bind there (--kv-events-config)"
                 )
         return ""
 

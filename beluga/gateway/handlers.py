@@ -120,7 +120,7 @@ class ClientHandlers:
     async def _models(self, request: web.Request) -> web.StreamResponse:
         unread = any(engine.serving and not engine.cards for engine in self._fleet)
         if unread and len({engine.models for engine in self._fleet}) == 1:
-            return await self._proxied(request)  # the engines list their models for keys alone
+            return await self._proxied(request)  # the engines list their models only for a key
         cards = list(self._fleet.models().values())
         return _for_browsers(request, _json({"object": "list", "data": cards}))
 

@@ -83,7 +83,7 @@ class Checker:
         """Check an engine now. Returns whether it is up."""
         failures, before = engine.failures, engine.health
         try:
-            await self._ask(engine)
+            await self._request_health(engine)
         except FAILURES as error:
             if is_own_shortage(error):
                 log.warning("%s cannot be checked: %s", engine.url, words_of(error))
@@ -100,7 +100,7 @@ class Checker:
             self._up()
         return True
 
-    async def _ask(self, engine: Engine) -> None:
+    async def _request_health(self, engine: Engine) -> None:
         """Request the engine's health and models. Raises one of :data:`FAILURES`."""
         async with self._client.get(f"{engine.url}/health", timeout=self._timeout) as answer:
             known = answer.status != 404  # an engine without /health still has /v1/models

@@ -107,7 +107,7 @@ class Membership:
 
     async def scrape(self) -> list[Family]:
         """Return the metrics of all processes. Raises RouterError."""
-        found = await self._control.ask(Statement("scrape"), SCRAPE_S)
+        found = await self._control.call(Statement("scrape"), SCRAPE_S)
         return msgspec.convert(found, list[Family])
 
     def _was_sent(self, worker: Worker, hashes: Sequence[int]) -> None:

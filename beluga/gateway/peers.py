@@ -82,7 +82,8 @@ class Peers:
         self._lost = lost
         memory = mmap.mmap(place.memory, memory_size(place.processes))
         self._words = memoryview(memory)[: place.processes * _WORDS * 8].cast("q")
-        # The memory itself, because a memoryview with a user is a warning of the garbage collector.
+        # The memory itself: a memoryview that is in use at the end makes the garbage collector
+        # warn.
         self.loads = SharedLoads(
             memory,
             place.processes,

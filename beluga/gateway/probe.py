@@ -34,7 +34,7 @@ class Probe:
         self._tokenizer = tokenizer
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
-    async def ask(self, engine: Engine) -> None:
+    async def run(self, engine: Engine) -> None:
         """Store how an engine's tokens differ in its ``token_problems``. An engine that does not
         respond is probed again after its next check.
         """

@@ -233,7 +233,7 @@ class Service:
         async def look(engine: Engine) -> None:
             await reports.read(engine)
             if probe is not None:
-                await probe.ask(engine)
+                await probe.run(engine)
 
         checker = Checker(self.fleet, client, settings.limits, up=self._wait_queue.look, also=look)
         stack.push_async_callback(checker.close)

@@ -331,7 +331,7 @@ class Supervisor:
         for process in self._running.values():
             process.workers.add(number)
             engine.inflight += 1
-            replies_due.append(process.control.ask(Command("join", members=members), REPLY_S))
+            replies_due.append(process.control.call(Command("join", members=members), REPLY_S))
         replies = await asyncio.gather(*replies_due, return_exceptions=True)
         refused = next((str(one) for one in replies if isinstance(one, RouterError)), "")
         if refused and not engine.gone:
@@ -378,11 +378,11 @@ class Supervisor:
         for process in self._running.values():
             process.control.send(command)
 
-    async def ask_all(self, what: str) -> list[Any]:
+    async def call_all(self, what: str) -> list[Any]:
         """Return the results of a question to all processes; those that do not reply are left
         out.
         """
-        replies_due = (one.control.ask(Command(what), REPLY_S) for one in self._running.values())
+        replies_due = (one.control.call(Command(what), REPLY_S) for one in self._running.values())
         replies = await asyncio.gather(*replies_due, return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
@@ -398,7 +398,7 @@ class Supervisor:
 
         async def read(process: GatewayProcess) -> None:
             with contextlib.suppress(RouterError):
-                reply = await process.control.ask(Command("families"), REPLY_S)
+                reply = await process.control.call(Command("families"), REPLY_S)
                 process.families = msgspec.convert(reply, list[Family])
 
         await asyncio.gather(*(read(process) for process in running))
@@ -422,14 +422,14 @@ class SupervisorHandlers(AdminHandlers):
         number = engine.worker.worker_id
         rows = [
             row
-            for rows in await self._supervisor.ask_all("workers")
+            for rows in await self._supervisor.call_all("workers")
             for row in rows
             if row["id"] == number
         ]
         return _combined(engine, rows)
 
     async def _list(self, _: web.Request) -> web.Response:
-        rows = [row for rows in await self._supervisor.ask_all("workers") for row in rows]
+        rows = [row for rows in await self._supervisor.call_all("workers") for row in rows]
         return json_response(
             [
                 _combined(engine, [row for row in rows if row["id"] == engine.worker.worker_id])
@@ -441,7 +441,7 @@ class SupervisorHandlers(AdminHandlers):
         await self._supervisor.joined(engine)
 
     async def _pool(self, _: web.Request) -> web.Response:
-        found = [one for one in await self._supervisor.ask_all("pool") if one is not None]
+        found = [one for one in await self._supervisor.call_all("pool") if one is not None]
         if not found:
             raise Refusal(404, "the router reads no pool's events: set --pool-events")
         return json_response(found[0])

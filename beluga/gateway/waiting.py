@@ -121,9 +121,10 @@ class WaitQueue(Generic[PlacedT]):
         return Refusal(503, text, retry_after_s=1)
 
     def _displace(self, client: GatewayClient) -> bool:
-        """Refuse the newest request of the address that has the most, and there of the client that
-        has the most, if this address, or else this client, then still has no more than that one.
-        Returns whether there is room now.
+        """Make room for a request of ``client`` by refusing another one, and return whether there
+        is room. If another address has at least two more waiting requests than the client's, one of
+        that address is refused; otherwise, one of a client of the same address that has at least
+        two more. The client with the most requests loses its newest one.
         """
         waiting = [waiter for waiter in self._waiters if not waiter.placed.done()]
         addresses = Counter(waiter.client.address for waiter in waiting)

@@ -17,7 +17,7 @@ from beluga.index.client import (
     Pins,
     RemovalReason,
 )
-from beluga.index.counters import COUNTERS_METHOD, ask_counters
+from beluga.index.counters import COUNTERS_METHOD, fetch_counters
 from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
 from beluga.index.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Removal, Work
 from beluga.index.names import (
@@ -32,7 +32,7 @@ from beluga.index.names import (
 )
 from beluga.index.repair import repair_pool
 from beluga.index.server import EVICTIONS, REFUSALS, MetaServer
-from beluga.index.sessions import Sessions, SessionView, ask_sessions
+from beluga.index.sessions import Sessions, SessionView, fetch_sessions
 from beluga.index.shares import (
     OTHERS,
     TENANT,
@@ -84,13 +84,13 @@ __all__ = [
     "Tenant",
     "TenantShare",
     "Work",
-    "ask_counters",
-    "ask_sessions",
     "chain_names",
     "check_devices",
     "check_pool",
     "check_shares",
     "digest_of",
+    "fetch_counters",
+    "fetch_sessions",
     "fingerprint_of",
     "names_at",
     "read_entries",

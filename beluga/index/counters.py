@@ -17,7 +17,7 @@ COUNTERS_METHOD = METHOD_COUNTERS
 """The number of this call. It is in the range of :meth:`beluga.rpc.Server.handle`."""
 
 
-def ask_counters(client: Client) -> dict[str, object] | None:
+def fetch_counters(client: Client) -> dict[str, object] | None:
     """Return the counters of the server's lower tiers, or None if it has no such tiers.
 
     Raises :class:`~beluga.errors.RpcError`, also for an incomplete reply.

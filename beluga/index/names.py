@@ -67,8 +67,7 @@ def chain_names(  # noqa: PLR0913  keyword-only but the first two
     if block_tokens < 1 or not 0 <= rank < rank_count:
         raise ValueError(
             "a name needs a positive number of tokens and a rank below the number of ranks, but "
-            "has "
-            f"{block_tokens} tokens and rank {rank} of {rank_count}"
+            f"has {block_tokens} tokens and rank {rank} of {rank_count}"
         )
     names = np.zeros(len(block_hashes), NAME)
     if len(names):

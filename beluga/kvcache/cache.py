@@ -183,8 +183,7 @@ class KVCache(OfThisProcess):
         if not 0 <= chunk_size <= BLOCK_SIZE_MAX or chunk_size % _LINE_SIZE:
             raise LayoutError(
                 f"chunk_size is {chunk_size}; give a multiple of 64 up to {BLOCK_SIZE_MAX} bytes, "
-                "or "
-                "0 for no checksums"
+                "or 0 for no checksums"
             )
         for name, one in ("read_class", read_class), ("write_class", write_class):
             of_type(name, one, TransferClass, int)

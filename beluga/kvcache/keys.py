@@ -124,16 +124,14 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
         if packed.dtype != np.uint8 or packed.ndim != 2:
             raise BadValueError(
                 f"digests are a {packed.dtype} array of shape {packed.shape}; give a list of "
-                "bytes, "
-                "or a uint8 array of shape (count, size)"
+                "bytes, or a uint8 array of shape (count, size)"
             )
         source = ffi.from_buffer("uint8_t[]", packed)
         count, size = packed.shape
     if not DIGEST_SIZE_MIN <= size <= DIGEST_SIZE_MAX:
         raise BadValueError(
             f"digests have {size} bytes; give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
-            "or "
-            "beluga.kvcache.hash_keys() of other names"
+            "or beluga.kvcache.hash_keys() of other names"
         )
     keys = np.empty((count, 2), np.uint64)
     target = ffi.from_buffer("uint64_t[]", keys)

@@ -142,7 +142,7 @@ class EtcdLease:
         reasons = []
         for _ in range(len(self._services)):
             try:
-                status, answer = self._services[0].ask("POST", path, body, token=self._token)
+                status, answer = self._services[0].request("POST", path, body, token=self._token)
                 if status not in _UNAVAILABLE or len(self._services) == 1:
                     return status, answer
                 reasons.append(f"{self._services[0].base}: {status} {_error(answer)}".rstrip())

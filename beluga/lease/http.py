@@ -45,7 +45,7 @@ class JsonService:
         )
         self._place = parts.netloc
 
-    def ask(
+    def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, token: str = ""
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the answer. An answer that is not a JSON object becomes an empty

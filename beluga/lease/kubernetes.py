@@ -177,7 +177,7 @@ class KubernetesLease:
             why = str(error)
         if not self._last_token:
             raise LeaseError(f"the service account has no token: {why}")
-        return self._service.ask(method, path, body, token=f"Bearer {self._last_token}")
+        return self._service.request(method, path, body, token=f"Bearer {self._last_token}")
 
 
 def _holder(lease: dict[str, Any]) -> str:

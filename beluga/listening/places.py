@@ -3,12 +3,12 @@
 """The places of a listener's connections, and which client loses its place to a new one.
 
 The listener *waits for* a client while it expects a request, receives the body, or sends an answer.
-The client's lag is how many seconds it is behind a client that moves RATE bytes a second; the lag
+The client's lag is how many seconds it is behind a client that moves RATE bytes per second; the lag
 is never negative then. Example: one that has sent nothing for 10 s lags 10 s; one that has sent 100
-bytes, one a second, 99.9 s; one that has sent 5 MiB and then nothing for 10 s, 10 s. A client that
-lags too long is closed. When all places are taken, a new connection gets that of the client that
-lags most, so idle connections, however many, exclude no client. While the server works for a
-client, it does not lag.
+bytes, one per second, lags 99.9 s; one that has sent 5 MiB and then nothing for 10 s lags 10 s. A
+client that lags too long is closed. When all places are taken, a new connection gets that of the
+client that lags most, so idle connections, however many, exclude no client. While the server works
+for a client, it does not lag.
 """
 
 from __future__ import annotations

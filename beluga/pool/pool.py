@@ -129,12 +129,12 @@ class Pool(OfThisProcess):
         ``metadata`` device: a device of its own for everything but the blocks, which is as large as
         they require, with a coherence mode of its own (``metadata_coherence``). ``paths`` are then
         the devices for blocks. Hardware coherence there means that the caches of all hosts that
-        share the pool are coherent for that device. ``block_bytes`` is the
-        smallest block that will be stored, 256 KiB if it is None: the block table gets an entry for
-        each that fits, or ``max_blocks`` entries. If smaller blocks are stored, the table is full
-        before the space is. ``sparse`` reserves space in files for the tables alone (for tests).
-        ``force`` overwrites existing data on the devices. ``progress`` is called with the bytes
-        pre-faulted and the total.
+        share the pool are coherent for that device. ``block_bytes`` is the smallest block that will
+        be stored, 256 KiB if it is None: the block table gets an entry for each that fits, or
+        ``max_blocks`` entries. If smaller blocks are stored, the table is full before the space is.
+        ``sparse`` reserves space in files only for the tables (for tests). ``force`` overwrites
+        existing data on the devices. ``progress`` is called with the bytes pre-faulted and the
+        total.
 
         Raises a :class:`~beluga.errors.PoolError`; then nothing has changed.
         """

@@ -39,7 +39,7 @@ def parse_size(text: str | int) -> int:
     digits = match[1] if match[1][:2] in ("0x", "0X") else match[1].lstrip("0") or "0"
     size = int(digits, 0) << _UNITS[(match[2] or "").upper()] if len(digits) < 32 else SIZE_END
     if size >= SIZE_END:
-        raise DeviceSpecError(f"'{text}' is too much; a size is less than 8388608T")
+        raise DeviceSpecError(f"'{text}' is too large; give a size below 8388608T")
     return size
 
 

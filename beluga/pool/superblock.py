@@ -66,7 +66,7 @@ class Geometry:
     data_offset: int
     stripe_count: int
     name_offset: int
-    metadata_device: bool  # device 0 has all bytes before the data, the others the data alone
+    metadata_device: bool  # device 0 has all bytes before the data, the others only the data
 
     @classmethod
     def of(cls, geometry: core.bl_geometry) -> Geometry:

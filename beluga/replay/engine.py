@@ -113,7 +113,7 @@ class EngineWorker:
     def _compute(
         self, keys: list[bytes], ids: np.ndarray, hits: int, number: int
     ) -> list[RegisteredBlock]:
-        """Make the blocks that are no hits."""
+        """Compute the blocks that were not hits."""
         room = self._device.reserve(number, len(keys) - hits).result()
         if not room:
             return []

@@ -14,7 +14,7 @@ class Job(msgspec.Struct, frozen=True):
     trace: str
     block_size: int  # bytes
     compare: bool
-    namespace: str  # of this replay alone: a disk may still have the blocks of others
+    namespace: str  # only of this replay: a disk may still have the blocks of others
     patient: bool  # wait for a server that is restarted, and for tiers with a backlog
     client_count: int = 1
     engine_blocks: int = 0  # of an engine's own memory; 0 is a client without one

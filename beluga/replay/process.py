@@ -66,7 +66,7 @@ class Process:
             code = self._child.wait()
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             kind = ProcessKilledError if code < 0 else ReplayError
-            raise kind(f"{self.name} ended before its work did: {how}")
+            raise kind(f"{self.name} ended before its work was done: {how}")
         return message
 
     def send(self, message: object) -> None:

@@ -32,7 +32,7 @@ from beluga.replay.sizing import DEVICE_COUNT, PoolSize, pool_size_for
 from beluga.replay.trace import TraceRequest, write_trace
 from beluga.threads import Thread
 
-Say = Callable[[str], None]
+Note = Callable[[str], None]
 Advance = Callable[[int, int], None]
 
 _BLOCK_SIZE_MIN = 64
@@ -84,9 +84,9 @@ class ReplayOptions:
 
 
 def replay(
-    requests: Sequence[TraceRequest], options: ReplayOptions, *, say: Say, advance: Advance
+    requests: Sequence[TraceRequest], options: ReplayOptions, *, note: Note, advance: Advance
 ) -> Result:
-    """Replay the requests. ``say`` prints messages, ``advance`` gets (done, total).
+    """Replay the requests. ``note`` prints messages, ``advance`` gets (done, total).
 
     Raises ReplayError if a process dies or fails, and a PoolError if there is no space. With a tier
     below the pool, a server that is killed is started again.
@@ -95,7 +95,7 @@ def replay(
     _refuse_small_engines(requests, options.engine_blocks)
     size = options.size_for(requests)
     with ExitStack() as cleanup:
-        parent = _choose_parent(size.total_size, say)
+        parent = _choose_parent(size.total_size, note)
         for disk in options.disks:
             if made := _made_for(Path(disk)):
                 cleanup.callback(_remove, made)
@@ -131,7 +131,7 @@ def replay(
         # this runs after the clients have ended, because it may wait for a reader
         cleanup.callback(dispatcher.stop)
         clients = _Processes(
-            cleanup, job, server_job, options.client_count, dispatcher.read_end, say=say
+            cleanup, job, server_job, options.client_count, dispatcher.read_end, note=note
         )
         start_s = time.monotonic()
         dispatcher.start()
@@ -151,11 +151,11 @@ class _Processes:
         client_count: int,
         tickets: int,
         *,
-        say: Say,
+        note: Note,
     ) -> None:
         self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
         self._cleanup, self._server_job = cleanup, server_job
-        self._again, self._say = job.patient, say
+        self._again, self._note = job.patient, note
         self.server_restarts = 0
         self._server = server = self._serve()
         argument = msgspec.json.encode(job).decode()
@@ -174,7 +174,7 @@ class _Processes:
         server = Process("the server", "beluga.replay.server", [argument], subprocess.PIPE)
         self._cleanup.callback(server.stop)
         if page := server.next_report().get("page"):
-            self._say(f"page at {page}")
+            self._note(f"page at {page}")
         return server
 
     def _start_reader(self, index: int, process: Process) -> None:
@@ -227,7 +227,7 @@ def _refuse_small_engines(requests: Sequence[TraceRequest], engine_blocks: int) 
         )
 
 
-def _choose_parent(size: int, say: Say) -> Path:
+def _choose_parent(size: int, note: Note) -> Path:
     """Return a directory with space for a pool of ``size`` bytes, in memory if possible."""
     parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir():
@@ -235,7 +235,7 @@ def _choose_parent(size: int, say: Say) -> Path:
         if size <= there:
             parent = _MEMORY
         else:
-            say(
+            note(
                 f"{_MEMORY} has room for {show_size(there)}, the pool needs {show_size(size)}: "
                 f"using files in {parent}"
             )

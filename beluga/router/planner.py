@@ -69,10 +69,10 @@ def advise(seen: dict[Role, Seen], goals: Goals) -> list[Advice]:
     """
     needs = {role: _need(role, state, goals) for role, state in seen.items()}
     total = sum(state.workers for state in seen.values())
-    wanting = [role for role, (need, _) in needs.items() if need == "more"]
+    short = [role for role, (need, _) in needs.items() if need == "more"]
     sparing = [role for role, (need, _) in needs.items() if need == "fewer"]
     advice = []
-    for role in wanting:
+    for role in short:
         reason = needs[role][1]
         if sparing:
             giver = sparing.pop()

@@ -2,8 +2,9 @@
 # Copyright The Beluga Authors
 """The interface of all routing policies: from a request and its candidates to a choice.
 
-A policy has no state but its random generator: it does no I/O, tracks no load and reads no clock.
-The caller (the proxy or the simulator) gathers the candidates, and then updates the load tracker.
+A policy has no state except its random generator: it does no I/O, tracks no load and reads no
+clock. The caller (the proxy or the simulator) gathers the candidates, and then updates the load
+tracker.
 """
 
 from __future__ import annotations

@@ -87,12 +87,12 @@ class AsyncClient(OfThisProcess):
     ) -> object:
         """Call a handler by name, or a method by number, as :meth:`Client.call` does."""
 
-        def ask(client: Client) -> object:
+        def run_call(client: Client) -> object:
             # Cast() because call() above has the overloads
             call = cast("Callable[..., object]", client.call)
             return call(method, *arguments, returns=returns, timeout_s=timeout_s)
 
-        return await self._run(ask)
+        return await self._run(run_call)
 
     def remote(
         self, handler: Callable[_P, _T], *, timeout_s: float | None = None

@@ -172,8 +172,7 @@ class Client(OfThisProcess):
         if len(arguments) > 1:
             raise BadTypeError(
                 f"method {short(method)} takes one request, but got {len(arguments)} arguments; "
-                "give "
-                "bytes, or call a handler by its name"
+                "give bytes, or call a handler by its name"
             )
         request = arguments[0] if arguments else b""
         data = request if type(request) is bytes else _bytes_of(request)

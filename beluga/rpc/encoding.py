@@ -102,8 +102,7 @@ def _encode(value: object, buffers: list[bytes], depth: int) -> object:
         return _encode(_plain(value), buffers, depth)
     raise BadTypeError(
         f"{short(value)} has a type that cannot be sent; give None, a bool, int, float, str, "
-        "bytes, "
-        "numpy array, list, tuple, dict or dataclass"
+        "bytes, numpy array, list, tuple, dict or dataclass"
     )
 
 

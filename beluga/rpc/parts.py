@@ -68,8 +68,7 @@ class Assembly:
         if kind != SEND or total > MESSAGE_MAX or at + len(part) > total:
             raise BadRequestError(
                 f"a part of {len(part)} bytes at offset {at} does not fit a message of {total} "
-                "bytes; "
-                f"a message has at most {MESSAGE_MAX} bytes"
+                f"bytes; a message has at most {MESSAGE_MAX} bytes"
             )
         if at == 0:
             held = _Held(nonce, number, bytearray(), done=False, used_s=0.0)
@@ -107,8 +106,7 @@ class Assembly:
             if sum(len(one.data) for one in self._held.values()) + len(held.data) > _HELD_MAX:
                 raise QuotaError(
                     f"the server already stores {_HELD_MAX} bytes of incomplete messages; send "
-                    "less "
-                    "at a time, or call again later"
+                    "less at a time, or call again later"
                 )
             self._held[lane] = held
 
@@ -129,18 +127,18 @@ def exchange(
     if len(message) > MESSAGE_MAX:
         raise BadRequestError(
             f"the message has {len(message)} bytes, but at most {MESSAGE_MAX} are allowed; send it "
-            "in "
-            "pieces"
+            "in pieces"
         )
     until_s = time.monotonic() + limit_s
 
-    def ask(kind: int, at: int, total: int, part: memoryview) -> tuple[int, int, int, memoryview]:
+    def send_part(
+        kind: int, at: int, total: int, part: memoryview
+    ) -> tuple[int, int, int, memoryview]:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise CallTimeoutError(
-                f"the server did not reply to a message of {len(message)} bytes within {limit_s:g} "
-                "s; "
-                "raise timeout_s"
+                f"the server did not reply to a message of {len(message)} bytes within "
+                f"{limit_s:g} s; raise timeout_s"
             )
         reply = memoryview(call(_HEAD.pack(kind, number, at, total) + bytes(part), left_s))
         if len(reply) < _HEAD.size:
@@ -151,13 +149,13 @@ def exchange(
         return kind, at, total, reply[_HEAD.size :]
 
     while True:
-        result = _attempt(ask, memoryview(message), room - _HEAD.size)
+        result = _attempt(send_part, memoryview(message), room - _HEAD.size)
         if result is not None:
             return result
 
 
 def _attempt(
-    ask: Callable[[int, int, int, memoryview], tuple[int, int, int, memoryview]],
+    send_part: Callable[[int, int, int, memoryview], tuple[int, int, int, memoryview]],
     message: memoryview,
     room: int,
 ) -> bytearray | None:
@@ -165,7 +163,7 @@ def _attempt(
     kind, at = NEXT, 0
     while kind == NEXT:
         part = message[at : at + room]
-        kind, there, total, first = ask(SEND, at, len(message), part)
+        kind, there, total, first = send_part(SEND, at, len(message), part)
         at += len(part)
         if kind == NEXT and there != at:
             raise _invalid_reply("it acknowledges other parts")
@@ -173,7 +171,7 @@ def _attempt(
         return None
     result = bytearray(first)
     while kind == RESULT and len(result) < total:
-        kind, there, total, first = ask(MORE, len(result), 0, memoryview(b""))
+        kind, there, total, first = send_part(MORE, len(result), 0, memoryview(b""))
         if kind == AGAIN:
             return None
         if there != len(result) or len(first) == 0:

@@ -153,7 +153,7 @@ class ChunkedEngine:
         return steps * alike + self._g * batch * steps * (steps - 1) / 2
 
     def _steps_until(self, seconds: float) -> int:
-        """Return the least number of steps, at least 1, that take so long."""
+        """Return the least number of steps, at least 1, that take this long."""
         batch = len(self._decoding)
         square = self._g * batch / 2
         line = self._h + self._e + self._f * batch + self._g * self._context - square

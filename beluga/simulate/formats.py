@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The readers of trace files, by format. Objects of JSON may be one a line or in one list:
+"""The readers of trace files, by format. Objects of JSON may be one per line or in one list:
 
 * ``mooncake``: objects of timestamp, input_length, output_length, hash_ids; Bailian's traces, too
 * ``weka``: a JSON session with t (s), in, out, hash_ids that are valid only in this file; or a

@@ -27,7 +27,7 @@ class HintedPool:
         self._budget = budget
         self._numbers = np.arange(id_count, dtype=np.uint32)
         self._each = ffi.from_buffer("uint32_t[]", self._numbers)  # a pointer to each number
-        self._ttl = np.full(id_count, _NEVER)  # seconds; of blocks without a time it is endless
+        self._ttl = np.full(id_count, _NEVER)  # seconds; _NEVER for blocks without a time
         self._used = np.zeros(id_count)
         self.favored_max = 0  # blocks that hints have favored at a time
         self.refused = 0  # hints beyond the budget

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The items of a trace file, each with its place: objects of JSON, one a line or in one list, and
+"""The items of a trace file, each with its place: objects of JSON, one per line or in one list, and
 rows of CSV.
 
 An item that is not JSON is returned as a TraceError, and the reader decides whether to continue.

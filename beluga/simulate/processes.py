@@ -62,7 +62,7 @@ class _Child:
         code = self._process.wait()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return SimulateError(
-            f"a process of the simulation ended before its run did: {how}; use fewer processes"
+            f"a process of the simulation ended before its run was done: {how}; use fewer processes"
         )
 
 

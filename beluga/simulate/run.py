@@ -67,7 +67,7 @@ def sweep(  # noqa: PLR0913  what to compare, by name
 ) -> list[Row]:
     """Return the rows of :func:`simulate` for one cluster after another."""
     if unknown := [name for name in policies if name not in POLICIES]:
-        raise SimulateError(f"no policy {unknown[0]!r}; choose of {', '.join(POLICIES)}, or all")
+        raise SimulateError(f"no policy {unknown[0]!r}; choose from {', '.join(POLICIES)}, or all")
     if not policies or not memories or seeds < 1:
         raise SimulateError("nothing to simulate; name a policy and a memory, and at least 1 seed")
     if not 1 <= processes <= COUNT_MAX:

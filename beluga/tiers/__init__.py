@@ -3,7 +3,7 @@
 """Tiers below the pool, which receive offloaded blocks and return them on demand."""
 
 from beluga.choices import OFFLOADS
-from beluga.index import ask_counters
+from beluga.index import fetch_counters
 from beluga.tiers.admission import ADMISSIONS
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
 from beluga.tiers.disk import adopt_disk
@@ -32,7 +32,7 @@ __all__ = [
     "TierSize",
     "adopt_disk",
     "advise",
-    "ask_counters",
+    "fetch_counters",
     "no_panic",
     "object_store",
     "read_model",

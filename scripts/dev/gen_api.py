@@ -86,7 +86,7 @@ SUBJECTS = (
     ),
     Subject(
         "Copies",
-        "What is copied between an engine's memory and the pool, and by whom: "
+        "Copies between an engine's memory and the pool, and the engines that do them: "
         "[Copy engines](../understand/copy-engines.md).",
         {
             "beluga.kvcache": "Run=copies",

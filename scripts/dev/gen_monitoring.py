@@ -446,7 +446,7 @@ ALERTS = (
     Alert(
         "BelugaStaleReads",
         "sum(rate(beluga_client_stale_reads_total[5m])) "
-        "/ sum(rate(beluga_client_asked_blocks_total[5m])) > 0.01",
+        "/ sum(rate(beluga_client_requested_blocks_total[5m])) > 0.01",
         15,
         "warning",
         "More than 1 % of the blocks change while they are read",

@@ -90,7 +90,7 @@ def main() -> int:
     check = is_check(__doc__)
     lacking = [name for name in meanings() if not advice(name)]
     for name in lacking:
-        print(f"{name} has no docstring: say there what to do about it", file=sys.stderr)
+        print(f"{name} has no docstring: write there what to do about the error", file=sys.stderr)
     stale = int(bool(lacking))
     for path, text in pages():
         if not check:

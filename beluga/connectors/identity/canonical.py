@@ -33,37 +33,37 @@ _TORCH_NAMES = ("dtype", "device", "Size", "layout", "memory_format")
 _TRANSFORMERS = ("PretrainedConfig", "PreTrainedConfig")
 
 
-def canonical(value: Any, table: Table, *, path: str = "", vouched: str = "") -> Any:
+def canonical(value: Any, table: Table, *, path: str = "", identity: str = "") -> Any:
     """Convert ``value`` to a form that :mod:`json` writes the same way everywhere.
 
-    ``path`` is the value's name in errors. ``vouched``, the operator's setting ``identity``,
+    ``path`` is the value's name in errors. ``identity`` is the operator's setting of that name; it
     replaces values without a stable form. Without it such a value raises :class:`ConnectorError`.
     """
-    return _Form(table, vouched).of(value, path, 0)
+    return _Form(table, identity).of(value, path, 0)
 
 
-def digest_of(value: Any, table: Table, *, path: str = "", vouched: str = "") -> str:
+def digest_of(value: Any, table: Table, *, path: str = "", identity: str = "") -> str:
     """Return 32 hexadecimal digits of the canonical form of ``value``."""
-    form = canonical(value, table, path=path, vouched=vouched)
+    form = canonical(value, table, path=path, identity=identity)
     text = json.dumps(form, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16, person=b"beluga-config").hexdigest()
 
 
-def config_fields(config: Any, table: Table, *, vouched: str = "") -> dict[str, str]:
+def config_fields(config: Any, table: Table, *, identity: str = "") -> dict[str, str]:
     """Return a digest for each field of ``config`` that is not in the table, by the field's name.
 
     One digest for each part shows an operator in which part two engines differ.
     """
-    form = _Form(table, vouched)
+    form = _Form(table, identity)
     return {
-        name: digest_of(value, table, path=name, vouched=vouched)
+        name: digest_of(value, table, path=name, identity=identity)
         for name, value in form.fields(config)
     }
 
 
 class _Form:
-    def __init__(self, table: Table, vouched: str) -> None:
-        self._table, self._vouched = table, vouched
+    def __init__(self, table: Table, identity: str) -> None:
+        self._table, self._identity = table, identity
 
     def of(self, value: Any, path: str, depth: int) -> Any:  # noqa: PLR0911  one per kind
         if depth > DEPTH_MAX:
@@ -140,11 +140,11 @@ class _Form:
         return {field for name in names for field in self._table.get(name, {})}
 
     def _refused(self, path: str, why: str) -> Any:
-        if self._vouched:
-            return ["vouched", self._vouched]
+        if self._identity:
+            return ["declared", self._identity]
         raise ConnectorError(
             f"the engine's setting {path} {why}, which beluga cannot compare between engines; "
-            "leave it out, or vouch for the model by beluga's setting identity"
+            "leave it out, or set beluga's setting identity"
         )
 
 

@@ -3,10 +3,11 @@
 """Where a model's weights come from, and the digest that identifies them.
 
 * Files on this host (a folder, a file, or the hub's snapshot of a known commit): all of their
-bytes. A path or a name does not suffice: two hosts may store one model in different places, and
-different models in the same place. * A commit of the hub, if the engine has resolved one and has no
-files here. * Objects in a store (``s3://``): the versions or ETags of the store. * Otherwise, the
-operator's declaration (the setting ``identity``).
+  bytes. A path or a name does not suffice: two hosts may store one model in different places, and
+  different models in the same place.
+* A commit of the hub, if the engine has resolved one and has no files here.
+* Objects in a store (``s3://``): the versions or ETags of the store.
+* Otherwise, the operator's declaration (the setting ``identity``).
 
 Beluga does not guess. A name without a commit, a folder without files, files that changed after the
 engine began to load, or a loader that reads from elsewhere is rejected.
@@ -68,7 +69,7 @@ _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _PROJECTOR = "*mmproj*.gguf"
 _REPORT_S = 30.0
 
-VOUCH = "vouch for it by beluga's setting identity (any text that only this model has)"
+SET_IDENTITY = "set beluga's setting identity to a text that only this model has"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,9 +127,11 @@ class Files:
             names = [name for name, _ in self._files]
             moved = _moved(path, names, since_ns) if since_ns else None
         except OSError as error:
-            raise ConnectorError(f"the model {path} cannot be read ({error}); {VOUCH}") from error
+            raise ConnectorError(
+                f"the model {path} cannot be read ({error}); {SET_IDENTITY}"
+            ) from error
         if not any(_matches(name, WEIGHT_FILES) for name in names) and not path.is_file():
-            raise ConnectorError(f"the model's folder {path} has no weights; {VOUCH}")
+            raise ConnectorError(f"the model's folder {path} has no weights; {SET_IDENTITY}")
         changed = next(
             (path / name for name, state in self._files if self._late(name, state, since_ns)),
             moved,
@@ -136,7 +139,7 @@ class Files:
         if changed:
             raise ConnectorError(
                 f"{changed} has changed since the engine started to load {path}; restart the "
-                f"engine, or {VOUCH}"
+                f"engine, or {SET_IDENTITY}"
             )
         self.size = sum(state.size for _, state in self._files)
 
@@ -172,7 +175,7 @@ class Objects:
         except ImportError:
             raise ConnectorError(
                 f"the weights at {_shown(url)} cannot be identified without obstore; install it "
-                f"(pip install beluga-kv[tiers]), or {VOUCH}"
+                f"(pip install beluga-kv[tiers]), or {SET_IDENTITY}"
             ) from None
         self._url = url
 
@@ -188,7 +191,7 @@ class Objects:
         except Exception as error:
             line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ConnectorError(
-                f"the weights at {shown} cannot be listed ({line}); {VOUCH}"
+                f"the weights at {shown} cannot be listed ({line}); {SET_IDENTITY}"
             ) from error
         found: list[tuple[str, int, str]] = []
         for one in listed:
@@ -199,11 +202,11 @@ class Objects:
             if not mark:
                 raise ConnectorError(
                     f"the store of {shown} reports neither a version nor an ETag for {name}; "
-                    f"{VOUCH}"
+                    f"{SET_IDENTITY}"
                 )
             found.append((str(one["path"]), int(one["size"]), str(mark)))
         if not any(_matches(name, WEIGHT_FILES) for name, _, _ in found):
-            raise ConnectorError(f"there are no weights at {shown}; {VOUCH}")
+            raise ConnectorError(f"there are no weights at {shown}; {SET_IDENTITY}")
         return "objects " + _digest_of(sorted(found))
 
 
@@ -312,7 +315,7 @@ def _refuse_other_hubs(model: Model) -> None:
     if name:
         raise ConnectorError(
             f"{name} is set, and beluga cannot find out which commit of {model.name} this engine "
-            f"has loaded from there; start it with the path of a folder, or {VOUCH}"
+            f"has loaded from there; start it with the path of a folder, or {SET_IDENTITY}"
         )
 
 
@@ -329,7 +332,8 @@ def _commit_of(model: Model) -> str:
     revision = model.revision or "main"
     refused = ConnectorError(
         f"beluga cannot find out which commit of {model.name}@{revision} this engine has loaded; "
-        f"start it with --revision COMMIT (40 digits) or with the path of a folder, or {VOUCH}"
+        "start it with --revision COMMIT (40 digits) or with the path of a folder, or "
+        f"{SET_IDENTITY}"
     )
     repository = _repository(model)
     reference = repository / "refs" / revision
@@ -415,7 +419,7 @@ class ModelIdentity:
             self._end(Identified(refusal="closed"))
             return
         except (OSError, ConnectorError) as error:
-            more = "" if isinstance(error, ConnectorError) else f"; {VOUCH}"
+            more = "" if isinstance(error, ConnectorError) else f"; {SET_IDENTITY}"
             self._logger.error(
                 "beluga: the model is not identified, so the pool is not used: %s%s", error, more
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.identity import Model, ModelIdentity, Table, digest_of, source_of
-from beluga.connectors.identity.models import VOUCH, Declared
+from beluga.connectors.identity.models import SET_IDENTITY, Declared
 from beluga.connectors.naming import Fields
 from beluga.connectors.process import engine_start_ns
 from beluga.errors import ConnectorError
@@ -60,7 +60,7 @@ class Models:
     """
 
     def __init__(self, identity: str, logger: logging.Logger, *, outlives: bool = False) -> None:
-        self._word, self._logger, self._outlives = identity, logger, outlives
+        self._identity, self._logger, self._outlives = identity, logger, outlives
         self._lock = threading.Lock()
         self._looked_s: dict[str, float] = {}  # the times of the last comparisons
         self._former: dict[str, str] = {}  # digests of models whose files have changed
@@ -128,14 +128,14 @@ class Models:
         return None
 
     def _identify(self, name: str) -> ModelIdentity:
-        if self._word:
-            return ModelIdentity(Declared(f"vouched {self._word}"), logger=self._logger)
+        if self._identity:
+            return ModelIdentity(Declared(f"declared {self._identity}"), logger=self._logger)
         path = Path(name.partition(_DECORATION)[0])
         if not path.is_absolute() or not path.exists():
             raise ConnectorError(
                 f"LMCache passes only the model's name {name!r}, which does not identify the "
                 "weights that its engine has loaded; start the engine with the path of a folder, "
-                f"or {VOUCH}"
+                f"or {SET_IDENTITY}"
             )
         source = source_of(Model(str(path), since_ns=engine_start_ns()))
         return ModelIdentity(source, logger=self._logger)
@@ -143,4 +143,4 @@ class Models:
 
 def metadata_fields(metadata: Any, identity: str) -> Fields:
     """Return the field of a namespace for LMCache's metadata of an engine."""
-    return {"metadata": digest_of(metadata, LEFT_OUT, path="metadata", vouched=identity)}
+    return {"metadata": digest_of(metadata, LEFT_OUT, path="metadata", identity=identity)}

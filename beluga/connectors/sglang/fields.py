@@ -153,7 +153,7 @@ LEFT_OUT: Table = {
             *("disable_flashinfer_autotune", "flashinfer_autotune_skip_ops"),
         ),
         **_each(
-            "how bytes come into memory, not which",
+            "how bytes are loaded into memory, not which ones",
             *("startup_weight_load_mode", "weight_loader_disable_mmap"),
             *("weight_loader_prefetch_checkpoints", "weight_loader_prefetch_num_threads"),
             *("weight_loader_drop_cache_after_load", "delete_ckpt_after_loading"),

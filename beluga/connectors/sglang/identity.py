@@ -23,7 +23,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import VOUCH, Declared, Several, WeightsSource
+from beluga.connectors.identity.models import SET_IDENTITY, Declared, Several, WeightsSource
 from beluga.connectors.naming import Fields
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.sglang.fields import LEFT_OUT
@@ -72,7 +72,7 @@ def config_of(found: Mapping[str, Any], identity: str) -> Fields:
     left_out, environment = LEFT_OUT["ServerArgs"], variables_like(_VARIABLES)
     counted = {name: value for name, value in found.items() if name not in left_out}
     return {
-        "config": digest_of(counted, LEFT_OUT, path="ServerArgs", vouched=identity),
+        "config": digest_of(counted, LEFT_OUT, path="ServerArgs", identity=identity),
         "length": _length(found),
         "environment": digest_of(environment, {}) if environment else "",
     }
@@ -91,7 +91,7 @@ def identify(
     identified.
     """
     if identity:
-        return ModelIdentity(Declared(f"vouched {identity}"), logger=logger, then=then)
+        return ModelIdentity(Declared(f"declared {identity}"), logger=logger, then=then)
     sources = list(_sources(found))
     source = sources[0] if len(sources) == 1 else Several(sources)
     return ModelIdentity(source, logger=logger, then=then)
@@ -100,7 +100,7 @@ def identify(
 def _sources(found: Mapping[str, Any]) -> Iterator[WeightsSource]:
     path = found.get("model_path")
     if not path:
-        raise ConnectorError(f"SGLang's settings contain no model; {VOUCH}")
+        raise ConnectorError(f"SGLang's settings contain no model; {SET_IDENTITY}")
     yield _source(found, str(path), found.get("revision"), found.get("load_format"))
     draft = found.get("speculative_draft_model_path")
     if draft and draft != path:
@@ -120,7 +120,8 @@ def _source(found: Mapping[str, Any], path: str, revision: Any, form: Any) -> We
     remote = found.get("custom_weight_loader") or found.get("modelexpress_config")
     if form not in READ_FROM_MODEL or remote:
         raise ConnectorError(
-            f"it is unknown where the load format {form} finds the weights of {path}; {VOUCH}"
+            f"it is unknown where the load format {form} finds the weights of {path}; "
+            f"{SET_IDENTITY}"
         )
     return source_of(
         Model(

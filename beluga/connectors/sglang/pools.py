@@ -4,7 +4,7 @@
 
 A hybrid model has several host pools, and a page of each under the key of the same tokens. A prefix
 can be restored at a length where every pool has what it needs there: an indexer the whole prefix,
-a window its last pages, a state the last page alone. So lengths have gaps, and the backend returns
+a window its last pages, a state only the last page. So lengths have gaps, and the backend returns
 all of them; SGLang takes the longest that each rank has.
 """
 

@@ -16,26 +16,27 @@ The path of a block::
                                              before the forward, or a long one in a thread
     the output of a step that
     completed blocks is taken     --Step-->  save: queued; a low-priority thread puts them
-    pins go, events go out      <--Report--  loaded, stored
+    pins freed, events sent     <--Report--  loaded, stored
 
 Files of the KV connector:
 
-* ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` registers it. *
-``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
+* ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` registers it.
+* ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
   ``parts`` names a rank's part of a block, and ``cuts`` finds it in blocks of other engines.
 * ``policy`` makes vLLM compute blocks that were not loaded; ``pauses`` decides which loads it waits
-for. * ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of
+  for.
+* ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of
   the engine, or in a hybrid model parts in several groups, by vLLM's rules (``groups``).
 * ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,
   ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.
-* ``hints`` reads the hints in requests. * ``events`` and ``stats`` are the reports; ``amx``
-requests the CPU's tiles.
+* ``hints`` reads the hints in requests.
+* ``events`` and ``stats`` are the reports; ``amx`` requests the CPU's tiles.
 
 Only ``connector``, ``groups``, ``stats`` and ``plugin`` import vLLM.
 
-A block is saved only after the step that computes it, and every load that it rests on, are known to
-have succeeded: on every rank, and for every other connector (see ``schedule``). This keeps wrong KV
-out of the pool.
+A block is saved only after the step that computes it, and every load that it depends on, are known
+to have succeeded: on every rank, and for every other connector (see ``schedule``). This keeps wrong
+KV out of the pool.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Blocks(Protocol):
         """Return what to load where, so that a request can resume after block ``last``."""
 
     def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
-        """Keep what a step of that many tokens computes until it is saved. The pool has the
-        ``loaded`` blocks. Returns the first place up to which there is something new, in tokens,
+        """Pin the blocks that a step of ``tokens`` tokens completes until they are saved, except
+        the ``loaded`` ones, which the pool has. Returns the lowest end of a new block, in tokens,
         or 0.
         """
 

@@ -29,7 +29,7 @@ NAMES: dict[str, str] = {
     "save_states": "of these, states of recurrent layers",
     "save_state_bytes": "bytes of these states",
     "save_states_left": "states not saved: no request is likely to resume there",
-    "save_s": "seconds of saving, beside the engine",
+    "save_s": "seconds of saving, concurrently with the engine",
     "save_cpu_s": "processor seconds of saving",
     "save_present_blocks": "blocks not saved because the pool already had them",
     "save_skipped_blocks": "blocks not saved: no room, no server, a full queue, or preempted",

@@ -25,8 +25,8 @@ _WEIGHTS = "the weights' own identity has their bytes (identity/models.py)"
 _REPORTS = "reports only"
 _OTHERS = "moves or announces KV, and computes none"
 _REPLICA = "replicas compute the same; a block's name does not contain the replica"
-_LOADING = "how bytes come into memory, not which"
-_DERIVED = "made by vLLM of fields that count"
+_LOADING = "how bytes are loaded into memory, not which ones"
+_DERIVED = "derived by vLLM from fields that count"
 _RANK = "the namespace has this process's part of a block, or its rank"
 
 LEFT_OUT: Table = {

@@ -3,11 +3,11 @@
 """The blocks of a hybrid model: what each group of layers needs, so that a prefix can be resumed.
 
 A request resumes only where every group can: full attention needs the whole prefix, a window the
-blocks before that place, a recurrent layer the one block with its state there. vLLM's rules name
-these blocks, for hits, for loads and for saves; its coordinator for a store of keys has
-them, and is used as it is. Here a block of the prefix is as long as the least common multiple of
-the groups' blocks, which is where vLLM resumes. With ``--prefix-match-unit`` it resumes inside
-blocks, too, and a block of the prefix is one unit.
+blocks before that place, a recurrent layer the one block with its state there. vLLM's own
+coordinator for key-value stores defines which blocks these are, for hits, loads and saves, and is
+used unchanged. Here a block of the prefix is as long as the least common multiple of the groups'
+blocks, which is where vLLM resumes. With ``--prefix-match-unit`` it resumes inside blocks, too, and
+a block of the prefix is one unit.
 
 A block is saved under the hash of its prefix, which may end inside it, and the number of its
 group. vLLM takes the blocks of
@@ -61,7 +61,7 @@ class PinnedBlock:
 
 @dataclasses.dataclass(slots=True)
 class Holding:
-    """What is pinned of one request, by the tokens of its prefix, up to ``tokens``."""
+    """The blocks that are pinned for one request, by their ends in tokens, up to ``tokens``."""
 
     tokens: int = 0
     blocks: dict[int, list[PinnedBlock]] = dataclasses.field(
@@ -144,8 +144,8 @@ class Groups:
         ]
 
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
-        """Return a range for each group that needs blocks. Where vLLM has none for what its rules
-        need, it is one without blocks, which fails.
+        """Return a range for each group that needs blocks. If vLLM has no blocks for what its
+        rules need, the range is empty, and its load fails.
         """
         ranges = []
         for group, part in self._needed(request, first, last):
@@ -157,8 +157,8 @@ class Groups:
         return ranges
 
     def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
-        """Pin what the step completes, as far as vLLM's rules keep it, and the states that it
-        offers. Returns the first place up to which there is something new, or 0.
+        """Pin the blocks that the step completes, as far as vLLM's rules retain them, and the
+        states that it offers. Returns the lowest end of a new block, in tokens, or 0.
         """
         holding = self._holdings.setdefault(request.request_id, Holding())
         after = min(request.num_computed_tokens + tokens, self.hashed(request) * self.block_size)
@@ -247,7 +247,7 @@ class Groups:
     def place(
         self, table: Any, last: int | None, find: Callable[[Sequence[int]], int | None]
     ) -> int | None:
-        """Return 0 if a block is found in any group, because all that follows may rest on it."""
+        """Return 0 if a block is found in any group, because all that follows may depend on it."""
         return None if find(self.ids(table, 0, last)) is None else 0
 
     def copied(self, table: Any) -> list[list[int]]:

@@ -23,7 +23,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import COMMIT, VOUCH, Declared, Several, WeightsSource
+from beluga.connectors.identity.models import COMMIT, SET_IDENTITY, Declared, Several, WeightsSource
 from beluga.connectors.naming import major
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.vllm.fields import LEFT_OUT
@@ -89,7 +89,7 @@ def namespace(  # noqa: PLR0913  keyword-only
     that count (``environment``).
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    parts = config_fields(config, LEFT_OUT, vouched=identity)
+    parts = config_fields(config, LEFT_OUT, identity=identity)
     return Namespace(
         {
             "engine": "vllm",
@@ -144,7 +144,7 @@ def identify(
     then: Callable[[str], None] | None = None,
     hashed: Callable[[int], None] = lambda _: None,
 ) -> ModelIdentity:
-    """Begin to identify the weights of an engine, in a thread. ``identity`` is the operator's word
+    """Begin to identify the weights of an engine, in a thread. ``identity`` is the operator's name
     for them. ``then`` is called with the digest; ``hashed`` with numbers of bytes.
 
     Raises ConnectorError, with one line that names the setting ``identity``, for weights that
@@ -152,7 +152,7 @@ def identify(
     """
     if identity:
         return ModelIdentity(
-            Declared(f"vouched {identity}"), logger=logger, then=then, hashed=hashed
+            Declared(f"declared {identity}"), logger=logger, then=then, hashed=hashed
         )
     sources = [_source(config, model, load) for model, load in _models(config)]
     source = sources[0] if len(sources) == 1 else Several(sources)
@@ -188,7 +188,7 @@ def _source(config: Any, model: Any, load: Any) -> WeightsSource:
     if form not in READ_FROM_MODEL:
         raise ConnectorError(
             f"it is unknown where the load format {form} finds the weights of "
-            f"{model.model}; {VOUCH}"
+            f"{model.model}; {SET_IDENTITY}"
         )
     _check_code(model)
     revision = model.revision
@@ -214,14 +214,14 @@ def _check_code(model: Any) -> None:
     if revision is not None and not COMMIT.fullmatch(str(revision)):
         raise ConnectorError(
             f"the model {model.model} has code of the revision {revision}, which may move; start "
-            f"vLLM with --code-revision COMMIT (40 digits), or {VOUCH}"
+            f"vLLM with --code-revision COMMIT (40 digits), or {SET_IDENTITY}"
         )
     code = values_under(model.hf_config.to_dict(), "auto_map")
     names = [name for one in code for name in _leaves(one) if "--" in name]
     if names:
         raise ConnectorError(
             f"the model {model.model} has code of another repository "
-            f"({names[0].partition('--')[0]}), which beluga cannot identify; {VOUCH}"
+            f"({names[0].partition('--')[0]}), which beluga cannot identify; {SET_IDENTITY}"
         )
 
 

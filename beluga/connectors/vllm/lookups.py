@@ -277,8 +277,8 @@ class Lookups:
         )
 
     def tiers(self, digests: list[bytes]) -> NDArray[np.uint8] | None:
-        """Return in which tiers every rank finds each block, as bits: 1 is the pool. None is no
-        answer.
+        """Return in which tiers every rank finds each block, as bits: 1 is the pool. None means
+        that there was no answer.
         """
         if not self.ready:
             self._counters.add(unidentified=int(bool(self._bases and not self.ranks)))
@@ -306,22 +306,24 @@ class Lookups:
             return
         keys = self._keys(digests)
         self._connection.attempt(
-            "asking lower tiers for blocks", lambda a: a.cache(self.ranks[0]).prefetch(keys)
+            "requesting blocks from lower tiers", lambda a: a.cache(self.ranks[0]).prefetch(keys)
         )
 
     def onboard(self, digests: list[bytes]) -> int:
-        """Start to fetch leading blocks from lower tiers. Returns how many arrive, or are there."""
+        """Start to fetch leading blocks from lower tiers. Returns how many are in the pool or will
+        arrive.
+        """
         keys = self._keys(digests)
 
-        def ask(attachment: Attachment) -> int:
+        def request(attachment: Attachment) -> int:
             return attachment.cache(self.ranks[0]).onboard(keys)
 
-        found = self._connection.attempt("asking lower tiers for blocks", ask) or 0
+        found = self._connection.attempt("requesting blocks from lower tiers", request) or 0
         return -(-found // len(self.ranks))
 
     def saved(self, tokens: int, seconds: float) -> None:
         """Let the server count tokens that the engine loads, and the time that computing them would
-        have taken. The next call to the server takes this along.
+        have taken. The next call to the server sends the count.
         """
 
         def note(attachment: Attachment) -> None:

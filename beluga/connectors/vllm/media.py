@@ -6,9 +6,9 @@ chosen by a client.
 vLLM names an image by the hash of its contents, or by the ``uuid`` that its client sends. Both are
 text in the hashes of blocks, and a client may choose a name that looks like a hash. So the process
 that hashes contents marks what it has hashed (:func:`mark_contents`, in every process of vLLM by
-the plugin), and nothing that a client sends keeps the mark. The scheduler's side shares blocks that
-rest on marked names only. All others, and the blocks after them, are found by the same engine
-process alone.
+the plugin), and nothing that a client sends keeps the mark. The scheduler's side shares only
+blocks that depend on marked names alone. All others, and the blocks after them, are found only by
+the same engine process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ContentHash(str):
 
 
 def private_from(request: Any, block_size: int) -> int | None:
-    """Return a request's first block that rests on a name that a client chose, or None. vLLM may
-    put an adapter's name and a colon in front of a medium's.
+    """Return a request's first block that depends on a name that a client chose, or None. vLLM
+    may put an adapter's name and a colon in front of a medium's.
     """
     places = [
         feature.mm_position.offset

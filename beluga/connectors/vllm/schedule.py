@@ -71,7 +71,7 @@ class Tracked:
     saved: int = 0  # leading blocks that were offered or need no save
     sound: int | None = None  # leading blocks that depend on nothing in doubt; None: all
     begun: bool = False  # whether it is known what the request computes with
-    first_attempt_s: float = 0.0  # time of the first attempt to find out
+    first_attempt_s: float = 0.0  # time of the first attempt to determine that
     shared: bool = True  # the blocks have names that other processes can find
     ordered: bool = False  # a save was ordered; the workers report its end
     hinted: bool = False  # the blocks that it found have its hint
@@ -172,8 +172,8 @@ class Schedule:
             self._lookups.prefetch(found.digests)
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
-        """Return the tokens that the pool has for a request, and whether they load beside the
-        forwards. None means that more are on their way to the pool: the engine calls again.
+        """Return the tokens that the pool has for a request, and whether they load concurrently
+        with forwards. None means that more are on their way to the pool: the engine calls again.
         """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
@@ -357,8 +357,8 @@ class Schedule:
         return tracked
 
     def _begin(self, tracked: Tracked) -> bool:
-        """Determine what a new request computes with. Returns False while that takes time; the
-        request then waits as for blocks from a lower tier.
+        """Determine what a new request computes with. Returns False while that is still in
+        progress; the request then waits as for blocks from a lower tier.
         """
         shared = self._lookups.begin(tracked.request)
         if shared is None:
@@ -431,7 +431,7 @@ class Schedule:
                 tracked.failed = True
                 stop = tracked.loaded.start if place is None else place
                 tracked.loaded = range(tracked.loaded.start, min(tracked.loaded.stop, stop))
-        # A request may have found a block of another one that rests on an invalid block, and the
+        # A request may have found a block of another one that depends on an invalid block, and the
         # blocks before it elsewhere.
         while any(self._inherits(tracked, ids) for tracked, ids in holders):
             pass

@@ -61,8 +61,8 @@ class BlockSource:
 class StagedSource(BlockSource):
     """Blocks in a device's memory, copied through a buffer of this process.
 
-    With ``own_stream`` copies run beside the engine's stream, after the mark, and this thread waits
-    for them; otherwise the engine's stream runs them in its order.
+    With ``own_stream`` copies run concurrently with the engine's stream, after the mark, and this
+    thread waits for them; otherwise the engine's stream runs them in its order.
     """
 
     cuts = False

@@ -9,9 +9,9 @@ preserve the weights counts as an update.
 
 After an update the engine's blocks are its own: no other engine's blocks are found and no other
 engine finds these, until ``set_weight_version`` names the weights (``POST /finish_weight_update``
-with a ``weight_version``). Engines that were updated to one version share blocks again. And what
-vLLM's own prefix cache holds of the old weights is not built upon: if an update finds blocks there,
-the pool is neither read nor written until that cache is reset.
+with a ``weight_version``). Engines that were updated to one version share blocks again. vLLM's own
+prefix cache may still have blocks of the old weights. If it has any at an update, the pool is
+neither read nor written until that cache is reset.
 """
 
 from __future__ import annotations

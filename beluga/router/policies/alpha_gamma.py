@@ -62,5 +62,5 @@ def _share(used: int, total: int) -> float:
 
 
 def _full(used: int, total: int) -> bool:
-    """Return whether all is used up. A total that was not published is no limit."""
+    """Return whether all is used up. Without a published total there is no limit."""
     return 0 < total <= used

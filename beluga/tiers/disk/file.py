@@ -16,7 +16,7 @@ is whole and has its own checksum. (Files of earlier versions have no owner's po
 zeros.) The disks of a server are a set with a random number, and each has their number. A disk that
 comes from another set is formatted again: it may have missed removals. If a disk of a set is
 missing at a start, the others leave the set and become a new one, because the missing disk will
-miss removals. They keep their blocks, but for those whose removal from the former set is pending. A
+miss removals. They keep their blocks, except those whose removal from the former set is pending. A
 tier that is opened with another size keeps its index, and has more or fewer stripes than the header
 states.
 
@@ -487,8 +487,8 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _foreign(path: Path, mend: str = "") -> TierError:
-    """Return the error for other data. Of a file it does not advise to remove it: the file may be a
-    device of a pool.
+    """Return the error for other data. It does not advise to remove a file, which may be a device
+    of a pool.
     """
     remedy = f"give another path, or {mend}" if mend else "give another path"
     return TierError(f"{path} has data, but is not a disk tier; {remedy}")

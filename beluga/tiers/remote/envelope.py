@@ -2,8 +2,9 @@
 # Copyright The Beluga Authors
 """The bytes of an object: a header of 64 bytes, and a block's payload.
 
-====== ===== ======================================================================= offset bytes
-content ====== ===== =======================================================================
+====== ===== =======================================================================
+offset bytes content
+====== ===== =======================================================================
      0     8 magic: ``BELUGAKV``
      8     4 version of this header: 1
     12     4 CRC-32C of the payload, seeded with the CRC-32C of the key

@@ -171,7 +171,7 @@ class RemoteTier:
             return 0
         until = time.monotonic() + self._settings.load_s
         names = [name_of(key) for key in keys]
-        answers = self._ask_all("remove", self._store.delete, names, until, urgent=True)
+        answers = self._run_all("remove", self._store.delete, names, until, urgent=True)
         return sum(removed or 0 for _, removed in answers)
 
     def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -193,10 +193,10 @@ class RemoteTier:
         if not self._admits() or not len(names):
             return gone
         until = time.monotonic() + self._settings.load_s
-        deleted = self._ask_all("remove", self._store.delete, names, until, urgent=False)
+        deleted = self._run_all("remove", self._store.delete, names, until, urgent=False)
         gone[:] = [ok for count, answer in deleted for ok in [answer is not None] * count]
         rows = np.flatnonzero(gone)
-        left = self._ask_all(
+        left = self._run_all(
             "contains",
             self._store.exists,
             [names[row] for row in rows.tolist()],
@@ -288,13 +288,13 @@ class RemoteTier:
         SAVED_BYTES.add(len(data) - HEADER.itemsize, tier=self._name)
 
     def _exist(self, names: Sequence[str], until: float, *, urgent: bool) -> list[bool]:
-        answers = self._ask_all("contains", self._store.exists, names, until, urgent=urgent)
+        answers = self._run_all("contains", self._store.exists, names, until, urgent=urgent)
         return [each for count, found in answers for each in (found or [False] * count)]
 
-    def _ask_all(
+    def _run_all(
         self,
         operation: str,
-        ask: Callable[[Sequence[str]], _T],
+        request: Callable[[Sequence[str]], _T],
         names: Sequence[str],
         until: float,
         *,
@@ -305,7 +305,7 @@ class RemoteTier:
         batches = [names[begin : begin + size] for begin in range(0, len(names), size)]
         futures = [
             self._workers.submit(
-                partial(self._operate, operation, partial(ask, each)), urgent=urgent
+                partial(self._operate, operation, partial(request, each)), urgent=urgent
             )
             for each in batches
         ]

@@ -29,8 +29,9 @@ _STORES: dict[str, Callable[[SplitResult, RemoteSettings], ObjectStore]] = {
 def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTier:
     """Open the remote tier of a URL.
 
-    ========================================== =============================================== URL
-    store ========================================== ===============================================
+    ========================================== ===============================================
+    URL                                        store
+    ========================================== ===============================================
     ``s3://BUCKET/PREFIX?endpoint=http://...`` S3 or a compatible store; the query has
                                                obstore's options; also gs:// and az://
     ``file:///PATH``                           a folder, which several hosts may mount

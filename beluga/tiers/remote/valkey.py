@@ -76,7 +76,7 @@ class ValkeyStore:
 
     def put(self, name: str, data: memoryview) -> None:
         """Store an object."""
-        self._ask("SET", name, data)
+        self._execute("SET", name, data)
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Return which of the objects exist, with one request."""
@@ -90,13 +90,13 @@ class ValkeyStore:
 
     def delete(self, names: Sequence[str]) -> int:
         """Delete objects. Returns how many there were."""
-        return int(self._ask("UNLINK", *names))
+        return int(self._execute("UNLINK", *names))
 
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
 
-    def _ask(self, *command: str | int | memoryview) -> Any:
+    def _execute(self, *command: str | int | memoryview) -> Any:
         try:
             return self._client.execute_command(*command)
         except self._redis.ResponseError as error:

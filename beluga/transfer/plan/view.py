@@ -119,7 +119,7 @@ def tensor_start(tensor: Tensor) -> int:
         strides = tensor.stride() if shape else ()
         spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
         size = (1 + sum(spans)) * tensor.element_size()  # torch has no negative strides
-        lazy = any(bool(getattr(tensor, ask, bool)()) for ask in ("is_conj", "is_neg"))
+        lazy = any(bool(getattr(tensor, check, bool)()) for check in ("is_conj", "is_neg"))
         storage: Any = getattr(tensor, "untyped_storage", lambda: None)()
         room = size  # for arrays of other libraries, without a storage that could be shorter
         if hasattr(storage, "nbytes"):

@@ -97,7 +97,7 @@ class CupyDriver:
                 self._kernels = {name: module.get_function(name) for name in source.KERNELS}
         except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
             first = next(iter(str(error).splitlines()), "no message")
-            raise EngineUnavailableError(f"the kernels can not be compiled: {first}") from error
+            raise EngineUnavailableError(f"the kernels cannot be compiled: {first}") from error
 
     def use(self) -> None:
         self._call(self._runtime.setDevice, self._device)

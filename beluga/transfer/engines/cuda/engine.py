@@ -159,7 +159,9 @@ class CudaEngine:
         plan.refuse_direction(write=write)
         self._refuse(plan)
         if len(plan.pieces) == 0:
-            raise LayoutError("a plan without pieces is nothing to be captured")
+            raise LayoutError(
+                "a plan without pieces cannot be captured; give it at least one piece"
+            )
         self._registrar.keep(self._windows.touched(self._pool, plan), self)
         launch = self._paths.make(plan, write=write)
         self._launcher.run(launch, 0, len(launch.spans), stream=handle)
@@ -263,7 +265,7 @@ class CudaEngine:
             parts += self._paths.direct(some, directed, hold)
         rest = select(plan, ~ready)
         pairs.append((~ready, rest))
-        self._registrar.want(missing, rest.size)
+        self._registrar.bounced(missing, rest.size)
         parts += self._paths.bounced(rest, directed)
         gather = functools.partial(_gather_sums, plan, pairs) if directed.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)

@@ -46,4 +46,6 @@ def stream_handle(stream: StreamLike) -> int:
         return int(stream.__cuda_stream__()[1])
     if isinstance(stream, CupyStream):
         return int(stream.ptr)
-    raise TransferError(f"{stream!r} is no CUDA stream: give its handle, or torch's or cupy's")
+    raise TransferError(
+        f"{stream!r} is not a CUDA stream; give a handle, or a stream of torch or cupy"
+    )

@@ -6,8 +6,8 @@ direct  a kernel reads or writes the registered pool
 bounced while a window is not registered, a kernel uses a pinned buffer, and the CPU copies between
         the buffer and the pool with its own cache maintenance
 
-Copies through GPU memory by a copy engine are no third path: they were slower in every case that
-was measured on an H100, and need a second pass (``docs/understand/copy-engines.md``).
+There is no third path, copies through GPU memory by a copy engine: they were slower in every case
+that was measured on an H100, and need a second pass (``docs/understand/copy-engines.md``).
 """
 
 from __future__ import annotations

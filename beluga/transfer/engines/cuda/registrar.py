@@ -97,7 +97,7 @@ class Registrar:
         with self._changed:
             self._kept.pop(user, None)
 
-    def want(self, places: Collection[WindowId], size: int) -> None:
+    def bounced(self, places: Collection[WindowId], size: int) -> None:
         """Note that copies of ``size`` bytes bounced because these windows were not ready."""
         with self._changed:
             for place in places:
@@ -225,7 +225,7 @@ class Registrar:
 
     def _stop_filling(self) -> None:
         self.fault = (
-            "this host's processes have as much memory registered as they may; "
+            "this host's processes have registered all the memory that they may; "
             "give the engine a higher cap"
         )
         with self._changed:

@@ -72,4 +72,4 @@ def compile_host(source: Path, target: Path, *flags: str) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         first = next(iter(found.stderr.splitlines()), "no message")
-        raise EngineUnavailableError(f"{compiler} can not build the kernels: {first}")
+        raise EngineUnavailableError(f"{compiler} cannot build the kernels: {first}")
