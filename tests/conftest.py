@@ -27,7 +27,7 @@ from beluga.transfer.engines.cuda import HostDriver
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, nohup ignores SIGHUP, and
-# children inherit that, but no handlers: the tested commands must get both all the same.
+# children inherit that, but no handlers: the tested commands must get both signals nevertheless.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) == signal.SIG_IGN:

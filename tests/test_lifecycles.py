@@ -48,7 +48,7 @@ def test_no_class_that_can_be_closed_is_left_out() -> None:
         for module in modules
         if name not in MAKERS and not any(module.startswith(prefix) for prefix in ELSEWHERE)
     ]
-    assert left_out == [], "say in lifecycle_scenes.py how one is made"
+    assert left_out == [], "add to lifecycle_scenes.py how one is made"
     assert set(MAKERS) - set(classes) == {
         "MetaClient",
         "TaskClient",

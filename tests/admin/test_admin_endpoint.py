@@ -21,11 +21,11 @@ from beluga.admin import (
     Admin,
     AdminRequest,
     AdminResponse,
-    ask,
     endpoint,
     handler,
     json_response,
     read_address,
+    request,
     request_json,
 )
 from beluga.admin import standing_by as names_of_standbys
@@ -59,8 +59,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Admin] = []
 
     def start(directory: Path | None = tmp_path, address: str = "") -> Admin:
-        told = read_address(address) if address else None
-        made.append(Admin(ROUTES, directory=directory, address=told))
+        parsed = read_address(address) if address else None
+        made.append(Admin(ROUTES, directory=directory, address=parsed))
         made[-1].start()
         return made[-1]
 
@@ -89,7 +89,7 @@ def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> Non
     assert request_json(tmp_path, "/echo", dict, {"on": True})["body"] == {"on": True}
     assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
     with pytest.raises(AdminError, match="there is GET /echo, GET /endpoint, GET /fail"):
-        ask(tmp_path, "/none")
+        request(tmp_path, "/none")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> Non
 def test_error_responses_have_one_line(make: Make, tmp_path: Path, how: str, text: str) -> None:
     make().claim()
     with pytest.raises(AdminError, match=text):
-        ask(tmp_path, f"/fail?how={how}")
+        request(tmp_path, f"/fail?how={how}")
     assert request_json(tmp_path, "/echo", dict)
 
 
@@ -198,14 +198,14 @@ def test_a_client_waiting_for_its_response_stays_connected(
             peer.connect(str(tmp_path / "admin.sock"))
             return peer
 
-        asked = connected()
-        asked.sendall(b"GET /hang HTTP/1.1\r\n\r\n")
+        first = connected()
+        first.sendall(b"GET /hang HTTP/1.1\r\n\r\n")
         inside.wait()
         silent = [connected() for _ in range(endpoint._CONNECTIONS_MAX + 5)]
         # the slowest call comes first, although the other one was made earlier
         assert silent[0].recv(1) == b""
         going_on.set()
-        assert asked.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert first.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_connection_that_stalls_too_long_is_closed(
@@ -268,7 +268,7 @@ def test_health_is_answered_while_routes_hang_and_others_are_refused(
 
 def test_without_a_server_commands_fail_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(NoServerError, match="start 'beluga serve'"):
-        ask(tmp_path, "/echo")
+        request(tmp_path, "/echo")
 
 
 def test_a_standby_takes_over_the_socket_of_a_killed_server(make: Make, tmp_path: Path) -> None:
@@ -276,9 +276,9 @@ def test_a_standby_takes_over_the_socket_of_a_killed_server(make: Make, tmp_path
         killed.bind(str(tmp_path / "admin.sock"))
     standby = make()
     with pytest.raises(NoServerError):
-        ask(tmp_path, "/echo")
+        request(tmp_path, "/echo")
     (name,) = names_of_standbys(tmp_path)
-    assert ask(tmp_path, "/echo", name=name).body
+    assert request(tmp_path, "/echo", name=name).body
     standby.claim()
     assert request_json(tmp_path, "/echo", dict)
     assert names_of_standbys(tmp_path) == []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from beluga import KVCache, MetaServer, Pool
-from beluga.admin import Admin, ask, server_routes
+from beluga.admin import Admin, request, server_routes
 from beluga.live import CellState, Observer, Snapshot, calls, figures, observer, space_map
 from beluga.pool import STRIPE_SIZE
 from beluga.rpc import report
@@ -224,8 +224,8 @@ def test_the_response_is_the_snapshot_with_history_on_request(
     admin.start()
     admin.claim()
     try:
-        plain = ask(pool.runtime_dir, "/live").body
-        whole = ask(pool.runtime_dir, "/live?history=1").body
+        plain = request(pool.runtime_dir, "/live").body
+        whole = request(pool.runtime_dir, "/live?history=1").body
     finally:
         admin.stop()
     found = msgspec.json.decode(whole, type=Snapshot)

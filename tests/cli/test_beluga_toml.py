@@ -212,9 +212,9 @@ def test_the_file_is_searched_for_in_each_config_folder(
     mine = tmp_path / "beluga/beluga.toml"
     mine.parent.mkdir()
     mine.write_text("")
-    told = write("")
+    result = write("")
     assert settings.find(Path("x")) == Path("x")
-    assert settings.find(None) == told
+    assert settings.find(None) == result
     monkeypatch.delenv("BELUGA_CONFIG")
     assert settings.find(None) == mine
     mine.unlink()

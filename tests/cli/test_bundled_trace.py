@@ -83,7 +83,7 @@ def test_a_cache_finds_the_leading_blocks_that_it_holds(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text(text)
     trace = load_trace(tmp_path / "trace", block_tokens=16)
     # With room for 4 blocks, [1, 2] is a hit; with room for 2, [3, 4] has evicted it. 2 after 5 is
-    # no prefix.
+    # not a prefix.
     assert found_shares(trace, [2, 4]) == [0, 2 / 8]
 
 

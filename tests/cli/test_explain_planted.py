@@ -126,9 +126,9 @@ class World:
         self, namespace: Namespace, *digests: bytes, salt: str = "", size: int = SIZE
     ) -> None:
         """Store blocks from a process of their own."""
-        told = json.dumps([dict(namespace.fields), salt, size])
+        label = json.dumps([dict(namespace.fields), salt, size])
         names = ",".join(digest.hex() for digest in digests or (KEY,))
-        command = [sys.executable, "-c", STORE, told, names, *self.paths]
+        command = [sys.executable, "-c", STORE, label, names, *self.paths]
         subprocess.run(command, check=True, timeout=60)
 
     def crowd(self, count: int = LINES) -> None:

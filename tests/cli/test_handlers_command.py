@@ -81,7 +81,7 @@ def begin(start: Begin, folder: Path) -> Begin:
 
 
 @pytest.fixture
-def ask(run: RunCommand, folder: Path) -> RunCommand:
+def run_command(run: RunCommand, folder: Path) -> RunCommand:
     """Run a command to its end."""
     return partial(run, entry="cxl_rpc", cwd=folder)
 
@@ -92,17 +92,17 @@ def serves(child: subprocess.Popen[str]) -> None:
 
 
 def test_handlers_of_a_module_are_served_listed_and_called(
-    begin: Begin, ask: RunCommand, pool: list[str]
+    begin: Begin, run_command: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "jobs:handlers", *pool, "--handler-threads", "2"))
-    assert ask("list", *pool).stdout.splitlines() == [
+    assert run_command("list", *pool).stdout.splitlines() == [
         "add(a: int, b: int = ...) -> int  Add two numbers.",
         "norm(values: numpy.ndarray) -> float",
         "price(order: Order) -> dict[str, float]",
         "reverse(data: bytes) -> bytes",
         "shout(text: str) -> str",
     ]
-    listed = json.loads(ask("list", *pool, "--json").stdout)
+    listed = json.loads(run_command("list", *pool, "--json").stdout)
     assert listed[0] == {
         "name": "add",
         "parameters": {"a": "int", "b": "int"},
@@ -119,9 +119,9 @@ def test_handlers_of_a_module_are_served_listed_and_called(
         (("price", '{"item": "tea", "count": 2}'), '{"tea":5.0}'),
         (("64", "raw"), "raw"),
     ):
-        assert ask("call", *words, *pool).stdout == result + "\n", words
-    assert ask("call", "reverse", "-", *pool, stdin="abc").stdout == "cba\n"
-    whole = json.loads(ask("call", "add", "1", *pool, "--json").stdout)
+        assert run_command("call", *words, *pool).stdout == result + "\n", words
+    assert run_command("call", "reverse", "-", *pool, stdin="abc").stdout == "cba\n"
+    whole = json.loads(run_command("call", "add", "1", *pool, "--json").stdout)
     assert whole == {"handler": "add", "result": 2}
 
 
@@ -143,7 +143,7 @@ def test_other_modules_in_the_handlers_folder_are_not_imported(
 
 
 def test_an_invalid_call_prints_one_line_and_sets_the_exit_status(
-    begin: Begin, ask: RunCommand, pool: list[str]
+    begin: Begin, run_command: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "jobs:handlers", *pool))
     for words, code, text in (
@@ -155,14 +155,14 @@ def test_an_invalid_call_prints_one_line_and_sets_the_exit_status(
         (("200",), 1, "no handler for this method"),
         (("64", "a", "b"), 2, "a method takes one argument"),
     ):
-        ended = ask("call", *words, *pool)
+        ended = run_command("call", *words, *pool)
         assert ended.returncode == code, words
         assert text in " ".join(ended.stderr.split()), words
         assert "Traceback" not in ended.stderr
 
 
 def test_beluga_serve_has_handlers_in_addition_to_the_index(
-    begin: Begin, ask: RunCommand, pool: list[str]
+    begin: Begin, run_command: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", "--handlers", "jobs:several", *pool, entry="main"))
     with Pool.open(pool[1::2]) as opened, Client(opened) as client:
@@ -170,39 +170,39 @@ def test_beluga_serve_has_handlers_in_addition_to_the_index(
         with KVCache(client, namespace="x") as cache:
             cache.put([b"k" * 16], [b"bytes"])
             assert int(cache.lookup([b"k" * 16])) == 1
-    assert ask("call", "plain", "7", *pool).stdout == "7\n"
+    assert run_command("call", "plain", "7", *pool).stdout == "7\n"
 
 
-def test_a_background_server_serves_handlers(ask: RunCommand, pool: list[str]) -> None:
-    detached = ask("serve", "--detach", "--handlers", "jobs:named", *pool, entry="main")
+def test_a_background_server_serves_handlers(run_command: RunCommand, pool: list[str]) -> None:
+    detached = run_command("serve", "--detach", "--handlers", "jobs:named", *pool, entry="main")
     assert detached.returncode == 0, detached.stderr
     try:
-        assert ask("call", "first", "7", *pool).stdout == "7\n"
+        assert run_command("call", "first", "7", *pool).stdout == "7\n"
     finally:
-        ask("stop", *pool, entry="main")
+        run_command("stop", *pool, entry="main")
 
 
-def test_lanes_are_served_in_the_background(ask: RunCommand, pool: list[str]) -> None:
+def test_lanes_are_served_in_the_background(run_command: RunCommand, pool: list[str]) -> None:
     """A pasted page calls a handler right after this command."""
-    detached = ask("serve", "--detach", "jobs:handlers", *pool)
+    detached = run_command("serve", "--detach", "jobs:handlers", *pool)
     assert detached.returncode == 0, detached.stderr
     path = pool[1]
     assert f"stop it with 'beluga stop --pool {path}" in detached.stderr
     try:
-        assert ask("call", "add", "7", *pool).stdout == "8\n"
+        assert run_command("call", "add", "7", *pool).stdout == "8\n"
     finally:
-        assert ask("stop", *pool, entry="main").returncode == 0
-    refused = ask("serve", "--detach", "jobs:other", *pool)
+        assert run_command("stop", *pool, entry="main").returncode == 0
+    refused = run_command("serve", "--detach", "jobs:other", *pool)
     assert refused.returncode == 1
     assert refused.stderr.startswith("cxl-rpc: error: the module jobs has no other")
 
 
 def test_a_server_without_handlers_returns_an_error_with_a_fix(
-    begin: Begin, ask: RunCommand, pool: list[str]
+    begin: Begin, run_command: RunCommand, pool: list[str]
 ) -> None:
     serves(begin("serve", *pool))
     for words in (("list",), ("call", "add", "1")):
-        ended = ask(*words, *pool)
+        ended = run_command(*words, *pool)
         assert ended.returncode == 1
         assert "'cxl-rpc serve MODULE:NAME'" in ended.stderr
 
@@ -225,7 +225,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
     ],
 )
 def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
-    folder: Path, ask: RunCommand, pool: list[str], place: str, text: str
+    folder: Path, run_command: RunCommand, pool: list[str], place: str, text: str
 ) -> None:
     (folder / "broken.py").write_text("import absent_package\n")
     (folder / "syntax.py").write_text("def f(:\n")
@@ -237,29 +237,29 @@ def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
         (("serve", "--handlers", place), "main"),
         (("serve", "--detach", "--handlers", place), "main"),
     ):
-        ended = ask(*words, *pool, entry=entry)
+        ended = run_command(*words, *pool, entry=entry)
         assert ended.returncode == 1
         assert text in ended.stderr
         assert "Traceback" not in ended.stderr
 
 
-def test_a_pool_is_made_with_room_for_long_calls(ask: RunCommand, shm: Path) -> None:
+def test_a_pool_is_made_with_room_for_long_calls(run_command: RunCommand, shm: Path) -> None:
     path = str(shm / "wide")
-    made = ask(
+    made = run_command(
         *("pool", "create", path, "--size", "64M", "--lanes", "2", "--bulk-size", "1M"),
         entry="main",
     )
     assert made.returncode == 0, made.stderr
     with Pool.open([path]) as opened:
         assert opened.geometry.bulk_size == 1 << 20
-    refused = ask("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
+    refused = run_command("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
     assert refused.returncode == 1
     assert "--bulk-size (bulk_size) is from 4096 to 67108864, not 100" in refused.stderr
 
 
 @pytest.mark.parametrize("entry", ["cxl_rpc", "main"])
 def test_metrics_count_the_calls_of_each_handler(
-    start: Begin, ask: RunCommand, folder: Path, pool: list[str], entry: str
+    start: Begin, run_command: RunCommand, folder: Path, pool: list[str], entry: str
 ) -> None:
     """Beside the block index, and without it."""
     handlers = ["--handlers", "jobs:handlers"] if entry == "main" else ["jobs:handlers"]
@@ -267,10 +267,10 @@ def test_metrics_count_the_calls_of_each_handler(
     assert server.stderr
     where = server.stderr.readline()
     assert server.stderr.readline().startswith("serving, epoch 1")
-    ask("call", "add", "1", *pool)
-    ask("call", "add", '"one"', *pool)  # is no int
-    ask("call", "shout", "hello", *pool)
-    ask("call", "nothing", *pool)
+    run_command("call", "add", "1", *pool)
+    run_command("call", "add", '"one"', *pool)  # not an int
+    run_command("call", "shout", "hello", *pool)
+    run_command("call", "nothing", *pool)
     url = where.split("metrics at ")[1].strip()
     assert where.startswith("page at") == (entry == "main")
     seen = scrape(url)

@@ -357,14 +357,14 @@ def test_a_waiting_server_reports_standby(
 
 @pytest.fixture
 def trips(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    asked: dict[str, Any] = {"pings": [5e-6, 1e-6, 4e-6, 2e-6] * 8}
+    requested: dict[str, Any] = {"pings": [5e-6, 1e-6, 4e-6, 2e-6] * 8}
 
     def client(pool: object, **options: Any) -> Opened:
-        asked.update(options)
-        return Opened(ping=asked["pings"].pop, stat=lambda: SimpleNamespace(epoch=9))
+        requested.update(options)
+        return Opened(ping=requested["pings"].pop, stat=lambda: SimpleNamespace(epoch=9))
 
     monkeypatch.setattr("beluga.rpc.Client", client)
-    return asked
+    return requested
 
 
 def test_ping_shows_the_minimum_and_the_median(trips: dict[str, Any]) -> None:
@@ -385,9 +385,9 @@ def test_stat_shows_all_counters(monkeypatch: pytest.MonkeyPatch, opened: Opened
     own = SimpleNamespace(epoch=9, nonce=1)
     monkeypatch.setattr("beluga.rpc.Client", lambda *_, **__: Opened(stat=lambda: own))
     monkeypatch.setattr("beluga.index.MetaClient", lambda client: Opened(stat=lambda: counters))
-    monkeypatch.setattr("beluga.index.ask_counters", lambda client: None)
+    monkeypatch.setattr("beluga.index.fetch_counters", lambda client: None)
     monkeypatch.setattr(
-        "beluga.index.ask_sessions", lambda client: Sessions((), Quota(), draining=False)
+        "beluga.index.fetch_sessions", lambda client: Sessions((), Quota(), draining=False)
     )
     opened.runtime_dir = Path("/nowhere")
     shown = json.loads(beluga("stat", "--json").stdout)
@@ -485,7 +485,7 @@ def test_a_call_by_number_has_one_request_that_may_come_from_stdin(
 
 
 def replayed(monkeypatch: pytest.MonkeyPatch, **change: Any) -> list[tuple[int, ReplayOptions]]:
-    asked: list[Any] = []
+    requested: list[Any] = []
     figures: dict[str, Any] = dict.fromkeys(ReplayResult.__slots__, 0)
     figures |= {"requests": 3, "blocks_looked_up": 4000, "hit_rate": 0.25, "ideal_hit_rate": 0.5,
                 "blocks_put": 3000, "bytes_put": 12 * 10**9, "put_gb_per_s": 1.25, "seconds": 2.0,
@@ -493,21 +493,21 @@ def replayed(monkeypatch: pytest.MonkeyPatch, **change: Any) -> list[tuple[int, 
                 "rpc_p50_us": 1.0, "rpc_p99_us": 9.0, "engines": None, **change}  # fmt: skip
 
     def run(requests: Any, options: ReplayOptions, **_: Any) -> ReplayResult:
-        asked.append((len(requests), options))
+        requested.append((len(requests), options))
         return ReplayResult(**figures)
 
     monkeypatch.setattr("beluga.replay.replay", run)
-    return asked
+    return requested
 
 
 def test_a_replay_follows_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = replayed(monkeypatch)
+    requested = replayed(monkeypatch)
     write_trace(make_workload(Conversations(conversation_count=1, turn_count=3)), tmp_path / "t")
     beluga("replay")
     beluga("replay", tmp_path / "t")
     beluga("replay", tmp_path / "t", "--clients", 5, "--block-bytes", "64K", "--pool-bytes", "1G",
            "--speed", 2, "--no-compare")  # fmt: skip
-    assert asked == [
+    assert requested == [
         (1200, ReplayOptions(client_count=2, block_size=128 << 10)),
         (3, ReplayOptions(client_count=2, block_size=4096, pool_size=None, compare=True)),
         (3, ReplayOptions(client_count=5, block_size=64 << 10, pool_size=1 << 30, speed=2.0,
@@ -776,7 +776,7 @@ def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asked", "message"),
+    ("arguments", "requested", "message"),
     [
         ([], (None, 3.0, 60.0), ""),
         (["--peer", "--role", "a", "--seconds", 1, "--timeout", 2], ("a", 1.0, 2.0),
@@ -785,7 +785,11 @@ def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )  # fmt: skip
 def test_one_side_of_verify_waits_for_the_other(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], asked: Any, message: str
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[Any],
+    requested: Any,
+    message: str,
 ) -> None:
     calls: list[Any] = []
 
@@ -796,7 +800,7 @@ def test_one_side_of_verify_waits_for_the_other(
     monkeypatch.setattr("beluga.verify.verify_pool", verify_pool)
     shown = beluga("verify", "--pool", "path", *arguments)
     assert (shown.exit_code, shown.stderr) == (5, message)
-    assert calls == [asked]
+    assert calls == [requested]
     assert opened.paths == [["path"]]
 
 

@@ -102,8 +102,12 @@ def test_choices_in_help_match_the_modules_that_implement_them() -> None:
 
 
 def test_completion_imports_no_command(loaded: Loaded) -> None:
-    asked = {"_BELUGA_COMPLETE": "complete_bash", "COMP_WORDS": "beluga st", "COMP_CWORD": "1"}
-    assert not loaded(**asked) & SLOW
+    environment = {
+        "_BELUGA_COMPLETE": "complete_bash",
+        "COMP_WORDS": "beluga st",
+        "COMP_CWORD": "1",
+    }
+    assert not loaded(**environment) & SLOW
 
 
 @pytest.mark.parametrize("command", ["ping", "stat"])
@@ -122,9 +126,9 @@ def test_the_help_of_a_group_lists_its_commands(program: Any) -> None:
     root: Any = typer.main.get_command(program)
     groups = [root, *(one for one in root.commands.values() if hasattr(one, "commands"))]
     for group in groups:
-        said = {name: one.help for name, one in group.described().commands.items()}
-        assert said == {name: one.help for name, one in group.commands.items()}
-        assert all(said.values())
+        helps = {name: one.help for name, one in group.described().commands.items()}
+        assert helps == {name: one.help for name, one in group.commands.items()}
+        assert all(helps.values())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

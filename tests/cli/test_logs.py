@@ -91,11 +91,11 @@ def test_repeated_messages_of_one_call_site_are_limited_and_counted(
     handler = logs._Handler(lambda: now)
     handler.setFormatter(logging.Formatter("%(message)s"))
 
-    def say(count: int) -> None:
+    def log_lines(count: int) -> None:
         for number in range(count):
             handler.handle(logging.LogRecord("a", 30, "/here", 1, "%d", (number,), None))
 
-    say(logs.BURST + 5)
+    log_lines(logs.BURST + 5)
     handler.handle(logging.LogRecord("a", 30, "/there", 1, "another place", (), None))
     output = capsys.readouterr().err.splitlines()
     assert (len(output), output[-1]) == (logs.BURST + 1, "another place")
@@ -105,7 +105,7 @@ def test_repeated_messages_of_one_call_site_are_limited_and_counted(
         "5 more like this were left out; the last: 24",
         "later",
     ]
-    say(logs.BURST + 1)
+    log_lines(logs.BURST + 1)
     handler.close()
     assert "1 more like this" in capsys.readouterr().err.splitlines()[-1]
 

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("server")
 def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> None:
     run("put", "one", "-", *pool, stdin="bytes")
     run("put", "two", "-", *pool, "--namespace", "other", stdin="more bytes")
-    told = run("explain", "one", "two", "three", *pool)
-    assert told.returncode == 1
-    one, two, three = told.stdout.splitlines()
+    result = run("explain", "one", "two", "three", *pool)
+    assert result.returncode == 1
+    one, two, three = result.stdout.splitlines()
     assert one.startswith("one: hit, stored: 5 bytes")
     assert two.startswith("two: miss, namespace: it is stored in another namespace")
     assert "name is 'other' there and 'cli' here" in two
@@ -51,11 +51,11 @@ def test_every_missing_key_is_listed(run: Run, pool: list[str]) -> None:
 
 
 def test_explain_reports_an_unknown_fingerprint(run: Run, pool: list[str]) -> None:
-    told = run("explain", "key", *pool, "--namespace", "0123456789abcdef")
-    assert told.returncode == 1
+    result = run("explain", "key", *pool, "--namespace", "0123456789abcdef")
+    assert result.returncode == 1
     assert (
         "no namespace with the fingerprint 0123456789abcdef, so it is taken as a name"
-        in told.stderr
+        in result.stderr
     )
 
 

@@ -84,12 +84,12 @@ def test_dash_h_shows_help(run: Run, command: list[str]) -> None:
     assert short.stdout == long.stdout
 
 
-def completed(asked: dict[str, str]) -> str:
+def completed(environment: dict[str, str]) -> str:
     """Return what the program prints for a shell's completion in these variables."""
     return subprocess.run(
         [sys.executable, "-m", "beluga.cli.main"],
         cwd=ROOT,
-        env=os.environ | asked,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -101,23 +101,23 @@ def completed(asked: dict[str, str]) -> str:
     [("beluga po", "pool"), ("beluga pool in", "info"), ("beluga put --na", "--namespace")],
 )
 def test_shells_complete_commands_and_options(typed: str, offered: str) -> None:
-    asked = {
+    environment = {
         "_BELUGA_COMPLETE": "complete_bash",
         "COMP_WORDS": typed,
         "COMP_CWORD": str(typed.count(" ")),
     }
-    assert completed(asked).split() == [offered]
+    assert completed(environment).split() == [offered]
 
 
 @pytest.mark.parametrize("shell", ["zsh", long("fish")])
 @pytest.mark.parametrize(("typed", "offered"), [("beluga po", "pool"), ("beluga pool in", "info")])
 def test_completions_of_other_shells_show_help_texts(shell: str, typed: str, offered: str) -> None:
-    asked = {
+    environment = {
         "_BELUGA_COMPLETE": f"complete_{shell}",
         "_TYPER_COMPLETE_ARGS": typed,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    offers = completed(asked)
+    offers = completed(environment)
     line = next(one for one in offers.splitlines() if offered in one)
     assert len(line.split()) > 3  # the help of the command stands beside its name
     assert "create" not in offers

@@ -24,7 +24,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 WAIT_S = 60.0
 
 
-class Heard:
+class NotifySocket:
     """The datagrams that reach a socket."""
 
     def __init__(self, path: Path) -> None:
@@ -52,14 +52,14 @@ class Heard:
 
 
 @pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    heard = Heard(tmp_path / "notify")
-    yield heard
-    heard.close()
+def notified(tmp_path: Path) -> Iterator[NotifySocket]:
+    notified = NotifySocket(tmp_path / "notify")
+    yield notified
+    notified.close()
 
 
 @pytest.fixture
-def launch(pool: list[str], heard: Heard, tmp_path: Path) -> Iterator[Start]:
+def launch(pool: list[str], notified: NotifySocket, tmp_path: Path) -> Iterator[Start]:
     """Start ``beluga serve`` on the pool, or a program of the tests, as a manager would."""
     launched = []
 
@@ -81,59 +81,61 @@ def launch(pool: list[str], heard: Heard, tmp_path: Path) -> Iterator[Start]:
 
 
 def test_a_server_notifies_its_manager_of_ready_alive_and_stopping(
-    launch: Start, heard: Heard
+    launch: Start, notified: NotifySocket
 ) -> None:
     server = launch(WATCHDOG_USEC="200000")
-    assert heard.next() == f"READY=1\nMAINPID={server.pid}\nSTATUS=serving, epoch 1"
-    assert [heard.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
+    assert notified.next() == f"READY=1\nMAINPID={server.pid}\nSTATUS=serving, epoch 1"
+    assert [notified.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
     server.send_signal(signal.SIGTERM)
-    assert set(heard.until("STOPPING=1")[1:-1]) <= {"WATCHDOG=1"}
+    assert set(notified.until("STOPPING=1")[1:-1]) <= {"WATCHDOG=1"}
     assert server.wait(timeout=WAIT_S) == 0
 
 
 def test_a_standby_is_ready_after_its_first_check_of_the_server(
-    launch: Start, server: subprocess.Popen[str], heard: Heard
+    launch: Start, server: subprocess.Popen[str], notified: NotifySocket
 ) -> None:
     standby = launch("--standby", WATCHDOG_USEC="1000000")
-    assert heard.next() == f"READY=1\nMAINPID={standby.pid}\nSTATUS=standing by"
-    assert [heard.next() for _ in range(2)] == ["WATCHDOG=1"] * 2
+    assert notified.next() == f"READY=1\nMAINPID={standby.pid}\nSTATUS=standing by"
+    assert [notified.next() for _ in range(2)] == ["WATCHDOG=1"] * 2
     server.kill()
     ready = f"READY=1\nMAINPID={standby.pid}\nSTATUS=serving, epoch 2"
-    assert heard.until("READY=1")[-1] == ready
+    assert notified.until("READY=1")[-1] == ready
     standby.send_signal(signal.SIGTERM)
-    assert heard.until("STOPPING=1")
+    assert notified.until("STOPPING=1")
 
 
 def test_a_standby_that_finds_no_server_is_ready_when_it_serves(
-    launch: Start, heard: Heard
+    launch: Start, notified: NotifySocket
 ) -> None:
     launch("--standby", "--watch")
-    assert heard.next().endswith("STATUS=serving, epoch 1")
+    assert notified.next().endswith("STATUS=serving, epoch 1")
 
 
-def test_a_watchdog_for_another_process_is_not_notified(launch: Start, heard: Heard) -> None:
+def test_a_watchdog_for_another_process_is_not_notified(
+    launch: Start, notified: NotifySocket
+) -> None:
     server = launch(WATCHDOG_USEC="50000", WATCHDOG_PID="1")
-    assert heard.next().startswith("READY=1")
-    assert heard.next(1.0) == ""
+    assert notified.next().startswith("READY=1")
+    assert notified.next(1.0) == ""
     server.send_signal(signal.SIGTERM)
-    assert heard.next().startswith("STOPPING=1")
+    assert notified.next().startswith("STOPPING=1")
 
 
 def test_a_server_with_a_hanging_poll_loop_is_not_reported_alive(
-    launch: Start, pool: list[str], heard: Heard, tmp_path: Path
+    launch: Start, pool: list[str], notified: NotifySocket, tmp_path: Path
 ) -> None:
     stuck = tmp_path / "stuck"
     stuck.touch()
     launch(program=stuck_server.__file__, WATCHDOG_USEC="100000")
     try:
-        heard.until("WATCHDOG=1")
+        notified.until("WATCHDOG=1")
         with Pool.open(pool[1::2]) as opened, Client(opened, timeout_s=WAIT_S) as client:
             with pytest.raises(CallTimeoutError):
                 client.call(METHOD_USER, str(stuck).encode(), timeout_s=0.3)
             for _ in range(20):  # earlier messages
-                heard.next(0.1)
-            assert heard.next(1.0) == "", "its main thread does not hang"
+                notified.next(0.1)
+            assert notified.next(1.0) == "", "its main thread does not hang"
             stuck.unlink()
-            assert heard.next() == "WATCHDOG=1"
+            assert notified.next() == "WATCHDOG=1"
     finally:
         stuck.unlink(missing_ok=True)

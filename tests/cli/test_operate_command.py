@@ -71,12 +71,12 @@ def test_stat_prints_quarantined_space_and_the_reason(
         text = run("stat", *pool).stdout
         found = value(run, "stat", *pool)
         assert narrow(text)
-        said = " ".join(text.split())
-        assert "quarantined: its lane of the session on lane 0 (host 0), suspect for" in said
-        assert "it is from epoch 1, has not attached again and is not proven dead" in said
-        assert "Freed by: the end of the process on host 0." in said
+        words = " ".join(text.split())
+        assert "quarantined: its lane of the session on lane 0 (host 0), suspect for" in words
+        assert "it is from epoch 1, has not attached again and is not proven dead" in words
+        assert "Freed by: the end of the process on host 0." in words
         assert (
-            "sessions of earlier epochs may still write there. Freed by: the end of all 1" in said
+            "sessions of earlier epochs may still write there. Freed by: the end of all 1" in words
         )
         one, together = found["quarantine"]
         assert (one["lane"], one["host"], one["bytes"]) == (0, 0, None)
@@ -261,8 +261,8 @@ def test_a_block_below_the_pool_is_removed_from_there(
     with Pool.open(pool[1::2]) as opened, KVCache(opened, namespace="other") as cache:
         for number in range(4):  # each one needs a line of the table
             assert cache.put([number.to_bytes(16, "big")], [b"other"]).stored == 1
-    told = "key: miss, below: the pool does not have it, but a lower tier has"
-    assert eventually(lambda: run("explain", "key", *pool).stdout.startswith(told))
+    expected = "key: miss, below: the pool does not have it, but a lower tier has"
+    assert eventually(lambda: run("explain", "key", *pool).stdout.startswith(expected))
     removed = run("rm", "key", *pool)
     assert removed.returncode == 0
     assert removed.stderr == ("removed: 1 of 1; 1 of them only from a lower tier\n")

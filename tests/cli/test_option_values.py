@@ -48,7 +48,7 @@ def beluga(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def said(result: Result) -> str:
+def output_of(result: Result) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
@@ -94,7 +94,7 @@ def said(result: Result) -> str:
 def test_a_value_out_of_range_is_refused(command: str, option: str, value: object) -> None:
     refused = beluga(*command.split(), option, value)
     assert refused.exit_code == 2
-    assert option in said(refused)
+    assert option in output_of(refused)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_value_out_of_range_is_refused(command: str, option: str, value: objec
         ("replay --admission sketch", "--disk or --remote"),
         ("serve --events tcp://a:1 --events-replay foo", "'foo' is not an endpoint"),
         ("serve --events tcp://a:1 --events-replay tcp://a:70000", "has a port above 65535"),
-        ("serve --events ipc:///no/such/a --events-replay ipc:///no/such/b", "is no folder"),
+        ("serve --events ipc:///no/such/a --events-replay ipc:///no/such/b", "is not a folder"),
         ("serve --events ipc:///proc/version --events-replay tcp://a:1", "with other data"),
         (f"serve --events ipc:///tmp/{'x' * 120} --events-replay tcp://a:1", "at most 107 bytes"),
         ("serve --events tcp://a:1 --events-replay tcp://a:1", "cannot both be at tcp://a:1"),
@@ -117,7 +117,7 @@ def test_a_value_out_of_range_is_refused(command: str, option: str, value: objec
 def test_conflicting_options_are_rejected(arguments: str, partner: str) -> None:
     refused = beluga(*arguments.split())
     assert refused.exit_code == 2
-    assert partner in said(refused)
+    assert partner in output_of(refused)
 
 
 def size_options(command: Any, name: str = "") -> Iterator[str]:
@@ -207,7 +207,7 @@ def test_disks_and_stores_are_checked_before_a_takeover(tmp_path: Path) -> None:
 def test_explain_takes_either_fields_or_a_namespace(pool: list[str], server: object) -> None:
     refused = beluga("explain", "k", *pool, "--field", "a=b", "--namespace", "foo")
     assert refused.exit_code == 2
-    assert "--field and --namespace foo exclude each other" in said(refused)
+    assert "--field and --namespace foo exclude each other" in output_of(refused)
 
 
 @pytest.mark.parametrize("session", ["foo", "pid:x", "lane:"])
@@ -216,4 +216,4 @@ def test_an_impossible_session_number_is_rejected(
 ) -> None:
     refused = beluga("trace", *pool, "--session", session)
     assert refused.exit_code == 2
-    assert "give pid:N, host:N, lane:N or 16 hex digits" in said(refused)
+    assert "give pid:N, host:N, lane:N or 16 hex digits" in output_of(refused)

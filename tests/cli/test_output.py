@@ -72,19 +72,19 @@ def test_a_narrow_table_stays_one_table_and_leaves_out_spare_columns_in_order(
     legend = Legend(name="", first="", second="", third="")
     rows = [["a", 10_000_000, 20_000_000, 30_000_000], ["b", 1, 2, None]]
     output.print_table(legend, rows, spare=("third", "first", "second"))
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert [
-        line.replace("┃", " ").replace("│", " ").split() for line in lines_of_rows(told.out)
+        line.replace("┃", " ").replace("│", " ").split() for line in lines_of_rows(captured.out)
     ] == [
         ["name", "first", "second"],
         ["a", "10,000,000", "20,000,000"],
         ["b", "1", "2"],
     ]
-    assert told.err == "not shown in 40 columns: third (--wide)\n"
-    assert max(map(len, told.out.splitlines())) <= 40
+    assert captured.err == "not shown in 40 columns: third (--wide)\n"
+    assert max(map(len, captured.out.splitlines())) <= 40
     output.print_table(legend, rows, spare=("third",), wide=True)
-    told = capsys.readouterr()
-    assert "30,000,000" in told.out and told.err == ""
+    captured = capsys.readouterr()
+    assert "30,000,000" in captured.out and captured.err == ""
 
 
 def test_long_text_is_folded_before_a_column_is_dropped(
@@ -93,9 +93,9 @@ def test_long_text_is_folded_before_a_column_is_dropped(
     monkeypatch.setenv("COLUMNS", "40")
     legend = Legend(case="", figure="")
     output.print_table(legend, [["many words of a case " * 3, 12_345]], spare=("figure",))
-    told = capsys.readouterr()
-    assert "12,345" in told.out and told.err == ""
-    assert max(map(len, told.out.splitlines())) <= 40
+    captured = capsys.readouterr()
+    assert "12,345" in captured.out and captured.err == ""
+    assert max(map(len, captured.out.splitlines())) <= 40
 
 
 def test_a_pipe_has_room_for_every_column(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from beluga.cli.app import app
 from beluga.router import DEFAULT_POLICY, POLICIES, PolicySettings, settings_known
 
-# Parameters of policies that are no settings of a command line: a model of the engines, which
+# Parameters of policies that are not settings of a command line: a model of the engines, which
 # --model and --costs name, and the deprecated form of --prefill-scale.
 NO_SETTINGS = {"estimator", "overlap_score_weight"}
 

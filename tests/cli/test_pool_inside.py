@@ -112,8 +112,8 @@ def test_a_repair_reports_its_changes(did: list[Any], monkeypatch: pytest.Monkey
 def test_destroy_removes_the_default_pool(did: list[Any]) -> None:
     assert beluga("pool", "destroy", stdin="n\n").exit_code == 1
     assert did == []
-    asked = beluga("pool", "destroy", stdin="y\n")
-    assert "Destroy the pool on /a, /b?" in asked.stderr
+    destroyed = beluga("pool", "destroy", stdin="y\n")
+    assert "Destroy the pool on /a, /b?" in destroyed.stderr
     assert did == [("destroy", ["/a", "/b"]), "remove_default"]
     del did[:]
     result = json.loads(beluga("pool", "destroy", "--yes", "/c", "--json").stdout)
@@ -206,9 +206,9 @@ def test_mount_prints_the_pool_that_has_priority(
     settings.write_text('pool = ["/c"]\n')
     monkeypatch.setenv("BELUGA_CONFIG", str(settings))
     monkeypatch.delenv("BELUGA_POOL", raising=False)
-    said = "other commands use {}: {} overrides the mounted pool\n"
-    assert beluga("mount", "/a").stderr == said.format("/c", "beluga.toml")
+    notice = "other commands use {}: {} overrides the mounted pool\n"
+    assert beluga("mount", "/a").stderr == notice.format("/c", "beluga.toml")
     assert beluga("mount", "/c").stderr == ""
     monkeypatch.setenv("BELUGA_POOL", "/d:/e")
-    assert beluga("mount", "/a").stderr == said.format("/d, /e", "BELUGA_POOL")
+    assert beluga("mount", "/a").stderr == notice.format("/d, /e", "BELUGA_POOL")
     assert beluga("mount", "/e", "/d").stderr == ""

@@ -316,7 +316,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-@pytest.mark.parametrize("root", [None, long("told")])
+@pytest.mark.parametrize("root", [None, long("given")])
 def test_a_server_whose_device_cannot_be_opened_is_stopped(
     request: pytest.FixtureRequest, pool: list[str], how: str, root: str | None
 ) -> None:

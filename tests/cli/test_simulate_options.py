@@ -32,16 +32,16 @@ class Simulation:
         self.rows = [row("random", 1.0, seed=0), row("random", 2.0)]
         self.loaded: tuple[Any, ...] = ()
         self.options = Options()
-        self.asked: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}
 
     def load(self, path: Path, form: str | None, **reading: Any) -> Any:
         self.loaded = (path, form, *reading.values())
         return SimpleTrace()
 
     def run(
-        self, trace: Any, cases: list[Options], *, processes: int, advance: Any, **asked: Any
+        self, trace: Any, cases: list[Options], *, processes: int, advance: Any, **requested: Any
     ) -> list[Row]:
-        self.options, self.asked, self.processes = cases[0], asked, processes
+        self.options, self.requested, self.processes = cases[0], requested, processes
         self.speeds = [one.speed for one in cases]
         advance(1, 2)
         return [dataclasses.replace(row, speed=one.speed) for one in cases for row in self.rows]
@@ -82,7 +82,7 @@ def test_missing_options_get_the_clusters_defaults(simulation: Simulation) -> No
     assert beluga("t.jsonl").exit_code == 0
     assert simulation.loaded == (Path("t.jsonl"), None, 1.0, None, None)
     assert simulation.options == Options()
-    assert simulation.asked == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1,
+    assert simulation.requested == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1,
                                 "courses": False}  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_given_options_are_simulated(simulation: Simulation) -> None:
     )  # fmt: skip
     assert done.exit_code == 0
     assert simulation.loaded == (Path("t"), "vllm", 10.0, "s", 64)
-    assert simulation.asked == {"policies": ["random", "linear"], "memories": ("split",),
+    assert simulation.requested == {"policies": ["random", "linear"], "memories": ("split",),
                                 "seeds": 2, "courses": False}  # fmt: skip
     assert simulation.options == Options(
         workers=3, pool=2 * 10**12, local=1_500_000_000, hbm=64 << 20, bandwidth=5e9,
@@ -197,7 +197,7 @@ def test_a_report_has_all_rows(
     beluga("t", "--report", tmp_path / "r.html")
     [(path, trace, options, rows, origin)] = written
     assert (tmp_path / "r.html").read_bytes() == b"page"
-    assert simulation.asked["courses"] is True
+    assert simulation.requested["courses"] is True
     assert origin.keys() == {"Command", "Version", "Machine", "Date"}
     assert (path, trace.name, options) == (tmp_path / "r.html", "a-trace", Options())
     assert rows == simulation.rows
@@ -236,7 +236,7 @@ def test_invalid_options_are_rejected_before_the_trace_is_read(
     refused = beluga("t", *arguments)
     assert refused.exit_code == 2
     assert what in " ".join(refused.stderr.replace("│", " ").split())
-    assert simulation.asked == {}
+    assert simulation.requested == {}
 
 
 def test_an_unknown_report_type_is_rejected_before_the_trace_is_read(
@@ -245,7 +245,7 @@ def test_an_unknown_report_type_is_rejected_before_the_trace_is_read(
     refused = beluga("t", "--report", "r.pdf")
     with pytest.raises(SimulateError, match=r"a report is \.html or \.png"):
         raise refused.exception or AssertionError(refused.output)
-    assert simulation.asked == {}
+    assert simulation.requested == {}
 
 
 @pytest.mark.parametrize(

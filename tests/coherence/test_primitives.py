@@ -128,7 +128,7 @@ def test_a_buffer_that_is_not_contiguous_bytes_is_rejected() -> None:
         coherence.flush([1, 2])  # type: ignore[arg-type]
 
 
-def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environment},
@@ -140,7 +140,7 @@ def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b", "neon", "stnp"])
 def test_the_environment_forces_a_path_or_raises(isa: str) -> None:
-    done = asked("from beluga import coherence; print(coherence.isa())", BELUGA_ISA=isa)
+    done = run_python("from beluga import coherence; print(coherence.isa())", BELUGA_ISA=isa)
     if isa in (PLAINEST, coherence.isa()) or isa in coherence.features():
         assert done.stdout.strip() == isa
     else:
@@ -150,7 +150,7 @@ def test_the_environment_forces_a_path_or_raises(isa: str) -> None:
 @pytest.mark.parametrize("flush", ["clflush", "clflushopt"])
 def test_environment_forces_a_flush(flush: str) -> None:
     program = "from beluga import coherence; print(sorted(coherence.features()))"
-    done = asked(program, BELUGA_FLUSH=flush)
+    done = run_python(program, BELUGA_FLUSH=flush)
     if platform.machine() == "aarch64":
         assert f"BELUGA_FLUSH={flush} is not possible on this CPU; set it to civac" in done.stderr
         return
@@ -162,7 +162,7 @@ def test_environment_forces_a_flush(flush: str) -> None:
 
 @pytest.mark.parametrize("variable", ["BELUGA_ISA", "BELUGA_FLUSH"])
 def test_unknown_choice_in_the_environment_is_refused(variable: str) -> None:
-    done = asked("import beluga.coherence", **{variable: "fastest"})
+    done = run_python("import beluga.coherence", **{variable: "fastest"})
     assert done.returncode != 0
     assert f"InstructionError: {variable}=fastest is not possible" in done.stderr.splitlines()[-1]
 

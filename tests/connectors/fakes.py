@@ -148,19 +148,19 @@ class SglangSettings:
     """SGLang's settings, which it changes at run time."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Any] = {
+        self.values: dict[str, Any] = {
             "weight_version": "default",
             "model_path": "org/model",
             "revision": "c0ffee" + 34 * "0",  # a commit of the hub
         }
 
     def resolved_server_args_dict(self) -> dict[str, Any]:
-        return dict(self.said)
+        return dict(self.values)
 
     def config_leaf(self, name: str) -> Any:
-        if name not in self.said:
+        if name not in self.values:
             raise ValueError(f"{name!r} is not a config leaf")
-        return self.said[name]
+        return self.values[name]
 
 
 def sglang() -> dict[str, types.ModuleType]:
@@ -198,10 +198,10 @@ def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
             return (success, message) if self.idle else (False, "requests are running")
 
         def update(self, version: str | None = None, *, flush_cache: bool = True) -> None:
-            asked = types.SimpleNamespace(weight_version=version, flush_cache=flush_cache)
+            requested = types.SimpleNamespace(weight_version=version, flush_cache=flush_cache)
             if version is not None:
-                settings.said["weight_version"] = version
-            self.flush_cache_after_weight_update(asked, True, "updated")
+                settings.values["weight_version"] = version
+            self.flush_cache_after_weight_update(requested, True, "updated")
 
         def update_weights_from_disk(self, recv_req: Any) -> Any:
             """Write weights as SGLang does: what fails is not flushed, and has no new version."""
@@ -297,7 +297,7 @@ class ObjectKey:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkKey:
-    """LMCache's key of a chunk inside an engine, with the parameters of the request, which are no
+    """LMCache's key of a chunk inside an engine, with the parameters of the request, which are not
     part of it.
     """
 

@@ -250,7 +250,8 @@ def recorded(how: dict[str, Any]) -> list[Any]:
     engine.prefetch(first, None, [4, 5, 6])
     engine.backup(first[: 2 * PAGE], None, [0, 1])  # again
     engine.prefetch(tokens_of(1, 4), None, [0, 1, 2, 3])  # one more than exists
-    engine.backup(second, hashes(first, None)[-1], [6, 7])  # after a prefix
+    # The parent of these pages is the last page of ``first``.
+    engine.backup(second, hashes(first, None)[-1], [6, 7])
     engine.prefetch(second, hashes(first, None)[-1], [0, 1])
     backend.clear()
     engine.prefetch(first, None, [0, 1, 2])

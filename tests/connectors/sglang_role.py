@@ -3,8 +3,8 @@
 """SGLang's own storage interface on a pool, without a GPU.
 
 Run it in .venv-adapters: sglang_role.py POOL. It prints the results as one line of JSON. SGLang's
-package and its host pools cannot be imported as a whole here. So the package is left empty but for
-its path, and the pools' methods that lay pages out are read from the source.
+package and its host pools cannot be imported as a whole here. So the package has only its path, and
+the pools' methods that lay pages out are read from the source.
 """
 
 from __future__ import annotations

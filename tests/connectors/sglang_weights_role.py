@@ -70,7 +70,7 @@ def updater() -> Any:
 
 
 def update(manager: Any, version: str | None, *, flush_cache: bool = True) -> None:
-    asked = types.SimpleNamespace(
+    requested = types.SimpleNamespace(
         model_path="org/model",
         load_format="auto",
         recapture_cuda_graph=False,
@@ -78,7 +78,7 @@ def update(manager: Any, version: str | None, *, flush_cache: bool = True) -> No
         weight_version=version,
         flush_cache=flush_cache,
     )
-    assert manager.update_weights_from_disk(asked).success
+    assert manager.update_weights_from_disk(requested).success
 
 
 def hashes(extra_key: str | None = None, cache_salt: str | None = None) -> list[str]:

@@ -137,8 +137,8 @@ def test_a_value_without_a_stable_form_is_refused_wherever_it_is(value: Any) -> 
             continue
         with pytest.raises(ConnectorError, match=r"part.*cannot compare.*setting identity"):
             canonical(tree, TABLE, path="part")
-        assert canonical(tree, TABLE, path="part", vouched="a") == canonical(
-            tree, TABLE, path="part", vouched="a"
+        assert canonical(tree, TABLE, path="part", identity="a") == canonical(
+            tree, TABLE, path="part", identity="a"
         )
 
 
@@ -177,4 +177,4 @@ def test_a_file_that_cannot_be_read_is_refused(
     monkeypatch.setattr(Path, "open", fails)
     with pytest.raises(ConnectorError, match=r"scales is the file .* cannot be read.*identity"):
         canonical(str(tmp_path / "scales.json"), {}, path="scales")
-    assert canonical(str(tmp_path / "scales.json"), {}, vouched="a") == ["vouched", "a"]
+    assert canonical(str(tmp_path / "scales.json"), {}, identity="a") == ["declared", "a"]

@@ -84,9 +84,9 @@ def test_blocks_of_a_lower_tier_are_onboarded_and_locked(
         store(one, keys, memories)
         assert eventually(lambda: len(tier.blocks) == 9)  # with the layout's record
     absent = ObjectKey(b"x" * 8)
-    asked = [*keys[:3], absent, *keys[3:]]
+    requested = [*keys[:3], absent, *keys[3:]]
     with served(shm / "second", tier) as pool, l2(lmcache, shm / "second") as one:
-        assert lookup(one, asked) == [key is not absent for key in asked]
+        assert lookup(one, requested) == [key is not absent for key in requested]
         with Client(pool) as client:
             assert MetaClient(client).stat().pinned_count == 8
         targets = blank(8)
@@ -770,7 +770,7 @@ def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    """LMCache's server outlives engines, and cannot tell which files one of them has loaded."""
+    """LMCache's server outlives engines, and cannot detect which files one of them has loaded."""
     monkeypatch.setattr(identity, "LOOK_S", 0.0)
     name = model(tmp_path / "model")
     objects, memories = chunks(2)
@@ -789,10 +789,10 @@ def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
     again = adapter(identity="")
     assert eventually(lambda: again._models.digest(name) != "", LONG_S)
     assert lookup(again, keys) == [False, True]
-    vouched = adapter(identity="a test")  # the operator answers for it
-    assert store(vouched, keys, memories) > 0
+    named = adapter(identity="a test")  # by the operator
+    assert store(named, keys, memories) > 0
     model(tmp_path / "model", b"third weights")
-    assert lookup(vouched, keys) == [True, True]
+    assert lookup(named, keys) == [True, True]
 
 
 def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(

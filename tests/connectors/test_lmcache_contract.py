@@ -470,11 +470,13 @@ def test_a_key_is_being_put_until_its_last_put_has_ended(
 def test_a_callback_that_raises_stops_no_other(server: MetaServer, backend: Make) -> None:
     keys, calls = [ChunkKey(name) for name in "abc"], list[ChunkKey]()
 
-    def tell(key: ChunkKey) -> None:
+    def callback(key: ChunkKey) -> None:
         calls.append(key)
         raise ValueError("made up")
 
-    backend().batched_submit_put_task(keys, [Memory(SHAPE, seed=i) for i in range(3)], None, tell)
+    backend().batched_submit_put_task(
+        keys, [Memory(SHAPE, seed=i) for i in range(3)], None, callback
+    )
     assert eventually(lambda: calls == keys, LONG_S)
 
 

@@ -351,7 +351,9 @@ def test_objects_are_identified_by_their_store(
         at(stored(e_tag=None))
     with pytest.raises(ConnectorError, match="no weights at"):
         at(stored("a/config.json"))
-    with pytest.raises(ConnectorError, match=r"cannot be listed \(no bucket\); vouch"):
+    with pytest.raises(
+        ConnectorError, match=r"cannot be listed \(no bucket\); set beluga's setting identity"
+    ):
         at(url="s3://missing")
 
 

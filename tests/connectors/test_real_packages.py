@@ -41,7 +41,7 @@ class Role:
                 bufsize=1,
             )
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return the next answer."""
         assert self._process.stdout
         assert select.select([self._process.stdout], [], [], LONG_S)[0], self._log.read_text()
@@ -49,10 +49,10 @@ class Role:
         assert line, self._log.read_text()
         return json.loads(line)
 
-    def ask(self, word: str) -> Any:
+    def request(self, word: str) -> Any:
         assert self._process.stdin
         self._process.stdin.write(word + "\n")
-        return self.hear()
+        return self.receive()
 
     def end(self) -> None:
         """Close its input, and check that it succeeds."""
@@ -89,22 +89,22 @@ def test_lmcache_loads_objects_stored_by_another_process(
     everything = {"hits": [8, 8], "whole": 16}
     with MetaServer(pool):
         first = start("lmcache_role.py", "20000")
-        assert first.ask("store") == 16 * 16384
-        assert first.ask("clear")
-        assert first.ask("load").items() >= everything.items()
-        assert first.ask("engine_store") == 8
-        assert first.ask("engine_close")
-        assert first.ask("close")
+        assert first.request("store") == 16 * 16384
+        assert first.request("clear")
+        assert first.request("load").items() >= everything.items()
+        assert first.request("engine_store") == 8
+        assert first.request("engine_close")
+        assert first.request("close")
         first.end()
         second = start("lmcache_role.py", "8000")
-        assert second.ask("load_other_layout")["hits"] == [0, 0]
-        assert second.ask("load").items() >= everything.items()
-        assert second.ask("engine_load") == {"hits": 8, "whole": 8}
-        assert second.ask("clear")
-    assert second.ask("load")["hits"] == [0, 0]
-    assert second.ask("engine_load") == {"hits": 0, "whole": 0}
-    assert second.ask("engine_close")
-    assert second.ask("close")
+        assert second.request("load_other_layout")["hits"] == [0, 0]
+        assert second.request("load").items() >= everything.items()
+        assert second.request("engine_load") == {"hits": 8, "whole": 8}
+        assert second.request("clear")
+    assert second.request("load")["hits"] == [0, 0]
+    assert second.request("engine_load") == {"hits": 0, "whole": 0}
+    assert second.request("engine_close")
+    assert second.request("close")
     second.end()
 
 
@@ -114,17 +114,17 @@ def test_lmcache_finds_windows_and_states_of_a_hybrid_model(
     """After more than 64 missing chunks."""
     with MetaServer(pool):
         first = start("lmcache_role.py", "20000")
-        assert first.ask("store_sparse") == (130 + 4 + 2) * 16384
-        assert first.ask("close")
-        assert first.ask("engine_close")
+        assert first.request("store_sparse") == (130 + 4 + 2) * 16384
+        assert first.request("close")
+        assert first.request("engine_close")
         first.end()
         second = start("lmcache_role.py", "20000")
-        assert second.ask("load_sparse") == {
+        assert second.request("load_sparse") == {
             "hits": [[130, [129, 128, 127]], [2, [129, 128]], [1, [129]]],
             "whole": 133,
         }
-        assert second.ask("engine_close")
-        assert second.ask("close")
+        assert second.request("engine_close")
+        assert second.request("close")
         second.end()
 
 
@@ -132,7 +132,7 @@ def test_sglang_stores_and_loads_pages_through_the_backend(
     server: MetaServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_role.py")
-    found = role.hear()
+    found = role.receive()
     role.end()
     assert found["differences"] == []
     assert len(found["trips"]) == 14
@@ -144,7 +144,7 @@ def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
     server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_controller_role.py", str(tmp_path), str(seed))
-    found = role.hear()
+    found = role.receive()
     role.end()
     assert found["differ"] == []
     assert len(found["runs"]) == 6
@@ -160,7 +160,7 @@ def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
     server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_pools_role.py", str(tmp_path), str(seed))
-    found = role.hear()
+    found = role.receive()
     role.end()
     assert len(found["runs"]) == 3
     for layout, run in found["runs"].items():
@@ -179,7 +179,7 @@ def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
     server: MetaServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_weights_role.py")
-    found = role.hear()
+    found = role.receive()
     role.end()
     assert "ConnectorError: SGLang 0.5.19 gives" in found.pop("refusal")
     assert found == {
@@ -200,7 +200,7 @@ def test_tables_of_fields_match_sglang_and_lmcache(
     start: Callable[..., Role],
 ) -> None:
     role = start("adapter_fields.py")
-    found = role.hear()
+    found = role.receive()
     role.end()
     assert found["unknown"] == []
     assert found["counted"] == ["chunk_size", "use_mla"]

@@ -466,7 +466,7 @@ def moved(name: str, some: list[int], pages: list[int]) -> Transfer:
     return Transfer(name, [keys(8)[i] for i in some], indices(pages))
 
 
-ASKED = [
+REQUESTED = [
     Transfer("indexer"),
     Transfer("swa", keys(2), hit_policy="trailing_pages"),
     Transfer("mamba", keys(1), hit_policy="trailing_pages"),
@@ -492,11 +492,11 @@ def test_a_prefix_is_restored_where_every_pool_has_its_pages(
 ) -> None:
     (one, _), (other, _) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(one)
-    found = other.batch_exists_v2(keys(8), ASKED)
+    found = other.batch_exists_v2(keys(8), REQUESTED)
     assert found.kv_hit_pages == 3
     assert found.restorable_prefix_pages == [3]
     assert found.extra_pool_hit_pages == {"kv": 6, "indexer": 5, "swa": 6, "mamba": 6}
-    without = other.batch_exists_v2(keys(8), [*ASKED[1:3]])
+    without = other.batch_exists_v2(keys(8), [*REQUESTED[1:3]])
     assert (without.kv_hit_pages, without.restorable_prefix_pages) == (6, [3, 6])
     assert other.batch_exists_v2(keys(8), [Transfer("draft")]).restorable_prefix_pages == []
     assert other.batch_exists_v2(keys(8)).kv_hit_pages == 6
@@ -536,9 +536,9 @@ def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
     damage(pool, source["mamba"].get_data_page(2 * PAGE).data)  # type: ignore[attr-defined]
     found = other.batch_get_v2([moved("swa", [1, 2], [1, 2]), moved("mamba", [2], [2])])
     assert found == {"swa": [True, True], "mamba": [False]}
-    assert other.batch_exists_v2(keys(8), ASKED).restorable_prefix_pages == []
+    assert other.batch_exists_v2(keys(8), REQUESTED).restorable_prefix_pages == []
     store_hybrid(one)
-    assert other.batch_exists_v2(keys(8), ASKED).restorable_prefix_pages == [3]
+    assert other.batch_exists_v2(keys(8), REQUESTED).restorable_prefix_pages == [3]
 
 
 def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
@@ -547,8 +547,8 @@ def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
     one, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
     other, _ = hybrid(backend, rank=Config(is_mla_model=True, tp_rank=1))
     store_hybrid(one)
-    assert other.batch_exists_v2(keys(8), ASKED[:1]).kv_hit_pages == 5
-    assert other.batch_exists_v2(keys(8), ASKED[2:3]).kv_hit_pages == 0
+    assert other.batch_exists_v2(keys(8), REQUESTED[:1]).kv_hit_pages == 5
+    assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
 
 
 def test_pages_of_another_page_size_are_misses(server: MetaServer, backend: Make) -> None:
@@ -556,7 +556,7 @@ def test_pages_of_another_page_size_are_misses(server: MetaServer, backend: Make
     store_hybrid(one)
     other, wide = backend(), CopiedPool(dtype="float32")
     other.register_mem_host_pool_v2(wide, "mamba")
-    assert other.batch_exists_v2(keys(8), ASKED[2:3]).kv_hit_pages == 0
+    assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
@@ -570,8 +570,8 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
         assert eventually(lambda: len(tier.blocks) == 6 + 5 + 4 + 3 + 1)  # the era's record
     with served(shm / "second", tier):
         other, target = hybrid(backend, pool=str(shm / "second"))
-        asked = ASKED[1:3]
-        found = other.batch_exists_v2(keys(8)[:6], asked)
+        requested = REQUESTED[1:3]
+        found = other.batch_exists_v2(keys(8)[:6], requested)
         assert found.kv_hit_pages == 6
         got = other.batch_get_v2([moved("swa", [4, 5], [4, 5]), moved("mamba", [5], [5])])
         assert got == {"swa": [True, True], "mamba": [True]}
@@ -581,7 +581,7 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
 
 def test_pools_without_a_server_miss(backend: Make) -> None:
     one, _ = hybrid(backend, 1, attached=False)
-    assert one.batch_exists_v2(keys(4), ASKED).restorable_prefix_pages == []
+    assert one.batch_exists_v2(keys(4), REQUESTED).restorable_prefix_pages == []
     for call in (one.batch_get_v2, one.batch_set_v2):
         assert call([moved("swa", [0], [0]), moved("mamba", [0], [0])]) == {
             "swa": [False],

@@ -27,14 +27,16 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
 
 
 @pytest.fixture
-def said(backend: Make) -> dict[str, Any]:
+def settings_in_context(backend: Make) -> dict[str, Any]:
     """SGLang's settings."""
-    found: dict[str, Any] = sys.modules["sglang.srt.runtime_context"].get_context().said
+    found: dict[str, Any] = sys.modules["sglang.srt.runtime_context"].get_context().values
     return found
 
 
 @pytest.fixture
-def updater(backend: Make, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def updater(
+    backend: Make, settings_in_context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """SGLang's scheduler in this process, which can change its weights."""
     settings = sys.modules["sglang.srt.runtime_context"].get_context()
     for name, module in fakes.sglang_scheduler(settings).items():
@@ -100,20 +102,20 @@ def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -
 
 
 def test_weights_of_another_version_have_another_identity(
-    server: MetaServer, backend: Make, said: dict[str, Any]
+    server: MetaServer, backend: Make, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
-    said["weight_version"] = "step-1"
+    settings_in_context["weight_version"] = "step-1"
     assert finds(one) == 0
     assert put(one, 1) == [True]
     assert finds(backend()) == 1
-    said["weight_version"] = "default"
+    settings_in_context["weight_version"] = "default"
     assert finds(one) == 2
 
 
 def test_a_named_update_starts_empty_and_engines_with_its_name_share(
-    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
@@ -157,7 +159,7 @@ def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
 WRITES = ("disk", "distributed", "tensor", "ipc")
 
 
-def asked(version: str | None = "step-1", **fields: Any) -> Any:
+def update_request(version: str | None = "step-1", **fields: Any) -> Any:
     return types.SimpleNamespace(**{"weight_version": version, "flush_cache": True} | fields)
 
 
@@ -172,13 +174,13 @@ def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
     assert put(one) == [True, True]
     updater.fault = fault
     if fault is False:
-        assert not write(asked()).success
+        assert not write(update_request()).success
     else:
         with pytest.raises(RuntimeError, match="half"):
-            write(asked())
+            write(update_request())
     assert (finds(one), put(one)) == (0, [False, False])
     updater.fault = None
-    assert write(asked("step-2")).success
+    assert write(update_request("step-2")).success
     assert (finds(one), put(one), finds(one)) == (0, [True, True], 2)
 
 
@@ -187,48 +189,48 @@ def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
 ) -> None:
     """Each update of a session has its version and its flush, before the last one is written."""
     one = backend()
-    updater.begin_weight_update(asked())
+    updater.begin_weight_update(update_request())
     assert finds(one) == 0
     for _ in range(2):
-        updater.update_weights_from_tensor(asked())
+        updater.update_weights_from_tensor(update_request())
         assert (finds(one), put(one)) == (0, [False, False])
-    updater.end_weight_update(asked())
+    updater.end_weight_update(update_request())
     assert (finds(one), put(one), finds(one)) == (0, [True, True], 2)
-    updater.begin_weight_update(asked())
+    updater.begin_weight_update(update_request())
     updater.fault = False
-    updater.end_weight_update(asked())
+    updater.end_weight_update(update_request())
     assert (finds(one), put(one)) == (0, [False, False])
 
 
 def test_a_reused_version_has_another_identity_after_an_update(
-    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
-    updater.update_weights_from_disk(asked(said["weight_version"]))
+    updater.update_weights_from_disk(update_request(settings_in_context["weight_version"]))
     assert finds(one) == 0
 
 
 @pytest.mark.parametrize("tags", [None, [], ["weights"], ["kv_cache", "weights"]])
 def test_released_weights_are_unknown_until_an_update_writes_them(
-    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any], tags: Any
+    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any], tags: Any
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
     updater.release_memory_occupation(types.SimpleNamespace(tags=tags))
     assert (finds(one), put(one)) == (0, [False, False])
-    updater.update_weights_from_disk(asked())
+    updater.update_weights_from_disk(update_request())
     assert (put(one), finds(one)) == ([True, True], 2)
 
 
 def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
-    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
     updater.release_memory_occupation(types.SimpleNamespace(tags=["kv_cache"]))
     assert finds(one) == 2
-    said["enable_weights_cpu_backup"] = True
+    settings_in_context["enable_weights_cpu_backup"] = True
     updater.release_memory_occupation(types.SimpleNamespace(tags=None))
     assert finds(one) == 2
 
@@ -237,31 +239,31 @@ def test_an_update_without_its_draft_model_has_an_unknown_outcome(
     server: MetaServer, backend: Make, updater: Any
 ) -> None:
     one = backend()
-    updater.flush_cache_after_weight_update(asked(), False, "the draft model failed")
+    updater.flush_cache_after_weight_update(update_request(), False, "the draft model failed")
     assert put(one) == [False, False]
 
 
 def test_weights_can_be_named_after_an_update(
-    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     updater.update()
     assert put(one) == [False, False]
-    said["weight_version"] = "step-1"
+    settings_in_context["weight_version"] = "step-1"
     assert put(one) == [True, True]
     updater.update(flush_cache=False)
-    said["weight_version"] = "step-2"
+    settings_in_context["weight_version"] = "step-2"
     assert put(one) == [False, False]  # the origin of pages that SGLang still has is unknown
 
 
 def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
-    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     """Between the new name and the flush, SGLang's threads store what the old weights have
     computed.
     """
     one = backend()
-    said["weight_version"] = "step-1"
+    settings_in_context["weight_version"] = "step-1"
     assert put(one) == [True, True]
     updater.update("step-1")
     assert finds(one) == 0
@@ -283,10 +285,13 @@ def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     ids=lambda difference: next(iter(difference)),
 )
 def test_other_weights_of_the_same_name_get_only_misses(
-    server: MetaServer, backend: Make, said: dict[str, Any], difference: dict[str, Any]
+    server: MetaServer,
+    backend: Make,
+    settings_in_context: dict[str, Any],
+    difference: dict[str, Any],
 ) -> None:
     assert put(backend()) == [True, True]
-    said.update(difference)
+    settings_in_context.update(difference)
     assert finds(backend()) == 0
 
 
@@ -307,11 +312,11 @@ def test_settings_that_change_the_bytes_of_a_page_are_part_of_the_identity() -> 
 
 
 def test_scales_in_a_file_are_identified_by_their_bytes(
-    server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
+    server: MetaServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     scales = tmp_path / "scales.json"
     scales.write_text("1")
-    said["quantization_param_path"] = str(scales)
+    settings_in_context["quantization_param_path"] = str(scales)
     assert put(backend()) == [True, True]
     assert finds(backend()) == 2
     scales.write_text("2")
@@ -336,11 +341,13 @@ def test_environment_variables_that_select_kernels_are_part_of_the_identity(
 
 
 def test_an_adapter_retrained_in_place_has_another_identity(
-    server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
+    server: MetaServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter.safetensors"
     adapter.write_bytes(b"one")
-    said["lora_paths"] = [types.SimpleNamespace(lora_name="a", lora_path=str(tmp_path))]
+    settings_in_context["lora_paths"] = [
+        types.SimpleNamespace(lora_name="a", lora_path=str(tmp_path))
+    ]
     assert put(backend()) == [True, True]
     assert finds(backend()) == 2
     adapter.write_bytes(b"two")
@@ -348,11 +355,11 @@ def test_an_adapter_retrained_in_place_has_another_identity(
 
 
 def test_dummy_weights_are_identified_by_their_seed(
-    server: MetaServer, backend: Make, said: dict[str, Any]
+    server: MetaServer, backend: Make, settings_in_context: dict[str, Any]
 ) -> None:
-    said |= {"load_format": "dummy", "random_seed": 1}
+    settings_in_context |= {"load_format": "dummy", "random_seed": 1}
     assert put(backend()) == [True, True]
-    said["random_seed"] = 2
+    settings_in_context["random_seed"] = 2
     assert finds(backend()) == 0
 
 
@@ -364,27 +371,27 @@ def test_dummy_weights_are_identified_by_their_seed(
 def test_engines_that_compute_the_same_bytes_share_blocks(
     server: MetaServer,
     backend: Make,
-    said: dict[str, Any],
+    settings_in_context: dict[str, Any],
     tmp_path: Path,
     difference: dict[str, Any],
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"w")
     (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "yarn"}}')
-    said["model_path"] = str(tmp_path)
+    settings_in_context["model_path"] = str(tmp_path)
     assert put(backend()) == [True, True]
-    said.update(difference)
+    settings_in_context.update(difference)
     assert finds(backend()) == 2
 
 
 def test_the_context_length_is_part_of_the_identity_if_positions_depend_on_it(
-    server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
+    server: MetaServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"w")
     (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "longrope"}}')
-    said["model_path"] = str(tmp_path)
-    said["context_length"] = 4096
+    settings_in_context["model_path"] = str(tmp_path)
+    settings_in_context["context_length"] = 4096
     assert put(backend()) == [True, True]
-    said["context_length"] = 131072
+    settings_in_context["context_length"] = 131072
     assert finds(backend()) == 0
 
 
@@ -401,9 +408,12 @@ def test_the_context_length_is_part_of_the_identity_if_positions_depend_on_it(
     ids=lambda difference: next(iter(difference)),
 )
 def test_unidentified_weights_are_rejected_without_an_operators_identity(
-    server: MetaServer, backend: Make, said: dict[str, Any], difference: dict[str, Any]
+    server: MetaServer,
+    backend: Make,
+    settings_in_context: dict[str, Any],
+    difference: dict[str, Any],
 ) -> None:
-    said.update(difference)
+    settings_in_context.update(difference)
     with pytest.raises(ConnectorError, match="setting identity"):
         backend()
     assert put(backend(identity="release 7")) == [True, True]

@@ -12,8 +12,8 @@ TIMEOUT_NS = 5_000_000_000
 
 
 def batch_of(data: Any) -> tuple[Any, Any, Any]:
-    """Make a ``bl_kv_batch *`` for the bytes at ``data``; keep its key and its fragment alive as
-    long.
+    """Make a ``bl_kv_batch *`` for the bytes at ``data``. Its key and its fragment, which must live
+    as long as it, are returned, too.
     """
     key = ffi.new("uint64_t[2]", [1, 2])
     address = int(ffi.cast("uintptr_t", data))

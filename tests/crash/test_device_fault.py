@@ -51,8 +51,8 @@ def faults(call):
 def found(cache, names):
     return MetaClient(cache.client).lookup(cache.keys(names)).hits
 
-def tell(cache, offset):
-    "How many stripes the server retires if it is told that memory failed there."
+def report_fault(cache, offset):
+    "How many stripes the server retires if a client reports that memory failed there."
     reply = cache.client.call(lib.BL_METHOD_RETIRE, struct.pack("<Q", offset))
     return struct.unpack("<II", reply)[0]
 """
@@ -109,14 +109,14 @@ LIAR = """
 cache = KVCache(pool, namespace="fault")
 assert cache.put(names, blocks).stored == 30
 for hit in found(cache, names):
-    assert tell(cache, hit.offset) == 0
+    assert report_fault(cache, hit.offset) == 0
 for offset in (0, pool.geometry.data_offset - 1, pool.geometry.size, (1 << 64) - 1):
     try:
-        tell(cache, offset)
+        report_fault(cache, offset)
     except BadRequestError:
         continue
     raise AssertionError(offset)
-assert tell(cache, pool.geometry.size - 1) == 0
+assert report_fault(cache, pool.geometry.size - 1) == 0
 assert len(found(cache, names)) == 30
 assert cache.stat().retired_stripe_count == 0
 cache.close()
@@ -189,21 +189,21 @@ LATE = CLIENT.replace(
 MEANWHILE = """
 import faulthandler, threading
 from beluga import Client, Server
-asked, go, told = threading.Event(), threading.Event(), []
+reached, go, results = threading.Event(), threading.Event(), []
 server = Server(pool)
-server.handle(64, lambda request: (asked.set(), go.wait(), b"")[2])
+server.handle(64, lambda request: (reached.set(), go.wait(), b"")[2])
 server.start()
 client = Client(pool)
-thread = threading.Thread(target=lambda: told.append(faults(lambda: client.call(64))))
+thread = threading.Thread(target=lambda: results.append(faults(lambda: client.call(64))))
 thread.start()
-asked.wait()
+reached.wait()
 faulthandler.enable()
 cut(paths[0])
 thread.join()
 go.set()
 while server.failure is None:
     pass
-assert told == [True]
+assert results == [True]
 assert isinstance(server.failure, DeviceFaultError), server.failure
 """
 

@@ -32,10 +32,10 @@ def test_a_failed_device_is_an_error_of_every_function(shm: Path) -> None:
     )
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
-    told = {line["name"]: line["status"] for line in lines if "name" in line}
+    statuses = {line["name"]: line["status"] for line in lines if "name" in line}
     fault = -lib.BL_ERROR_DEVICE_FAULT
     expected = dict.fromkeys(faulting.FAULTS, fault)
     if EMULATED:  # only a flush, and qemu-user's dc instruction accesses no memory
         expected["bl_plan_maintenance"] = 0
-    assert told == expected | {name: told[name] for name in faulting.SURVIVES}
-    assert {told[name] for name in faulting.SURVIVES} <= {None, 0}
+    assert statuses == expected | {name: statuses[name] for name in faulting.SURVIVES}
+    assert {statuses[name] for name in faulting.SURVIVES} <= {None, 0}

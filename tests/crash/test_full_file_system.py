@@ -39,7 +39,7 @@ def make(size=64 * MIB):
     return Pool.create(paths, device_size=size, sparse=True, lane_count=16)
 
 def fill(keep=0):
-    "Take what the file system has left, but for some bytes."
+    "Take what the file system has left, except for some bytes."
     with open(folder / "other", "wb", buffering=0) as file:
         try:
             while True:

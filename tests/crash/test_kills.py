@@ -39,12 +39,12 @@ def make(paths: list[Path], device_size: int, coherence: str) -> Pool:
 
 def start(role: str, paths: list[Path], seed: int) -> Process:
     worker = Process(role, paths)
-    worker.say(f"go {seed} {CHAINS}")
+    worker.send(f"go {seed} {CHAINS}")
     return worker
 
 
 def report(worker: Process) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(worker.ask("enough"))
+    result: dict[str, Any] = json.loads(worker.request("enough"))
     assert worker.end() == 0
     return result
 
@@ -80,8 +80,8 @@ def test_killed_clients_leave_nothing_behind(
             workers[victim].kill()
             workers[victim] = ends.enter_context(start("churn", paths, WORKERS + turn))
         reports = [report(worker) for worker in workers]
-        assert [told["wrong"] for told in reports] == [0] * WORKERS
-        assert sum(told["got"] for told in reports) > 0
+        assert [counted["wrong"] for counted in reports] == [0] * WORKERS
+        assert sum(counted["got"] for counted in reports) > 0
         assert eventually(lambda: server.stat().live_count == 0)
         with KVCache(pool, namespace="churn") as cache:
             assert nothing_is_stuck(cache)
@@ -106,8 +106,8 @@ def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds:
             server.kill()
             server = ends.enter_context(Process("serve_index", paths))
         reports = [report(worker) for worker in workers]
-        assert [told["wrong"] for told in reports] == [0] * WORKERS
-        stored = {number for told in reports for number in told["stored"]}
+        assert [counted["wrong"] for counted in reports] == [0] * WORKERS
+        stored = {number for counted in reports for number in counted["stored"]}
         assert stored
         server.kill()
         with MetaServer(pool) as last, KVCache(pool, namespace="churn") as cache:
@@ -134,7 +134,7 @@ def test_clients_and_servers_are_killed_together(
             server = ends.enter_context(Process("serve_index", paths))
             workers[victim] = ends.enter_context(start("churn", paths, WORKERS + turn))
         reports = [report(worker) for worker in workers]
-        assert [told["wrong"] for told in reports] == [0] * WORKERS
+        assert [counted["wrong"] for counted in reports] == [0] * WORKERS
         server.kill()
         with MetaServer(pool), KVCache(pool, namespace="churn") as cache:
             assert eventually(lambda: nothing_is_stuck(cache))

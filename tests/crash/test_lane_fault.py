@@ -62,7 +62,7 @@ class Failing:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def tell(self, offset: int | None = None) -> dict[str, Any]:
+    def fail_memory(self, offset: int | None = None) -> dict[str, Any]:
         """Make the memory at this offset fail. Returns the server's own report."""
         assert self.process.stdin
         assert self.process.stdout
@@ -105,17 +105,17 @@ def test_a_memory_fault_in_one_lane_affects_only_that_lane(
         assert (bad.stat().lane, good.stat().lane) == (0, 1)
         reserved = MetaClient(bad).reserve(keys([1, 2]), length=1 << 20)
         assert states(reserved) == ["GRANTED"] * 2
-        server.tell(lane_start(pool, 0) + pages[page])
+        server.fail_memory(lane_start(pool, 0) + pages[page])
         if page == "heartbeat":  # the server reads it although the lane is quiet
-            assert eventually(lambda: server.tell()["live"] == 1)
-            assert server.tell()["held"] >= 2 << 20  # the client may still write there
+            assert eventually(lambda: server.fail_memory()["live"] == 1)
+            assert server.fail_memory()["held"] >= 2 << 20  # the client may still write there
         bad.ping(timeout_s=TURN_S)  # a new session, which abandoned the grants
         for _ in range(50):
             good.ping()
         with Client(pool) as another:
             assert 0 not in {bad.stat().lane, another.stat().lane}
-        assert eventually(lambda: server.tell()["held"] == 0)
-        assert server.tell() == {"live": 2, "held": 0, "failure": "NoneType"}
+        assert eventually(lambda: server.fail_memory()["held"] == 0)
+        assert server.fail_memory() == {"live": 2, "held": 0, "failure": "NoneType"}
 
 
 def test_a_server_that_cannot_serve_is_replaced(pool: Pool, paths: list[Path]) -> None:
@@ -124,11 +124,11 @@ def test_a_server_that_cannot_serve_is_replaced(pool: Pool, paths: list[Path]) -
         Process("stand_by_index", paths) as standby,
         Client(pool, timeout_s=TURN_S) as client,
     ):
-        standby.say("1.0")
+        standby.send("1.0")
         client.ping()
-        server.tell(lib.BL_LOBBY_OFFSET)
-        assert standby.hear(TURN_S) == "2"
-        assert server.tell()["failure"] == DeviceFaultError.__name__
+        server.fail_memory(lib.BL_LOBBY_OFFSET)
+        assert standby.receive(TURN_S) == "2"
+        assert server.fail_memory()["failure"] == DeviceFaultError.__name__
         client.ping()
         assert client.stat().epoch == 2
         standby.kill()

@@ -33,11 +33,11 @@ def test_a_get_that_outlives_its_server_misses_without_a_mismatch(
             context.setenv("BELUGA_CRASH", f"{point}:stop")
             reader = Process("fetch", paths)
         with reader:
-            reader.say(json.dumps(NUMBERS))
+            reader.send(json.dumps(NUMBERS))
             assert reader.stopped()
             first.kill()
             with MetaServer(pool):
                 reader.signal(signal.SIGCONT)
-                assert json.loads(reader.hear()) == [0, 0, 0]
-                assert json.loads(reader.ask(json.dumps(NUMBERS))) == [CHAIN, 0, 0]
+                assert json.loads(reader.receive()) == [0, 0, 0]
+                assert json.loads(reader.request(json.dumps(NUMBERS))) == [CHAIN, 0, 0]
                 assert reader.end() == 0

@@ -23,8 +23,8 @@ from beluga.rpc import Client
 
 T = TypeVar("T")
 NO_GRANT = -1016
-UNHEARD = ["serve.handled", "serve.fenced"]
-HEARD = ["serve.replies_streamed", "serve.replied"]
+UNANSWERED = ["serve.handled", "serve.fenced"]
+ANSWERED = ["serve.replies_streamed", "serve.replied"]
 
 
 @pytest.fixture
@@ -65,7 +65,9 @@ class DeadServer:
         self.client.close()
 
 
-@pytest.mark.parametrize("point", ["grant.space_taken", "grant.made", "reserve.checked", *UNHEARD])
+@pytest.mark.parametrize(
+    "point", ["grant.space_taken", "grant.made", "reserve.checked", *UNANSWERED]
+)
 def test_a_resent_reserve_grants_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -84,7 +86,7 @@ def test_a_resent_reserve_grants_once(
 
 
 @pytest.mark.parametrize(
-    "point", ["commit.claimed", "commit.entered", "commit.counted", *UNHEARD, *HEARD]
+    "point", ["commit.claimed", "commit.entered", "commit.counted", *UNANSWERED, *ANSWERED]
 )
 def test_a_resent_commit_counts_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str

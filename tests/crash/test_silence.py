@@ -68,7 +68,7 @@ class Elsewhere:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def ask(self, line: str) -> str:
+    def request(self, line: str) -> str:
         assert self.process.stdin
         assert self.process.stdout
         if line:
@@ -94,7 +94,7 @@ def elsewhere(
     )
     try:
         client = Elsewhere(process)
-        assert client.ask("") == "reserved"
+        assert client.request("") == "reserved"
         yield server, client
     finally:
         process.kill()
@@ -120,7 +120,7 @@ def test_a_silent_session_is_quarantined_until_its_next_heartbeat(
             assert states(again) == ["GRANTED"] * 2
             assert server.meta_stat().held_bytes == held
         client.process.send_signal(signal.SIGCONT)
-        assert client.ask("call") == "1"  # a new session, which abandoned the grants
+        assert client.request("call") == "1"  # a new session, which abandoned the grants
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
         assert server.stat().live_count == 1
 
@@ -133,7 +133,7 @@ def test_a_client_with_an_abandoned_session_gets_an_error_at_once(
         assert eventually(lambda: server.stat().live_count == 0, timeout_s=60)
         client.process.send_signal(signal.SIGCONT)
         lost = -lib.BL_ERROR_NO_GRANT
-        assert client.ask("commit") == f"1 [{lost}, {lost}]"  # and no call has timed out
+        assert client.request("commit") == f"1 [{lost}, {lost}]"  # and no call has timed out
         assert server.stat().live_count == 1
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
 
@@ -157,8 +157,8 @@ def test_a_process_that_holds_the_interpreter_keeps_its_session(
     pool: Pool, paths: list[Path], tmp_path: Path, heartbeat_lost_s: float, hold_s: float
 ) -> None:
     with elsewhere(pool, paths, tmp_path / "elsewhere", heartbeat_lost_s) as (server, client):
-        assert client.ask(f"hold {hold_s}") == "0"
-        assert client.ask("call") == "0"
+        assert client.request(f"hold {hold_s}") == "0"
+        assert client.request("call") == "0"
         stat = server.stat()
         assert (stat.attach_count, stat.end_count) == (1, 0)
         assert server.meta_stat().grant_count == 2

@@ -33,13 +33,13 @@ TURN_S = 60.0  # limit of a takeover, on a busy machine
 
 def stand_by(paths: list[Path], silent_s: float = 300.0) -> Process:
     standby = Process("stand_by_index", paths)
-    standby.say(str(silent_s))
+    standby.send(str(silent_s))
     return standby
 
 
 def start(paths: list[Path], seed: int) -> Process:
     worker = Process("churn", paths)
-    worker.say(f"go {seed} {CHAINS}")
+    worker.send(f"go {seed} {CHAINS}")
     return worker
 
 
@@ -55,7 +55,7 @@ def ends_well(pool: Pool, workers: list[Process]) -> None:
     """
     stored: set[int] = set()
     for worker in workers:
-        result = json.loads(worker.ask("enough"))
+        result = json.loads(worker.request("enough"))
         assert worker.end() == 0
         assert result["wrong"] == 0
         stored.update(result["stored"])
@@ -83,7 +83,7 @@ def test_a_standby_replaces_every_killed_server(pool: Pool, paths: list[Path], k
             standby = ends.enter_context(stand_by(paths))
             time.sleep(dice.uniform(0.05, 0.3))
             server.kill()
-            assert standby.hear(TURN_S) == str(turn + 2)
+            assert standby.receive(TURN_S) == str(turn + 2)
             server = standby
         time.sleep(0.2)
         ends_well(pool, workers)
@@ -95,15 +95,15 @@ def test_a_standby_replaces_a_stalled_server_which_then_stops(
 ) -> None:
     with ExitStack() as ends:
         first = ends.enter_context(stand_by(paths))
-        assert first.hear(TURN_S) == "1"
+        assert first.receive(TURN_S) == "1"
         workers = [ends.enter_context(start(paths, seed)) for seed in range(WORKERS)]
         standby = ends.enter_context(stand_by(paths, silent_s=0.2))
         time.sleep(0.2)
         first.signal(signal.SIGSTOP)
-        assert standby.hear(TURN_S) == "2"
+        assert standby.receive(TURN_S) == "2"
         time.sleep(0.2)
         first.signal(signal.SIGCONT)
-        assert eventually(lambda: "taken this pool over" in ask_again(first))
+        assert eventually(lambda: "taken this pool over" in request_again(first))
         ends_well(pool, workers)
         standby.kill()
 
@@ -123,12 +123,12 @@ def test_a_standby_does_not_depose_a_slow_live_server_of_its_host(
             with Client(pool) as client:
                 assert client.stat().epoch == 1
         server.kill()
-        assert standby.hear(TURN_S) == "2"
+        assert standby.receive(TURN_S) == "2"
 
 
-def ask_again(server: Process) -> str:
-    server.say("still?")
-    return server.hear(TURN_S)
+def request_again(server: Process) -> str:
+    server.send("still?")
+    return server.receive(TURN_S)
 
 
 def test_one_of_several_standbys_takes_over_and_the_others_wait(
@@ -139,19 +139,19 @@ def test_one_of_several_standbys_takes_over_and_the_others_wait(
         standbys = [ends.enter_context(stand_by(paths)) for _ in range(3)]
         server.kill()
         for turn in range(3):
-            follower, epoch = first_to_speak(standbys)
+            follower, epoch = first_to_reply(standbys)
             assert epoch == str(turn + 2)
             standbys.remove(follower)
             follower.kill()
 
 
-def first_to_speak(standbys: list[Process]) -> tuple[Process, str]:
+def first_to_reply(standbys: list[Process]) -> tuple[Process, str]:
     """Return the standby that took over, and its output."""
     end = time.monotonic() + TURN_S
     while time.monotonic() < end:
         for standby in standbys:
-            if said := standby.hear(0.05):
-                return standby, said
+            if line := standby.receive(0.05):
+                return standby, line
     raise AssertionError("nobody took over")
 
 
@@ -159,6 +159,6 @@ def test_a_standby_takes_over_a_pool_without_a_server_at_once(
     pool: Pool, paths: list[Path]
 ) -> None:
     with stand_by(paths) as standby:
-        assert standby.hear(TURN_S) == "1"
+        assert standby.receive(TURN_S) == "1"
     with MetaServer(pool) as server:
         assert server.stat().epoch == 2

@@ -82,8 +82,8 @@ cd /opt/sources
 eval "$install"
 cd /
 sed -i 's/--size 1G/--size 24M/' /etc/beluga/beluga.env
-printf '[Service]\nStandardOutput=append:/var/said\nStandardError=append:/var/said\n' \
-    >/etc/systemd/system/beluga-.service.d/said.conf
+printf '[Service]\nStandardOutput=append:/var/output\nStandardError=append:/var/output\n' \
+    >/etc/systemd/system/beluga-.service.d/output.conf
 ip link set lo up 2>/dev/null || :
 exec env -i container=beluga-test SYSTEMD_UNIT_PATH=/etc/systemd/system \
     PATH=/usr/sbin:/usr/bin:/sbin:/bin \
@@ -146,7 +146,7 @@ class Booted:
 
     def log(self) -> str:
         """Return the log of systemd and the services."""
-        output = self.run("cat", "/var/said").stdout if self._process.poll() is None else ""
+        output = self.run("cat", "/var/output").stdout if self._process.poll() is None else ""
         return Path(self._log.name).read_text() + output
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:

@@ -233,10 +233,10 @@ def test_the_server_script_serves_and_passes_its_probes(shm: Path, tmp_path: Pat
 def test_the_role_permits_the_calls_of_the_lease() -> None:
     source = (ROOT / "beluga/lease/kubernetes.py").read_text()
     verbs = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-    asked = {verbs[method] for method in re.findall(r'_request\("([A-Z]+)"', source)}
+    requested = {verbs[method] for method in re.findall(r'_request\("([A-Z]+)"', source)}
     (role,) = (m for m in all_manifests() if m["kind"] == "Role")
     allowed = set(itertools.chain.from_iterable(rule["verbs"] for rule in role["rules"]))
-    assert asked == allowed
+    assert requested == allowed
 
 
 def test_the_schema_accepts_the_values_and_rejects_mistakes() -> None:

@@ -140,9 +140,9 @@ def scraped(machine: Booted) -> list[str]:
     return answer.stdout.splitlines()
 
 
-def judged(said: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+def judged(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
     """Return what doctor found, by check."""
-    return {one["name"]: one for one in json.loads(said.stdout)}
+    return {one["name"]: one for one in json.loads(run.stdout)}
 
 
 @pytest.mark.slow

@@ -14,18 +14,18 @@ from aiohttp import web
 
 
 class FakeEngine:
-    """Responds with ``status`` once ``gate`` is open. ``asked`` has the bodies of the requests."""
+    """Responds with ``status`` once ``gate`` is open; ``requested`` has what was sent to it."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requested: list[tuple[str, dict[str, Any]]] = []
         self.status = 200
         self.statuses: list[int] = []  # statuses of the next responses, before ``status`` applies
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.asked.append((request.path, json.loads(await request.read())))
+        self.requested.append((request.path, json.loads(await request.read())))
         await self.gate.wait()
         status = self.statuses.pop(0) if self.statuses else self.status
         return web.json_response({"choices": [{"text": "x"}]}, status=status)

@@ -79,14 +79,14 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
             course = await prefiller.prefill(made, remotely, tokens=400, local_s=LONG_S)
             assert course is PrefillOutcome.REMOTE
             await eventually(lambda: worker.stat.done == 1)
-            path, body = engine.asked[0]
+            path, body = engine.requested[0]
             assert path == "/v1/completions"
             assert body == {
                 "model": "m", "prompt": [1, 2], "max_tokens": 1, "n": 1, "stream": False,
             }  # fmt: skip
             local = await prefiller.prefill(made, locally, tokens=100, local_s=LONG_S)
             assert local is PrefillOutcome.LOCAL
-            assert len(engine.asked) == 1
+            assert len(engine.requested) == 1
 
     asyncio.run(play())
 
@@ -113,7 +113,7 @@ def test_the_engine_gets_the_clients_request_with_one_output_token() -> None:
         )
         async with FakeEngine().serving() as engine, working(queue, engine) as worker:
             await eventually(lambda: worker.stat.done == 1)
-            path, body = engine.asked[0]
+            path, body = engine.requested[0]
             assert path == "/v1/chat/completions"
             assert body == {
                 "model": "m",
@@ -172,14 +172,14 @@ def test_an_unclaimed_prompt_waits_as_long_as_a_local_prefill(
     done_s = taken_s + takes_ms / 1000
     played = Played(taken_s=taken_s, done_s=done_s, local_s=local_s, timeout_s=timeout_s)
     if taken_s > local_s:
-        want, after_s = PrefillOutcome.UNTAKEN, local_s
+        outcome, after_s = PrefillOutcome.UNTAKEN, local_s
     elif done_s > timeout_s:
-        want, after_s = PrefillOutcome.LATE, timeout_s
+        outcome, after_s = PrefillOutcome.LATE, timeout_s
     else:
-        want, after_s = PrefillOutcome.REMOTE, done_s
-    assert abs(done_s - timeout_s) < 1e-6 or played.course is want
+        outcome, after_s = PrefillOutcome.REMOTE, done_s
+    assert abs(done_s - timeout_s) < 1e-6 or played.course is outcome
     assert abs(played.after_s - after_s) < 1e-6
-    assert played.computed == (want is not PrefillOutcome.UNTAKEN)
+    assert played.computed == (outcome is not PrefillOutcome.UNTAKEN)
     assert not played.queue.waiting
 
 
@@ -204,27 +204,27 @@ def test_tasks_of_a_disconnected_client_are_withdrawn() -> None:
 
 def test_the_decision_uses_the_tokens_in_progress() -> None:
     async def play() -> None:
-        queue, told = ListQueue(), []
+        queue, reports = ListQueue(), []
 
         def noted(size: QueueSize, sent: int) -> bool:
-            told.append((size, sent))
-            return len(told) < 3
+            reports.append((size, sent))
+            return len(reports) < 3
 
         prefiller = Prefiller(queue, timeout_s=0.2)
         calls = [prefiller.prefill(made, noted, tokens=tokens, local_s=0.2) for tokens in (500, 70)]
         assert await asyncio.gather(*calls) == [PrefillOutcome.UNTAKEN, PrefillOutcome.UNTAKEN]
         assert await prefiller.prefill(made, noted, tokens=1, local_s=0.2) is PrefillOutcome.LOCAL
-        assert [sent for _, sent in told] == [0, 500, 0]
+        assert [sent for _, sent in reports] == [0, 500, 0]
 
     asyncio.run(play())
 
 
 def test_an_unreachable_queue_fails_no_request_and_is_not_used() -> None:
     class Counting(ListQueue):
-        asked = 0
+        requested = 0
 
         async def get_queue_size(self) -> QueueSize:
-            self.asked += 1
+            self.requested += 1
             raise QueueError("away")
 
     async def play() -> None:
@@ -233,7 +233,7 @@ def test_an_unreachable_queue_fails_no_request_and_is_not_used() -> None:
         for _ in range(3):
             course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
             assert course is PrefillOutcome.UNQUEUED
-        assert queue.asked == 1
+        assert queue.requested == 1
 
     asyncio.run(play())
 
@@ -275,10 +275,10 @@ def test_a_rejected_task_does_not_block_others(refused: dict[str, Any]) -> None:
 
 def test_a_full_queue_is_retried() -> None:
     class Full(ListQueue):
-        asked = 0
+        requested = 0
 
         async def enqueue_task(self, task: PrefillTask) -> object:  # type: ignore[override]
-            self.asked += 1
+            self.requested += 1
             raise QueueFullError("full")
 
     async def play() -> None:
@@ -287,7 +287,7 @@ def test_a_full_queue_is_retried() -> None:
         for _ in range(3):
             course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
             assert course is PrefillOutcome.UNQUEUED
-        assert queue.asked == 3
+        assert queue.requested == 3
 
     asyncio.run(play())
 
@@ -324,7 +324,7 @@ def test_a_task_that_every_engine_rejects_leaves_the_queue() -> None:
             async with working(queue, engine) as worker:
                 await eventually(lambda: len(queue.acked) == 5)
             assert (worker.stat.refused, worker.stat.expired, worker.stat.dropped) == (3, 1, 1)
-            assert len(engine.asked) == 2
+            assert len(engine.requested) == 2
 
     asyncio.run(play())
 
@@ -349,7 +349,7 @@ def test_a_stopped_worker_completes_its_tasks() -> None:
         async with FakeEngine().serving() as engine:
             engine.gate.clear()
             async with working(queue, engine) as worker:
-                await eventually(lambda: len(engine.asked) == 1)
+                await eventually(lambda: len(engine.requested) == 1)
                 worker.stop()
                 await asyncio.sleep(0.1)  # a pending claim would happen now
                 await queue.enqueue_task(task("later"))

@@ -49,11 +49,11 @@ async def claimed(queue: TaskQueue) -> Claim:
     return claim
 
 
-async def persistently(ask: Callable[[], Coroutine[None, None, object]]) -> object:
+async def persistently(call: Callable[[], Coroutine[None, None, object]]) -> object:
     """Repeat a call until it succeeds, because a killed server comes back later."""
     for _ in range(600):
         try:
-            if (answer := await ask()) is not None:
+            if (answer := await call()) is not None:
                 return answer
         except QueueError:
             pass

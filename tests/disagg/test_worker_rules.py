@@ -124,7 +124,7 @@ def test_a_task_is_delivered_a_bounded_number_of_times(before: int, counted: str
             stat, queue = await worked(engine, (task(), before), until=1, deliveries_max=3)
             assert stat == WorkerStat(**{counted: 1})
             assert queue.acked == ["r"]
-            assert len(engine.asked) == int(counted == "done")
+            assert len(engine.requested) == int(counted == "done")
 
     asyncio.run(play())
 
@@ -203,11 +203,11 @@ def test_the_worker_runs_the_requested_number_of_prompts() -> None:
             engine.gate.clear()
 
             async def open_when_full() -> int:
-                while len(engine.asked) < 3:
+                while len(engine.requested) < 3:
                     await asyncio.sleep(0.002)
                 await asyncio.sleep(0.05)  # a fourth attempt would start now
                 engine.gate.set()
-                return len(engine.asked)
+                return len(engine.requested)
 
             full = asyncio.create_task(open_when_full())
             tasks = [(task(str(number)), 0) for number in range(5)]
@@ -220,11 +220,11 @@ def test_the_worker_runs_the_requested_number_of_prompts() -> None:
 
 def test_the_worker_waits_for_an_unreachable_queue(caplog: pytest.LogCaptureFixture) -> None:
     class Away(ListQueue):
-        asked = 0
+        requested = 0
 
         async def dequeue_task(self, timeout: float = 1.0) -> Any:
-            self.asked += 1
-            if self.asked == 1:
+            self.requested += 1
+            if self.requested == 1:
                 raise QueueError("away")
             return await super().dequeue_task(timeout)
 
@@ -238,7 +238,7 @@ def test_the_worker_waits_for_an_unreachable_queue(caplog: pytest.LogCaptureFixt
                 await asyncio.sleep(0.002)
             worker.stop()
             await running
-            assert engine.asked[0][0] == "/v1/completions"
+            assert engine.requested[0][0] == "/v1/completions"
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(asyncio.wait_for(play(), LONG_S))
@@ -383,10 +383,10 @@ def test_the_deadline_of_a_task_is_the_end_of_its_wait() -> None:
 
 def test_the_queues_size_is_cached_for_a_while() -> None:
     class Counting(ListQueue):
-        asked = 0
+        requested = 0
 
         async def get_queue_size(self) -> QueueSize:
-            self.asked += 1
+            self.requested += 1
             return QueueSize(7, 2)
 
     async def play() -> None:
@@ -397,12 +397,12 @@ def test_the_queues_size_is_cached_for_a_while() -> None:
         await prefiller.prefill(
             lambda _: task(), lambda *all: calls.append(all) or False, tokens=1, local_s=LONG_S
         )
-        assert (queue.asked, calls) == (0, [(QueueSize(0, 0), 0)])
+        assert (queue.requested, calls) == (0, [(QueueSize(0, 0), 0)])
         prefiller._size_at = asyncio.get_running_loop().time() - 0.1
         await prefiller.prefill(
             lambda _: task(), lambda *all: calls.append(all) or False, tokens=1, local_s=LONG_S
         )
-        assert (queue.asked, calls[1]) == (1, (QueueSize(7, 2), 0))
+        assert (queue.requested, calls[1]) == (1, (QueueSize(7, 2), 0))
         assert QueueSize(7, 2).total == 9
 
     asyncio.run(play())

@@ -239,16 +239,16 @@ def test_a_pool_without_permission_is_reported(
 
 @pytest.mark.usefixtures("shm")
 def test_the_given_directory_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "told"
-    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(told))
+    given = tmp_path / "given"
+    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(given))
     assert folders(tmp_path).level == "ok", "it is made when it is needed"
-    told.touch()
+    given.touch()
     assert folders(tmp_path).level == "error"
-    told.unlink()
-    strange(told, 0o700)
+    given.unlink()
+    strange(given, 0o700)
     assert folders(tmp_path, uid=987654).level == "warning", "it is closed to this user"
-    told.chmod(0o777)
-    strange(told / POOL_ID, 0o777)
+    given.chmod(0o777)
+    strange(given / POOL_ID, 0o777)
     assert folders(tmp_path, uid=987654).level == "ok", "its users are trusted"
 
 

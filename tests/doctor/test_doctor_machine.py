@@ -156,7 +156,7 @@ CASES = [
          "Mooncake", "ulimit -l unlimited"),
     Case("open-files", {}, {"limits": {NOFILE: 256}}, "warning", "needs 1024", "ulimit -n 65536"),
     Case("open-files", {}, {"limits": {NOFILE: None}}, "ok", "any number"),
-    Case("io-uring", {"proc/sys/kernel/io_uring_disabled": "2\n"}, {}, "warning", "everybody",
+    Case("io-uring", {"proc/sys/kernel/io_uring_disabled": "2\n"}, {}, "warning", "all users",
          "kernel.io_uring_disabled=0"),
     Case("io-uring", {"proc/sys/kernel/io_uring_disabled": "1\n"}, {}, "warning", "group", "="),
     Case("io-uring", {"proc/sys/kernel/io_uring_disabled": "1\n"}, {"uid": 0}, "ok", ""),

@@ -69,10 +69,10 @@ class Follower:
         return self._listener.feed
 
     def blocks(self) -> dict[int, int]:
-        async def ask() -> dict[int, int]:
+        async def read() -> dict[int, int]:
             return self._listener.feed.blocks()
 
-        return self._run(ask())
+        return self._run(read())
 
     def close(self) -> None:
         async def end() -> None:

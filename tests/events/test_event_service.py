@@ -220,5 +220,5 @@ def test_an_endpoint_that_cannot_be_bound_is_reported(pool: Pool) -> None:
     ],
 )
 def test_an_invalid_endpoint_is_rejected_before_the_start(endpoints: tuple[str, str]) -> None:
-    with pytest.raises(RouterError, match=r"endpoint|both|no folder"):
+    with pytest.raises(RouterError, match=r"endpoint|both|not a folder"):
         EventSettings(*endpoints)

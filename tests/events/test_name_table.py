@@ -41,7 +41,7 @@ def removed(line: int, generation: int) -> np.void:
     return change[()]
 
 
-def told(table: NameTable, *changes: np.void) -> list[PoolEvent]:
+def events_of(table: NameTable, *changes: np.void) -> list[PoolEvent]:
     rows = np.zeros(len(changes), CHANGE)
     for row, change in zip(rows, changes, strict=True):
         for field in CHANGE.names or ():
@@ -66,46 +66,48 @@ def chain(first: int, count: int, **more: int) -> NDArray[np.void]:
 
 def test_blocks_of_a_chain_make_one_event() -> None:
     table = NameTable(LINES)
-    events = told(table, *(stored(n, n + 1, name) for n, name in enumerate(chain(10, 3))))
+    events = events_of(table, *(stored(n, n + 1, name) for n, name in enumerate(chain(10, 3))))
     assert events == [PoolEvent(Stored([10, 11, 12], [510, 511, 512], None), 0, TOKENS)]
-    events = told(table, removed(0, 1), removed(2, 3))
+    events = events_of(table, removed(0, 1), removed(2, 3))
     assert events == [PoolEvent(Removed([10, 12]), 0)]
 
 
 def test_a_block_of_another_chain_begins_another_event() -> None:
     table = NameTable(LINES)
     first, second = chain(10, 1)[0], chain(20, 1, parent_hash=15)[0]
-    events = told(table, stored(0, 1, first), stored(1, 2, second))
+    events = events_of(table, stored(0, 1, first), stored(1, 2, second))
     assert [event.data.parent_hash for event in events] == [None, 15]  # type: ignore[union-attr]
 
 
 def test_a_block_is_announced_when_its_last_rank_has_it() -> None:
     table = NameTable(LINES)
     ranks = [chain(10, 2, rank=rank, rank_count=3) for rank in range(3)]
-    assert told(table, stored(0, 1, ranks[0][0]), stored(1, 2, ranks[2][0])) == []
+    assert events_of(table, stored(0, 1, ranks[0][0]), stored(1, 2, ranks[2][0])) == []
     assert table.snapshot() == []
-    [event] = told(table, stored(2, 3, ranks[1][0]), stored(3, 4, ranks[1][1]))
+    [event] = events_of(table, stored(2, 3, ranks[1][0]), stored(3, 4, ranks[1][1]))
     assert event.data == Stored([10], [510], None)
     assert stands(table) == {(0, 10): 510}
-    assert told(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
-    assert told(table, removed(0, 1), removed(2, 3)) == []
+    assert events_of(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
+    assert events_of(table, removed(0, 1), removed(2, 3)) == []
     assert len(table) == 1
 
 
 def test_changes_already_applied_have_no_effect() -> None:
     table = NameTable(LINES)
     names = chain(10, 2)
-    told(table, stored(0, 5, names[0]))
-    assert told(table, stored(0, 5, names[0])) == []
-    assert told(table, removed(0, 4), stored(0, 3, names[1])) == []  # the name of an earlier block
+    events_of(table, stored(0, 5, names[0]))
+    assert events_of(table, stored(0, 5, names[0])) == []
+    assert (
+        events_of(table, removed(0, 4), stored(0, 3, names[1])) == []
+    )  # the name of an earlier block
     assert stands(table) == {(0, 10): 510}
 
 
 def test_a_line_may_be_reused_before_its_removal_is_delivered() -> None:
     table = NameTable(LINES)
     names = chain(10, 2)
-    told(table, stored(0, 5, names[0]))
-    events = told(table, stored(0, 6, names[1]))
+    events_of(table, stored(0, 5, names[0]))
+    events = events_of(table, stored(0, 6, names[1]))
     assert [type(event.data) for event in events] == [Removed, Stored]
 
 
@@ -113,38 +115,38 @@ def test_a_rank_out_of_range_is_rejected() -> None:
     table = NameTable(LINES)
     name = chain(10, 1)[0].copy()
     name["rank"], name["rank_count"] = 3, 3
-    assert told(table, stored(0, 1, name)) == []
+    assert events_of(table, stored(0, 1, name)) == []
     assert len(table) == 0
 
 
 def test_a_part_in_two_lines_is_present_until_both_are_removed() -> None:
     table = NameTable(LINES)
     name = chain(10, 1)[0]
-    assert len(told(table, stored(0, 1, name), stored(1, 2, name), stored(2, 3, name))) == 1
-    assert told(table, removed(0, 1), removed(2, 3)) == []
+    assert len(events_of(table, stored(0, 1, name), stored(1, 2, name), stored(2, 3, name))) == 1
+    assert events_of(table, removed(0, 1), removed(2, 3)) == []
     assert stands(table) == {(0, 10): 510}
-    assert told(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
+    assert events_of(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
     assert len(table) == 0
 
 
 def test_inconsistent_ranks_do_not_form_a_complete_block() -> None:
     table = NameTable(LINES)
     one, other = chain(10, 1)[0], chain(10, 1, rank=1, rank_count=2)[0]
-    events = told(table, stored(0, 1, one), stored(1, 2, other))
+    events = events_of(table, stored(0, 1, one), stored(1, 2, other))
     assert [type(event.data) for event in events] == [Stored, Removed]
-    assert told(table, removed(1, 2)) == [PoolEvent(Stored([10], [510], None), 0, TOKENS)]
+    assert events_of(table, removed(1, 2)) == [PoolEvent(Stored([10], [510], None), 0, TOKENS)]
 
 
 def test_a_line_number_out_of_range_is_rejected() -> None:
     table = NameTable(LINES)
-    assert told(table, stored(LINES, 1, chain(10, 1)[0]), removed(LINES, 1)) == []
+    assert events_of(table, stored(LINES, 1, chain(10, 1)[0]), removed(LINES, 1)) == []
 
 
 def test_a_late_router_gets_parents_before_children() -> None:
     table = NameTable(LINES)
     root, twigs = chain(10, 3), [chain(n, 2, parent_hash=11) for n in (20, 30)]
     names = [*twigs[1][::-1], *root[::-1], *twigs[0], chain(50, 1, parent_hash=49)[0]]
-    told(table, *(stored(n, n + 1, name) for n, name in enumerate(names)))
+    events_of(table, *(stored(n, n + 1, name) for n, name in enumerate(names)))
     seen: list[int] = []
     for event in table.snapshot():
         assert isinstance(event.data, Stored)
@@ -155,9 +157,9 @@ def test_a_late_router_gets_parents_before_children() -> None:
 
 def test_namespaces_are_separate() -> None:
     table = NameTable(LINES)
-    told(table, stored(0, 1, chain(10, 1, space=1)[0]), stored(1, 2, chain(10, 1, space=2)[0]))
+    events_of(table, stored(0, 1, chain(10, 1, space=1)[0]), stored(1, 2, chain(10, 1, space=2)[0]))
     assert set(stands(table)) == {(1, 10), (2, 10)}
-    assert told(table, removed(0, 1)) == [PoolEvent(Removed([10]), 1)]
+    assert events_of(table, removed(0, 1)) == [PoolEvent(Removed([10]), 1)]
 
 
 class World:
@@ -214,7 +216,7 @@ def test_routers_that_join_at_any_time_have_the_pools_blocks(seed: int, ranks: i
     begin(feeds[0], 0, table)
     for number in range(1, 200):
         changes = [world.step() for _ in range(world.random.randrange(6))]
-        events = told(table, *changes)
+        events = events_of(table, *changes)
         for feed in feeds:
             receive(feed, number, events)
         if number % 50 == 0:

@@ -133,5 +133,5 @@ def test_routers_have_the_pools_table_after_random_operations(
         shown = json.loads(
             run("pool", "check", "--pool", str(shm / "a"), "--names", "--json").stdout
         )
-        told = {int(one["hash"], 16) ^ int(one["space"], 16) for one in shown["names"]}
-        assert set(early.blocks()) <= told
+        named = {int(one["hash"], 16) ^ int(one["space"], 16) for one in shown["names"]}
+        assert set(early.blocks()) <= named

@@ -27,7 +27,7 @@ class Site:
         self.begun: list[int] = []
         self.routers: list[Any] = []
 
-    def ask(self, count: int) -> None:
+    def request_replays(self, count: int) -> None:
         for _ in range(count):
             router = self._context.socket(zmq.DEALER)
             router.setsockopt(zmq.RCVHWM, 1)
@@ -57,7 +57,7 @@ def test_routers_that_do_not_read_lose_their_replays(
 ) -> None:
     monkeypatch.setattr(replays, "STALLED_S", 0.01)
     for number in range(replays.RUNNING_MAX + 1):
-        site.ask(1)
+        site.request_replays(1)
         assert eventually(lambda: site.serve() or len(site.begun) == len(site.routers)), number
     assert site.replays.dropped > 0
     assert site.routers[-1].recv_multipart()[2] == bytes(10_000)
@@ -66,10 +66,10 @@ def test_routers_that_do_not_read_lose_their_replays(
 def test_the_queue_of_replays_is_bounded_and_rejections_are_counted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.ask(replays.RUNNING_MAX)
+    site.request_replays(replays.RUNNING_MAX)
     assert eventually(lambda: site.serve() or len(site.begun) == replays.RUNNING_MAX)
     monkeypatch.setattr(replays, "WAITING_MAX", 2)
-    site.ask(5)
+    site.request_replays(5)
     assert eventually(lambda: site.serve() or site.replays.dropped == 3)
     assert len(site.begun) == replays.RUNNING_MAX
 
@@ -77,16 +77,16 @@ def test_the_queue_of_replays_is_bounded_and_rejections_are_counted(
 def test_a_disconnected_router_leaves_the_replay_queue(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.ask(replays.RUNNING_MAX)
+    site.request_replays(replays.RUNNING_MAX)
     assert eventually(lambda: site.serve() or len(site.begun) == replays.RUNNING_MAX)
     monkeypatch.setattr(replays, "WAITING_MAX", 2)
-    site.ask(2)
+    site.request_replays(2)
     assert eventually(lambda: site.serve() or len(site.replays._waiting) == 2)
     for router in site.routers[-2:]:
         router.close(linger=0)
     assert eventually(
         lambda: site.serve() or all(router.closed for router in site.replays._waiting)
     )
-    site.ask(1)
+    site.request_replays(1)
     assert eventually(lambda: site.serve() or len(site.replays._waiting) == 1)
     assert site.replays.dropped == 0

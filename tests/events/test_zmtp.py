@@ -30,14 +30,14 @@ class Running:
         self.sockets = ZmtpSockets()
         self.sockets.bind(live, b"PUB")
         self.sockets.bind(again, b"ROUTER", self._answer)
-        self.asked: list[list[bytes]] = []
+        self.requested: list[list[bytes]] = []
         self._over = threading.Event()
         self.to_publish: list[list[bytes]] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _answer(self, peer: ZmtpPeer, message: list[bytes]) -> None:
-        self.asked.append(message)
+        self.requested.append(message)
         peer.send(message)
 
     def _run(self) -> None:

@@ -16,7 +16,7 @@ from support.prometheus_lint import complaints
 from beluga import KVCache, MetaServer, Pool
 from beluga.admin import Admin, server_routes
 from beluga.exporter import METRICS, REGISTRY_PREFIXES
-from beluga.index import ask_counters
+from beluga.index import fetch_counters
 from beluga.kvcache import Namespace
 from beluga.rpc import Client, read_trace, report
 from beluga.transfer import LinkSettings
@@ -79,7 +79,7 @@ def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
     assert value("beluga_pool_payload_bytes") == 6 * LENGTH
     assert value("beluga_commits_total") == value("beluga_client_stored_blocks_total") == 6
     assert value("beluga_client_present_blocks_total") == 6
-    assert value("beluga_client_asked_blocks_total", client="other") == 11
+    assert value("beluga_client_requested_blocks_total", client="other") == 11
     assert value("beluga_client_hit_blocks_total") == 7
     assert value("beluga_client_written_bytes_total") == 6 * LENGTH
     read = value("beluga_client_read_bytes_total")
@@ -99,7 +99,7 @@ def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
 def test_counters_of_missing_tiers_are_not_an_error(pool: Pool, look: Callable[[], Scrape]) -> None:
     """Otherwise each ``beluga stat`` would be counted, and an alert would fire eventually."""
     with Client(pool) as client:
-        assert ask_counters(client) is None
+        assert fetch_counters(client) is None
         assert [call.method for call in read_trace(pool.runtime_dir).calls()] == ["counters"]
     seen = look()
     assert seen.value("beluga_rpc_calls_total", method="counters") == 1

@@ -150,7 +150,7 @@ class Prometheus:
         assert eventually(self._ready, 120), (directory / "log").read_text()
 
     def query(self, expr: str) -> list[float]:
-        """Return the values that a query has now, without those that are no number."""
+        """Return the values that a query has now, without those that are not numbers."""
         found = self._get("query", query=expr)["result"]
         if found and not isinstance(found[0], dict):
             found = [{"value": found}]
@@ -173,8 +173,8 @@ class Prometheus:
         except (OSError, urllib.error.URLError):
             return False
 
-    def _get(self, what: str, **asked: str) -> Any:
-        url = f"http://127.0.0.1:{self.port}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
+    def _get(self, what: str, **requested: str) -> Any:
+        url = f"http://127.0.0.1:{self.port}/api/v1/{what}?{urllib.parse.urlencode(requested)}"
         answer = json.loads(raw(url, kind="application/json"))
         assert answer["status"] == "success"
         return answer["data"]

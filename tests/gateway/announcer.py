@@ -28,7 +28,7 @@ class Announcer:
     def subscribed(self) -> bool:
         return bool(self._live.poll(0))
 
-    def stored(self, tokens: list[int], first_name: int, *, told: bool = True) -> None:
+    def stored(self, tokens: list[int], first_name: int, *, live: bool = True) -> None:
         count = len(tokens) // self.block_size
         event = {
             "type": "BlockStored",
@@ -39,16 +39,16 @@ class Announcer:
             "lora_id": None,
             "medium": "GPU",
         }
-        self.publish([event], told=told)
+        self.publish([event], live=live)
 
-    def publish(self, events: object, *, told: bool = True) -> None:
+    def publish(self, events: object, *, live: bool = True) -> None:
         """Send any events, including invalid ones."""
         import msgspec
 
         number = len(self._sent).to_bytes(8, "big")
         frames = [b"", number, msgspec.msgpack.encode([time.time(), events, None])]
         self._sent.append(frames)
-        if told:
+        if live:
             self._live.send_multipart(frames)
 
     def answer(self) -> None:

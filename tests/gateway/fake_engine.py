@@ -140,8 +140,8 @@ class FakeEngine:
         await answer.prepare(request)
         await answer.write(b"event: response.created\n")
         await asyncio.sleep(0)  # the line may come in a separate chunk
-        told = json.dumps({"type": "response.created", "response": made})
-        await answer.write(b"data: " + told.encode() + b"\n\n")
+        event = json.dumps({"type": "response.created", "response": made})
+        await answer.write(b"data: " + event.encode() + b"\n\n")
         return answer
 
     async def _response(self, request: web.Request) -> web.Response:
@@ -158,8 +158,8 @@ class FakeEngine:
                 assert request.transport
                 request.transport.abort()
             return web.Response(body=self.tokenized)
-        said = result.get("messages") or [{"content": result.get("prompt")}]
-        text = "".join(message["content"] for message in said)
+        messages = result.get("messages") or [{"content": result.get("prompt")}]
+        text = "".join(message["content"] for message in messages)
         text = self.template + text if "messages" in result else text
         answer = {"tokens": list(text.encode()), "at": self.url}
         return web.json_response(answer, status=self.tokenize_status)
@@ -198,11 +198,11 @@ class FakeEngine:
         finally:
             self.under_way -= 1
 
-    async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         target = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await target.prepare(request)  # vLLM also sends the headers long before the first token
         sent = 0
-        async for event in self._events(asked):
+        async for event in self._events(body):
             for part in [bytes([byte]) for byte in event] if self.faults.split else [event]:
                 left = len(part)
                 if self.faults.drop_after is not None:
@@ -221,8 +221,8 @@ class FakeEngine:
         await target.write_eof()
         return target
 
-    async def _events(self, asked: dict[str, Any]) -> AsyncIterator[bytes]:
-        for number, event in enumerate(self.events(asked)):
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        for number, event in enumerate(self.events(body)):
             hold = self.faults.hold if number else self.faults.hold_first
             if hold:
                 await hold.wait()
@@ -230,12 +230,12 @@ class FakeEngine:
                 await asyncio.sleep(self.faults.pause_s)
             yield event
 
-    def events(self, asked: dict[str, Any]) -> list[bytes]:
+    def events(self, body: dict[str, Any]) -> list[bytes]:
         """Return all bytes of a stream, event by event."""
         found = [
             b"data: %s\n\n"
             % json.dumps(
-                {"model": asked.get("model"), "choices": [{"index": 0, "text": word}]},
+                {"model": body.get("model"), "choices": [{"index": 0, "text": word}]},
                 ensure_ascii=False,
             ).encode()
             for word in self.words

@@ -24,7 +24,7 @@ CONTEXT = 4096  # in tokens; here each word is one token
 KEY = "a-key"
 _ANSWER = ["Grüße", "aus", "日本", "🐋", "of", "STOP", "and", "all", "that", "comes", "behind"]
 _ANSWER_TOKENS = len(_ANSWER)
-_TOLD = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-own")
+_SENT_BACK = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-own")
 
 
 class ApiError(Exception):
@@ -139,9 +139,9 @@ class OpenAIEngine:
                     text = HTTPStatus(status).phrase
                     error = ApiError(status, f"{text}: come again", text).body
                     return _json({"error": error}, status, request, headers)
-                asked = _read(request, body, self._model)
-                made = make(asked, _mark(request, body))
-                return await self._send(request, asked, made)
+                requested = _read(request, body, self._model)
+                made = make(requested, _mark(request, body))
+                return await self._send(request, requested, made)
             except (asyncio.CancelledError, ConnectionError):
                 self.cancelled += 1
                 raise
@@ -151,9 +151,9 @@ class OpenAIEngine:
         return handle
 
     async def _send(
-        self, request: web.Request, asked: dict[str, Any], made: list[bytes] | dict[str, Any]
+        self, request: web.Request, requested: dict[str, Any], made: list[bytes] | dict[str, Any]
     ) -> web.StreamResponse:
-        held = asked.get("user") == "hold"
+        held = requested.get("user") == "hold"
         if isinstance(made, dict):
             if held:
                 await self.release.wait()
@@ -161,7 +161,7 @@ class OpenAIEngine:
         headers = {"Content-Type": "text/event-stream; charset=utf-8", **_common(request)}
         target = web.StreamResponse(headers=headers)
         await target.prepare(request)
-        if asked.get("user") == "break":
+        if requested.get("user") == "break":
             error = ApiError(500, "the engine has failed", "InternalServerError").body
             made[2:] = [_event({"error": error}), b"data: [DONE]\n\n"]
         for event in made:
@@ -172,77 +172,82 @@ class OpenAIEngine:
         await target.write_eof()
         return target
 
-    def _chat(self, asked: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
-        messages = _field(asked, "messages", list)
+    def _chat(self, requested: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
+        messages = _field(requested, "messages", list)
         prompt = _length(messages)
-        head = _head("chatcmpl", "chat.completion", asked, mark)
-        if asked.get("stream"):
+        head = _head("chatcmpl", "chat.completion", requested, mark)
+        if requested.get("stream"):
             head["object"] += ".chunk"
             pieces: list[dict[str, Any]] = []
-            for index in range(asked.get("n") or 1):
-                pieces += _chat_pieces(asked, index)
-            return _chunks(asked, head, pieces, prompt)
-        choices = [_chat_choice(asked, index) for index in range(asked.get("n") or 1)]
+            for index in range(requested.get("n") or 1):
+                pieces += _chat_pieces(requested, index)
+            return _chunks(requested, head, pieces, prompt)
+        choices = [_chat_choice(requested, index) for index in range(requested.get("n") or 1)]
         return {**head, "choices": choices, "usage": _usage(prompt, len(choices))}
 
-    def _completions(self, asked: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
-        given = _field(asked, "prompt", (str, list))
+    def _completions(self, requested: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
+        given = _field(requested, "prompt", (str, list))
         prompts = (
             given if isinstance(given, list) and given and type(given[0]) is not int else [given]
         )
-        head = _head("cmpl", "text_completion", asked, mark)
+        head = _head("cmpl", "text_completion", requested, mark)
         pieces = []
-        count = len(prompts) * (asked.get("n") or 1)
+        count = len(prompts) * (requested.get("n") or 1)
         for index in range(count):
-            words, why = _words(asked, index)
+            words, why = _words(requested, index)
             for number, word in enumerate(words):
                 last = number == len(words) - 1
-                logprobs = _plain_logprobs(asked, [word])
+                logprobs = _plain_logprobs(requested, [word])
                 pieces.append(
                     {"index": index, "text": word, "logprobs": logprobs,
                      "finish_reason": why if last else None, "stop_reason": None}
                 )  # fmt: skip
         length = sum(_length(prompt) for prompt in prompts)
-        if asked.get("stream"):
-            return _chunks(asked, head, pieces, length)
+        if requested.get("stream"):
+            return _chunks(requested, head, pieces, length)
         choices = []
         for index in range(count):
-            words, why = _words(asked, index)
+            words, why = _words(requested, index)
             choices.append(
                 {"index": index, "text": "".join(words), "finish_reason": why, "stop_reason": None,
-                 "logprobs": _plain_logprobs(asked, words)}
+                 "logprobs": _plain_logprobs(requested, words)}
             )  # fmt: skip
         return {**head, "choices": choices, "usage": _usage(length, count)}
 
-    def _embeddings(self, asked: dict[str, Any], mark: str) -> dict[str, Any]:
-        given = _field(asked, "input", (str, list))
+    def _embeddings(self, requested: dict[str, Any], mark: str) -> dict[str, Any]:
+        given = _field(requested, "input", (str, list))
         texts = given if isinstance(given, list) and type(given[0]) is not int else [given]
         data = []
         for index, text in enumerate(texts):
             vector = [(zlib.crc32(f"{text} {n}".encode()) % 1000) / 8 for n in range(8)]
             packed: Any = vector
-            if asked.get("encoding_format") == "base64":
+            if requested.get("encoding_format") == "base64":
                 packed = base64.b64encode(struct.pack("<8f", *vector)).decode()
             data.append({"index": index, "object": "embedding", "embedding": packed})
-        head = {"id": f"embd-{mark}", "object": "list", "created": 1, "model": asked.get("model")}
+        head = {
+            "id": f"embd-{mark}",
+            "object": "list",
+            "created": 1,
+            "model": requested.get("model"),
+        }
         return {**head, "data": data, "usage": {"prompt_tokens": len(texts), "total_tokens": 1}}
 
-    def _responses(self, asked: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
-        _length(_field(asked, "input", (str, list)))
-        words, _ = _words(asked, 0)
+    def _responses(self, requested: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
+        _length(_field(requested, "input", (str, list)))
+        words, _ = _words(requested, 0)
         text = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": None}
         item = {"id": f"msg_{mark}", "type": "message", "role": "assistant", "content": [text],
                 "status": "completed"}  # fmt: skip
         head = {"id": f"resp_{mark}", "object": "response", "created_at": 1,
-                "model": asked.get("model"), "status": "completed", "output": [item],
+                "model": requested.get("model"), "status": "completed", "output": [item],
                 "parallel_tool_calls": True, "tool_choice": "auto",
-                "tools": asked.get("tools") or []}  # fmt: skip
-        if not asked.get("stream"):
+                "tools": requested.get("tools") or []}  # fmt: skip
+        if not requested.get("stream"):
             return head
         begun = {**head, "status": "in_progress", "output": []}
         place = {"item_id": item["id"], "output_index": 0}
         inside = {**place, "content_index": 0}
-        told: list[dict[str, Any]] = [
+        listed: list[dict[str, Any]] = [
             {"type": "response.created", "response": begun},
             {"type": "response.in_progress", "response": begun},
             {"type": "response.output_item.added", "output_index": 0,
@@ -257,7 +262,7 @@ class OpenAIEngine:
         ]  # fmt: skip
         return [
             b"event: %s\n%s" % (one["type"].encode(), _event({**one, "sequence_number": number}))
-            for number, one in enumerate(told)
+            for number, one in enumerate(listed)
         ]
 
 
@@ -289,8 +294,8 @@ def _event(value: Any) -> bytes:
 
 
 def _mark(request: web.Request, body: bytes) -> str:
-    told = [f"{name}={request.headers.get(name)}" for name in _TOLD]
-    return f"{zlib.crc32(body + request.query_string.encode() + repr(told).encode()):08x}"
+    listed = [f"{name}={request.headers.get(name)}" for name in _SENT_BACK]
+    return f"{zlib.crc32(body + request.query_string.encode() + repr(listed).encode()):08x}"
 
 
 def _read(request: web.Request, body: bytes, served: str) -> dict[str, Any]:
@@ -329,12 +334,12 @@ def _unknown(model: Any) -> ApiError:
     return ApiError(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
 
 
-def _field(asked: dict[str, Any], name: str, kind: Any) -> Any:
-    if name not in asked:
+def _field(requested: dict[str, Any], name: str, kind: Any) -> Any:
+    if name not in requested:
         raise invalid(name, "missing", "Field required", "{...}")
-    if not isinstance(asked[name], kind):
-        raise invalid(name, "list_type", "Input should be a valid list", asked[name])
-    return asked[name]
+    if not isinstance(requested[name], kind):
+        raise invalid(name, "list_type", "Input should be a valid list", requested[name])
+    return requested[name]
 
 
 def _length(prompt: Any) -> int:
@@ -348,9 +353,9 @@ def _length(prompt: Any) -> int:
     return count
 
 
-def _head(kind: str, what: str, asked: dict[str, Any], mark: str) -> dict[str, Any]:
+def _head(kind: str, what: str, requested: dict[str, Any], mark: str) -> dict[str, Any]:
     return {"id": f"{kind}-{mark}", "object": what, "created": 1,
-            "model": asked.get("model") or MODEL, "system_fingerprint": mark}  # fmt: skip
+            "model": requested.get("model") or MODEL, "system_fingerprint": mark}  # fmt: skip
 
 
 def _usage(prompt: int, answers: int) -> dict[str, Any]:
@@ -359,26 +364,26 @@ def _usage(prompt: int, answers: int) -> dict[str, Any]:
             "prompt_tokens_details": None}  # fmt: skip
 
 
-def _words(asked: dict[str, Any], index: int) -> tuple[list[str], str]:
+def _words(requested: dict[str, Any], index: int) -> tuple[list[str], str]:
     """Return the words of an answer and why it ends."""
-    words = [f" {word}" for word in (*_ANSWER, str(asked.get("seed", 0)), str(index))]
-    if (asked.get("response_format") or {}).get("type") in ("json_object", "json_schema"):
+    words = [f" {word}" for word in (*_ANSWER, str(requested.get("seed", 0)), str(index))]
+    if (requested.get("response_format") or {}).get("type") in ("json_object", "json_schema"):
         words = ['{"', "city", '":', ' "', "Zürich", '"}']
-    stops = asked.get("stop") or []
+    stops = requested.get("stop") or []
     for stop in [stops] if isinstance(stops, str) else stops:
         for place, word in enumerate(words):
             if stop in word:
                 return words[:place], "stop"
-    most = asked.get("max_tokens") or asked.get("max_completion_tokens") or len(words)
+    most = requested.get("max_tokens") or requested.get("max_completion_tokens") or len(words)
     return words[:most], "length" if most < len(words) else "stop"
 
 
-def _calls(asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _calls(requested: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the calls of an answer: each tool, or the first one."""
-    tools = asked.get("tools") or []
-    if asked.get("tool_choice") == "none":
+    tools = requested.get("tools") or []
+    if requested.get("tool_choice") == "none":
         return []
-    if asked.get("parallel_tool_calls") is False:
+    if requested.get("parallel_tool_calls") is False:
         tools = tools[:1]
     return [
         {"id": f"call-{number}", "type": "function",
@@ -387,44 +392,44 @@ def _calls(asked: dict[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _chat_logprobs(asked: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
-    if not asked.get("logprobs"):
+def _chat_logprobs(requested: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
+    if not requested.get("logprobs"):
         return None
 
     def one(word: str, rank: int) -> dict[str, Any]:
         return {"token": word, "logprob": -0.1 * (rank + 1), "bytes": list(word.encode())}
 
-    top = asked.get("top_logprobs") or 0
+    top = requested.get("top_logprobs") or 0
     return {"content": [{**one(word, 0), "top_logprobs": [one(word, n) for n in range(top)]}
                         for word in words]}  # fmt: skip
 
 
-def _plain_logprobs(asked: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
-    if asked.get("logprobs") is None:
+def _plain_logprobs(requested: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
+    if requested.get("logprobs") is None:
         return None
     return {"tokens": words, "token_logprobs": [-0.1] * len(words), "text_offset": [0] * len(words),
             "top_logprobs": [{word: -0.1} for word in words]}  # fmt: skip
 
 
-def _chat_choice(asked: dict[str, Any], index: int) -> dict[str, Any]:
-    words, why = _words(asked, index)
+def _chat_choice(requested: dict[str, Any], index: int) -> dict[str, Any]:
+    words, why = _words(requested, index)
     message: dict[str, Any] = {"role": "assistant", "content": "".join(words), "refusal": None,
                                "tool_calls": [], "reasoning": None}  # fmt: skip
-    if calls := _calls(asked):
+    if calls := _calls(requested):
         message |= {"content": None, "tool_calls": calls}
         why = "tool_calls"
-    return {"index": index, "message": message, "logprobs": _chat_logprobs(asked, words),
+    return {"index": index, "message": message, "logprobs": _chat_logprobs(requested, words),
             "finish_reason": why, "stop_reason": None}  # fmt: skip
 
 
-def _chat_pieces(asked: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
-    words, why = _words(asked, index)
+def _chat_pieces(requested: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    words, why = _words(requested, index)
 
     def piece(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
 
     yield piece({"role": "assistant", "content": ""})
-    calls = _calls(asked)
+    calls = _calls(requested)
     for number, call in enumerate(calls):
         function = call["function"]
         begun = {**call, "index": number, "function": {**function, "arguments": ""}}
@@ -432,16 +437,18 @@ def _chat_pieces(asked: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
         for part in (function["arguments"][:4], function["arguments"][4:]):
             yield piece({"tool_calls": [{"index": number, "function": {"arguments": part}}]})
     for word in () if calls else words:
-        yield piece({"content": word}, logprobs=_chat_logprobs(asked, [word]))
+        yield piece({"content": word}, logprobs=_chat_logprobs(requested, [word]))
     yield piece({}, finish_reason="tool_calls" if calls else why, stop_reason=None)
 
 
 def _chunks(
-    asked: dict[str, Any], head: dict[str, Any], pieces: list[dict[str, Any]], prompt: int
+    requested: dict[str, Any], head: dict[str, Any], pieces: list[dict[str, Any]], prompt: int
 ) -> list[bytes]:
-    options = asked.get("stream_options") or {}
+    options = requested.get("stream_options") or {}
     often = {"usage": _usage(prompt, 1)} if options.get("continuous_usage_stats") else {}
     found = [_event({**head, "choices": [piece], **often}) for piece in pieces]
     if options.get("include_usage"):
-        found.append(_event({**head, "choices": [], "usage": _usage(prompt, asked.get("n") or 1)}))
+        found.append(
+            _event({**head, "choices": [], "usage": _usage(prompt, requested.get("n") or 1)})
+        )
     return [*found, b"data: [DONE]\n\n"]

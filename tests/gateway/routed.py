@@ -55,10 +55,10 @@ class Site:
 
     def complete(self, *, stream: bool = True, model: str | None = "fake", **more: Any) -> Any:
         """Return the context of a completion; ``more`` are its other fields."""
-        asked = {"prompt": "hello", "stream": stream, **more}
+        requested = {"prompt": "hello", "stream": stream, **more}
         if model is not None:
-            asked["model"] = model
-        return self.client.post(f"{self.base}/v1/completions", json=asked)
+            requested["model"] = model
+        return self.client.post(f"{self.base}/v1/completions", json=requested)
 
     async def completed(self, **more: Any) -> tuple[int, bytes]:
         """Return status and body of a completion."""

@@ -43,7 +43,7 @@ def test_a_drained_worker_completes_its_requests_and_gets_no_new_ones() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.hold = asyncio.Event()
         async with routed(a, b) as site:
-            asked = asyncio.create_task(site.completed())
+            pending = asyncio.create_task(site.completed())
             await until(lambda: a.under_way == 1)
             number = (await site.workers())[0]["id"]
             async with site.client.post(f"{site.admin}/workers/{number}/drain") as answer:
@@ -53,7 +53,7 @@ def test_a_drained_worker_completes_its_requests_and_gets_no_new_ones() -> None:
             assert site.counts() == [1, 3]
             assert len(await site.workers()) == 2
             a.faults.hold.set()
-            assert (await asked)[1].endswith(b"[DONE]\n\n")
+            assert (await pending)[1].endswith(b"[DONE]\n\n")
             await until(lambda: len(site.service.fleet) == 1)
 
     run(scenario)
@@ -68,13 +68,13 @@ def test_a_removed_worker_has_no_metrics_while_its_requests_continue(
         engine.faults.hold = engine.faults.hold_first = asyncio.Event()
         async with routed(engine) as site:
             (worker,) = site.service.fleet
-            asked = asyncio.create_task(site.completed(stream=stream))
+            pending = asyncio.create_task(site.completed(stream=stream))
             await until(lambda: engine.under_way == 1)
             number = worker.worker.worker_id
             async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
                 assert answer.status == 200
             engine.faults.hold.set()
-            assert (await asked)[0] == 200
+            assert (await pending)[0] == 200
             await until(lambda: worker.inflight == 0)
             assert engine.url not in await site.text("/metrics")
 

@@ -54,10 +54,10 @@ def test_a_busy_engine_is_retried_after_its_pause() -> None:
         engine.faults.status, engine.faults.retry_after = 503, "1"
         async with routed(engine) as site:
             started = time.monotonic()
-            asked = asyncio.create_task(site.completed())
+            pending = asyncio.create_task(site.completed())
             await until(lambda: site.counts() == [1])
             engine.faults.status = 0
-            assert (await asked)[0] == 200
+            assert (await pending)[0] == 200
             assert time.monotonic() - started > 0.9
             assert site.counts()[0] >= 2
 
@@ -118,10 +118,10 @@ def test_a_request_survives_the_death_of_its_engine_during_prefill(stream: bool)
         a, b = FakeEngine(), FakeEngine()
         a.faults.hold_first = asyncio.Event()  # the headers of a stream have been sent by then
         async with routed(a, b) as site:
-            asked = asyncio.create_task(site.completed(stream=stream))
+            pending = asyncio.create_task(site.completed(stream=stream))
             await until(lambda: a.under_way == 1)
             await a.__aexit__()
-            assert (await asked)[0] == 200
+            assert (await pending)[0] == 200
             assert site.counts() == [1, 1]
 
     run(scenario)
@@ -133,12 +133,12 @@ def test_a_request_is_not_sent_to_a_third_engine_after_two_died() -> None:
         for engine in engines:
             engine.faults.hold_first = asyncio.Event()
         async with routed(*engines) as site:
-            asked = asyncio.create_task(site.completed())
+            pending = asyncio.create_task(site.completed())
             for _ in range(2):
                 await until(lambda: any(engine.under_way for engine in engines))
                 (ill,) = [engine for engine in engines if engine.under_way]
                 await ill.__aexit__()
-            assert (await asked)[0] == 502
+            assert (await pending)[0] == 502
             assert sum(site.counts()) == 2
 
     run(scenario)
@@ -151,8 +151,8 @@ def test_a_request_with_tools_is_started_once() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.hold_response = asyncio.Event()
         async with routed(a, b) as site:
-            asked = site.client.post(f"{site.base}/v1/responses", json={"model": "fake"})
-            task = asyncio.create_task(asked.__aenter__())
+            pending = site.client.post(f"{site.base}/v1/responses", json={"model": "fake"})
+            task = asyncio.create_task(pending.__aenter__())
             await until(a.hold_response.is_set)
             await a.__aexit__()
             assert (await task).status == 502

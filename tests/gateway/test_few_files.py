@@ -150,17 +150,17 @@ def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
             while await asyncio.to_thread(health, admin) != "up":
                 await asyncio.sleep(0.02)
 
-            async def ask() -> tuple[int, bytes]:
-                asked = {"model": "fake", "prompt": "a", "stream": True}
+            async def complete() -> tuple[int, bytes]:
+                body = {"model": "fake", "prompt": "a", "stream": True}
                 while True:
                     try:
-                        async with client.post(f"{base}/v1/completions", json=asked) as answer:
+                        async with client.post(f"{base}/v1/completions", json=body) as answer:
                             return answer.status, await answer.read()
                     except aiohttp.ClientConnectionError:
                         # closed before it had sent anything, to make room for another connection
                         pass
 
-            clients = [asyncio.create_task(ask()) for _ in range(CLIENTS)]
+            clients = [asyncio.create_task(complete()) for _ in range(CLIENTS)]
             await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
             served = engine.under_way
             assert FILES / 5 < served < FILES / 2  # the event loop uses some descriptors, too
@@ -177,7 +177,7 @@ def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
                     whole if status == 200 else b"open files allows; raise it (ulimit -n)" in body
                 )
             for _ in range(FILES):
-                assert (await ask())[0] == 200
+                assert (await complete())[0] == 200
             assert await asyncio.to_thread(health, admin) == "up"
 
     run(scenario)
@@ -196,9 +196,9 @@ def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: b
             while await asyncio.to_thread(health, admin) != "up":
                 await asyncio.sleep(0.02)
             engine.faults.hold = asyncio.Event()
-            asked = {"model": "fake", "prompt": "a"}
+            body = {"model": "fake", "prompt": "a"}
             url = f"{base}/v1/completions"
-            async with client.post(url, json={**asked, "stream": True}) as stream:
+            async with client.post(url, json={**body, "stream": True}) as stream:
                 await while_others_idle(base)
                 engine.faults.hold.set()
                 assert (await stream.read()).endswith(b"data: [DONE]\n\n")
@@ -209,9 +209,9 @@ def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: b
             idle = [await asyncio.open_connection(host, int(port)) for _ in range(FILES)]
             for _, writer in idle:
                 writer.write(sent)
-            asked = {"model": "fake", "prompt": "a"}
+            body = {"model": "fake", "prompt": "a"}
             for _ in range(3):
-                async with client.post(f"{base}/v1/completions", json=asked) as answer:
+                async with client.post(f"{base}/v1/completions", json=body) as answer:
                     assert answer.status == 200
             for _, writer in idle:
                 writer.close()

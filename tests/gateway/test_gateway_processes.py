@@ -57,8 +57,8 @@ class Processes:
 
     async def complete(self, **more: Any) -> int:
         """Return the status of a completion."""
-        asked = {"model": "fake", "prompt": "a", **more}
-        async with self.client.post(f"{self.base}/v1/completions", json=asked) as answer:
+        requested = {"model": "fake", "prompt": "a", **more}
+        async with self.client.post(f"{self.base}/v1/completions", json=requested) as answer:
             await answer.read()
             return answer.status
 
@@ -183,7 +183,7 @@ def test_a_drained_worker_leaves_after_the_last_request_of_any_process(
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
         async with started(start, engine) as gateway:
-            asked = [asyncio.create_task(gateway.complete(stream=True)) for _ in range(MANY)]
+            requested = [asyncio.create_task(gateway.complete(stream=True)) for _ in range(MANY)]
 
             async def all_run() -> bool:
                 return engine.under_way == MANY
@@ -194,7 +194,7 @@ def test_a_drained_worker_leaves_after_the_last_request_of_any_process(
             assert (worker["draining"], worker["requests"]) == (True, MANY)
             assert [one["draining"] for one in await gateway.workers()] == [True]
             engine.faults.hold.set()
-            assert await asyncio.gather(*asked) == [200] * MANY
+            assert await asyncio.gather(*requested) == [200] * MANY
 
             async def is_gone() -> bool:
                 return await gateway.workers() == []
@@ -241,8 +241,8 @@ def test_connections_to_an_ended_process_wait_for_its_replacement(
     async def scenario() -> None:
         async with started(start, FakeEngine()) as gateway:
             os.kill(children(gateway.child.pid)[0], signal.SIGKILL)
-            asked = [gateway.complete() for _ in range(MANY)]
-            statuses = await asyncio.gather(*asked, return_exceptions=True)
+            requested = [gateway.complete() for _ in range(MANY)]
+            statuses = await asyncio.gather(*requested, return_exceptions=True)
             lost = [one for one in statuses if one not in (200, 503)]  # 503: not checked yet
             # Those that it had accepted before the kill end with it
             assert all(isinstance(one, aiohttp.ClientConnectionError) for one in lost)
@@ -260,10 +260,10 @@ def test_running_requests_end_before_the_processes_do(
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
         async with started(start, engine) as gateway:
-            asked = [asyncio.create_task(gateway.complete(stream=True)) for _ in range(8)]
+            requested = [asyncio.create_task(gateway.complete(stream=True)) for _ in range(8)]
 
             async def all_run() -> bool:
-                return engine.under_way == len(asked)
+                return engine.under_way == len(requested)
 
             await until(all_run)
             processes = children(gateway.child.pid)
@@ -277,7 +277,7 @@ def test_running_requests_end_before_the_processes_do(
 
             await until(all_refuse)
             engine.faults.hold.set()
-            assert await asyncio.gather(*asked) == [200] * len(asked)
+            assert await asyncio.gather(*requested) == [200] * len(requested)
             _, log = await asyncio.to_thread(gateway.child.communicate, None, WAIT_S)
             assert gateway.child.returncode == 0, log
             assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]

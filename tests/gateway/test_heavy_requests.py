@@ -146,9 +146,9 @@ def test_long_salts_are_not_cached() -> None:
 
 
 async def post(site: Site, body: bytes, kind: str, **headers: str) -> tuple[int, dict[str, Any]]:
-    told = {"Content-Type": kind} | {n.replace("_", "-"): text for n, text in headers.items()}
+    sent = {"Content-Type": kind} | {n.replace("_", "-"): text for n, text in headers.items()}
     place = f"{site.base}/v1/completions"
-    async with site.client.post(place, data=body, headers=told) as answer:
+    async with site.client.post(place, data=body, headers=sent) as answer:
         return answer.status, await answer.json()
 
 
@@ -168,13 +168,13 @@ def test_a_compressed_body_is_rejected_if_its_model_is_needed() -> None:
 
     async def scenario() -> None:
         async with routed(FakeEngine("a"), FakeEngine("b")) as site:
-            status, said = await post(site, packed, "application/json", Content_Encoding="gzip")
+            status, text = await post(site, packed, "application/json", Content_Encoding="gzip")
             assert status == 415
-            assert "Content-Encoding: gzip" in said["error"]["message"]
+            assert "Content-Encoding: gzip" in text["error"]["message"]
             plain = b'{"model": "b", "prompt": "x"}'
             for coding in ("identity", "Identity"):
-                told = {"Content_Encoding": coding}
-                assert (await post(site, plain, "application/json", **told))[0] == 200
+                sent = {"Content_Encoding": coding}
+                assert (await post(site, plain, "application/json", **sent))[0] == 200
             assert site.counts() == [0, 2]
 
     run(scenario)
@@ -219,9 +219,9 @@ def test_a_client_that_disconnects_in_its_body_is_not_an_error(
 def test_half_a_surrogate_pair_in_a_models_name_is_a_404() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
-            status, said = await post(site, b'{"model": "\\ud800"}', "application/json")
-            assert (status, said["error"]["code"]) == (404, 404)
-            assert said["error"]["message"] == "The model `?` does not exist."
+            status, text = await post(site, b'{"model": "\\ud800"}', "application/json")
+            assert (status, text["error"]["code"]) == (404, 404)
+            assert text["error"]["message"] == "The model `?` does not exist."
 
     run(scenario)
 
@@ -233,15 +233,15 @@ def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
             async with site.client.post(place, json={"model": "fake", "input": "a"}) as answer:
                 made = (await answer.json())["id"]
             for number in range(3):
-                asked = {"model": f"m{number}", "input": "a", "previous_response_id": made}
-                async with site.client.post(place, json=asked) as answer:
+                body = {"model": f"m{number}", "input": "a", "previous_response_id": made}
+                async with site.client.post(place, json=body) as answer:
                     assert answer.status == 404
                     assert (await answer.json())["error"]["param"] == "model"
-            asked = {"model": "fake", "input": "a", "previous_response_id": made}
-            async with site.client.post(place, json=asked) as answer:
+            body = {"model": "fake", "input": "a", "previous_response_id": made}
+            async with site.client.post(place, json=body) as answer:
                 assert answer.status == 200
-            asked["model"] = "other"  # the engine responds that it has no such response
-            async with site.client.post(place, json=asked) as answer:
+            body["model"] = "other"  # the engine responds that it has no such response
+            async with site.client.post(place, json=body) as answer:
                 assert answer.status == 404
             text = await site.text("/metrics")
             assert 'model="fake"' in text
@@ -254,8 +254,8 @@ def test_clients_cannot_load_adapters() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             for name in ("load_lora_adapter", "unload_lora_adapter"):
-                asked = {"lora_name": "a", "lora_path": "/b"}
-                async with site.client.post(f"{site.base}/v1/{name}", json=asked) as answer:
+                body = {"lora_name": "a", "lora_path": "/b"}
+                async with site.client.post(f"{site.base}/v1/{name}", json=body) as answer:
                     assert answer.status == 404
                     assert "send it to that engine" in await answer.text()
 

@@ -32,7 +32,7 @@ from beluga.gateway.settings import (
     read_url,
     workers_text,
 )
-from beluga.index import ask_counters
+from beluga.index import fetch_counters
 from beluga.lease import open_lease
 from beluga.tiers.remote import split_remote
 from beluga.tiers.remote.options import store_options
@@ -304,8 +304,8 @@ def test_malformed_json_of_operators_is_rejected(method: str, path: str, body: b
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             kind = {"Content-Type": "application/json"}
-            asked = site.client.request(method, site.admin + path, data=body, headers=kind)
-            async with asked as answer:
+            requested = site.client.request(method, site.admin + path, data=body, headers=kind)
+            async with requested as answer:
                 assert answer.status == 400
 
     run(scenario)
@@ -315,4 +315,4 @@ def test_nested_counters_are_an_error_of_the_server() -> None:
     for text in (b"[" * 100_000, b"\xff", b"[]", b"nul"):
         client = cast("Client", SimpleNamespace(call=lambda _, text=text: text))
         with pytest.raises(BadReplyError, match="counters of the lower tiers are not"):
-            ask_counters(client)
+            fetch_counters(client)

@@ -89,7 +89,7 @@ def test_missed_events_of_engines_are_replayed(tmp_path: Path) -> None:
                     announcer.stored(TOKENS, 100)
                     await until(lambda: index.indexer.counts.stored == 10)
                     await prefers(site, b, TOKENS)
-                    announcer.stored(other, 200, told=False)
+                    announcer.stored(other, 200, live=False)
                     announcer.stored([token + 9000 for token in TOKENS], 300)
 
                     def whole() -> bool:
@@ -117,8 +117,8 @@ def test_an_invalid_endpoint_is_a_one_line_error(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="linear") as site:
-            asked = {"url": "http://127.0.0.1:9", "events": "nonsense"}
-            async with site.client.post(f"{site.admin}/workers", json=asked) as answer:
+            body = {"url": "http://127.0.0.1:9", "events": "nonsense"}
+            async with site.client.post(f"{site.admin}/workers", json=body) as answer:
                 assert answer.status == 400
                 assert "nonsense" in (await answer.json())["error"]["message"]
             assert len(await site.workers()) == 1
@@ -188,8 +188,8 @@ def test_a_tokenizer_counts_like_the_engines() -> None:
         problem = ""
 
         def chat(self, conversation: Conversation) -> list[int]:
-            said = conversation.messages
-            return [7, *(token for each in said for token in self.text(each["content"]))]
+            messages = conversation.messages
+            return [7, *(token for each in messages for token in self.text(each["content"]))]
 
     def tokens(body: bytes) -> list[int]:
         return list(parse_request("/v1/completions", body, tokenizer=Words()).tokens)

@@ -39,12 +39,12 @@ def load_of(site: Site) -> Load:
     return site.service.loads()[worker.worker]
 
 
-async def told(site: Site, text: str) -> None:
+async def until_reported(site: Site, text: str) -> None:
     """Wait until the load's problem is logged, and check that GET /workers and metrics have it."""
     [worker] = site.service.fleet
     await until(lambda: text in worker.problems.get("metrics", ""))
-    [said] = await site.workers()
-    assert text in said["problems"]["metrics"]
+    [found] = await site.workers()
+    assert text in found["problems"]["metrics"]
     metrics = await site.text("/metrics")
     assert f'worker_problem{{problem="metrics",worker="{worker.url}"}} 1.0' in metrics
 
@@ -100,7 +100,7 @@ def test_unreadable_metrics_are_a_problem_until_they_are_readable(
         async with routed(engine) as site:
             await until(lambda: load_of(site).num_requests_waiting == 2)
             engine.metrics = metrics
-            await told(site, text)
+            await until_reported(site, text)
             assert load_of(site).num_requests_waiting == 0  # unknown, and not the old figure
             engine.metrics = "vllm:num_requests_running 1\n"
             [worker] = site.service.fleet
@@ -116,7 +116,7 @@ def test_figures_beyond_64_bits_do_not_end_the_checks_of_an_engine() -> None:
             f'vllm:num_requests_running{{engine="{rank}"}} 1e15\n' for rank in range(9300)
         )
         async with routed(engine) as site:
-            await told(site, "the sum of vllm:num_requests_running is")
+            await until_reported(site, "the sum of vllm:num_requests_running is")
             engine.metrics = "vllm:num_requests_running 1\n"
             await until(lambda: load_of(site).request_active_slots == 1)
             engine.faults.healthy = False
@@ -167,6 +167,6 @@ def test_a_tensorrt_engine_without_statistics_is_logged() -> None:
                 {}
             ]  # nothing to report
             assert (await site.completed())[0] == 200
-            await told(site, "TensorRT-LLM needs enable_iter_perf_stats: true")
+            await until_reported(site, "TensorRT-LLM needs enable_iter_perf_stats: true")
 
     run(scenario)

@@ -127,7 +127,7 @@ def test_without_the_option_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch)
 def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
-    class Heard:
+    class RecordingListener:
         lost = unread = 2
 
         def __init__(self, index: object, decoder: object, events: str, replay: object) -> None:
@@ -136,7 +136,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
         def close(self) -> None:
             closed.append(self.events)
 
-    monkeypatch.setattr("beluga.gateway.cache.Listener", Heard)
+    monkeypatch.setattr("beluga.gateway.cache.Listener", RecordingListener)
     memory = Memory(monkeypatch, announced=True)
     engines = [
         Engine(Worker(number), EngineSpec(f"http://{number}", events=f"tcp://{number}"))
@@ -161,14 +161,14 @@ def test_salted_blocks_are_found_only_with_their_salt(
     msgspec = pytest.importorskip("msgspec")
     decoders: list[WireDecoder] = []
 
-    class Heard:
+    class RecordingListener:
         def __init__(self, index: Indexer, decoder: WireDecoder, *_: str | None) -> None:
             decoders.append(decoder)
 
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("beluga.gateway.cache.Listener", Heard)
+    monkeypatch.setattr("beluga.gateway.cache.Listener", RecordingListener)
     memory = Memory(monkeypatch, announced=True)
     memory.cache.joined(Engine(A, EngineSpec("http://a", events="tcp://a")))
     for name, parent, salt in ((11, None, "mine"), (12, 11, None), (13, 12, None)):

@@ -33,9 +33,9 @@ def test_promtool_reports_no_error() -> None:
 
     run(scenario)
     [page] = pages
-    said = complaints(page.encode())
-    assert [line for line in said if line and not KNOWN.fullmatch(line)] == []
-    assert {line.split("_ms")[0] for line in said if line} <= {
+    found = complaints(page.encode())
+    assert [line for line in found if line and not KNOWN.fullmatch(line)] == []
+    assert {line.split("_ms")[0] for line in found if line} <= {
         f"dynamo_router_overhead_{part}"
         for part in ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling", "total")
     }

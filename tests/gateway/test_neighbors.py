@@ -35,7 +35,7 @@ from beluga.router import Worker
 SOON_S = 20.0  # far less than the Retry-After of the engines here
 
 
-async def ask(site: Site, client: str, prompt: str = "hello") -> int:
+async def complete(site: Site, client: str, prompt: str = "hello") -> int:
     """Return the status of a client's completion, which must arrive soon."""
     headers = {"Authorization": f"Bearer {client}"}
     body = {"model": "fake", "prompt": prompt}
@@ -70,8 +70,8 @@ def test_the_rate_limit_of_one_client_does_not_affect_others() -> None:
         engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "60"
         async with routed(engine) as site:
             for _ in range(3):
-                assert await ask(site, "greedy") == 429
-                assert await ask(site, "modest") == 200
+                assert await complete(site, "greedy") == 429
+                assert await complete(site, "modest") == 200
             assert [worker["cooling_s"] for worker in await site.workers()] == [0]
 
     run(scenario)
@@ -83,11 +83,11 @@ def test_one_429_without_a_key_does_not_block_later_requests(status: int) -> Non
         engine = FakeEngine()
         engine.faults.status, engine.faults.retry_after = status, "60"
         async with routed(engine) as site:
-            asked = asyncio.create_task(site.completed())
+            pending = asyncio.create_task(site.completed())
             await until(lambda: len(engine.seen) == 1)
             engine.faults.status = 0
             assert (await asyncio.wait_for(site.completed(), SOON_S))[0] == 200
-            assert (await asyncio.wait_for(asked, SOON_S))[0] == status
+            assert (await asyncio.wait_for(pending, SOON_S))[0] == status
 
     run(scenario)
 
@@ -97,10 +97,10 @@ def test_a_request_waiting_for_its_own_pause_does_not_block_others() -> None:
         engine = FakeEngine()
         engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "15"
         async with routed(engine) as site:
-            waits = asyncio.create_task(ask(site, "greedy"))
+            waits = asyncio.create_task(complete(site, "greedy"))
             await until(lambda: len(engine.seen) == 1)
             for _ in range(5):
-                assert await ask(site, "modest") == 200
+                assert await complete(site, "modest") == 200
             assert not waits.done()
             engine.faults.limited = frozenset()
             assert await waits == 200
@@ -115,10 +115,10 @@ def test_a_request_waiting_for_a_paused_worker_goes_to_a_new_one() -> None:
         b.faults.healthy = False
         async with routed(a, b, wait=False) as site:
             await site.up(1)
-            asked = asyncio.create_task(ask(site, "one"))
+            pending = asyncio.create_task(complete(site, "one"))
             await until(lambda: len(a.seen) == 1)
             b.faults.healthy = True
-            assert await asked == 200
+            assert await pending == 200
             assert site.counts() == [1, 1]
 
     run(scenario)
@@ -131,8 +131,8 @@ def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients()
         async with routed(engine, limits=dataclasses.replace(QUICK, retries=0)) as site:
             (worker,) = site.service.fleet
             for _ in range(5):
-                assert await ask(site, "greedy", "poison") == 502
-                assert await ask(site, "modest") == 200
+                assert await complete(site, "greedy", "poison") == 502
+                assert await complete(site, "modest") == 200
             assert worker.failures <= 1
 
     run(scenario)

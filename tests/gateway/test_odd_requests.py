@@ -19,15 +19,15 @@ from routed import Site, routed, run, until
 from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
 
 
-async def ask(
+async def send(
     site: Site, target: str, body: bytes | None = None, *headers: str
 ) -> tuple[int, bytes]:
     """Send a completion to a request target, word for word. Returns status and body."""
     if body is None:
         body = json.dumps({"model": "fake", "prompt": "hello"}).encode()
     host, port = site.service.address
-    told = ("Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
-    head = "\r\n".join((f"POST {target} HTTP/1.1", f"Host: {host}", *told, *headers))
+    fixed = ("Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
+    head = "\r\n".join((f"POST {target} HTTP/1.1", f"Host: {host}", *fixed, *headers))
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(head.encode("latin-1") + b"\r\n\r\n" + body)
     answer = await reader.read()
@@ -54,7 +54,7 @@ def test_a_request_with_an_absolute_url_reaches_only_the_engine(start: str, expe
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             (engine,) = site.service.fleet
-            status, answer = await ask(site, f"{start}/v1/completions?a=%20b")
+            status, answer = await send(site, f"{start}/v1/completions?a=%20b")
             assert (status, engine.serving, engine.failures) == (expected, True, 0)
             assert (b"choices" in answer) == (status == 200)
             assert len(site.engines[0].seen) == (status == 200)
@@ -70,7 +70,7 @@ def test_a_request_that_cannot_be_sent_is_not_an_engine_failure(
             (engine,) = site.service.fleet
             with monkeypatch.context() as patched:
                 patched.setattr("beluga.gateway.proxy._target", lambda _: "x:y")
-                status, answer = await ask(site, "/v1/completions")
+                status, answer = await send(site, "/v1/completions")
             assert status == 400
             assert b"cannot be forwarded" in answer
             await until(lambda: engine.inflight == 0)
@@ -84,7 +84,7 @@ def test_deeply_nested_json_is_forwarded_to_the_engine(field: str) -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             deep = b"[" * 100_000 + b"]" * 100_000
-            status, answer = await ask(
+            status, answer = await send(
                 site, "/v1/completions", b'{"model": "fake", "%s": %s}' % (field.encode(), deep)
             )
             # The text of the stand-in engine, which does not catch the error.
@@ -113,11 +113,11 @@ def test_long_headers_are_forwarded_up_to_the_engines_limit() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:
             key = "k" * 60_000
-            status, _ = await ask(site, "/v1/completions", None, f"Authorization: Bearer {key}")
+            status, _ = await send(site, "/v1/completions", None, f"Authorization: Bearer {key}")
             assert status == 200
             assert site.engines[0].headers[0]["authorization"] == f"Bearer {key}"
             more = [f"X-{number}: v" for number in range(200)]
-            assert (await ask(site, "/v1/completions", None, *more))[0] == 200
+            assert (await send(site, "/v1/completions", None, *more))[0] == 200
 
     run(scenario)
 
@@ -161,17 +161,17 @@ def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> N
 
 def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
     class Counting(Rude):
-        asked = 0
+        tokenized = 0
 
         def text(self, *_: object, **__: object) -> list[int]:
-            self.asked += 1
+            self.tokenized += 1
             return [7]
 
-    for length, asked in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
+    for length, tokenized in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
         tokenizer = Counting()
         body = json.dumps({"prompt": "a" * length}).encode()
         parsed = parse_request("/v1/completions", body, tokenizer=tokenizer)
-        assert (tokenizer.asked, parsed.exact) == (asked, bool(asked))
+        assert (tokenizer.tokenized, parsed.exact) == (tokenized, bool(tokenized))
 
 
 def picture(content: str, question: str = "What is this?") -> bytes:

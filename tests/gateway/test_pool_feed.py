@@ -45,8 +45,8 @@ def stored(space: int, tokens: list[int], *, block_size: int = 16) -> dict[str, 
 
 def idle(space: int | None) -> str:
     """Return the metrics of an idle vLLM, with Beluga's connector or without."""
-    says = f'beluga_vllm_space_info{{engine="0",space="{space:016x}"}} 1.0\n' if space else ""
-    return "vllm:num_requests_running 0\n" + says
+    line = f'beluga_vllm_space_info{{engine="0",space="{space:016x}"}} 1.0\n' if space else ""
+    return "vllm:num_requests_running 0\n" + line
 
 
 @pytest.fixture(autouse=True)

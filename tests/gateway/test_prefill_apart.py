@@ -113,10 +113,10 @@ def test_an_unclaimed_prefill_is_withdrawn_after_the_time_of_a_local_one(
     async def play() -> None:
         decoding, prefilling = FakeEngine(), FakeEngine()
         async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
-            asked = asyncio.create_task(site.completed(prompt=LONG))
+            requested = asyncio.create_task(site.completed(prompt=LONG))
             await until(lambda: bool(queue.waiting))
             assert not decoding.seen
-            assert (await asked)[0] == 200
+            assert (await requested)[0] == 200
             assert not queue.waiting
             assert courses(await site.text("/metrics")) == {"untaken": 1}
             worker = PrefillWorker(queue, prefilling.url)
@@ -137,12 +137,12 @@ def test_a_claimed_prefill_has_a_longer_timeout(queue: ListQueue) -> None:
         async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
             worker = PrefillWorker(queue, prefilling.url)
             running = asyncio.create_task(worker.run())
-            asked = asyncio.create_task(site.completed(prompt=LONG))
+            requested = asyncio.create_task(site.completed(prompt=LONG))
             await until(lambda: prefilling.under_way == 1)
             await asyncio.sleep(0.5)  # more than twice what a local prefill of this prompt takes
             assert not decoding.seen
             hold.set()
-            assert (await asked)[0] == 200
+            assert (await requested)[0] == 200
             assert courses(await site.text("/metrics")) == {"remote": 1}
             worker.stop()
             await asyncio.wait_for(running, 60)
@@ -226,8 +226,8 @@ def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueue) -> 
     async def play() -> None:
         async with routed(FakeEngine("fake", "other"), prefill=apart(wait_s=60)) as site:
             assert (await site.completed(prompt=LONG, model="other"))[0] == 200
-            asked = {"model": "fake", "input": LONG}
-            async with site.client.post(f"{site.base}/v1/embeddings", json=asked) as answer:
+            requested = {"model": "fake", "input": LONG}
+            async with site.client.post(f"{site.base}/v1/embeddings", json=requested) as answer:
                 assert answer.status == 200
             assert not queue.waiting
             assert courses(await site.text("/metrics")) == {}

@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "SILENT_S", 0.05)
 
 
-async def said(site: Site, kind: str, text: str) -> None:
+async def until_reported(site: Site, kind: str, text: str) -> None:
     """Wait until an engine's problem is logged, and check that metrics have it, too."""
 
     def there() -> bool:
@@ -93,8 +93,10 @@ def test_the_block_size_is_read_from_the_engine(tmp_path: Path, metrics: str) ->
 def test_a_wrong_block_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         of_128(announcer)
-        await said(site, "events", "has blocks of 128 tokens, but the router has 16")
-        await said(site, "block_size", "it has blocks of 128 tokens, but the router has 16")
+        await until_reported(site, "events", "has blocks of 128 tokens, but the router has 16")
+        await until_reported(
+            site, "block_size", "it has blocks of 128 tokens, but the router has 16"
+        )
         text = await site.text("/metrics")
         assert 'applied{event_type="message",status="unreadable"} 1.0' in text
 
@@ -107,7 +109,9 @@ def test_a_wrong_block_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptur
 def test_malformed_events_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         announcer.publish([{"type": "Nonsense"}])
-        await said(site, "events", "1 KV events are malformed; the last: there is no KV event")
+        await until_reported(
+            site, "events", "1 KV events are malformed; the last: there is no KV event"
+        )
 
     play(tmp_path, scenario)
 
@@ -117,7 +121,7 @@ def test_an_engine_that_computes_without_events_is_reported(tmp_path: Path) -> N
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)  # an idle engine has nothing to announce
         await site.completed(prompt=TOKENS)
-        await said(site, "events", "published no KV event")
+        await until_reported(site, "events", "published no KV event")
         announcer.stored(TOKENS, 100)
         await until(lambda: not worker.problems)
 
@@ -131,7 +135,7 @@ def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> None:
             spec = EngineSpec(engine.url, (), f"ipc://{tmp_path}/nobody")
             async with routed(engines=(spec,), policy="linear") as site:
                 site.engines = (engine,)
-                await said(site, "events", "nobody publishes KV events at ipc://")
+                await until_reported(site, "events", "no process publishes KV events at ipc://")
 
     run(scenario)
 
@@ -175,7 +179,7 @@ def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
         worker.fail(
             "it was started with another template"
         )  # the worker may have been queried before
-        await said(site, kind, text)
+        await until_reported(site, kind, text)
         assert worker.problems.keys() == {kind}
         words.more = engine.template = ""  # the engine returns with the expected block size
         worker.fail("it was restarted")
@@ -213,7 +217,7 @@ def test_an_engine_that_fails_to_tokenize_is_checked_again(
         engine.faults.healthy = False
         await until(lambda: worker.health is Health.DOWN)
         engine.faults.healthy, engine.tokenized = True, None
-        await said(site, "tokenizer", "it computes other tokens for a text")
+        await until_reported(site, "tokenizer", "it computes other tokens for a text")
 
     play(tmp_path, scenario, tokenizer=tmp_path)
 
@@ -224,7 +228,7 @@ def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
         [worker] = site.service.fleet
         assert "tokenizer" not in worker.problems  # these are tokens of the engine
         await site.completed(prompt="a whale " * 100)
-        await said(site, "tokenizer", "prompts are hashed by their text")
+        await until_reported(site, "tokenizer", "prompts are hashed by their text")
 
     play(tmp_path, scenario)
 
@@ -232,7 +236,7 @@ def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
 def test_estimated_caches_are_a_problem_except_for_oblivious_policies() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="linear") as site:
-            await said(site, "events", "there are no KV events")
+            await until_reported(site, "events", "there are no KV events")
         async with routed(FakeEngine(), policy="least-tokens") as site:
             assert [worker["problems"] for worker in await site.workers()] == [{}]
 

@@ -57,12 +57,12 @@ def test_a_request_is_tracked_to_its_end() -> None:
         engine = FakeEngine()
         engine.faults.hold, engine.faults.hold_first = asyncio.Event(), asyncio.Event()
         async with routed(engine, policy="least-tokens") as site:
-            asked = asyncio.create_task(site.completed(prompt=list(range(100))))
+            requested = asyncio.create_task(site.completed(prompt=list(range(100))))
             await until(lambda: site.loads() == [(1, 100)])
             engine.faults.hold_first.set()
             await until(lambda: site.loads() == [(1, 0)])
             engine.faults.hold.set()
-            assert (await asked)[0] == 200
+            assert (await requested)[0] == 200
             await until(lambda: site.loads() == [(0, 0)])
 
     run(scenario)
@@ -75,12 +75,12 @@ def test_complete_responses_and_other_paths_are_forwarded() -> None:
             status, body = await site.completed(stream=False)
             assert status == 200
             assert json.loads(body)["choices"][0]["text"] == "".join(engine.words)
-            for path, asked, name in (
+            for path, requested, name in (
                 ("/v1/embeddings", {"model": "fake", "input": "a"}, "data"),
                 ("/tokenize", {"model": "fake", "prompt": "a"}, "tokens"),
                 ("/v1/chat/completions", {"model": "fake", "messages": []}, "choices"),
             ):
-                async with site.client.post(site.base + path, json=asked) as answer:
+                async with site.client.post(site.base + path, json=requested) as answer:
                     assert answer.status == 200
                     assert name in await answer.json()
                     assert answer.content_length == len(await answer.read())
@@ -129,9 +129,9 @@ def test_hop_by_hop_headers_are_not_forwarded() -> None:
                 "TE": "trailers",
                 "Accept-Encoding": "gzip",
             }
-            asked = {"model": "fake", "prompt": "a"}
+            requested = {"model": "fake", "prompt": "a"}
             url = f"{site.base}/v1/completions"
-            async with site.client.post(url, json=asked, headers=headers) as answer:
+            async with site.client.post(url, json=requested, headers=headers) as answer:
                 assert answer.status == 200
             seen = engine.headers[0]
             assert seen["authorization"] == "Bearer me"

@@ -47,8 +47,8 @@ def test_paths_name_a_response(path: str, name: str | None) -> None:
 
 async def made(site: Site, *, stream: bool, **more: Any) -> tuple[str, str]:
     """Have a response made. Returns its name, and the engine that made it."""
-    asked = {"model": "fake", "input": "hello", "stream": stream, **more}
-    async with site.client.post(f"{site.base}/v1/responses", json=asked) as answer:
+    requested = {"model": "fake", "input": "hello", "stream": stream, **more}
+    async with site.client.post(f"{site.base}/v1/responses", json=requested) as answer:
         assert answer.status == 200, await answer.text()
         text = await answer.text()
     found = json.loads(text.split("data: ", 1)[1])["response"] if stream else json.loads(text)
@@ -100,9 +100,9 @@ def test_responses_of_the_router_have_cors_headers() -> None:
                     assert answer.headers["Access-Control-Allow-Origin"] == "*"
                 async with site.client.get(f"{site.base}/v1/{path}") as answer:
                     assert "Access-Control-Allow-Origin" not in answer.headers
-            asked = ORIGIN | {"Access-Control-Request-Method": "POST"}
+            requested = ORIGIN | {"Access-Control-Request-Method": "POST"}
             place = f"{site.base}/v1/completions"
-            async with site.client.options(place, headers=asked) as answer:
+            async with site.client.options(place, headers=requested) as answer:
                 assert answer.status == 405  # the fake engine's own error: it supports no preflight
 
     run(scenario)

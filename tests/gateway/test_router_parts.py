@@ -210,7 +210,7 @@ class FakeTokenizer:
 
     def chat(self, conversation: Conversation) -> list[int]:
         if not conversation.messages:
-            raise ValueError("nothing was said")
+            raise ValueError("no reason")
         return [len(conversation.messages)]
 
 
@@ -412,24 +412,24 @@ def test_an_engine_with_invalid_new_settings_keeps_the_old_ones() -> None:
 
 def test_models_are_those_of_available_engines() -> None:
     fleet = fleet_of(EngineSpec("http://a", ("m",)), B)
-    named, asked = fleet
-    asked.cards = [{"id": "base"}, {"id": "tuned", "parent": "base"}]
-    assert asked.models == ("base", "tuned")
+    named, unnamed = fleet
+    unnamed.cards = [{"id": "base"}, {"id": "tuned", "parent": "base"}]
+    assert unnamed.models == ("base", "tuned")
     assert fleet.models() == {
         "m": {"id": "m", "object": "model", "owned_by": "beluga"},
         "base": {"id": "base", "object": "model", "owned_by": "beluga"},
         "tuned": {"id": "tuned", "object": "model", "owned_by": "beluga", "parent": "base"},
     }
     assert [fleet.is_adapter(name) for name in ("base", "tuned", "m")] == [False, True, False]
-    assert asked.models is asked.models  # not recreated for each request
-    asked.cards = [{"id": "base"}]
-    assert (asked.models, fleet.is_adapter("tuned")) == (("base",), False)
-    assert fleet.serving("base") == [asked]
-    assert fleet.serving(None) == [named, asked]
-    asked.fail("gone")
+    assert unnamed.models is unnamed.models  # not recreated for each request
+    unnamed.cards = [{"id": "base"}]
+    assert (unnamed.models, fleet.is_adapter("tuned")) == (("base",), False)
+    assert fleet.serving("base") == [unnamed]
+    assert fleet.serving(None) == [named, unnamed]
+    unnamed.fail("gone")
     assert list(fleet.models()) == ["m"]
-    assert fleet.serving("base") == [asked]
-    asked.draining = True
+    assert fleet.serving("base") == [unnamed]
+    unnamed.draining = True
     assert (fleet.serving("base"), fleet.serving(None)) == ([], [named])
 
 
@@ -888,12 +888,12 @@ def test_urls_are_reduced_to_their_base() -> None:
 
 def test_a_model_has_one_queue() -> None:
     assert read_queues(["m=pool", "n=nats://h"]) == (("m", "pool"), ("n", "nats://h"))
-    for wrong, said in (
+    for wrong, message in (
         (["m"], "not MODEL=QUEUE"),
         (["=pool"], "not MODEL"),
         (["m="], "not MODEL"),
     ):
-        with pytest.raises(RouterError, match=said):
+        with pytest.raises(RouterError, match=message):
             read_queues(wrong)
     with pytest.raises(RouterError, match="two prefill queues"):
         read_queues(["m=pool", "m=pool"])

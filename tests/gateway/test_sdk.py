@@ -180,15 +180,15 @@ def test_a_client_disconnect_aborts_the_engines_request(stream: bool, leaves: st
                 # on a busy machine the client may disconnect too early
                 while engine.cancelled == before:
                     brief = caller.other(timeout=timeout_s if leaves == "times out" else 60)
-                    asked = asyncio.create_task(
+                    pending = asyncio.create_task(
                         observe(lambda one: one.chat(stream=stream, user="hold"), brief, answers)
                     )
                     if leaves == "times out":
-                        assert (await asked)["error"][0] == "APITimeoutError"
+                        assert (await pending)["error"][0] == "APITimeoutError"
                     else:
                         await until(lambda: engine.under_way == 1)
-                        asked.cancel()
-                        await asyncio.wait([asked])
+                        pending.cancel()
+                        await asyncio.wait([pending])
                     await until(lambda: engine.under_way == 0)
                     timeout_s *= 2
             await until(lambda: site.inflight() == 0 and site.loads() == [(0, 0)])
@@ -211,7 +211,7 @@ def test_concurrent_streams_leave_no_state(count: int) -> None:
             caller, _ = through
             expected = await observe(lambda c: c.chat(stream=True, user="hold2"), one, [])
 
-            async def ask(number: int) -> int:
+            async def call(number: int) -> int:
                 events = await caller.chat(stream=True, user="hold", n=1, seed=number)
                 texts = []
                 async for event in events:
@@ -222,7 +222,7 @@ def test_concurrent_streams_leave_no_state(count: int) -> None:
                 assert f" {number}" in texts
                 return len(texts)
 
-            asked = [asyncio.create_task(ask(number)) for number in range(count)]
+            pending = [asyncio.create_task(call(number)) for number in range(count)]
             left = len(range(3, count, 10))
             await until(lambda: sum(engine.under_way for engine in engines) == count - left)
             await until(lambda: sum(engine.cancelled for engine in engines) == left)
@@ -230,7 +230,7 @@ def test_concurrent_streams_leave_no_state(count: int) -> None:
             assert min(engine.under_way for engine in engines) > 0
             for engine in engines:
                 engine.release.set()
-            got = await asyncio.gather(*asked)
+            got = await asyncio.gather(*pending)
             assert sorted(set(got)) == [0, len(expected["chunks"])]
             assert got.count(0) == left
             await until(lambda: sum(engine.under_way for engine in engines) == 0)
@@ -245,22 +245,22 @@ def test_errors_of_the_gateway_have_openais_shape() -> None:
         engine = OpenAIEngine()
         limits = dataclasses.replace(QUICK, body_size_max=10_000)
         async with both(engine, limits=limits) as (_, (caller, answers), site):
-            told = {"extra_headers": {"X-Request-Id": "mine"}}
-            for ask, name, status, kind, param in (
-                (lambda c: c.chat("a" * 20_000, **told), "APIStatusError", 413,
+            options = {"extra_headers": {"X-Request-Id": "mine"}}
+            for call, name, status, kind, param in (
+                (lambda c: c.chat("a" * 20_000, **options), "APIStatusError", 413,
                  "RequestTooLargeError", None),
-                (lambda c: c.chat(model="another", **told), "NotFoundError", 404,
+                (lambda c: c.chat(model="another", **options), "NotFoundError", 404,
                  "NotFoundError", "model"),
-                (lambda c: c.client.models.retrieve("another", **told), "NotFoundError", 404,
+                (lambda c: c.client.models.retrieve("another", **options), "NotFoundError", 404,
                  "NotFoundError", "model"),
                 (lambda c: c.other(base_url=site.base).client.post("/sleep", cast_to=object,
-                 options={"headers": told["extra_headers"]}), "NotFoundError", 404,
+                 options={"headers": options["extra_headers"]}), "NotFoundError", 404,
                  "NotFoundError", None),
                 (lambda c: c.other(base_url=site.base).client.post("/health", cast_to=object,
-                 options={"headers": told["extra_headers"]}), "APIStatusError", 405,
+                 options={"headers": options["extra_headers"]}), "APIStatusError", 405,
                  "BadRequestError", None),
             ):  # fmt: skip
-                seen = await observe(ask, caller, answers)
+                seen = await observe(call, caller, answers)
                 found, fields = seen["error"]
                 assert (found, fields["status_code"]) == (name, status)
                 assert (fields["type"], fields["param"]) == (kind, param)

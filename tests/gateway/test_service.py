@@ -141,7 +141,7 @@ def test_shutdown_completes_requests_and_rejects_new_ones() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
         async with routed(engine) as site:
-            asked = asyncio.create_task(site.completed())
+            pending = asyncio.create_task(site.completed())
             await until(lambda: site.inflight() == 1)
             leaving = asyncio.create_task(site.service.drain())
             await asyncio.sleep(0)
@@ -151,7 +151,7 @@ def test_shutdown_completes_requests_and_rejects_new_ones() -> None:
             assert await site.text("/health") == ""
             assert not leaving.done()
             engine.faults.hold.set()
-            assert (await asked)[1].endswith(b"[DONE]\n\n")
+            assert (await pending)[1].endswith(b"[DONE]\n\n")
             await leaving
 
     run(scenario)
@@ -162,11 +162,11 @@ def test_the_wait_at_shutdown_is_bounded() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
         async with routed(engine, limits=dataclasses.replace(QUICK, drain_s=0.2)) as site:
-            asked = asyncio.create_task(site.completed())
+            pending = asyncio.create_task(site.completed())
             await until(lambda: site.inflight() == 1)
             await site.service.drain()
-            assert not asked.done()
-            asked.cancel()
+            assert not pending.done()
+            pending.cancel()
 
     run(scenario)
 

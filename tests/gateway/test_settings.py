@@ -162,8 +162,8 @@ def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPa
             Options(bandwidth=11e9, local_bandwidth=22e9, step_tokens=2048),
         ),
     ):
-        [asked], _ = started(monkeypatch, *arguments)
-        estimator = asked.estimator
+        [requested], _ = started(monkeypatch, *arguments)
+        estimator = requested.estimator
         assert estimator.bytes_per_s == options.path_speed
         assert estimator.host_bytes_per_s == options.local_bandwidth
         assert estimator.step_tokens == options.step_tokens
@@ -188,8 +188,8 @@ def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPa
 def test_numbers_out_of_range_are_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
-    asked, printed = started(monkeypatch, *arguments)
-    assert asked == []
+    requested, printed = started(monkeypatch, *arguments)
+    assert requested == []
     assert message in printed
 
 
@@ -208,12 +208,12 @@ def test_a_setting_that_the_policy_lacks_is_rejected_with_any_value(
         ("linear", "--balance-abs", "32"),
         ("lmetric", "--slo", "1"),
     ):
-        [asked], _ = started(monkeypatch, "--policy", policy, option, value)
-        with pytest.raises(RouterError, match=f"policy {asked.policy} has no setting"):
-            asyncio.run(enter(asked))
-    [asked], _ = started(monkeypatch, "--policy", "linear", "--shared-credit", "0.5")
-    assert asked.policy_settings_named == {"shared_credit"}
-    asyncio.run(enter(asked))
+        [requested], _ = started(monkeypatch, "--policy", policy, option, value)
+        with pytest.raises(RouterError, match=f"policy {requested.policy} has no setting"):
+            asyncio.run(enter(requested))
+    [requested], _ = started(monkeypatch, "--policy", "linear", "--shared-credit", "0.5")
+    assert requested.policy_settings_named == {"shared_credit"}
+    asyncio.run(enter(requested))
 
 
 def test_an_unknown_block_size_is_rejected() -> None:

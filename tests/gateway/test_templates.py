@@ -21,7 +21,7 @@ from beluga.gateway.parsed_request import parse_request
 from beluga.gateway.tokenizer import load_tokenizer
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
-ASKED = [{"role": "user", "content": "How warm is it?"}]
+QUESTION = [{"role": "user", "content": "How warm is it?"}]
 FUNCTION = {"name": "weather", "description": "Tells", "parameters": {"type": "object"}}
 SHOWN = {"type": "function", "function": FUNCTION}
 
@@ -80,7 +80,7 @@ def given(path: str, **fields: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_chat_is_rendered_like_in_the_engine(fields: Any, expected: Any) -> None:
-    got = given(CHAT, messages=ASKED, **fields)
+    got = given(CHAT, messages=QUESTION, **fields)
     assert got == expected
     # a template writes the fields of a tool in their given order
     assert json.dumps(got.get("tools")) == json.dumps(expected.get("tools"))
@@ -88,8 +88,8 @@ def test_a_chat_is_rendered_like_in_the_engine(fields: Any, expected: Any) -> No
 
 def test_special_tokens_are_those_of_the_engine() -> None:
     """vLLM lets the tokenizer add its own to responses and completions, but not to chats."""
-    assert not conversation(CHAT, messages=ASKED).special_tokens
-    assert conversation(CHAT, messages=ASKED, add_special_tokens=True).special_tokens
+    assert not conversation(CHAT, messages=QUESTION).special_tokens
+    assert conversation(CHAT, messages=QUESTION, add_special_tokens=True).special_tokens
     assert conversation(RESPONSES, input="Hello").special_tokens
     seen = []
 
@@ -107,7 +107,7 @@ def test_special_tokens_are_those_of_the_engine() -> None:
 @pytest.mark.parametrize("name", ["chat_template", "tokenize"])
 def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> None:
     """Otherwise any client could run its own template in the router."""
-    body = {"messages": ASKED, "chat_template_kwargs": {name: "{{ 7 }}"}}
+    body = {"messages": QUESTION, "chat_template_kwargs": {name: "{{ 7 }}"}}
     template = Template()
     parsed = parse_request(CHAT, json.dumps(body).encode(), tokenizer=template)
     assert not template.seen
@@ -115,17 +115,17 @@ def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> 
 
 
 def test_responses_are_converted_to_messages_like_in_the_engine() -> None:
-    assert conversation(RESPONSES, input="How warm is it?").messages == ASKED
+    assert conversation(RESPONSES, input="How warm is it?").messages == QUESTION
     assert given(RESPONSES, input="How warm is it?") == {}
     system = {"role": "system", "content": "Be brief."}
-    got = conversation(RESPONSES, input=ASKED, instructions="Be brief.")
-    assert got.messages == [system, *ASKED]
+    got = conversation(RESPONSES, input=QUESTION, instructions="Be brief.")
+    assert got.messages == [system, *QUESTION]
     flat = {"type": "function", **FUNCTION}
-    assert given(RESPONSES, input=ASKED, tools=[flat]) == {"tools": [SHOWN]}
-    got = given(RESPONSES, input=ASKED, reasoning={"effort": "low"})
+    assert given(RESPONSES, input=QUESTION, tools=[flat]) == {"tools": [SHOWN]}
+    got = given(RESPONSES, input=QUESTION, reasoning={"effort": "low"})
     assert got == {"reasoning_effort": "low", "enable_thinking": True}
     part = {"type": "message", "role": "assistant", "status": "incomplete", "content": "It is"}
-    unfinished = given(RESPONSES, input=[*ASKED, part])
+    unfinished = given(RESPONSES, input=[*QUESTION, part])
     assert unfinished == {"add_generation_prompt": False, "continue_final_message": True}
 
 
@@ -149,15 +149,26 @@ def test_output_items_of_one_response_form_one_message() -> None:
     tool = {"role": "tool", "content": "20", "tool_call_id": "1"}
     got = conversation(
         RESPONSES,
-        input=[*ASKED, thought, text, call("1"), call("2"), output, text, text, thought, call("3")],
+        input=[
+            *QUESTION,
+            thought,
+            text,
+            call("1"),
+            call("2"),
+            output,
+            text,
+            text,
+            thought,
+            call("3"),
+        ],
     ).messages
-    said = {"role": "assistant", "content": "Wait"}
-    first = {**said, "reasoning": "hm", "tool_calls": [called("1"), called("2")]}
-    last = {**said, "reasoning": "hm", "tool_calls": [called("3")]}
-    assert got == [*ASKED, first, tool, said, last]
-    got = conversation(RESPONSES, input=[*ASKED, thought, call("1"), output, *ASKED]).messages
-    asking = {"role": "assistant", "reasoning": "hm", "tool_calls": [called("1")]}
-    assert got == [*ASKED, asking, tool, *ASKED]
+    answered = {"role": "assistant", "content": "Wait"}
+    first = {**answered, "reasoning": "hm", "tool_calls": [called("1"), called("2")]}
+    last = {**answered, "reasoning": "hm", "tool_calls": [called("3")]}
+    assert got == [*QUESTION, first, tool, answered, last]
+    got = conversation(RESPONSES, input=[*QUESTION, thought, call("1"), output, *QUESTION]).messages
+    calling = {"role": "assistant", "reasoning": "hm", "tool_calls": [called("1")]}
+    assert got == [*QUESTION, calling, tool, *QUESTION]
     custom = {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "ä"}
     [made] = conversation(RESPONSES, input=[custom]).messages
     assert made["tool_calls"][0]["function"]["arguments"] == '{"input": "ä"}'
@@ -166,14 +177,14 @@ def test_output_items_of_one_response_form_one_message() -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (RESPONSES, {"input": ASKED, "previous_response_id": "resp_1"}),
+        (RESPONSES, {"input": QUESTION, "previous_response_id": "resp_1"}),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "1"}]}),
         (
             RESPONSES,
             {"input": [{"type": "reasoning", "encrypted_content": "x", "content": []}]},
         ),
-        (RESPONSES, {"input": ASKED, "tools": [{"type": "web_search"}]}),
-        ("/v1/messages", {"system": "Be brief.", "messages": ASKED}),  # Anthropic's form
+        (RESPONSES, {"input": QUESTION, "tools": [{"type": "web_search"}]}),
+        ("/v1/messages", {"system": "Be brief.", "messages": QUESTION}),  # Anthropic's form
     ],
 )
 def test_prompts_that_only_an_engine_can_template_are_hashed_as_text(
@@ -249,15 +260,17 @@ def test_messages_have_the_fields_that_the_engine_keeps() -> None:
 
 
 def test_the_developer_role_becomes_system_if_the_template_lacks_it() -> None:
-    said = [
+    answered = [
         {"role": "system", "content": "a"},
         {"role": "user", "content": "b"},
         {"role": "developer", "content": [{"type": "text", "text": "c"}], "tools": None},
     ]
-    assert with_system_first(said) == [{"role": "system", "content": "a\n\nc"}, said[1]]
-    assert with_system_first(said[:2]) == said[:2]
-    assert with_system_first(said[1:2]) == said[1:2]
-    assert with_system_first(said[2:]) == [{"role": "system", "content": said[2]["content"]}]
+    assert with_system_first(answered) == [{"role": "system", "content": "a\n\nc"}, answered[1]]
+    assert with_system_first(answered[:2]) == answered[:2]
+    assert with_system_first(answered[1:2]) == answered[1:2]
+    assert with_system_first(answered[2:]) == [
+        {"role": "system", "content": answered[2]["content"]}
+    ]
 
 
 def test_a_tokenizer_without_a_template_is_reported(

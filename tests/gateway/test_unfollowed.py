@@ -90,13 +90,13 @@ def play(
     run(whole)
 
 
-async def said(site: Site, text: str, engine: int = 0) -> None:
+async def until_reported(site: Site, text: str, engine: int = 0) -> None:
     """Wait until a problem of an engine's events is reported everywhere."""
     worker = list(site.service.fleet)[engine]
     await until(lambda: text in worker.problems.get("events", ""))
     assert text in (await site.workers())[engine]["problems"]["events"]
-    told = f'worker_problem{{problem="events",worker="{worker.url}"}} 1.0'
-    assert told in await site.text("/metrics")
+    live = f'worker_problem{{problem="events",worker="{worker.url}"}} 1.0'
+    assert live in await site.text("/metrics")
 
 
 def warnings(caplog: pytest.LogCaptureFixture, text: str) -> int:
@@ -110,7 +110,9 @@ def test_blocks_after_unknown_ones_are_reported(
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         for number in range(50):
             announcers[0].publish([stored(500 + number, 400 + number)])
-        await said(site, "50 KV events could not be applied; the last: worker 1, rank 0: parent")
+        await until_reported(
+            site, "50 KV events could not be applied; the last: worker 1, rank 0: parent"
+        )
         [worker] = site.service.fleet
         assert "Name its replay endpoint" in worker.problems["events"]
 
@@ -126,8 +128,8 @@ def test_missed_messages_are_reported_for_a_while(
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         for number in range(3):
-            announcers[0].publish([stored(number)], told=number == 2)
-        await said(site, "2 messages of KV events were missed")
+            announcers[0].publish([stored(number)], live=number == 2)
+        await until_reported(site, "2 messages of KV events were missed")
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)
 
@@ -169,7 +171,9 @@ def test_ranks_beyond_the_limit_of_the_index_are_reported(
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         for rank in range(9):
             by_rank(announcers[0], rank, stored(rank))
-        await said(site, "5 KV events could not be applied; the last: worker 1 exceeds the limit")
+        await until_reported(
+            site, "5 KV events could not be applied; the last: worker 1 exceeds the limit"
+        )
 
     with caplog.at_level(logging.WARNING):
         play(tmp_path, scenario, index_ranks=4)
@@ -223,7 +227,9 @@ def ranks(count: int) -> str:
 def test_ranks_without_an_endpoint_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
-        await said(site, "it has 2 data-parallel ranks, but KV events of 1 are configured")
+        await until_reported(
+            site, "it has 2 data-parallel ranks, but KV events of 1 are configured"
+        )
         by_rank(announcers[0], 1, stored(1))  # one endpoint may publish for several engines
         by_rank(announcers[0], 0, stored(2))
         [worker] = site.service.fleet
@@ -271,7 +277,7 @@ def test_the_first_engine_that_announces_decides_the_block_size(tmp_path: Path, 
         other = 144 - first
         announcers[1].publish([stored(2, size=other)])
         text = f"worker 2 has blocks of {other} tokens, but the router has {first}"
-        await said(site, text, engine=1)
+        await until_reported(site, text, engine=1)
         assert counts.stored == 1
         assert next(iter(site.service.fleet)).problems == {}
 
@@ -285,7 +291,7 @@ def test_blocks_of_a_stopped_engine_are_ignored(tmp_path: Path) -> None:
         await until(lambda: index.indexer.counts.stored == 16)
         announcers[0].close()
         await until(lambda: index.indexer.counts.removed == 16)
-        await said(site, "nobody publishes KV events")
+        await until_reported(site, "no process publishes KV events")
         await site.completed(prompt=TOKENS)
         [worker] = site.service.fleet
         assert worker.hit_tokens == 0
@@ -307,12 +313,12 @@ def test_a_late_replay_does_not_affect_another_one(
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         [announcer] = announcers
         [listener] = site.service._cache._followed[1].listeners
-        announcer.stored(TOKENS, 100, told=False)
+        announcer.stored(TOKENS, 100, live=False)
         announcer.stored(TOKENS, 200)
         await until(lambda: listener.lost == 1)  # no engine has responded
         announcer.answer()
         for number in range(3):
-            announcer.stored(TOKENS, 300 + 100 * number, told=False)
+            announcer.stored(TOKENS, 300 + 100 * number, live=False)
             announcer.stored(TOKENS, 400 + 100 * number)
 
             def whole(replays: int = 2 + number) -> bool:
@@ -378,6 +384,6 @@ def test_engines_without_events_are_a_problem_of_policies_that_need_them() -> No
                 [worker] = site.service.fleet
                 await until(lambda one=engine: one.scrapes > 1)
                 await site.completed(prompt=TOKENS)
-                await until(lambda one=worker, want=kinds: one.problems.keys() == want)
+                await until(lambda one=worker, expected=kinds: one.problems.keys() == expected)
 
     run(scenario)

@@ -101,10 +101,10 @@ def main(directory: Path, cases: list[list[int]]) -> None:
             for name, call in calls.items():
                 print(json.dumps([case, name, engine is not None]), flush=True)
                 try:
-                    told: object = call()
+                    outcome: object = call()
                 except BelugaError as error:
-                    told = type(error).__name__
-                print(json.dumps(told), flush=True)
+                    outcome = type(error).__name__
+                print(json.dumps(outcome), flush=True)
     pool.close()
 
 

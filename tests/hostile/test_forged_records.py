@@ -26,7 +26,7 @@ BEYOND = [
 ]
 
 
-def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
+def outcomes(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
     """Return the calls and their results."""
     command = [sys.executable, liar.__file__, str(directory), json.dumps(cases)]
     ended = subprocess.run(
@@ -35,21 +35,21 @@ def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
     assert len(lines) == len(cases) * 12
-    return [(call[1], told) for call, told in zip(lines[::2], lines[1::2], strict=True)]
+    return [(call[1], outcome) for call, outcome in zip(lines[::2], lines[1::2], strict=True)]
 
 
 def test_a_forged_record_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
-    for call, told in heard(shm, BEYOND):
+    for call, outcome in outcomes(shm, BEYOND):
         if call == "lookup":  # the caller does not specify the length of the chunks
-            assert told in (1, "BadReplyError")
+            assert outcome in (1, "BadReplyError")
         else:
-            assert told in (0, "BadReplyError"), call
+            assert outcome in (0, "BadReplyError"), call
 
 
 def test_a_block_within_the_bounds_is_accepted(shm: Path) -> None:
-    told = heard(shm, WITHIN)
-    assert {answer for call, answer in told if call in ("get", "lookup")} == {1}
-    assert {answer for call, answer in told if call == "put"} == {1}
+    outcome = outcomes(shm, WITHIN)
+    assert {answer for call, answer in outcome if call in ("get", "lookup")} == {1}
+    assert {answer for call, answer in outcome if call == "put"} == {1}
 
 
 def test_a_reply_with_a_hit_after_the_hits_is_rejected(shm: Path) -> None:

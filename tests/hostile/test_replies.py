@@ -44,7 +44,7 @@ class Liar:
         self.word = b""
         self._lie: Callable[[Lane, int], None] | None = None
 
-    def ask(self, lie: Callable[[Lane, int], None] | None = None) -> bytes:
+    def request(self, lie: Callable[[Lane, int], None] | None = None) -> bytes:
         """Return the client's result when ``lie`` writes into the lane while the client waits."""
         self._lane, self._lie = Lane(self.client), lie
         return self.client.call(METHOD_USER)
@@ -92,13 +92,13 @@ def test_any_valid_line_decodes_to_a_reply_or_an_error(
         write(liar.pool, lane.reply(sequence), reply_line(payload, sequence, lane.key, **fields))
 
     try:
-        received = liar.ask(lie)
+        received = liar.request(lie)
     except (BelugaError, OSError):
         assert status < 0 or size > INLINE or flags & BULK
     else:
-        said = b"" if flags & BULK else payload.ljust(INLINE, b"\0")[:size]
-        assert received == TRUE_WORD or (status >= 0 and received == said)
-    assert liar.ask() == TRUE_WORD
+        expected = b"" if flags & BULK else payload.ljust(INLINE, b"\0")[:size]
+        assert received == TRUE_WORD or (status >= 0 and received == expected)
+    assert liar.request() == TRUE_WORD
 
 
 @settings(max_examples=fewer(100), deadline=None)
@@ -109,7 +109,7 @@ def test_a_torn_reply_is_rejected(liar: Liar, at: int, bit: int, piece: int) -> 
         line[at] ^= 1 << bit
         scribble(liar.pool, lane.reply(sequence), bytes(line), piece)
 
-    assert liar.ask(lie) == TRUE_WORD
+    assert liar.request(lie) == TRUE_WORD
 
 
 @settings(max_examples=fewer(60), deadline=None)
@@ -127,7 +127,7 @@ def test_a_reply_that_changes_during_a_read_is_old_or_new(
             for line in lines:
                 scribble(liar.pool, lane.reply(sequence), line, piece)
 
-    assert liar.ask(lie) in (*words, TRUE_WORD)
+    assert liar.request(lie) in (*words, TRUE_WORD)
 
 
 @settings(max_examples=fewer(60), deadline=None)
@@ -143,10 +143,10 @@ def test_bytes_that_change_during_a_copy_match_the_checksum_or_are_an_error(
     right, wrong = bytes([1]) * length, bytes([2]) * length
 
     def lie(lane: Lane, sequence: int) -> None:
-        told = bulk_payload(right)
+        bulk = bulk_payload(right)
         if claimed is not None:
-            told = claimed.to_bytes(4, "little") + told[4:]
-        line = reply_line(told, sequence, lane.key, flags=BULK)
+            bulk = claimed.to_bytes(4, "little") + bulk[4:]
+        line = reply_line(bulk, sequence, lane.key, flags=BULK)
         scribble(liar.pool, lane.bulk_out(), right, LINE)
         write(liar.pool, lane.reply(sequence), line)
         for _ in range(times):
@@ -154,12 +154,12 @@ def test_bytes_that_change_during_a_copy_match_the_checksum_or_are_an_error(
             scribble(liar.pool, lane.bulk_out(), right, piece)
 
     try:
-        received = liar.ask(lie)
+        received = liar.request(lie)
     except BadReplyError:
         assert times > 0 or claimed not in (None, length)
     else:
         assert received in (right, TRUE_WORD)
-    assert liar.ask() == TRUE_WORD
+    assert liar.request() == TRUE_WORD
 
 
 RECORD = st.fixed_dictionaries(
@@ -201,7 +201,7 @@ def test_arbitrary_records_are_inside_the_pool_or_an_error(
             assert geometry.data_offset <= grant.offset
             assert grant.offset + grant.length <= geometry.size
             assert grant.block < geometry.block_count_max
-    assert liar.ask() == TRUE_WORD
+    assert liar.request() == TRUE_WORD
 
 
 @pytest.mark.parametrize("more", [-8, 8])

@@ -37,13 +37,13 @@ class Target:
         put(self.meta, range(2), length=4096)
         assert len(self.meta.lookup(keys(range(2)), pin=True).hits) == 2
 
-    def say(self, method: int, payload: bytes, **fields: int) -> int:
+    def send(self, method: int, payload: bytes, **fields: int) -> int:
         """Return the server's status for a whole line."""
         self.sequence += 1
         self.lane.send(self.sequence, method, payload, **fields)
-        return self.hear()
+        return self.receive()
 
-    def hear(self) -> int:
+    def receive(self) -> int:
         assert eventually(lambda: self.lane.answered(self.sequence))
         reply = read(self.pool, self.lane.reply(self.sequence))
         return int.from_bytes(reply[12:16], "little", signed=True)
@@ -83,7 +83,7 @@ def test_a_field_out_of_range_is_an_error_to_its_sender(
     target: Target, method: int, payload: bytes, fields: dict[str, int]
 ) -> None:
     before = target.server.stat().error_count
-    assert target.say(method, payload, **fields) in (
+    assert target.send(method, payload, **fields) in (
         -lib.BL_ERROR_BAD_REQUEST,
         -lib.BL_ERROR_NO_METHOD,
     )
@@ -103,7 +103,7 @@ def test_a_torn_line_is_not_a_request(target: Target, at: int, bit: int) -> None
     target.polite.ping()  # the server has polled every lane since then
     assert not lane.answered(sequence)
     assert target.server.stat().call_count <= calls + 2
-    assert target.say(0, b"") == 0  # the same line, whole
+    assert target.send(0, b"") == 0  # the same line, whole
 
 
 @settings(max_examples=fewer(150), deadline=None)
@@ -117,5 +117,5 @@ def test_a_torn_line_is_not_a_request(target: Target, at: int, bit: int) -> None
 def test_every_valid_line_gets_a_reply(
     target: Target, *, method: int, payload: bytes, flags: int, size: int, epoch: int
 ) -> None:
-    target.say(method, payload, flags=flags, size=size, epoch=epoch)
+    target.send(method, payload, flags=flags, size=size, epoch=epoch)
     target.check()

@@ -45,7 +45,7 @@ class Agent:
 
     def run(self) -> Callable[[], object]:
         """Execute orders. Returns only in a new process, with the function to run."""
-        self._tell(of="agent", line="ready")
+        self._send(of="agent", line="ready")
         while True:
             for key, _ in self._selector.select():
                 if key.fd != self._line:
@@ -57,7 +57,7 @@ class Agent:
                     if main is not None:
                         return main
 
-    def _tell(self, **message: object) -> None:
+    def _send(self, **message: object) -> None:
         text = json.dumps(message).encode() + b"\n"
         while text:
             text = text[os.write(self._line, text) :]
@@ -96,11 +96,11 @@ class Agent:
         piece = os.read(child.stdout, 4096)
         *lines, child.rest = (child.rest + piece).split(b"\n")
         for line in lines:
-            self._tell(of=name, line=line.decode(errors="replace"))
+            self._send(of=name, line=line.decode(errors="replace"))
         if not piece:
             self._selector.unregister(child.stdout)
             _, status = os.waitpid(child.pid, 0)
-            self._tell(of=name, exit=os.waitstatus_to_exitcode(status))
+            self._send(of=name, exit=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Guest:
     def __init__(self, name: str, image: Image, devices: Sequence[Path], directory: Path) -> None:
         self.name = name
         self._console = directory / f"{name}.console"
-        self._said: dict[str, queue.SimpleQueue[Any]] = defaultdict(queue.SimpleQueue)
+        self._messages: dict[str, queue.SimpleQueue[Any]] = defaultdict(queue.SimpleQueue)
         self._qemu = subprocess.Popen(
             _command(image, devices, self._console),
             stdin=subprocess.PIPE,
@@ -57,26 +57,26 @@ class Guest:
 
     def ready(self) -> None:
         """Wait until processes can be started in it."""
-        self._hear("init", "boot")
+        self._receive("init", "boot")
         agent = shlex.join([sys.executable, str(Path(__file__).with_name("agent.py"))])
         self._send(
             f"cd {shlex.quote(str(ROOT))}; export HOME=/dev/shm TMPDIR=/dev/shm "
             f"XDG_RUNTIME_DIR=/dev/shm PYTHONDONTWRITEBYTECODE=1; "
             f"exec {agent} {LINES_FROM_HOST}"
         )
-        self._hear("agent", "start its agent")
+        self._receive("agent", "start its agent")
 
     def start(self, name: str, main: str, *arguments: object) -> GuestProcess:
         """Start a process of the guest that runs ``main``, MODULE:FUNCTION; ``name`` is used
         once.
         """
-        self._tell(start=name, main=main, arguments=[str(word) for word in arguments])
+        self._command(start=name, main=main, arguments=[str(word) for word in arguments])
         return GuestProcess(self, name)
 
     def run(self, name: str, main: str, *arguments: object) -> str:
         """Run a process to its end: return its output. Raises GuestError if it fails."""
         process, lines = self.start(name, main, *arguments), []
-        while isinstance(line := process.hear_any(), str):
+        while isinstance(line := process.receive_any(), str):
             lines.append(line)
         if line != 0:
             raise self.error(f"{name} ended with {line}: {' | '.join(lines[-5:])}")
@@ -111,15 +111,15 @@ class Guest:
                 message = json.loads(line)
             except ValueError:  # the guest's first line, or a message of QEMU
                 message = {"of": "init", "line": line.rstrip()}
-            self._said[message["of"]].put(message)
-        for name in (*list(self._said), "init", "agent"):
-            self._said[name].put({"gone": True})
+            self._messages[message["of"]].put(message)
+        for name in (*list(self._messages), "init", "agent"):
+            self._messages[name].put({"gone": True})
 
-    def _hear(self, name: str, doing: str) -> dict[str, Any]:
+    def _receive(self, name: str, doing: str) -> dict[str, Any]:
         end = time.monotonic() + WAIT_S
         while True:
             try:
-                message: dict[str, Any] = self._said[name].get(timeout=1.0)
+                message: dict[str, Any] = self._messages[name].get(timeout=1.0)
                 break
             except queue.Empty:
                 if time.monotonic() > end:
@@ -139,7 +139,7 @@ class Guest:
         except OSError:
             raise self.error("QEMU has ended") from None
 
-    def _tell(self, **message: object) -> None:
+    def _command(self, **message: object) -> None:
         self._send(json.dumps(message))
 
 
@@ -150,61 +150,61 @@ class GuestProcess:
         self.guest = guest
         self.name = name
 
-    def hear_any(self) -> str | int:
+    def receive_any(self) -> str | int:
         """Return its next line, or its exit status."""
-        message = self.guest._hear(self.name, self.name)
+        message = self.guest._receive(self.name, self.name)
         return message["line"] if "line" in message else int(message["exit"])
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         """Return its next line. Raises GuestError if it has ended."""
-        received = self.hear_any()
+        received = self.receive_any()
         if isinstance(received, int):
             raise self.guest.error(f"{self.name} ended with {received}")
         return received
 
-    def hear_until(self, word: str) -> str:
+    def receive_until(self, word: str) -> str:
         """Return the next line that contains ``word``. Raises GuestError with the others if it
         ends.
         """
         others: list[str] = []
-        while isinstance(received := self.hear_any(), str):
+        while isinstance(received := self.receive_any(), str):
             if word in received:
                 return received
             others.append(received)
-        said = " | ".join(others[-5:])
-        raise self.guest.error(f"{self.name} ended with {received} before '{word}': {said}")
+        shown = " | ".join(others[-5:])
+        raise self.guest.error(f"{self.name} ended with {received} before '{word}': {shown}")
 
-    def say(self, line: str) -> None:
-        self.guest._tell(to=self.name, line=line)
+    def send(self, line: str) -> None:
+        self.guest._command(to=self.name, line=line)
 
-    def ask(self, line: str) -> dict[str, Any]:
+    def request(self, line: str) -> dict[str, Any]:
         """Send a line. Returns the reply, which is JSON."""
-        self.say(line)
-        received = self.hear()
+        self.send(line)
+        received = self.receive()
         try:
             answer: dict[str, Any] = json.loads(received)
         except ValueError:  # a traceback
             lines = [received]
-            while isinstance(more := self.hear_any(), str):
+            while isinstance(more := self.receive_any(), str):
                 lines.append(more)
-            said = " | ".join(lines[-5:])
-            raise self.guest.error(f"{self.name}, asked '{line}': {said}") from None
+            shown = " | ".join(lines[-5:])
+            raise self.guest.error(f"{self.name}, after '{line}': {shown}") from None
         return answer
 
     def end(self) -> None:
         """Let it end by itself, with status 0."""
-        self.guest._tell(end=self.name)
+        self.guest._command(end=self.name)
         self.await_exit()
 
     def terminate(self) -> None:
         """End it as an operator does, with SIGTERM."""
-        self.guest._tell(terminate=self.name)
+        self.guest._command(terminate=self.name)
         self.await_exit()
 
     def await_exit(self) -> None:
         """Wait until it ends, with status 0."""
         lines: list[str] = []
-        while isinstance(received := self.hear_any(), str):
+        while isinstance(received := self.receive_any(), str):
             lines.append(received)
         if received != 0:
             raise self.guest.error(f"{self.name} ended with {received}: {' | '.join(lines[-5:])}")

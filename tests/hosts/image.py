@@ -91,8 +91,8 @@ def _kernel_package(scratch: Path) -> Path:
 
 
 def _fetch(scratch: Path) -> None:
-    told = _run("apt-cache", "depends", META_PACKAGE).decode()
-    names = [line.split()[1] for line in told.splitlines() if "Depends: linux-image-" in line]
+    listing = _run("apt-cache", "depends", META_PACKAGE).decode()
+    names = [line.split()[1] for line in listing.splitlines() if "Depends: linux-image-" in line]
     if not names:
         raise UnavailableError(f"apt-cache knows no kernel that {META_PACKAGE} depends on")
     _run("apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", names[0], cwd=scratch)

@@ -81,7 +81,7 @@ class Run:
             self._expect(at_bob)
         with stage("it comes back: its server steps down, its client attaches by itself"):
             ann.resume()
-            first.hear_until("taken this pool over")
+            first.receive_until("taken this pool over")
             self._enough(at_ann)
             self._attached(at_ann, epoch=2)
             self._put(at_ann, LATER)
@@ -117,20 +117,20 @@ class Run:
     def _serve(self, guest: Guest, name: str, *words: str, epoch: int) -> GuestProcess:
         number = 1 if guest is self.ann else 2
         server = guest.start(name, BELUGA, "serve", "--host", number, *words, *POOL)
-        received = server.hear_until("serving")
+        received = server.receive_until("serving")
         demand(guest, f"epoch {epoch};" in received, f"not epoch {epoch}: {received}")
         return server
 
     def _worker(self, guest: Guest, name: str) -> GuestProcess:
         worker = guest.start(name, WORKER, 1 if guest is self.ann else 2, *NODES)
-        worker.hear_until("ready")
+        worker.receive_until("ready")
         return worker
 
     def _put(self, worker: GuestProcess, numbers: tuple[int, int]) -> None:
         """Store these blocks; on a slow machine a session may meanwhile be considered dead."""
         wanted = set(range(*numbers))
         for _ in range(TRIES):
-            there = set(worker.ask(f"put {numbers[0]} {numbers[1]}")["there"])
+            there = set(worker.request(f"put {numbers[0]} {numbers[1]}")["there"])
             self.there |= there
             if there == wanted:
                 return
@@ -141,9 +141,9 @@ class Run:
         for first, end in (ANNS, BOBS, LATER, LAST, CHURNED):
             wanted = self.there & set(range(first, end))
             for _ in range(TRIES):
-                told = worker.ask(f"get {first} {end}")
-                self._whole(worker, told)
-                wanted -= set(told["there"])
+                result = worker.request(f"get {first} {end}")
+                self._whole(worker, result)
+                wanted -= set(result["there"])
                 if not wanted:
                     break
             demand(worker.guest, not wanted, f"{worker.name} misses {sorted(wanted)}")
@@ -151,27 +151,29 @@ class Run:
     def _churn(self, *workers: GuestProcess, seed: int) -> None:
         """Make both put and get until :meth:`_enough`; both have started when this returns."""
         for number, worker in enumerate(workers):
-            worker.say(f"churn {CHURNED[0]} {CHURNED[1]} {seed + number}")
+            worker.send(f"churn {CHURNED[0]} {CHURNED[1]} {seed + number}")
         for worker in workers:
-            worker.hear()
+            worker.receive()
 
     def _enough(self, worker: GuestProcess) -> None:
-        told = worker.ask("enough")
-        self._whole(worker, told)
-        self.there.update(told["there"])
+        result = worker.request("enough")
+        self._whole(worker, result)
+        self.there.update(result["there"])
 
-    def _whole(self, worker: GuestProcess, told: dict[str, Any]) -> None:
+    def _whole(self, worker: GuestProcess, result: dict[str, Any]) -> None:
         """Check that no block came with wrong bytes, and that none was damaged, even if the cache
         detected it.
         """
-        wrong, changed = told["wrong"], told["changed"]
+        wrong, changed = result["wrong"], result["changed"]
         demand(worker.guest, wrong == 0, f"{worker.name} got {wrong} wrong blocks")
         demand(worker.guest, changed == 0, f"{worker.name} met {changed} blocks that had changed")
 
     def _attached(self, worker: GuestProcess, epoch: int) -> None:
-        told = worker.ask("stat")
-        demand(worker.guest, told["epoch"] == epoch, f"{worker.name} is with epoch {told['epoch']}")
-        ran_out = told["ran_out"]
+        result = worker.request("stat")
+        demand(
+            worker.guest, result["epoch"] == epoch, f"{worker.name} is with epoch {result['epoch']}"
+        )
+        ran_out = result["ran_out"]
         demand(worker.guest, ran_out <= RAN_OUT_MAX, f"{worker.name}: {ran_out} calls ran out")
         if ran_out:
             print(f"  {worker.name}: {ran_out} call ran out, and was tried again", flush=True)

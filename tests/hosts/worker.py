@@ -5,7 +5,7 @@
 Prints "ready", then replies to each line with a line of JSON. Blocks are numbered; every fetched
 byte is compared. The session reconnects to a new server; a call is retried only after a timeout: a
 server that sees no heartbeat for 5 s treats the session as dead, and its client detects it by the
-call's timeout. A guest in software emulation can be silent for so long.
+call's timeout. A guest in software emulation can be silent for that long.
 """
 
 from __future__ import annotations

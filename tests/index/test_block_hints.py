@@ -246,7 +246,7 @@ def test_a_pinned_hint_and_a_reader_keep_a_block_together(
     meta.hint(keys([0]), level=LOW)
     for number in range(1000, 1000 + 2 * count):
         put(meta, number)
-    assert held(meta, [0]) == {0}, "a reader's pin holds whatever a hint says"
+    assert held(meta, [0]) == {0}, "a reader's pin holds in spite of a hint"
     assert meta.release(pins) == 1
     put(meta, 5000)
     assert held(meta, [0]) == set()

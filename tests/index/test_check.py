@@ -36,13 +36,13 @@ from beluga.index import chain_names
 pool = Pool.open(sys.argv[2:])
 blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
 names = [bytes([i]) * 16 for i in range(COUNT)]
-told = chain_names(range(1, COUNT + 1), range(1, COUNT + 1), block_tokens=16)
+chain = chain_names(range(1, COUNT + 1), range(1, COUNT + 1), block_tokens=16)
 with MetaServer(pool), KVCache(pool, namespace="check") as cache:
-    assert cache.put(names[:10], blocks[:10], names=told[:10]).stored == 10
+    assert cache.put(names[:10], blocks[:10], names=chain[:10]).stored == 10
 server = MetaServer(pool)
 server.start()
 cache = KVCache(pool, namespace="check")
-assert cache.put(names, blocks, names=told).stored == COUNT - 10
+assert cache.put(names, blocks, names=chain).stored == COUNT - 10
 assert cache.put([bytes([99]) * 16], blocks[:1, :9000]).stored == 1
 for _ in range(5):
     assert cache.lookup(names) == COUNT

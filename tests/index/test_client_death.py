@@ -24,8 +24,8 @@ def test_grants_pins_and_lane_of_a_killed_client_are_released(
     put(meta, [1, 2])
     for _ in range(9):  # more often than there are lanes
         with Process("hold_blocks", paths) as client:
-            assert json.loads(client.ask('["pin", [1, 2]]')) == ["HIT", "HIT"]
-            assert json.loads(client.ask('["reserve", [3, 4, 5]]')) == ["GRANTED"] * 3
+            assert json.loads(client.request('["pin", [1, 2]]')) == ["HIT", "HIT"]
+            assert json.loads(client.request('["reserve", [3, 4, 5]]')) == ["GRANTED"] * 3
             assert states(meta.reserve(keys([3]), length=MIB)) == ["PENDING"]
             client.kill()
         assert eventually(lambda: server.stat().live_count == 1)
@@ -39,8 +39,8 @@ def test_committed_blocks_of_a_killed_client_stay(
     server: MetaServer, meta: MetaClient, paths: list[Path]
 ) -> None:
     with Process("hold_blocks", paths) as client:
-        client.ask('["reserve", [1, 2, 3]]')
-        assert json.loads(client.ask('["commit", [1, 2]]')) == [0, 0]
+        client.request('["reserve", [1, 2, 3]]')
+        assert json.loads(client.request('["commit", [1, 2]]')) == [0, 0]
         client.kill()
     assert eventually(lambda: meta.stat().grant_count == 0)
     assert held(meta, [1, 2, 3]) == {1, 2}
@@ -51,7 +51,7 @@ def test_a_block_removed_while_pinned_is_freed_when_its_reader_dies(
 ) -> None:
     put(meta, [1])
     with Process("hold_blocks", paths) as reader:
-        reader.ask('["pin", [1]]')
+        reader.request('["pin", [1]]')
         meta.remove(keys([1]))
         assert meta.stat().used_bytes == MIB
         reader.kill()
@@ -71,11 +71,11 @@ def test_closing_a_session_ends_its_grants_and_pins(attach: Callable[[], MetaCli
 def test_a_stopped_client_keeps_its_grants_and_pins(meta: MetaClient, paths: list[Path]) -> None:
     put(meta, [1])
     with Process("hold_blocks", paths) as client:
-        client.ask('["pin", [1]]')
-        client.ask('["reserve", [2]]')
+        client.request('["pin", [1]]')
+        client.request('["reserve", [2]]')
         client.signal(signal.SIGSTOP)
         time.sleep(6)  # longer than the heartbeat timeout
         assert (meta.stat().grant_count, meta.stat().pinned_count) == (1, 1)
         client.signal(signal.SIGCONT)
-        assert json.loads(client.ask('["commit", [2]]')) == [0]
+        assert json.loads(client.request('["commit", [2]]')) == [0]
     assert held(meta, [1, 2]) == {1, 2}

@@ -79,14 +79,14 @@ class Writer:
             bufsize=1,
         )
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
-    def ask(self, what: str) -> None:
+    def request(self, what: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(what + "\n")
-        assert self.hear() == "done"
+        assert self.receive() == "done"
 
     def zombie(self) -> None:
         """Kill a process, so that it stays a zombie: no process waits for it."""
@@ -105,7 +105,7 @@ def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
 
     def start() -> Writer:
         made.append(Writer(paths))
-        assert made[-1].hear() == "writing"
+        assert made[-1].receive() == "writing"
         return made[-1]
 
     yield start
@@ -130,7 +130,7 @@ def test_a_free_lock_does_not_end_a_session_whose_device_may_write(
 ) -> None:
     one = writer()
     assert server.stat().live_count == 3
-    one.ask("unlock")
+    one.request("unlock")
     assert eventually(lambda: server.stat().live_count == 2)  # the session that has no device
     assert meta.stat().grant_count == 1
     one.zombie()
@@ -144,7 +144,7 @@ def test_the_lock_file_has_the_pid_for_servers_without_pidfds(
 ) -> None:
     one = writer()
     assert server.stat().watched_count == 0
-    one.ask("unlock")
+    one.request("unlock")
     assert eventually(lambda: server.stat().live_count == 2)
     assert meta.stat().grant_count == 1
     one.zombie()
@@ -158,7 +158,7 @@ def test_a_successor_reads_the_list_of_devices(
     with Process("serve_index", paths) as first:
         one = writer()
         first.kill()
-    one.ask("unlock")
+    one.request("unlock")
     with MetaServer(pool) as server, Client(pool) as client:
         meta = MetaClient(client)
         assert eventually(lambda: server.stat().inherited_count == 1)
@@ -187,7 +187,7 @@ def test_a_process_of_another_pid_namespace_stays_suspect(
     with Process("serve_index", paths) as first:
         one, other = writer(), writer()
         first.kill()
-    one.ask("move")
+    one.request("move")
     one.end()
     other.end()
     with MetaServer(pool) as server, Client(pool) as client:
@@ -198,8 +198,8 @@ def test_a_process_of_another_pid_namespace_stays_suspect(
 def test_a_closed_session_is_not_suspect(pool: Pool, paths: list[Path]) -> None:
     """Without a server, a process that releases its lock and continues has detached."""
     with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
-        assert client.ask("put") == "1"
+        assert client.request("put") == "1"
         first.kill()
-        assert client.ask("close") == "closed"
+        assert client.request("close") == "closed"
         with MetaServer(pool) as server:
             assert eventually(lambda: server.stat().inherited_count == 0)

@@ -43,7 +43,7 @@ class Target:
         put(self.meta, range(4), length=4096)
         self.hits = self.meta.lookup(keys(range(4)), pin=True).hits
 
-    def say(self, method: str, request: bytes) -> None:
+    def send(self, method: str, request: bytes) -> None:
         with suppress(BelugaError):
             self.rude.call(METHODS[method], request)
 
@@ -92,7 +92,7 @@ def test_a_block_number_of_another_session_has_no_effect(
 ) -> None:
     before = target.meta.stat()
     commit = ffi.new("bl_commit *", {"block": block, "key": target.hits[0].key})
-    target.say(method, head(1) + bytes(ffi.buffer(commit)))
+    target.send(method, head(1) + bytes(ffi.buffer(commit)))
     after = target.meta.stat()
     for name in ("block_count", "grant_count", "pinned_count", "commit_count", "abort_count"):
         assert getattr(after, name) == getattr(before, name), name
@@ -101,7 +101,7 @@ def test_a_block_number_of_another_session_has_no_effect(
 @settings(max_examples=fewer(300), deadline=None)
 @given(method=st.sampled_from(sorted(METHODS)), request=st.binary(max_size=400))
 def test_random_bytes_do_no_harm(target: Target, method: str, request: bytes) -> None:
-    target.say(method, request)
+    target.send(method, request)
     target.check()
 
 
@@ -121,7 +121,7 @@ def test_random_valid_requests_do_no_harm(
 ) -> None:
     body = b"".join(item[: ITEM_SIZE[method]] for item in items)
     request = head(len(items), length=length, chunk_size=chunk_size, flags=flags) + body
-    target.say(method, request)
+    target.send(method, request)
     target.check()
 
 
@@ -139,5 +139,5 @@ def test_guessed_blocks_do_no_harm(
         for block in blocks
     ]
     body = bytes(ffi.buffer(ffi.new("bl_commit[]", commits)))
-    target.say(method, head(len(blocks)) + body)
+    target.send(method, head(len(blocks)) + body)
     target.check()

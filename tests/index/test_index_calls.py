@@ -102,11 +102,11 @@ def test_a_grant_has_by_default_no_fingerprint_and_no_chunks(
     meta: MetaClient, core: WatchedCore
 ) -> None:
     (grant,) = meta.reserve(keys([1]), length=4096)
-    asked = core.last("bl_reserve")[3]
-    assert (asked.length, asked.fingerprint, asked.chunk_size) == (4096, 0, 0)
+    requested = core.last("bl_reserve")[3]
+    assert (requested.length, requested.fingerprint, requested.chunk_size) == (4096, 0, 0)
     meta.reserve(keys([2]), length=4096, fingerprint=7, chunk_size=64)
-    asked = core.last("bl_reserve")[3]
-    assert (asked.fingerprint, asked.chunk_size) == (7, 64)
+    requested = core.last("bl_reserve")[3]
+    assert (requested.fingerprint, requested.chunk_size) == (7, 64)
     meta.commit([grant])
     assert core.last("bl_commit_blocks")[1][0].checksums_crc == 0
 

@@ -106,11 +106,11 @@ def test_keys_of_several_messages_are_each_removed_and_polled_once(
 def test_a_removal_polls_until_the_disk_has_attempted_it(script: Script, meta: MetaClient) -> None:
     names = keys(range(MOST + 40))
 
-    def asked(count: int) -> bytes:
+    def requested(count: int) -> bytes:
         return reply(count, state=script.calls(lib.BL_METHOD_REMOVING) < 4, after=bytes(count))
 
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
-    script.answers[lib.BL_METHOD_REMOVING] = asked
+    script.answers[lib.BL_METHOD_REMOVING] = requested
     assert meta.remove(names) == len(names)
     first, rest = names[:MOST].tobytes(), names[MOST:].tobytes()
     assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, rest]
@@ -119,12 +119,12 @@ def test_a_removal_polls_until_the_disk_has_attempted_it(script: Script, meta: M
 def test_the_wait_of_a_removal_for_an_idle_disk_is_bounded(
     script: Script, meta: MetaClient
 ) -> None:
-    def asked(count: int) -> bytes:
+    def requested(count: int) -> bytes:
         pending = script.calls(lib.BL_METHOD_REMOVING) <= 2 * LOOKS
         return reply(count, state=pending, after=bytes(count))
 
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
-    script.answers[lib.BL_METHOD_REMOVING] = asked
+    script.answers[lib.BL_METHOD_REMOVING] = requested
     assert meta.remove(keys(range(3))) == 3
     assert 1 < script.calls(lib.BL_METHOD_REMOVING) < LOOKS
 
@@ -151,10 +151,10 @@ def test_a_reply_for_fewer_keys_than_requested_is_an_error(
 def test_a_removal_that_a_server_cannot_report_on_is_an_error(
     script: Script, meta: MetaClient
 ) -> None:
-    def asked(count: int) -> bytes:
+    def requested(count: int) -> bytes:
         raise ValueError("no report")
 
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
-    script.answers[lib.BL_METHOD_REMOVING] = asked
+    script.answers[lib.BL_METHOD_REMOVING] = requested
     with pytest.raises(HandlerError):
         meta.remove(keys(range(3)))

@@ -13,7 +13,7 @@ from support.blocks import eventually, held, keys, put, states
 from beluga import KVCache
 from beluga._ffi import lib
 from beluga.errors import BadReplyError, BadRequestError, DrainingError, QuotaError
-from beluga.index import MetaClient, MetaServer, SessionView, ask_sessions
+from beluga.index import MetaClient, MetaServer, SessionView, fetch_sessions
 from beluga.pool import Pool
 from beluga.rpc import Client, Quota
 
@@ -37,9 +37,9 @@ def test_a_session_is_listed_with_its_grants_and_pins(pool: Pool, server: MetaSe
         assert (seen.bytes, seen.held_bytes) == (4 * LENGTH, 0)
         assert seen.call_count == 4
         assert eventually(lambda: 0 <= view(server, client).heartbeat_s < 1.0)
-        told = ask_sessions(other)
-        assert {one.nonce for one in told.sessions} == {one.nonce for one in server.sessions()}
-        assert not told.draining
+        listed = fetch_sessions(other)
+        assert {one.nonce for one in listed.sessions} == {one.nonce for one in server.sessions()}
+        assert not listed.draining
     assert eventually(lambda: server.sessions() == [])
 
 
@@ -50,10 +50,10 @@ def test_sessions_of_many_lanes_need_several_replies(paths: list[object]) -> Non
         MetaServer(pool),
     ):
         clients = [Client(pool) for _ in range(60)]
-        told = ask_sessions(clients[0])
+        listed = fetch_sessions(clients[0])
         for client in clients:
             client.close()
-    assert [one.lane for one in told.sessions] == list(range(60))
+    assert [one.lane for one in listed.sessions] == list(range(60))
 
 
 @pytest.mark.parametrize("request_", [b"", b"\0\0\0", b"\0" * 8])
@@ -69,7 +69,7 @@ def test_a_malformed_reply_is_rejected(
     with Client(pool) as client:
         monkeypatch.setattr(client, "call", lambda *_: reply)
         with pytest.raises(BadReplyError):
-            ask_sessions(client)
+            fetch_sessions(client)
 
 
 def test_a_session_that_may_still_write_is_quarantined_and_listed(pool: Pool) -> None:
@@ -92,7 +92,7 @@ def test_limits_change_while_sessions_work(pool: Pool, server: MetaServer) -> No
         grants = meta.reserve(keys(range(4)), length=LENGTH)
         server.limit(Quota(grants=2))
         assert server.quota == Quota(grants=2)
-        assert eventually(lambda: ask_sessions(client).quota == Quota(grants=2))
+        assert eventually(lambda: fetch_sessions(client).quota == Quota(grants=2))
         assert states(meta.reserve(keys([9]), length=LENGTH)) == ["REFUSED"]
         assert meta.commit(grants) == [0] * 4  # the session keeps its earlier pins
         assert states(meta.reserve(keys([9, 10, 11]), length=LENGTH)) == [
@@ -100,14 +100,14 @@ def test_limits_change_while_sessions_work(pool: Pool, server: MetaServer) -> No
             "REFUSED",
         ]
         server.limit(Quota())
-        assert eventually(lambda: ask_sessions(client).quota == Quota())
+        assert eventually(lambda: fetch_sessions(client).quota == Quota())
         assert states(meta.reserve(keys([11]), length=LENGTH)) == ["GRANTED"]
 
 
 def test_a_call_limit_set_later_begins_with_a_full_bucket(pool: Pool, server: MetaServer) -> None:
     with Client(pool) as client:
         server.limit(Quota(calls_per_s=50))
-        assert eventually(lambda: ask_sessions(client).quota.calls_per_s == 50)
+        assert eventually(lambda: fetch_sessions(client).quota.calls_per_s == 50)
 
         def refused() -> bool:
             try:

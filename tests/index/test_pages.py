@@ -123,19 +123,22 @@ class PagesAgreeWithTheModel(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_agree(self) -> None:
-        state, told = self.model.state, stat(self.pages)
+        state, counted = self.model.state, stat(self.pages)
         idle = [
             all(map(self.model.free, range(stripe * STRIPE_PAGES, (stripe + 1) * STRIPE_PAGES)))
             for stripe in range(self.stripes)
         ]
         longest = max((end - first for first, end in self.model.runs()), default=0)
-        assert (told.stripe_count, told.lost_stripe_count) == (self.stripes, len(self.model.lost))
-        assert told.used_bytes == state.count("used") * PAGE
-        assert told.held_bytes == state.count("held") * PAGE
+        assert (counted.stripe_count, counted.lost_stripe_count) == (
+            self.stripes,
+            len(self.model.lost),
+        )
+        assert counted.used_bytes == state.count("used") * PAGE
+        assert counted.held_bytes == state.count("held") * PAGE
         if self.deferred:
             return
-        assert told.free_stripe_count == sum(idle)
-        assert told.free_run_bytes == min(longest * PAGE, lib.BL_BLOCK_SIZE_MAX)
+        assert counted.free_stripe_count == sum(idle)
+        assert counted.free_run_bytes == min(longest * PAGE, lib.BL_BLOCK_SIZE_MAX)
 
     @invariant()
     def every_question_about_a_place_has_its_answer(self) -> None:

@@ -100,7 +100,7 @@ def test_grants_of_a_live_client_are_not_reassigned(
     pool: Pool, paths: list[Path], first: Process
 ) -> None:
     with Process("hold_blocks", paths) as writer:
-        assert set(json.loads(writer.ask('["reserve", [1, 2, 3]]'))) == {"GRANTED"}
+        assert set(json.loads(writer.request('["reserve", [1, 2, 3]]'))) == {"GRANTED"}
         with Client(pool) as client:
             (beside,) = put(MetaClient(client), [100])
         first.kill()
@@ -115,7 +115,9 @@ def test_grants_of_a_live_client_are_not_reassigned(
             assert given
             meta.abort(grants)
             # The client makes a call: it has a new session, and its old grants have ended.
-            assert json.loads(writer.ask('["commit", [1, 2, 3]]')) == [-lib.BL_ERROR_NO_GRANT] * 3
+            assert (
+                json.loads(writer.request('["commit", [1, 2, 3]]')) == [-lib.BL_ERROR_NO_GRANT] * 3
+            )
             assert eventually(lambda: meta.stat().held_bytes == 0)
             assert server.stat().inherited_count == 0
             assert states(meta.reserve(keys([1, 2, 3]), length=MIB)) == ["GRANTED"] * 3
@@ -125,7 +127,7 @@ def test_grants_of_a_dead_client_are_free_soon_after_a_takeover(
     pool: Pool, paths: list[Path], first: Process
 ) -> None:
     with Process("hold_blocks", paths) as writer:
-        writer.ask('["reserve", [1, 2, 3]]')
+        writer.request('["reserve", [1, 2, 3]]')
         first.kill()
         writer.kill()
     with MetaServer(pool) as server, Client(pool) as client:

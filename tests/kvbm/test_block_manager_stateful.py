@@ -112,7 +112,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if is_known and self.known:
             leaf = sorted(self.known)[leaf % len(self.known)]
         numbers = chain(leaf)[skips:]
-        self.ask(numbers, request)
+        self.onboard_blocks(numbers, request)
         if is_awaited:
             self.step(8)
 
@@ -123,7 +123,7 @@ class ManagerMachine(RuleBasedStateMachine):
         future = self.onboards[place % len(self.onboards)][2]
         assert future.cancel(), "no copy is under way between steps"
 
-    def ask(self, numbers: list[int], request: str) -> None:
+    def onboard_blocks(self, numbers: list[int], request: str) -> None:
         """Onboard blocks; with wait, those that are known now must be returned."""
         least = next((at for at, one in enumerate(numbers) if one not in self.known), len(numbers))
         future = self.manager.onboard(numbers, request)
@@ -136,7 +136,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.release(request)
         if self.known:
             number = sorted(self.known)[place % len(self.known)]
-            self.ask([number], "a")
+            self.onboard_blocks([number], "a")
             self.step(4)
 
     @rule(leaf=LEAVES)

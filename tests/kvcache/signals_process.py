@@ -28,7 +28,7 @@ from tests.kvcache.conftest import digests, payload
 COUNT, LENGTH = 3, 1 << 20
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     if within_beluga(frame):
         raise KeyboardInterrupt
 
@@ -39,7 +39,7 @@ def main() -> None:
     mine, found = payload(COUNT, LENGTH, seed=7), np.zeros((COUNT, LENGTH), np.uint8)
     with Pool.open([Path(path) for path in sys.argv[2:]]) as pool:
         cache = KVCache(pool, namespace="test", engine=DsaEngine(pool, "software"))
-        signal.signal(signal.SIGINT, _hear)
+        signal.signal(signal.SIGINT, _on_signal)
         print("ready", flush=True)
         interrupted = 0
         for number in itertools.count():

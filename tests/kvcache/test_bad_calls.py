@@ -121,10 +121,10 @@ def test_invalid_arguments_to_c_do_not_crash_the_interpreter(shm: Path) -> None:
     lines = ended.stdout.splitlines()
     assert ended.returncode == 0, f"{lines[-1:]} ended it: {ended.stderr[-2000:]}"
     assert lines.pop() == "all ended"
-    told = dict(line.split(" ... ", 1) for line in lines)
-    done = {name for name, what in told.items() if what == "done"}
+    results = dict(line.split(" ... ", 1) for line in lines)
+    done = {name for name, what in results.items() if what == "done"}
     assert done == set(HARMLESS)
-    kinds = {what.partition(":")[0] for what in told.values()} - {"done"}
+    kinds = {what.partition(":")[0] for what in results.values()} - {"done"}
     assert kinds == KINDS
 
 

@@ -56,11 +56,11 @@ from tests.support.stormy import stormy_portal
 pool = Pool.open(sys.argv[1:])
 engine = DsaEngine(pool, stormy_portal({"delay_us": 500_000}))
 gather_write = engine.gather_write
-def tell(plan):
+def announce(plan):
     transfer = gather_write(plan)
     print("out", flush=True)
     return transfer
-engine.gather_write = tell
+engine.gather_write = announce
 with KVCache(pool, namespace="test", engine=engine) as cache:
     cache.put(digests(2), np.ones((2, 4 << 20), np.uint8))
 print("stored", flush=True)

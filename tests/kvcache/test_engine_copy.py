@@ -271,14 +271,14 @@ def test_a_session_lost_during_a_copy_stores_nothing(
             "length": 4096,
         },
     )
-    told = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
+    outputs = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
     offsets, pending = ffi.new("uint64_t[1]"), ffi.new("bl_kv_pending **")
     other = caches()
     with cache.client.lock, other.client.lock:
         session, stranger = cache.client.session, other.client.session
-        assert lib.bl_kv_put_begin(session, batch, *told, offsets, pending) == 0
-        assert told[0][0] == BlockState.GRANTED
-        code = lib.bl_kv_put_end(stranger, pending[0], ffi.NULL, 0, *told)
+        assert lib.bl_kv_put_begin(session, batch, *outputs, offsets, pending) == 0
+        assert outputs[0][0] == BlockState.GRANTED
+        code = lib.bl_kv_put_end(stranger, pending[0], ffi.NULL, 0, *outputs)
     assert code == -lib.BL_ERROR_SESSION_LOST
     assert cache.lookup(digests(1)) == 0
 

@@ -189,7 +189,7 @@ class Alarms:
 
     def __init__(self, waits: Callable[[], bool], *, most: int = 1000) -> None:
         self._waits, self._most = waits, most
-        self._before = signal.signal(signal.SIGUSR1, _hear)
+        self._before = signal.signal(signal.SIGUSR1, _on_signal)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._send)
 
@@ -213,7 +213,7 @@ class Alarms:
             signal.pthread_kill(main, signal.SIGUSR1)
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     if within_beluga(frame):
         raise KeyboardInterrupt
 
@@ -221,7 +221,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
 def test_a_second_interrupt_raises_and_the_copy_keeps_its_space(scene: Scene) -> None:
     gpu = scene.gpu
     if gpu is None:
-        pytest.skip("the software queue can not be held still")
+        pytest.skip("the software queue cannot be held still")
     scene.gate.clear()
     before = len(gpu.launches)
     with Alarms(lambda: len(gpu.launches) > before), pytest.raises(KeyboardInterrupt):
@@ -235,7 +235,7 @@ def test_a_second_interrupt_raises_and_the_copy_keeps_its_space(scene: Scene) ->
 def test_space_stays_allocated_while_the_end_of_a_copy_is_unknown(scene: Scene) -> None:
     gpu = scene.gpu
     if gpu is None:
-        pytest.skip("the software queue always says")
+        pytest.skip("the software queue always reports the end of a copy")
     nonce = scene.mine.client.stat().nonce
     scene.gate.clear()
     gpu.silent = True

@@ -121,14 +121,14 @@ class Interrupted(RuleBasedStateMachine):
     def put(self, trouble: Trouble) -> None:
         keys = self.scene.fresh()
         before = self.scene.other.stat().grant_count
-        with self.troubled(trouble) as told:
+        with self.troubled(trouble) as errors:
             self.scene.mine.put(keys, MINE)
         self.they_put()
         self.calm()
         left = (self.scene.mine.stat().grant_count - before) // COUNT
         assert left in ((0, 1) if self.was_silent else (0,))
         self.left += left
-        if not told:
+        if not errors:
             self.stored.append(keys)
         else:
             self.scene.mine.remove(keys)
@@ -138,10 +138,10 @@ class Interrupted(RuleBasedStateMachine):
         if not self.stored:  # no precondition: the stored blocks depend on the time of interrupts
             return
         found = np.zeros((COUNT, LENGTH), np.uint8)
-        with self.troubled(trouble) as told:
+        with self.troubled(trouble) as errors:
             assert self.scene.mine.get(self.stored[-1], found).hits == COUNT
         self.calm()
-        assert told or np.array_equal(found, MINE)
+        assert errors or np.array_equal(found, MINE)
 
     @rule(trouble=TROUBLE)
     def close(self, trouble: Trouble) -> None:

@@ -25,7 +25,7 @@ MIXED = [
 
 
 def hits(server: Process) -> int:
-    found = re.search(r"\bhit_count=(\d+)", server.ask("stat"))
+    found = re.search(r"\bhit_count=(\d+)", server.request("stat"))
     assert found
     return int(found[1])
 
@@ -62,9 +62,9 @@ def churn(pool: Pool, paths: list[Path]) -> None:
     with Process("serve_index", paths) as server:
         workers = [Process("churn", paths) for _ in range(2)]
         for seed, worker in enumerate(workers):
-            worker.say(f"go {seed} {CHAINS}")
+            worker.send(f"go {seed} {CHAINS}")
         assert eventually(lambda: hits(server) > 200, timeout_s=120)
-        results = [json.loads(worker.ask("enough")) for worker in workers]
+        results = [json.loads(worker.request("enough")) for worker in workers]
         assert [worker.end() for worker in workers] == [0, 0]
         assert server.end() == 0
     assert [worker["wrong"] for worker in results] == [0, 0]

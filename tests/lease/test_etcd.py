@@ -61,14 +61,14 @@ class Etcd:
         base = f"{self.scheme}://127.0.0.1:{self.port}"
         return EtcdLease(base, name, ttl_s=ttl_s, timeout_s=20)
 
-    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self.lease("any")._request(path, body)
 
     def revoke(self, name: str) -> None:
         """End the etcd lease of the holder of this one."""
         key = base64.b64encode(f"beluga/{name}".encode()).decode()
-        held = self.ask("/v3/kv/range", {"key": key})["kvs"][0]["lease"]
-        self.ask("/v3/lease/revoke", {"ID": held})
+        held = self.request("/v3/kv/range", {"key": key})["kvs"][0]["lease"]
+        self.request("/v3/lease/revoke", {"ID": held})
 
     def answers(self) -> bool:
         lease = self.lease("probe")
@@ -140,7 +140,7 @@ def pool(tmp_path: Path) -> list[str]:
     return ["--pool", device]
 
 
-def says(command: Command, text: str) -> bool:
+def prints(command: Command, text: str) -> bool:
     """Wait for a line that begins with ``text``. Returns whether it came before the command
     ended.
     """
@@ -156,13 +156,13 @@ def test_a_standby_with_a_lock_replaces_a_server_that_dies_with_it(
 ) -> None:
     stand_by = ("serve", "--standby", "--lease", etcd.url("standby"), *pool)
     first = start(*stand_by)
-    assert says(first, "took over, epoch 1")
+    assert prints(first, "took over, epoch 1")
     assert not etcd.lease("standby").acquire(0)
     assert run("put", "key", "-", *pool, stdin="some bytes").returncode == 0
     second = start(*stand_by)
-    assert says(second, "standing by")
+    assert prints(second, "standing by")
     first.kill()
-    assert says(second, "took over, epoch 2")  # etcd must detect the end of the first one
+    assert prints(second, "took over, epoch 2")  # etcd must detect the end of the first one
     assert not etcd.lease("standby").acquire(0)
     assert run("get", "key", *pool).stdout == "some bytes"
 
@@ -172,13 +172,13 @@ def test_a_server_that_loses_its_lease_becomes_a_standby_every_time(
 ) -> None:
     stand_by = ("serve", "--lease", etcd.url("losses"), *pool)
     one = start(*stand_by)
-    assert says(one, "took over, epoch 1")
+    assert prints(one, "took over, epoch 1")
     other = start(*stand_by)
-    assert says(other, "standing by")
+    assert prints(other, "standing by")
     for epoch in (2, 3, 4):
         etcd.revoke("losses")
-        assert says(one, "the lease is lost; this server has stopped; standing by again")
-        assert says(other, f"took over, epoch {epoch}")
+        assert prints(one, "the lease is lost; this server has stopped; standing by again")
+        assert prints(other, f"took over, epoch {epoch}")
         one, other = other, one
 
 
@@ -202,9 +202,9 @@ def test_a_lease_works_over_tls_with_a_user(
     secure = Etcd(tmp_path, "https", f"--cert-file={certificate}", f"--key-file={key}")
     try:
         assert eventually(secure.answers, 60)
-        secure.ask("/v3/auth/user/add", {"name": "root", "password": "secret"})
-        secure.ask("/v3/auth/user/grant", {"user": "root", "role": "root"})
-        secure.ask("/v3/auth/enable", {})
+        secure.request("/v3/auth/user/add", {"name": "root", "password": "secret"})
+        secure.request("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        secure.request("/v3/auth/enable", {})
         with pytest.raises(LeaseError, match="ETCDCTL_USER"):
             secure.lease("pool").acquire(0)
         monkeypatch.setenv("ETCDCTL_USER", "root:wrong")
@@ -225,7 +225,7 @@ def test_a_standby_waits_for_an_unreachable_lock(
     pool: list[str], start: Callable[..., Command]
 ) -> None:
     standby = start("serve", "--standby", "--lease", "etcd://127.0.0.1:9/away", *pool)
-    assert says(standby, "standing by")
+    assert prints(standby, "standing by")
     assert standby.stderr
     assert "does not answer" in standby.stderr.readline()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -243,8 +243,8 @@ def test_a_standby_without_the_lock_does_not_touch_the_pool(
     lock = etcd.lease("not-mine", ttl_s=300)
     assert lock.acquire(20)
     standby = start("serve", "--standby", "--lease", etcd.url("not-mine"), *pool)
-    assert says(standby, "standing by")
+    assert prints(standby, "standing by")
     time.sleep(1)  # the server renews five times per second
     assert "no server answers" in run("ping", *pool, "--timeout", "0.1").stderr
     lock.release()
-    assert says(standby, "took over, epoch 1")
+    assert prints(standby, "took over, epoch 1")

@@ -26,19 +26,19 @@ class Etcd(JsonServer):
         self.clock = clock
         self.ends: dict[str, tuple[float, int]] = {}  # the end of each lease, and its TTL
         self.keys: dict[str, str] = {}  # the lease of each key
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.renewal: bytes | None = None  # the answer to each renewal, of a proxy in between
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         assert method == "POST"
-        self.asked.append(path)
+        self.requested.append(path)
         now = self.clock.now_s
         for lease in [name for name, (end, _) in self.ends.items() if end <= now]:
             self._revoke(lease)
         return 200, getattr(self, "_" + path.rsplit("/", 1)[1])(body)
 
     def _grant(self, body: dict[str, Any]) -> dict[str, Any]:
-        lease = str(len(self.asked))
+        lease = str(len(self.requested))
         self.ends[lease] = (self.clock.now_s + body["TTL"], body["TTL"])
         return {"ID": lease, "TTL": str(body["TTL"])}
 
@@ -112,7 +112,7 @@ def test_a_renewal_keeps_the_lease(etcd: Etcd) -> None:
     assert one.acquire(0)
     first = dict(etcd.ends)
     assert not one.acquire(0.3)  # the candidate's own key is still there
-    assert etcd.asked.count("/v3/lease/grant") == 1
+    assert etcd.requested.count("/v3/lease/grant") == 1
     assert first.keys() != etcd.ends.keys()  # a lease is released after a wait without success
 
 
@@ -121,9 +121,9 @@ def test_a_lease_that_has_ended_is_not_kept_alive_again(etcd: Etcd, clock: Clock
     assert one.acquire(0)
     clock.now_s += 3
     assert not one.renew()
-    asked = len(etcd.asked)
+    requested = len(etcd.requested)
     assert not one.renew()
-    assert len(etcd.asked) == asked
+    assert len(etcd.requested) == requested
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_releasing_a_lease_that_is_not_held_sends_nothing(etcd: Etcd) -> None:
     one = lease(etcd)
     one.release()
     assert not one.renew()
-    assert etcd.asked == []
+    assert etcd.requested == []
 
 
 def test_a_lease_that_etcd_ended_is_requested_again(etcd: Etcd, clock: Clock) -> None:

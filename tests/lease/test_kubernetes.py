@@ -120,7 +120,8 @@ def test_the_record_is_readable_by_other_clients(api: Api, account: Path) -> Non
     assert again["renewTime"] > first["spec"]["renewTime"]
     assert again["leaseTransitions"] == 1
     one.release()
-    assert api.leases["pool"]["spec"]["leaseTransitions"] == 1  # releasing a lease is no transition
+    # A release is not a transition.
+    assert api.leases["pool"]["spec"]["leaseTransitions"] == 1
     assert other.acquire(0)
     taken = api.leases["pool"]["spec"]
     assert taken["leaseTransitions"] == 2

@@ -64,7 +64,7 @@ def test_a_trickled_reply_does_not_extend_the_deadline(at_once: bytes) -> None:
     with dripping(at_once) as url:
         begin = time.monotonic()
         with pytest.raises(LeaseError, match=r"does not answer: .*timed out"):
-            JsonService(url, timeout_s=0.3).ask("POST", "/", {})
+            JsonService(url, timeout_s=0.3).request("POST", "/", {})
         assert time.monotonic() - begin < 20
 
 
@@ -74,4 +74,4 @@ def test_a_trickled_reply_does_not_extend_the_deadline(at_once: bytes) -> None:
 def test_a_reply_that_is_not_an_object_counts_as_empty(body: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     with dripping(head + body) as url:
-        assert JsonService(url, timeout_s=20).ask("GET", "/") == (200, {})
+        assert JsonService(url, timeout_s=20).request("GET", "/") == (200, {})

@@ -103,7 +103,7 @@ class Listener:
             return connect(self.place.parent, self.place.name, ANSWER_S)
         return socket.create_connection(self.place, ANSWER_S)
 
-    def ask(
+    def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of an answer."""
@@ -182,16 +182,16 @@ def site(start: Start, folder: Path, endpoints: tuple[str, str]) -> Iterator[Sit
             *("serve", "--pool", paths[0], "--pool", paths[1], "--admin", 0, "--json"),
             *("--events", endpoints[0], "--events-replay", endpoints[1]),
         )
-        said, where, _ = _line(gateway), _line(server), _line(server)
+        started, where, _ = _line(gateway), _line(server), _line(server)
         listeners = (
-            Listener("clients", _place(said["url"]), gateway, "/health", "/v1/large"),
-            Listener("operators", _place(said["admin"]), gateway, "/workers", "/alerts"),
+            Listener("clients", _place(started["url"]), gateway, "/health", "/v1/large"),
+            Listener("operators", _place(started["admin"]), gateway, "/workers", "/alerts"),
             Listener("admin port", _place(where["url"]), server, "/healthz", "/"),
             Listener("local socket", runtime / "admin.sock", server, "/healthz", "/"),
         )
         found = Site(
             engine, {one.name: one for one in listeners}, endpoints[1], endpoints[0], paths
         )
-        while found.http["clients"].ask("GET", "/ready")[0] != 200:
+        while found.http["clients"].request("GET", "/ready")[0] != 200:
             pass
         yield found

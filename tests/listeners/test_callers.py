@@ -31,10 +31,10 @@ CANCEL = "/v1/responses/resp_1/cancel"
 )
 def test_a_foreign_host_name_is_rejected(served: Site, name: str, host: str) -> None:
     path = {"clients": "/v1/models", "operators": "/workers", "admin port": "/live"}[name]
-    assert served.http[name].ask("GET", path, Host=host)[0] == 421
-    assert served.http[name].ask("GET", path, Host="localhost")[0] == 200
-    assert served.http[name].ask("GET", path, Host="[::1]:7")[0] == 200
-    assert served.http[name].ask("POST", path, b"{}", Host=host)[0] in (403, 421)
+    assert served.http[name].request("GET", path, Host=host)[0] == 421
+    assert served.http[name].request("GET", path, Host="localhost")[0] == 200
+    assert served.http[name].request("GET", path, Host="[::1]:7")[0] == 200
+    assert served.http[name].request("POST", path, b"{}", Host=host)[0] in (403, 421)
 
 
 def test_a_request_with_two_hosts_is_rejected(served: Site) -> None:
@@ -49,25 +49,27 @@ def test_a_request_with_two_hosts_is_rejected(served: Site) -> None:
 )
 def test_a_page_of_another_site_changes_nothing(served: Site, headers: dict[str, str]) -> None:
     operators = served.http["operators"]
-    (worker,) = json.loads(operators.ask("GET", "/workers")[2])
+    (worker,) = json.loads(operators.request("GET", "/workers")[2])
     for method, path, body in (
         ("POST", f"/workers/{worker['id']}/drain", None),
         ("DELETE", f"/workers/{worker['id']}", None),
         ("POST", "/workers", b'{"url": "http://127.0.0.1:9"}'),
     ):
         kind = {} if body is None else {"Content_Type": "application/json"}
-        assert operators.ask(method, path, body, **kind, **headers)[0] == 403
-    answer = operators.ask("GET", "/workers", **headers)
+        assert operators.request(method, path, body, **kind, **headers)[0] == 403
+    answer = operators.request("GET", "/workers", **headers)
     assert "Access-Control-Allow-Origin" not in answer[1]
     assert [one["draining"] for one in json.loads(answer[2])] == [False]
-    assert served.http["admin port"].ask("POST", "/drain", b"", **headers)[0] == 403
+    assert served.http["admin port"].request("POST", "/drain", b"", **headers)[0] == 403
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 def test_forms_are_not_parsed_as_json(served: Site, kind: str) -> None:
     clients, operators = served.http["clients"], served.http["operators"]
-    assert clients.ask("POST", "/v1/chat/completions", CHAT, Content_Type=kind)[0] == 415
-    assert operators.ask("POST", "/workers", b'{"url": "http://a"}', Content_Type=kind)[0] == 415
+    assert clients.request("POST", "/v1/chat/completions", CHAT, Content_Type=kind)[0] == 415
+    assert (
+        operators.request("POST", "/workers", b'{"url": "http://a"}', Content_Type=kind)[0] == 415
+    )
     assert served.engine.seen == []
 
 
@@ -75,12 +77,12 @@ def test_a_page_of_another_site_sends_no_form_without_a_key(served: Site) -> Non
     """Browsers send a preflight for JSON and for keys, and engines answer it."""
     clients = served.http["clients"]
     form = {"Content_Type": "multipart/form-data; boundary=x", "Origin": "http://evil.example"}
-    assert clients.ask("POST", "/v1/audio/transcriptions", b"--x--", **form)[0] == 403
+    assert clients.request("POST", "/v1/audio/transcriptions", b"--x--", **form)[0] == 403
     untyped = {"Origin": "http://evil.example"}
-    assert clients.ask("POST", "/v1/chat/completions", CHAT, **untyped)[0] == 403
+    assert clients.request("POST", "/v1/chat/completions", CHAT, **untyped)[0] == 403
     assert served.engine.seen == []
     keyed = form | {"Authorization": "Bearer k"}
-    assert clients.ask("POST", "/v1/audio/transcriptions", b"--x--", **keyed)[0] == 200
+    assert clients.request("POST", "/v1/audio/transcriptions", b"--x--", **keyed)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -93,12 +95,12 @@ def test_a_page_of_another_site_sends_no_empty_request_without_a_key(
 ) -> None:
     """A browser sends a POST without a body to another site, and no preflight request."""
     clients = served.http["clients"]
-    assert clients.ask("POST", CANCEL, body, **headers)[0] == 403
+    assert clients.request("POST", CANCEL, body, **headers)[0] == 403
     assert served.engine.seen == []
     keyed = headers | {"Authorization": "Bearer k"}
     for sent in (keyed, {}, {"Content_Type": "application/x-www-form-urlencoded"}):
-        assert clients.ask("POST", CANCEL, body, **sent)[0] == 200
-    assert clients.ask("DELETE", "/v1/responses/resp_1", **headers)[0] == 200  # engines decide
+        assert clients.request("POST", CANCEL, body, **sent)[0] == 200
+    assert clients.request("DELETE", "/v1/responses/resp_1", **headers)[0] == 200  # engines decide
     assert served.engine.seen == [("POST", CANCEL)] * 3 + [("DELETE", "/v1/responses/resp_1")]
 
 
@@ -159,7 +161,7 @@ def test_no_response_shows_an_engine_address(served: Site) -> None:
         "Content-Location": f"//{place}/v1/z",
         "Alt-Svc": 'h2=":9000"',
     }
-    _, headers, _ = clients.ask("GET", "/v1/anything/")
+    _, headers, _ = clients.request("GET", "/v1/anything/")
     assert place not in str(headers)
     assert headers["Location"] == "/v1/x?a=1"
     assert headers["Link"] == "</v1/y>; rel=next, <https://other.example/z>"
@@ -207,12 +209,12 @@ def test_a_token_is_required_and_never_printed(start: Start, shm: Path) -> None:
         )
         for listener, path in zip(listeners, ("/workers", "/live"), strict=True):
             for wrong in ("", f"Bearer {SECRET[:-1]}", f"Bearer {SECRET}x", SECRET, "Basic !"):
-                status, headers, body = listener.ask("GET", path, Authorization=wrong)
+                status, headers, body = listener.request("GET", path, Authorization=wrong)
                 assert status == 401
                 assert SECRET not in f"{headers}{body!r}"
-            assert listener.ask("GET", path, Authorization=f"Bearer {SECRET}")[0] == 200
-        assert listeners[1].ask("GET", "/healthz")[0] == 200
-        assert listeners[1].ask("GET", "/metrics")[0] == 401
+            assert listener.request("GET", path, Authorization=f"Bearer {SECRET}")[0] == 200
+        assert listeners[1].request("GET", "/healthz")[0] == 200
+        assert listeners[1].request("GET", "/metrics")[0] == 401
         for child in (gateway, server):
             line = Path(f"/proc/{child.pid}/cmdline").read_bytes()
             assert SECRET.encode() not in line
@@ -255,8 +257,8 @@ def test_both_servers_support_tls(start: Start, shm: Path) -> None:
         ):
             assert url.startswith("https://127.0.0.1:")
             silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")
-            asked = urlopen(url, timeout=30, context=context)  # noqa: S310
-            with silent.connect(), asked as answer:
+            requested = urlopen(url, timeout=30, context=context)  # noqa: S310
+            with silent.connect(), requested as answer:
                 assert answer.status == 200  # a stalled handshake does not block clients
             with pytest.raises((urllib.error.URLError, OSError)):
                 urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310

@@ -42,7 +42,7 @@ def test_input_after_a_running_request_is_bounded(served: Site, sent: bytes) -> 
             peer.settimeout(2)  # the connection is no longer read, or is closed
             with suppress(OSError):
                 peer.sendall(sent)
-        assert clients.ask("GET", "/health")[0] == 200
+        assert clients.request("GET", "/health")[0] == 200
         assert clients.rss() - before < 100 * MIB
 
 
@@ -118,18 +118,18 @@ class _Kept:
         """Leave the file open for the next response."""
 
 
-def asked(listener: Listener, target: str, host: str = "localhost") -> int:
+def requested(listener: Listener, target: str, host: str = "localhost") -> int:
     return status_of(listener.raw(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()))
 
 
 @pytest.mark.parametrize("name", OVER_TCP)
 def test_the_host_of_a_whole_url_is_checked(served: Site, name: str) -> None:
     listener, path = served.http[name], OVER_TCP[name]
-    assert asked(listener, f"http://localhost{path}") == 200
-    assert asked(listener, f"http://127.0.0.1:80{path}") == 200
-    assert asked(listener, f"http://evil.example{path}") == 421
-    assert asked(listener, f"http://evil.example:80{path}") == 421
-    assert asked(listener, f"http://localhost{path}", host="evil.example") == 421
+    assert requested(listener, f"http://localhost{path}") == 200
+    assert requested(listener, f"http://127.0.0.1:80{path}") == 200
+    assert requested(listener, f"http://evil.example{path}") == 421
+    assert requested(listener, f"http://evil.example:80{path}") == 421
+    assert requested(listener, f"http://localhost{path}", host="evil.example") == 421
 
 
 @pytest.mark.parametrize("name", SERVER)
@@ -143,8 +143,8 @@ def test_the_host_of_a_whole_url_is_checked(served: Site, name: str) -> None:
 )
 def test_the_server_has_one_spelling_of_a_path(served: Site, name: str, target: str) -> None:
     listener = served.http[name]
-    assert asked(listener, "/live") == 200
-    assert asked(listener, target) in (400, 404)
+    assert requested(listener, "/live") == 200
+    assert requested(listener, target) in (400, 404)
 
 
 @pytest.mark.parametrize("name", OVER_TCP)
@@ -158,7 +158,7 @@ def test_the_server_has_one_spelling_of_a_path(served: Site, name: str, target: 
     ],
 )
 def test_malformed_hosts_are_rejected(served: Site, name: str, host: str) -> None:
-    assert asked(served.http[name], OVER_TCP[name], host) == 421
+    assert requested(served.http[name], OVER_TCP[name], host) == 421
 
 
 @pytest.mark.parametrize("name", SERVER)
@@ -171,7 +171,7 @@ def test_head_returns_the_headers_of_get(served: Site, name: str) -> None:
             assert answer.status == status
             assert int(answer.headers["Content-Length"]) > 0
             assert answer.read() == b""
-    assert served.http[name].ask("HEAD", "/live", Host="evil.example")[0] == (
+    assert served.http[name].request("HEAD", "/live", Host="evil.example")[0] == (
         421 if name == "admin port" else 200
     )
 
@@ -193,4 +193,4 @@ def test_a_first_line_that_is_too_long_gets_an_answer(served: Site, name: str, l
     ],
 )
 def test_malformed_json_is_rejected(served: Site, path: str, body: bytes) -> None:
-    assert served.http["local socket"].ask("POST", path, body)[0] == 400
+    assert served.http["local socket"].request("POST", path, body)[0] == 400

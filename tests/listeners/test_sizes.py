@@ -60,7 +60,7 @@ def test_the_sum_of_bodies_is_bounded(listener: Listener) -> None:
         f"Content-Length: {60 * MIB}\r\n\r\n"
     )
     with sending(listener, 12, head.encode(), 59 * MIB) as answers:
-        assert listener.ask("GET", listener.health)[0] == 200
+        assert listener.request("GET", listener.health)[0] == 200
         assert listener.rss() - before < 400 * MIB
         statuses = {status_of(answer) for answer in answers} - {0}
     assert statuses <= {403, 404, 413, 503}
@@ -88,7 +88,7 @@ def test_heads_are_bounded(listener: Listener) -> None:
     with sending(
         listener, 20, head + b"".join(b"X-%d: %s\r\n" % (n, b"c" * 60_000) for n in range(200)), 0
     ) as answers:
-        assert listener.ask("GET", listener.health)[0] == 200
+        assert listener.request("GET", listener.health)[0] == 200
         assert listener.rss() - before < 100 * MIB
         assert {status_of(answer) for answer in answers} <= {0, 400, 431}
 
@@ -96,18 +96,20 @@ def test_heads_are_bounded(listener: Listener) -> None:
 def test_health_is_answered_during_a_flood_of_requests(listener: Listener) -> None:
     ending = threading.Event()
 
-    def ask() -> None:
+    def request() -> None:
         while not ending.is_set():
             with suppress(OSError, EOFError):
-                listener.ask("GET", listener.large if listener.name != "clients" else "/metrics")
+                listener.request(
+                    "GET", listener.large if listener.name != "clients" else "/metrics"
+                )
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=request) for _ in range(8)]
     before = listener.rss()
     for thread in threads:
         thread.start()
     try:
         for _ in range(10):
-            assert listener.ask("GET", listener.health)[0] == 200
+            assert listener.request("GET", listener.health)[0] == 200
         assert listener.rss() - before < 100 * MIB
     finally:
         ending.set()
@@ -141,10 +143,10 @@ def test_a_flood_of_replays_delays_no_event(served: Site, routers: int) -> None:
         for _ in range(3):
             assert live.poll(5_000)  # one arrives each second
             live.recv_multipart()
-        asked = context.socket(zmq.DEALER)
-        asked.connect(served.replay)
-        asked.send_multipart([b"", bytes(8)])
-        assert asked.poll(30_000)
+        requested = context.socket(zmq.DEALER)
+        requested.connect(served.replay)
+        requested.send_multipart([b"", bytes(8)])
+        assert requested.poll(30_000)
         assert server.rss() - before < 100 * MIB
     finally:
         context.destroy(linger=0)
@@ -160,10 +162,10 @@ def test_a_router_that_sends_too_much_is_disconnected(served: Site) -> None:
         one.connect(served.replay)
         one.send_multipart([b"", bytes(MIB)])
         assert ended.poll(30_000)
-        asked = context.socket(zmq.DEALER)
-        asked.connect(served.replay)
-        asked.send_multipart([b"", bytes(8)])
-        assert asked.poll(30_000)
+        requested = context.socket(zmq.DEALER)
+        requested.connect(served.replay)
+        requested.send_multipart([b"", bytes(8)])
+        assert requested.poll(30_000)
     finally:
         context.destroy(linger=0)
 
@@ -188,11 +190,11 @@ def test_queued_messages_of_routers_that_do_not_read_are_bounded(tmp_path: Path)
     """Each one requests 10,000 messages, again and again."""
     import zmq
 
-    asked = 0
+    requested = 0
 
     def find(first: int) -> list[tuple[int, bytes]]:
-        nonlocal asked
-        asked += 1
+        nonlocal requested
+        requested += 1
         return [(number, bytes(1000)) for number in range(10_000)]
 
     context, sockets = zmq.Context(), ZmtpSockets()
@@ -207,7 +209,7 @@ def test_queued_messages_of_routers_that_do_not_read_are_bounded(tmp_path: Path)
                 routers[-1].send_multipart([b"", bytes(8)])
         for _ in range(300):
             replays.serve(0.001, find)
-        assert 1 <= asked <= 300
+        assert 1 <= requested <= 300
         assert len(replays._running) == RUNNING_MAX
         for replay in replays._running.values():
             assert len(replay.left) > 8000

@@ -70,7 +70,7 @@ def answers_meanwhile(listener: Listener) -> None:
         status = 0
         for _ in range(3):
             with suppress(ConnectionError, EOFError):
-                status = listener.ask("GET", listener.health)[0]
+                status = listener.request("GET", listener.health)[0]
                 break
         assert status == 200
 
@@ -127,7 +127,7 @@ def test_incomplete_bodies_do_not_block_requests(served: Site) -> None:
     clients = served.http["clients"]
     with many(clients, half_body(clients)):
         for _ in range(5):
-            status, _, _ = clients.ask(
+            status, _, _ = clients.request(
                 *("POST", "/v1/completions", b'{"model": "m", "prompt": "a"}'),
                 Content_Type="application/json",
             )

@@ -30,8 +30,8 @@ def test_every_cell_has_a_test_that_exists_or_a_reason() -> None:
 
 
 def test_every_test_of_an_attack_is_in_the_table() -> None:
-    told = {cell.test for cells in TABLE.values() for cell in cells}
+    named = {cell.test for cells in TABLE.values() for cell in cells}
     for file in ("test_slow_clients.py", "test_sizes.py"):
         for node in ast.parse((HERE / file).read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                assert f"{file}::{node.name}" in told
+                assert f"{file}::{node.name}" in named

@@ -20,9 +20,9 @@ class NaiveIndex:
         self.names: dict[Worker, dict[int, Path]] = {}
         self.held: dict[Worker, set[tuple[int, Tier]]] = {}  # by name and tier
 
-    def _name(self, owner: Worker, speaker: Worker, name: int) -> Path | None:
+    def _name(self, owner: Worker, publisher: Worker, name: int) -> Path | None:
         found = self.names.get(owner, {}).get(name)
-        return self.names.get(speaker, {}).get(name) if found is None else found
+        return self.names.get(publisher, {}).get(name) if found is None else found
 
     def _store(self, owner: Worker, tier: Tier, name: int, path: Path) -> None:
         names, held = self.names.setdefault(owner, {}), self.held.setdefault(owner, set())

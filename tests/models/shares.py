@@ -42,12 +42,12 @@ class Shares:
     def touch(self, number: int) -> None:
         self.orders[self.share[number]].touch(number)
 
-    def victim(self, asks: int) -> int:
+    def victim(self, requester: int) -> int:
         excess = [
-            self.used[share] + (share == asks) - part for share, part in enumerate(self.parts)
+            self.used[share] + (share == requester) - part for share, part in enumerate(self.parts)
         ]
         over = [share for share in range(len(excess)) if excess[share] > 0]
-        for some in over, [asks], range(len(excess)):
+        for some in over, [requester], range(len(excess)):
             for share in sorted(some, key=lambda one: -excess[one]):
                 if self.orders[share].order:
                     return self.orders[share].coldest()

@@ -250,7 +250,7 @@ def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -
         choice.shuffle(names)
         verdict = try_python(copy, mutant, names[:TESTS_MAX] or folders)
         verdicts.append(verdict)
-        tell(verdict)
+        print_verdict(verdict)
     return verdicts
 
 
@@ -270,12 +270,12 @@ def sample_c(copy: Copy, pattern: str, count: int, choice: random.Random) -> lis
         verdict = try_c(copy, mutant, c_folders(mutant.path))
         if verdict is not None:
             verdicts.append(verdict)
-            tell(verdict)
+            print_verdict(verdict)
     copy.build()
     return verdicts
 
 
-def tell(verdict: Verdict) -> None:
+def print_verdict(verdict: Verdict) -> None:
     """Print one line as it happens."""
     word = "caught  " if verdict.caught else "SURVIVED"
     print(f"{time.strftime('%H:%M:%S')} {word} {verdict.mutant}   {verdict.how}", flush=True)

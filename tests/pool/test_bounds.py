@@ -112,10 +112,10 @@ def test_every_byte_of_every_file_is_filled_once(
     core = WatchedCore()
     monkeypatch.setattr(creation, "lib", core)
     monkeypatch.setattr(creation, "_PIECE", 3 * MIB)
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     paths = [tmp_path / "a", tmp_path / "b"]
     creation.create(
-        paths, NewPoolSettings(device_size=8 * MIB), progress=lambda *figures: told.append(figures)
+        paths, NewPoolSettings(device_size=8 * MIB), progress=lambda *figures: calls.append(figures)
     )
     filled = sorted(
         (int(ffi.cast("uintptr_t", given[0])), given[1])
@@ -126,7 +126,7 @@ def test_every_byte_of_every_file_is_filled_once(
     for half in (filled[:3], filled[3:]):
         assert [at - half[0][0] for at, _ in half] == [0, 3 * MIB, 6 * MIB]
     assert [path.stat().st_blocks * 512 for path in paths] == [8 * MIB] * 2
-    assert told[-1] == (16 * MIB, 16 * MIB)
+    assert calls[-1] == (16 * MIB, 16 * MIB)
 
 
 @pytest.mark.parametrize(

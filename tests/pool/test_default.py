@@ -112,8 +112,8 @@ def test_a_failed_block_stores_no_default_pool(home: Path) -> None:
 def test_a_read_only_home_is_rejected_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
-    said = "file/beluga: Not a directory", "set HOME or XDG_STATE_HOME"
-    with refused(NoDefaultPoolError, *said), storing_default([home / "a"]):
+    messages = "file/beluga: Not a directory", "set HOME or XDG_STATE_HOME"
+    with refused(NoDefaultPoolError, *messages), storing_default([home / "a"]):
         pytest.fail("the work began")
 
 

@@ -199,9 +199,9 @@ def test_the_default_coherence_is_that_of_the_kind(
     wish = NewPoolSettings()
     layout = Layout(2, SIZE, wish, metadata_device=True)
     assert layout.superblock(0, "devdax").coherence == "software"
-    vouched = NewPoolSettings(metadata_coherence="hardware")
+    declared = NewPoolSettings(metadata_coherence="hardware")
     devices = [
-        Layout(1, SIZE, vouched, metadata_device=True).superblock(i, "devdax") for i in (0, 1)
+        Layout(1, SIZE, declared, metadata_device=True).superblock(i, "devdax") for i in (0, 1)
     ]
     assert [one.coherence for one in devices] == ["hardware", "software"]
 

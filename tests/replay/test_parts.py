@@ -178,7 +178,9 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_children_report_by_lines(child: Any) -> None:
     made = child("print('{\"done\": 3}')")
     assert made.next_report() == {"done": 3}
-    with pytest.raises(ReplayError, match="the child ended before its work did: exit status 0"):
+    with pytest.raises(
+        ReplayError, match="the child ended before its work was done: exit status 0"
+    ):
         made.next_report()
 
 
@@ -303,7 +305,7 @@ def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
         ReplayError, match=f"a block of {size} bytes is too small or uneven; use a multiple of 8"
     ):
         run.replay(
-            [], run.ReplayOptions(block_size=size), say=print, advance=lambda done, total: None
+            [], run.ReplayOptions(block_size=size), note=print, advance=lambda done, total: None
         )
 
 
@@ -312,7 +314,7 @@ def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPat
     found = run.replay(
         requests([1, 2], [1, 2, 3]),
         run.ReplayOptions(block_size=64, client_count=1),
-        say=print,
+        note=print,
         advance=lambda done, total: moves.append((done, total)),
     )
     assert (found.blocks_looked_up, found.blocks_hit, found.blocks_put) == (5, 2, 3)

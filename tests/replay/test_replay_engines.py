@@ -139,17 +139,17 @@ def test_the_exporter_shows_what_the_engine_did(start: Start, tmp_path: Path) ->
     assert replay.stderr is not None
     url = next(match[1] for line in replay.stderr if (match := re.search(r"page at (\S+)", line)))
     expected = modeled(PROMPTS, upcoming=[1])
-    asked = sum(map(len, PROMPTS))
+    requested = sum(map(len, PROMPTS))
     totals = {
         "beluga_kvbm_hit_blocks_total": expected["device_hits"],
         'beluga_kvbm_moved_blocks_total{kind="onboard"}': expected["onboarded"],
         'beluga_kvbm_moved_blocks_total{kind="offload"}': expected["offloaded"],
         'beluga_kvbm_moved_blocks_total{kind="prefetch"}': expected["prefetched"],
         "beluga_kvbm_evicted_blocks_total": expected["evicted"],
-        "beluga_kvbm_heat_ratio_count": asked,
+        "beluga_kvbm_heat_ratio_count": requested,
         # first touches have a heat of exactly 1/2
         'beluga_kvbm_heat_ratio_bucket{le="0.5"}': len({key for ids in PROMPTS for key in ids}),
-        'beluga_kvbm_heat_ratio_bucket{le="+Inf"}': asked,
+        'beluga_kvbm_heat_ratio_bucket{le="+Inf"}': requested,
     }
     until, found = time.monotonic() + WAIT_S, {}
     while any(found.get(name) != value for name, value in totals.items()):

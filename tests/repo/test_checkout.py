@@ -52,10 +52,10 @@ def python(checkout: Path, *arguments: str, path: tuple[Path, ...] = ()) -> tupl
 
 def test_the_installed_package_is_imported(checkout: Path, installed: Path) -> None:
     code = "import beluga, beluga.pool as pool; print(beluga.__file__, pool.__file__, sep='\\n')"
-    status, told, _ = python(checkout, "-c", code, path=(installed,))
+    status, output, _ = python(checkout, "-c", code, path=(installed,))
     names = ("beluga/__init__.py", "beluga/pool/__init__.py")
     files = [installed / name for name in names]
-    assert (status, told.splitlines()) == (0, list(map(str, files)))
+    assert (status, output.splitlines()) == (0, list(map(str, files)))
 
 
 def test_the_readme_runs_in_the_checkout(checkout: Path, installed: Path) -> None:
@@ -73,31 +73,31 @@ def test_the_readme_runs_in_the_checkout(checkout: Path, installed: Path) -> Non
 def test_the_command_runs_in_the_checkout(
     checkout: Path, installed: Path, program: list[str]
 ) -> None:
-    status, told, _ = python(checkout, *program, "doctor", "--json", path=(installed,))
+    status, output, _ = python(checkout, *program, "doctor", "--json", path=(installed,))
     assert status in (0, 1)  # the findings depend on the machine
-    assert '"cpu-flush"' in told
+    assert '"cpu-flush"' in output
 
 
 def test_a_checkout_with_a_core_is_imported_itself(checkout: Path, installed: Path) -> None:
     (core,) = (ROOT / "beluga").glob("_core*.so")
     shutil.copy(core, checkout / "beluga")
     code = "import beluga; print(beluga.__file__)"
-    status, told, _ = python(checkout, "-c", code, path=(installed,))
-    assert (status, told) == (0, str(checkout / "beluga/__init__.py"))
+    status, output, _ = python(checkout, "-c", code, path=(installed,))
+    assert (status, output) == (0, str(checkout / "beluga/__init__.py"))
 
 
 def test_without_an_installation_the_error_is_one_line_with_a_remedy(checkout: Path) -> None:
     advice = f"{checkout} has no C core; run 'pip install .' or scripts/dev/setup-env there"
-    status, _, told = python(checkout, "-c", "from beluga import Pool")
-    assert (status, told.splitlines()[-1]) == (1, f"beluga.errors.CoreMissingError: {advice}")
+    status, _, output = python(checkout, "-c", "from beluga import Pool")
+    assert (status, output.splitlines()[-1]) == (1, f"beluga.errors.CoreMissingError: {advice}")
     assert python(checkout, "-m", "beluga", "ping") == (1, "", f"beluga: error: {advice}")
 
 
 def test_a_core_that_cannot_be_loaded_is_reported(checkout: Path) -> None:
     (core,) = (ROOT / "beluga").glob("_core*.so")
     (checkout / "beluga" / core.name).write_bytes(b"of another machine")
-    status, told, error = python(checkout, "-m", "beluga", "ping")
-    assert (status, told) == (1, "")
+    status, output, error = python(checkout, "-m", "beluga", "ping")
+    assert (status, output) == (1, "")
     assert error.startswith("beluga: error: the C core cannot be loaded: ")
     assert error.endswith("; build it again")
     assert len(error.splitlines()) == 1

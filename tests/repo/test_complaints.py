@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.shown import PAGES, name_of, spans
-from test_docs import KNOWN, found_command, options_in, options_of, script_knows
+from test_docs import KNOWN, found_command, options_in, options_of, script_has
 
 import beluga
 from beluga import errors
@@ -51,7 +51,7 @@ def exists(span: str) -> bool:  # noqa: PLR0911  a line for each kind of thing t
         name = found_command(words)
         return name is not None and options_in(words) <= options_of(KNOWN[name])
     if words[0].startswith("scripts/"):
-        return script_knows(words)
+        return script_has(words)
     if words[:2] == ["python", "-m"]:
         return importlib.util.find_spec(words[2]) is not None
     if words[0].startswith("tests/"):

@@ -63,7 +63,7 @@ def options_in(words: list[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
 
 
-def script_knows(words: list[str]) -> bool:
+def script_has(words: list[str]) -> bool:
     """Whether the script exists, and it or a program that it starts has these options."""
     script = ROOT / words[0]
     if not script.is_file():
@@ -93,21 +93,21 @@ def offers(module: str, name: str) -> bool:
 def check_plugin(words: list[str]) -> None:
     """Check that Beluga's connector accepts the settings of an engine for Beluga."""
     if "--kv-transfer-config" in words:
-        told = json_after(words, "--kv-transfer-config")
-        if told["kv_connector"] == "MultiConnector":
-            children = told["kv_connector_extra_config"]["connectors"]
-            (told,) = [one for one in children if one["kv_connector"] == "BelugaConnector"]
-        assert told["kv_connector"] == "BelugaConnector"
-        settings_of(VllmSettings, told.get("kv_connector_extra_config", {}))
+        shown = json_after(words, "--kv-transfer-config")
+        if shown["kv_connector"] == "MultiConnector":
+            children = shown["kv_connector_extra_config"]["connectors"]
+            (shown,) = [one for one in children if one["kv_connector"] == "BelugaConnector"]
+        assert shown["kv_connector"] == "BelugaConnector"
+        settings_of(VllmSettings, shown.get("kv_connector_extra_config", {}))
     if "--l2-adapter" in words:
-        told = json_after(words, "--l2-adapter")
-        assert offers(told["module_path"], told["class_name"])
-        settings_of(EngineSettings, told["adapter_params"])
+        shown = json_after(words, "--l2-adapter")
+        assert offers(shown["module_path"], shown["class_name"])
+        settings_of(EngineSettings, shown["adapter_params"])
     if "--hicache-storage-backend-extra-config" in words:
-        told = json_after(words, "--hicache-storage-backend-extra-config")
-        assert offers(told.pop("module_path"), told.pop("class_name"))
+        shown = json_after(words, "--hicache-storage-backend-extra-config")
+        assert offers(shown.pop("module_path"), shown.pop("class_name"))
         settings_of(
-            EngineSettings, {k: told[k] for k in told.keys() - {"backend_name", "interface_v1"}}
+            EngineSettings, {k: shown[k] for k in shown.keys() - {"backend_name", "interface_v1"}}
         )
 
 
@@ -122,7 +122,7 @@ def test_shown_commands_parse(path: Path) -> None:
                 assert name is not None, shown.line
                 KNOWN[name].make_context(name, words[len(name.split()) :])  # raises UsageError
             elif words[0].startswith("scripts/"):
-                assert script_knows(words), shown.line
+                assert script_has(words), shown.line
             else:
                 assert words[0] in OTHERS, shown.line
                 check_plugin(words)
@@ -164,7 +164,7 @@ def test_commands_in_the_text_exist(path: Path) -> None:
     for span in spans(path):
         words = span.split()
         if words[0].startswith("scripts/") and not words[0].endswith(".py"):
-            if not script_knows(words):
+            if not script_has(words):
                 wrong.append(span)
         elif words[0] in PROGRAMS and len(words) > 1 and re.match(r"[a-z]", words[1]):
             name = found_command(words) or ""
@@ -256,9 +256,11 @@ def test_commands_in_the_advice_of_errors_exist() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert len(named) > 20
     assert named - options - OTHERS_OPTIONS == set()
-    asked = re.findall(r"'beluga ([a-z][a-z -]*)", text)
-    assert len(asked) > 20
-    assert [words for words in asked if not found_command(["beluga", *words.split()])] == []
+    named_commands = re.findall(r"'beluga ([a-z][a-z -]*)", text)
+    assert len(named_commands) > 20
+    assert [
+        words for words in named_commands if not found_command(["beluga", *words.split()])
+    ] == []
 
 
 def test_every_c_file_is_listed() -> None:
@@ -348,10 +350,10 @@ def test_experiments_have_the_numbers_of_the_paper() -> None:
         1: "methods to write", 2: "latency", 3: "skewed", 4: "background load", 5: "hits it",
         6: "rates", 7: "lengths", 8: "settings", 9: "dense", 10: "sparse", 11: "calls",
     }  # fmt: skip
-    told = " ".join(titles)
-    assert [int(n) for n in re.findall(r"Exp (\d+)", told)] == sorted(about)
+    shown = " ".join(titles)
+    assert [int(n) for n in re.findall(r"Exp (\d+)", shown)] == sorted(about)
     for number, words in about.items():
-        assert re.search(rf"Exp {number}: [^E]*{words}", told), number
+        assert re.search(rf"Exp {number}: [^E]*{words}", shown), number
     cited = {
         "bench/paper/latency.py": {2}, "bench/paper/bandwidth.py": {3, 4},
         "bench/vllm/load.py": {5, 6}, "bench/vllm/variants.py": {8},
@@ -367,8 +369,8 @@ def test_experiments_have_the_numbers_of_the_paper() -> None:
 
 def test_documents_agree_with_the_code_and_cite_files_that_exist() -> None:
     assumed = set(re.findall(r"\bA(\d)\b", (ROOT / "csrc/coherence/coherence.h").read_text()))
-    told = re.search(r"\(A1 to A(\d) in", (ROOT / "docs/understand/correctness.md").read_text())
-    assert told and told[1] == max(assumed)
+    shown = re.search(r"\(A1 to A(\d) in", (ROOT / "docs/understand/correctness.md").read_text())
+    assert shown and shown[1] == max(assumed)
     sources = [path for name in ("beluga", "bench", "csrc") for path in (ROOT / name).rglob("*")]
     texts = [path for path in sources if path.suffix in (".py", ".c", ".h", ".cu", ".cuh")]
     pages = {path.name for path in DOCUMENTS}

@@ -124,8 +124,8 @@ def test_the_drawn_tree_is_the_tree_of_classes() -> None:
 
 def test_each_error_class_has_advice() -> None:
     for _, name in drawn_tree():
-        said = vars(getattr(errors, name))["__doc__"] or ""
-        assert re.fullmatch(r"[A-Z].+\.", said, re.DOTALL), name
+        text = vars(getattr(errors, name))["__doc__"] or ""
+        assert re.fullmatch(r"[A-Z].+\.", text, re.DOTALL), name
 
 
 def test_an_unknown_error_number_is_an_error_too() -> None:

@@ -32,8 +32,8 @@ EXPORTS: dict[str, str] = {
         "TaskRecord Work check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED "
         "STORED chain_names "
         "names_at read_names "
-        "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
-        "read_entries COUNTERS_METHOD ask_counters BLOCK_RECORD "
+        "REFUSALS SessionView Sessions Tenant fetch_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
+        "read_entries COUNTERS_METHOD fetch_counters BLOCK_RECORD "
         "Field HintStat OTHERS TENANT TenantShare check_shares digest_of fingerprint_of"
     ),
     "beluga.transfer": (
@@ -61,8 +61,8 @@ EXPORTS: dict[str, str] = {
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
     "beluga.admin": (
-        "Admin AdminResponse ServerHealth AdminRequest Route Routes ask request_json request_any "
-        "json_response lane_routes page_routes read_address server_routes standing_by"
+        "Admin AdminResponse ServerHealth AdminRequest Route Routes request request_json "
+        "request_any json_response lane_routes page_routes read_address server_routes standing_by"
     ),
     "beluga.exporter": "Collector HANDLER_PREFIX METRICS REGISTRY_PREFIXES ServerCollector",
     "beluga.verify": "VerifyResult MachineRecord VerifyReport verify_pool",

@@ -37,8 +37,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def stand_in(path: Path, says: str = "", status: int = 0) -> None:
-    last = f"echo {says}\n" if says else ""
+def stand_in(path: Path, text: str = "", status: int = 0) -> None:
+    last = f"echo {text}\n" if text else ""
     path.write_text(f'#!/bin/sh\necho "ran {path.name} $*"\n{last}exit {status}\n')
     path.chmod(0o755)
 
@@ -154,7 +154,7 @@ def test_help_is_found_after_other_arguments(tmp_path: Path) -> None:
     (tmp_path / "made").write_text(
         f"#!/usr/bin/env bash\n# made: it is.\n\n. {ROOT}/scripts/dev/help.sh\necho done\n"
     )
-    for arguments, told in (
+    for arguments, expected in (
         ([], "done\n"),
         (["-a", "1", "-h"], "made: it is.\n"),
         (["--", "-h"], "done\n"),
@@ -162,7 +162,7 @@ def test_help_is_found_after_other_arguments(tmp_path: Path) -> None:
         ended = subprocess.run(
             ["/bin/bash", tmp_path / "made", *arguments], capture_output=True, text=True, check=True
         )
-        assert ended.stdout == told
+        assert ended.stdout == expected
 
 
 LONG = """set -euo pipefail

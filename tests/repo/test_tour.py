@@ -32,8 +32,8 @@ def test_each_row_names_a_function_of_its_files() -> None:
 
 
 def test_functions_in_the_text_exist() -> None:
-    told = set(re.findall(r"`(bl_\w+)`", PAGE))
+    named = set(re.findall(r"`(bl_\w+)`", PAGE))
     sources = "\n".join(path.read_text() for path in (ROOT / "csrc").rglob("*.[ch]"))
-    assert len(told) >= 20
-    assert [name for name in sorted(told) if not has(sources, name)] == []
+    assert len(named) >= 20
+    assert [name for name in sorted(named) if not has(sources, name)] == []
     assert not has(sources, "bl_kv_fly")

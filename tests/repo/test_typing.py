@@ -97,7 +97,7 @@ def all_public() -> list[str]:
 
 
 # Any in numpy's own types, in a coroutine's yield and send types, and for arbitrary parameters.
-UNSAID = (
+UNTYPED = (
     r"ndarray\[(tuple\[Any, \.\.\.\]|Any), |numpy\.generic\[Any\]"
     r"|_SupportsArray\[numpy\.dtype\[Any\]\]|Coroutine\[Any, Any, |def \(\*Any, \*\*Any\)"
 )
@@ -105,11 +105,11 @@ UNSAID = (
 
 def has_any(shown: str) -> bool:
     """Whether a type as printed by mypy contains Any."""
-    return re.search(r"\bAny\b", re.sub(UNSAID, "", shown)) is not None
+    return re.search(r"\bAny\b", re.sub(UNTYPED, "", shown)) is not None
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return mypy's messages for each line: its errors, or the revealed type."""
     lines = [*LINES, *(f"reveal_type({path})" for path in all_public())]
     head = [
@@ -119,7 +119,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "T = TypeVar('T')",
         "def instance(kind: type[T]) -> T: ...",
     ]
-    file = tmp_path_factory.mktemp("typing") / "asked.py"
+    file = tmp_path_factory.mktemp("typing") / "checked.py"
     file.write_text("\n".join([*head, *lines]) + "\n")
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", file]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -150,16 +150,16 @@ def test_stubs_name_what_the_extensions_have(stub: str, extension: str) -> None:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_mistakes_at_the_boundary_are_found(line: str, said: dict[str, str]) -> None:
+def test_mistakes_at_the_boundary_are_found(line: str, reported: dict[str, str]) -> None:
     complaint = LINES[line]
     if complaint is None:
-        assert said[line] == ""
+        assert reported[line] == ""
     else:
-        assert complaint in said[line]
+        assert complaint in reported[line]
 
 
-def test_public_signatures_have_no_any(said: dict[str, str]) -> None:
-    shown = {path: said[f"reveal_type({path})"] for path in all_public()}
+def test_public_signatures_have_no_any(reported: dict[str, str]) -> None:
+    shown = {path: reported[f"reveal_type({path})"] for path in all_public()}
     assert [path for path, text in shown.items() if "Revealed type" not in text] == []
     found = {path: text for path, text in shown.items() if has_any(text)}
     assert "".join(f"{path}: {found[path]}" for path in found if path not in ANY_ALLOWED) == ""

@@ -40,7 +40,7 @@ def test_functions_without_a_caller_are_listed(tmp_path: Path) -> None:
             "def shown(): ...\n"
             "def offered(): ...\n"
             "def by_script(): ...\n"
-            "class Described:\n    def told(self): ...\n"
+            "class Described:\n    def known(self): ...\n"
             "@app.command()\ndef command(): ...\n"
             "class Reader(logging.Handler):\n    def emit(self): ...\n"
             "class Kind:\n"
@@ -52,7 +52,7 @@ def test_functions_without_a_caller_are_listed(tmp_path: Path) -> None:
         "scripts/some": "#!/usr/bin/env python3\nby_script()\n",
         "tests/test_one.py": "alone(), Kind().lonely\n",
         "docs/reference/api.md": "```py\noffered() -> None\n```\n",
-        "docs/page.md": "```py\nshown()\n```\n`Described.told` is told.\n",
+        "docs/page.md": "```py\nshown()\n```\n`Described.known` is described.\n",
     }
     for name, text in tree.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -49,8 +49,8 @@ def test_spare_workers_of_one_role_are_advised_for_the_other() -> None:
         "prefill": Seen(workers=2, queued=20),
         "decode": Seen(workers=2, usage=0.1),
     }
-    said = "turn one into a prefill worker: 10 prompts wait per worker; decode can spare one"
-    assert [str(advice) for advice in advise(seen, Goals())] == [said]
+    expected = "turn one into a prefill worker: 10 prompts wait per worker; decode can spare one"
+    assert [str(advice) for advice in advise(seen, Goals())] == [expected]
     both = actions(prefill=Seen(workers=2), decode=Seen(workers=2, usage=0.95))
     assert both == [("re-role", "decode")]
 

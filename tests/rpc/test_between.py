@@ -252,7 +252,7 @@ def test_serve_forever_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
         server.request_stop()
         return b""
 
-    def ask() -> None:
+    def call_until_refused() -> None:
         while not messages:
             try:
                 with Client(pool) as client:
@@ -261,7 +261,7 @@ def test_serve_forever_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
                 time.sleep(0.005)
 
     server.handle(METHOD_USER, handler)
-    caller = threading.Thread(target=ask)
+    caller = threading.Thread(target=call_until_refused)
     caller.start()
     server.serve_forever()
     caller.join(30)
@@ -312,10 +312,10 @@ def test_a_child_does_not_wait_for_a_stop_of_its_parent(pool: Pool, core: Watche
     stops = threading.Thread(target=server.stop)
     stops.start()
     assert ending.wait(30)
-    said = in_child(server.stop)
+    result = in_child(server.stop)
     go.set()
     stops.join(30)
-    assert said == "None"
+    assert result == "None"
 
 
 def test_an_error_of_a_handler_is_logged_and_not_raised_through_c(

@@ -39,7 +39,7 @@ def feed():
     while taken:
         os.close(taken.pop())
 
-def told():
+def lines():
     for line in sys.stdin:
         word, _, number = line.strip().partition(" ")
         if word == "starve":
@@ -48,14 +48,14 @@ def told():
             feed()
         yield word
 
-def tell(*what):
+def answer(*what):
     print(*what, flush=True)
 
 def trial(act):
     try:
         return act()
     except (BelugaError, OSError) as error:
-        tell(type(error).__name__, error)
+        answer(type(error).__name__, error)
 
 pool = Pool.open(sys.argv[2:])
 """
@@ -63,28 +63,28 @@ SERVES = (
     STARVES
     + """
 server = Server(pool)
-tell("ready")
-for word in told():
+answer("ready")
+for word in lines():
     if word == "start":
-        trial(lambda: (server.start(), tell("started")))
+        trial(lambda: (server.start(), answer("started")))
     else:
         stat = server.stat()
         used = int(1000 * time.process_time())
-        tell(stat.live_count, stat.inherited_count, stat.watched_count, used)
+        answer(stat.live_count, stat.inherited_count, stat.watched_count, used)
 """
 )
 CALLS = (
     STARVES
     + """
 clients = []
-tell("ready")
-for word in told():
+answer("ready")
+for word in lines():
     if word == "attach":
-        trial(lambda: (clients.append(Client(pool, timeout_s=5)), tell("attached")))
+        trial(lambda: (clients.append(Client(pool, timeout_s=5)), answer("attached")))
     elif word == "ping":
-        trial(lambda: (clients[-1].ping(timeout_s=5), tell("answered")))
+        trial(lambda: (clients[-1].ping(timeout_s=5), answer("answered")))
     else:
-        tell("done")
+        answer("done")
 """
 )
 
@@ -94,21 +94,21 @@ class Starving:
 
     def __init__(self, source: str, paths: list[Path]) -> None:
         self._process = forked.start(source, "-", *paths)
-        assert self._hear() == "ready"
+        assert self._receive() == "ready"
 
-    def ask(self, what: str) -> str:
+    def request(self, what: str) -> str:
         assert self._process.stdin
         self._process.stdin.write(what + "\n")
-        return self._hear()
+        return self._receive()
 
     def counts(self, what: str = "stat") -> list[int]:
-        return [int(number) for number in self.ask(what).split()]
+        return [int(number) for number in self.request(what).split()]
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _hear(self) -> str:
+    def _receive(self) -> str:
         assert self._process.stdout
         return self._process.stdout.readline().strip()
 
@@ -130,13 +130,13 @@ def server(pool: Pool, paths: list[Path]) -> Iterator[Starving]:
 def test_a_server_without_descriptors_serves_and_detects_deaths_later(
     pool: Pool, paths: list[Path], server: Starving, left: int
 ) -> None:
-    assert server.ask("start") == "started"
-    server.ask(f"starve {left}")
+    assert server.request("start") == "started"
+    server.request(f"starve {left}")
     with Client(pool) as client, Process("call", paths) as other:
         assert server.counts()[0] == 2
         client.ping()
         other.kill()
-        server.ask("feed")
+        server.request("feed")
         assert eventually(lambda: server.counts()[0] == 1)
         client.ping()
         assert eventually(lambda: server.counts()[2] == 1)
@@ -145,7 +145,7 @@ def test_a_server_without_descriptors_serves_and_detects_deaths_later(
 def test_the_server_does_not_spin_on_clients_that_it_cannot_accept(
     pool: Pool, server: Starving
 ) -> None:
-    assert server.ask("start") == "started"
+    assert server.request("start") == "started"
     used = server.counts("starve 0")[3]
     with Client(pool) as client:
         for _ in range(200):
@@ -156,16 +156,16 @@ def test_the_server_does_not_spin_on_clients_that_it_cannot_accept(
 def test_a_death_is_detected_while_others_wait_to_be_accepted(
     pool: Pool, paths: list[Path], server: Starving
 ) -> None:
-    assert server.ask("start") == "started"
+    assert server.request("start") == "started"
     with Process("call", paths) as known:
         assert server.counts()[2] == 1
-        server.ask("starve 0")
+        server.request("starve 0")
         with Client(pool):
             known.kill()
             assert eventually(lambda: server.counts()[0] == 1)
             # Two descriptors are free now. If the other process's lock file takes one, its
             # connection takes the last, and none is left for its pidfd.
-            server.ask("feed")
+            server.request("feed")
             assert eventually(lambda: server.counts()[2] == 1)
 
 
@@ -173,10 +173,10 @@ def test_a_death_is_detected_while_others_wait_to_be_accepted(
 def test_a_server_without_descriptors_raises_and_leaves_the_pool_unchanged(
     pool: Pool, server: Starving, left: int
 ) -> None:
-    server.ask("starve 0")  # the reply has its counters, which are still 0
-    server.ask("feed")
-    server.ask(f"starve {left}")
-    assert "Too many open files" in server.ask("start")
+    server.request("starve 0")  # the reply has its counters, which are still 0
+    server.request("feed")
+    server.request(f"starve {left}")
+    assert "Too many open files" in server.request("start")
     with Server(pool) as rightful:  # no epoch was taken
         assert rightful.stat().epoch == 1
 
@@ -189,8 +189,8 @@ def test_a_successor_detects_deaths_that_it_could_not_check_at_once(
         first.kill()
         for client in clients:
             client.kill()
-    server.ask("starve 6")  # two descriptors are left for three sessions
-    assert server.ask("start") == "started"
+    server.request("starve 6")  # two descriptors are left for three sessions
+    assert server.request("start") == "started"
     assert eventually(lambda: server.counts()[1] == 0)
 
 
@@ -198,15 +198,15 @@ def test_attach_fails_without_descriptors_and_succeeds_later(pool: Pool, paths: 
     with Server(pool) as server:
         client = Starving(CALLS, paths)
         try:
-            client.ask("starve 0")
-            assert "Too many open files" in client.ask("attach")
-            client.ask("feed")
-            client.ask("starve 1")
-            assert "Too many open files" in client.ask("attach")
+            client.request("starve 0")
+            assert "Too many open files" in client.request("attach")
+            client.request("feed")
+            client.request("starve 1")
+            assert "Too many open files" in client.request("attach")
             assert server.stat().live_count == 0
-            client.ask("feed")
-            assert client.ask("attach") == "attached"
-            assert client.ask("ping") == "answered"
+            client.request("feed")
+            assert client.request("attach") == "attached"
+            assert client.request("ping") == "answered"
         finally:
             client.end()
         assert eventually(lambda: server.stat().live_count == 0)

@@ -25,7 +25,7 @@ ATTACHES = """
 import os, sys, threading
 from beluga import Client, Pool
 from beluga.errors import ForkedSessionError
-told, pool = int(sys.argv[1]), Pool.open(sys.argv[2:])
+reader, pool = int(sys.argv[1]), Pool.open(sys.argv[2:])
 known = set(os.listdir(pool.runtime_dir))
 made = []
 thread = threading.Thread(target=lambda: made.append(Client(pool, timeout_s=60)))
@@ -43,7 +43,7 @@ if child == 0:
     except ForkedSessionError:
         pass
     print("child", held, flush=True)
-    os.read(told, 1)
+    os.read(reader, 1)
     sys.exit(0)  # with a normal exit of the interpreter
 sys.stdin.readline()  # the server continues
 thread.join()
@@ -87,30 +87,30 @@ def held_still(pool: Pool) -> Iterator[threading.Event]:
 @contextmanager
 def attaching(paths: list[Path]) -> Iterator[tuple[subprocess.Popen[str], BinaryIO]]:
     """Yield a process that attaches, and an object whose close() ends its child."""
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", ATTACHES, str(told), *map(str, paths)],
+        [sys.executable, "-c", ATTACHES, str(reader), *map(str, paths)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         bufsize=1,
-        pass_fds=[told],
+        pass_fds=[reader],
     )
-    os.close(told)
+    os.close(reader)
     try:
-        with os.fdopen(tell, "wb") as ending:
+        with os.fdopen(writer, "wb") as ending:
             yield process, ending
     finally:
         process.kill()
         process.wait()
 
 
-def hear(process: subprocess.Popen[str]) -> str:
+def receive(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def say(process: subprocess.Popen[str]) -> None:
+def send(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
 
@@ -137,10 +137,10 @@ def attached(
     with held_still(pool) as go:
         before = len(liveness_locks(pool))
         with attaching(paths) as (process, ending):
-            assert hear(process) == "child []"
+            assert receive(process) == "child []"
             go.set()
-            say(process)
-            assert hear(process) == "attached 0"
+            send(process)
+            assert receive(process) == "attached 0"
             yield process, ending, before
 
 
@@ -150,8 +150,8 @@ def test_a_child_forked_during_attach_does_not_own_the_session(
     with attached(pool, paths) as (process, ending, before):
         assert len(liveness_locks(pool)) == before + 1
         ending.close()
-        assert hear(process) == "status 0"
-        assert hear(process) == "lives 0"
+        assert receive(process) == "status 0"
+        assert receive(process) == "lives 0"
         assert len(liveness_locks(pool)) == before + 1
 
 

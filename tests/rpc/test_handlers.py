@@ -526,14 +526,14 @@ def test_a_forked_child_creates_its_own_client(paths: list[Path], client: Client
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        said = b"wrong"
+        answer = b"wrong"
         try:
             client.call("length", b"a")
         except ForkedSessionError:
             with Pool.open(paths) as opened, Client(opened) as own:
-                said = b"%d" % own.call("length", b"abc", returns=int)
+                answer = b"%d" % own.call("length", b"abc", returns=int)
         finally:
-            os.write(write, said)
+            os.write(write, answer)
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as stream:

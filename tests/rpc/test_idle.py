@@ -49,9 +49,9 @@ def user_s(pid: int) -> float:
 
 def cpu_share(server: Process, seconds: float) -> float:
     """Return the CPU time that a server process used in the meantime, as a fraction of one core."""
-    before, start = int(server.ask("cpu")), time.monotonic_ns()
+    before, start = int(server.request("cpu")), time.monotonic_ns()
     time.sleep(seconds)
-    after, end = int(server.ask("cpu")), time.monotonic_ns()
+    after, end = int(server.request("cpu")), time.monotonic_ns()
     return (after - before) / (end - start)
 
 
@@ -73,7 +73,7 @@ def test_the_first_call_after_a_pause_is_served_soon(pool: Pool, paths: list[Pat
             time.sleep(1.0)
             call = client.ping()
             start = time.perf_counter()
-            server.ask("cpu")
+            server.request("cpu")
             excess.append(call - 10 * (time.perf_counter() - start))
         assert min(excess) < FIRST_CALL_MAX_S, excess
 
@@ -82,10 +82,10 @@ def test_server_and_client_on_one_core_yield_to_each_other(pool: Pool, paths: li
     with one_core(), Process("serve", paths) as server, Client(pool) as client:
         spent: list[float] = []
         while len(spent) < 10 * TRIES and min(spent, default=1) >= CALL_CPU_MAX_S:
-            before = int(server.ask("cpu")) + time.thread_time_ns()
+            before = int(server.request("cpu")) + time.thread_time_ns()
             for _ in range(500):
                 client.ping()
-            after = int(server.ask("cpu")) + time.thread_time_ns()
+            after = int(server.request("cpu")) + time.thread_time_ns()
             spent.append((after - before) / 500e9)
         assert min(spent) < CALL_CPU_MAX_S, spent
 
@@ -109,7 +109,7 @@ def test_a_call_on_a_core_that_others_use_costs_less_than_their_time_slices(
                 client.ping()
             spent.append((sum(user_s(other.pid) for other in others) - before) / 300)
         assert min(spent) < OTHERS_CPU_MAX_S, spent
-        assert server.ask("cpu")
+        assert server.request("cpu")
 
 
 def test_an_idle_server_does_its_housekeeping_rarely(pool: Pool) -> None:

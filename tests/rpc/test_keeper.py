@@ -206,8 +206,8 @@ def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
         assert server.failed.wait(60)
     assert isinstance(server.failure, LeaseError)
     assert "lost" in str(server.failure)
-    asked = lease.calls.count("renew")
-    assert asked == 2  # a keeper that has lost the lease does not try again
+    requested = lease.calls.count("renew")
+    assert requested == 2  # a keeper that has lost the lease does not try again
 
 
 def test_the_lease_is_renewed_during_a_takeover() -> None:

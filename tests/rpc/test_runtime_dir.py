@@ -83,7 +83,7 @@ def test_a_stopped_server_excludes_a_second_one_in_another_directory(
                 rival.start()
             rival.stop()
         server.signal(signal.SIGCONT)
-        assert "epoch=1" in server.ask("stat")
+        assert "epoch=1" in server.request("stat")
 
 
 def test_a_standby_with_another_runtime_directory_is_refused_at_once(

@@ -89,7 +89,7 @@ def test_commands_of_another_machine_are_refused(pool: Pool, tmp_path: Path) -> 
     if not another.possible():
         pytest.skip("this user cannot mount another boot id (unshare --mount)")
     with Server(pool):
-        asked = (("ping", "--timeout", "1"), ("ping", "--host", "1"), ("serve",))
-        for words in (*asked, ("serve", "--host", "1")):
+        requested = (("ping", "--timeout", "1"), ("ping", "--host", "1"), ("serve",))
+        for words in (*requested, ("serve", "--host", "1")):
             status, line = another.beluga(*words)
             assert (status, "another host has this pool" in line) == (1, True), line

@@ -119,8 +119,8 @@ def test_processes_call_concurrently(pool: Pool, server: Server, paths: list[Pat
     calls = fewer(2000)
     with Process("call", paths) as one, Process("call", paths) as two:
         for process in (one, two):
-            process.say(f"call {calls}")
-        assert one.hear() == two.hear() == str(calls)
+            process.send(f"call {calls}")
+        assert one.receive() == two.receive() == str(calls)
         assert one.end() == two.end() == 0
     assert eventually(lambda: server.stat().live_count == 0)
 
@@ -130,7 +130,7 @@ def test_the_lane_of_a_killed_client_is_released(
 ) -> None:
     before = liveness_locks(pool)
     with Process("call", paths) as process:
-        assert process.ask("call 10") == "10"
+        assert process.request("call 10") == "10"
         assert server.stat().live_count == 1
         process.kill()
     assert eventually(lambda: server.stat().live_count == 0)
@@ -145,8 +145,8 @@ def test_a_client_that_holds_the_interpreter_keeps_its_session(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
     with Process("call", paths) as process:
-        assert process.ask("hold 6") == "held"  # longer than the heartbeat timeout
-        assert process.ask("call 10") == "10"
+        assert process.request("hold 6") == "held"  # longer than the heartbeat timeout
+        assert process.request("call 10") == "10"
         assert server.stat().attach_count == 1
         assert server.stat().end_count == 0
 
@@ -158,7 +158,7 @@ def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: l
         time.sleep(6)  # longer than the heartbeat timeout
         assert server.stat().end_count == 0
         process.signal(signal.SIGCONT)
-        assert process.ask("call 10") == "10"
+        assert process.request("call 10") == "10"
         assert server.stat().attach_count == 1
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
 
     with Server(pool) as server, Process("call", paths) as process:
         server.handle(METHOD_USER, wait)
-        process.say("call 1")
+        process.send("call 1")
         assert requested.wait(60)
         time.sleep(0.1)  # the server now alternates between sleeping and polling
         process.signal(signal.SIGSTOP)
@@ -183,7 +183,7 @@ def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
         gate.set()
         time.sleep(5.5)  # longer than its timeout
         process.signal(signal.SIGCONT)
-        assert process.hear(60) == "1"
+        assert process.receive(60) == "1"
         assert server.stat().attach_count == 1
 
 

@@ -37,9 +37,12 @@ def mooncake(tokens: Sequence[int], size: int, *, gap: float = 1000) -> list[dic
     ]
 
 
-def chat(asked: object, answer: str = "x" * 40) -> dict[str, object]:
+def chat(converted: object, answer: str = "x" * 40) -> dict[str, object]:
     return {
-        "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        "messages": [
+            {"role": "user", "content": converted},
+            {"role": "assistant", "content": answer},
+        ]
     }
 
 
@@ -261,9 +264,9 @@ def test_the_unit_of_times_is_guessed_and_shown(
     assert trace.arrival_s[: len(arrivals)] == pytest.approx(arrivals)
     assert f"times in {unit} (guessed; --time-unit)" in str(trace.reading)
     other = {"s": "ms", "ms": "s"}[unit]
-    asked = load_trace(path, time_unit=other)
-    assert asked.duration_s == pytest.approx(trace.duration_s * {"s": 1e3, "ms": 1e-3}[other])
-    assert f"times in {other};" in str(asked.reading)
+    converted = load_trace(path, time_unit=other)
+    assert converted.duration_s == pytest.approx(trace.duration_s * {"s": 1e3, "ms": 1e-3}[other])
+    assert f"times in {other};" in str(converted.reading)
     requests, _ = trace_requests(path)
     assert requests[1].timestamp == pytest.approx(arrivals[1] * 1e3)
 
@@ -332,12 +335,12 @@ JUNK = [
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     form=st.sampled_from(FORMATS),
-    said=st.booleans(),
+    explicit=st.booleans(),
     seed=st.integers(0, 1 << 32),
     count=st.integers(1, 4),
 )
 def test_damaged_traces_are_read_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, form: str, said: bool, seed: int, count: int
+    tmp_path_factory: pytest.TempPathFactory, form: str, explicit: bool, seed: int, count: int
 ) -> None:
     """Whatever bytes change, no library's exception is raised."""
     chance = random.Random(seed)
@@ -352,7 +355,7 @@ def test_damaged_traces_are_read_or_refused_in_one_line(
     other = chance.choice(FORMATS)
     for load in (load_trace, trace_requests):
         try:
-            load(path, form if said else chance.choice((None, other)))
+            load(path, form if explicit else chance.choice((None, other)))
         except TraceError as error:
             assert "\n" not in str(error)
             assert str(path) in str(error) or path.name in str(error)

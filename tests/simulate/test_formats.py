@@ -149,7 +149,7 @@ def test_a_session_of_blocks_without_tokens_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "arrival_s", "asked"),
+    ("row", "arrival_s", "requested"),
     [
         ({"arrival_time_ns": 5e8, "timestamp": 7.0, "output_toks": 3, "output_tokens": 4}, 0.5, 3),
         ({"timestamp": 7.0, "output_tokens": 4}, 7.0, 4),
@@ -157,7 +157,7 @@ def test_a_session_of_blocks_without_tokens_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_times_and_lengths_may_have_several_names(
-    tmp_path: Path, row: dict[str, object], arrival_s: float, asked: int
+    tmp_path: Path, row: dict[str, object], arrival_s: float, requested: int
 ) -> None:
     path = tmp_path / "t.jsonl"
     first = {"prompt": [1] * 15, "arrival_time_ns": 0, "output_toks": 1}
@@ -165,7 +165,7 @@ def test_times_and_lengths_may_have_several_names(
     path.write_text("\n".join(lines))
     trace = load_trace(path)
     assert trace.arrival_s == [0, arrival_s]
-    assert trace.output_tokens[1] == asked
+    assert trace.output_tokens[1] == requested
     assert trace.blocks() == [[], [0]]
 
 
@@ -190,7 +190,7 @@ def test_text_counts_four_characters_a_token(tmp_path: Path) -> None:
 
 
 def test_conversations_without_a_question_or_an_answer_are_left_out(tmp_path: Path) -> None:
-    chats = [["ask" * 4, "x" * 8, "more"], ["only asked"], ["", "said"], ["ask", "x"]]
+    chats = [["abc" * 4, "x" * 8, "more"], ["unanswered"], ["", "said"], ["ask", "x"]]
     rows = [{"conversations": [{"value": turn} for turn in chat]} for chat in chats]
     path = tmp_path / "t.json"
     path.write_text(json.dumps(rows))

@@ -22,7 +22,7 @@ from beluga.simulate import Options, TraceEntry, make_trace, processes, run, sim
 TRACE = make_trace(
     "small", 16, [TraceEntry(n / 4, 16 * (n % 9) + 1, n % 5, range(n % 9)) for n in range(60)], 1.0
 )
-ASKED: dict[str, Any] = {"policies": ["least-cost", "linear", "random"], "seeds": 3}
+REQUESTED: dict[str, Any] = {"policies": ["least-cost", "linear", "random"], "seeds": 3}
 
 
 def children() -> set[str]:
@@ -32,11 +32,11 @@ def children() -> set[str]:
 
 def test_rows_are_the_same_in_the_same_order() -> None:
     cases = [Options(workers=3, speed=speed) for speed in (1.0, 40.0)]
-    alone = sweep(TRACE, cases, courses=True, **ASKED)
+    alone = sweep(TRACE, cases, courses=True, **REQUESTED)
     moves: list[tuple[int, int]] = []
     before = children()
     together = sweep(
-        TRACE, cases, courses=True, processes=3, advance=lambda *at: moves.append(at), **ASKED
+        TRACE, cases, courses=True, processes=3, advance=lambda *at: moves.append(at), **REQUESTED
     )
     assert repr(together) == repr(alone)
     assert moves == [(done, 36) for done in range(1, 37)]
@@ -46,7 +46,7 @@ def test_rows_are_the_same_in_the_same_order() -> None:
 @pytest.mark.parametrize("count", [0, -1, 1 << 17])
 def test_the_number_of_processes_has_a_range(count: int) -> None:
     with pytest.raises(SimulateError, match=f"processes is from 1 to 65536, not {count}"):
-        simulate(TRACE, Options(), processes=count, **ASKED)
+        simulate(TRACE, Options(), processes=count, **REQUESTED)
 
 
 def test_no_more_processes_start_than_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +68,9 @@ def test_the_error_of_a_run_is_raised_and_no_process_is_left() -> None:
     before = children()
     huge = dataclasses.replace(TRACE, id_count=1 << 45)
     with pytest.raises((SimulateError, OverflowError)) as alone:
-        simulate(huge, Options(), **ASKED)
+        simulate(huge, Options(), **REQUESTED)
     with pytest.raises(SimulateError) as together:
-        simulate(huge, Options(), processes=2, **ASKED)
+        simulate(huge, Options(), processes=2, **REQUESTED)
     if isinstance(alone.value, SimulateError):
         assert str(together.value) == str(alone.value)
     assert children() == before
@@ -86,8 +86,10 @@ def test_a_killed_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
                 self._process.kill()
 
     monkeypatch.setattr(processes, "_Child", Killed)
-    with pytest.raises(SimulateError, match="before its run did: killed by SIGKILL; use fewer"):
-        simulate(TRACE, Options(), processes=2, **ASKED)
+    with pytest.raises(
+        SimulateError, match="before its run was done: killed by SIGKILL; use fewer"
+    ):
+        simulate(TRACE, Options(), processes=2, **REQUESTED)
     assert children() == before
 
 

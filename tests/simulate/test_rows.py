@@ -205,11 +205,11 @@ def test_a_page_describes_the_simulation(rows: list[Row]) -> None:
     options = Options(
         workers=2, hbm=80 * 10**9, pool=3 * 10**12, local=500 * 10**9, bandwidth=7e9, speed=2.0
     )
-    told = " ".join(Page(html(options, rows)).texts["dd"])
-    assert "a<b: 2 requests in 1 s, 50 prompt tokens, 10 tokens a block" in told
-    assert "an unlimited cache would hit 33.3 %" in told
-    assert "80 GB of HBM" in told and "3.00 TB" in told and "11 devices" in told
-    assert "500 GB of each worker's own DRAM at 50 GB/s" in told
+    text = " ".join(Page(html(options, rows)).texts["dd"])
+    assert "a<b: 2 requests in 1 s, 50 prompt tokens, 10 tokens a block" in text
+    assert "an unlimited cache would hit 33.3 %" in text
+    assert "80 GB of HBM" in text and "3.00 TB" in text and "11 devices" in text
+    assert "500 GB of each worker's own DRAM at 50 GB/s" in text
 
 
 def test_unequal_memories_and_queues_cause_warnings(rows: list[Row]) -> None:

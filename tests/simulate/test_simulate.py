@@ -204,7 +204,7 @@ def test_invalid_options_are_rejected(change: dict[str, object], what: str) -> N
 
 
 def test_invalid_runs_are_rejected() -> None:
-    with pytest.raises(SimulateError, match="no policy 'x'; choose of"):
+    with pytest.raises(SimulateError, match="no policy 'x'; choose from"):
         simulate(TRACE, OPTIONS, policies=["x"])
     with pytest.raises(SimulateError, match="name a policy"):
         simulate(TRACE, OPTIONS, policies=[])

@@ -139,12 +139,12 @@ class Browser:
         os.write(self._write, json.dumps(message).encode() + b"\0")
         until = time.monotonic() + _ANSWER_S
         while self._number not in self._answers:
-            self._hear(until)
+            self._receive(until)
         answer = self._answers.pop(self._number)
         assert "error" not in answer, (method, answer["error"])
         return dict(answer["result"])
 
-    def _hear(self, until: float) -> None:
+    def _receive(self, until: float) -> None:
         if not select.select([self._read], [], [], max(until - time.monotonic(), 0))[0]:
             raise AssertionError("the browser does not answer")
         output = os.read(self._read, 1 << 16)
@@ -158,13 +158,15 @@ class Browser:
         if "id" in message:
             self._answers[message["id"]] = message
             return
-        told = message.get("params", {})
+        parameters = message.get("params", {})
         if message["method"] == "Runtime.exceptionThrown":
-            self.problems.append(json.dumps(told["exceptionDetails"])[:1000])
-        elif message["method"] == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self.problems.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
-        elif message["method"] == "Runtime.consoleAPICalled" and told["type"] == "error":
-            self.problems.append(json.dumps(told["args"])[:1000])
+            self.problems.append(json.dumps(parameters["exceptionDetails"])[:1000])
+        elif message["method"] == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.problems.append(
+                f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}"
+            )
+        elif message["method"] == "Runtime.consoleAPICalled" and parameters["type"] == "error":
+            self.problems.append(json.dumps(parameters["args"])[:1000])
 
     def close(self) -> None:
         """End the browser and all of its processes."""

@@ -41,7 +41,7 @@ def sources(csrc: Path) -> list[str]:
 
 
 def includes(csrc: Path, name: str) -> list[str]:
-    """Return what a source includes, but for the system's headers."""
+    """Return what a source includes, except for the system's headers."""
     return re.findall(r'^\s*#include "([^"]+)"', code_of(csrc / name), flags=re.MULTILINE)
 
 

@@ -185,10 +185,10 @@ def _host_cuda(*, refused: int = 0) -> Callable[[Pool], CopyEngine]:
     """
 
     def make(pool: Pool) -> CopyEngine:
-        asked = itertools.count(1)
+        requested = itertools.count(1)
 
         def refuse(size: int) -> None:
-            if refused and next(asked) % refused == 0:
+            if refused and next(requested) % refused == 0:
                 raise DriverError(f"{size} bytes are not registered, as the test wishes")
 
         driver = HostDriver(before_register=refuse)

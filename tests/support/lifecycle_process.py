@@ -41,7 +41,7 @@ class Case:
         self.name, self.kind = name, kind
         self.scene = Scene(folder)
         self.owner = kind.make(self.scene)
-        self.scene.told = self.scene.arguments(self.owner)
+        self.scene.prepared = self.scene.arguments(self.owner)
         self.names = methods(self.owner, kind.skip)
         self.wrong: list[str] = []
 

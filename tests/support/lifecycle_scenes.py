@@ -85,7 +85,7 @@ class Scene:
         self.folder = folder
         paths = [folder / "device"]
         self.pool = Pool.create(paths, device_size=16 << 20, sparse=True, max_blocks=64, force=True)
-        self.told: dict[str, Any] = {}  # arguments, created before there are threads
+        self.prepared: dict[str, Any] = {}  # arguments, created before there are threads
         self.memory = np.ones(SHAPE, np.uint8)
         self.layout = arrangements.vllm([View.of(self.memory)])
 
@@ -149,7 +149,7 @@ class Scene:
     def arguments(self, owner: object) -> dict[str, Any]:
         """Return the argument for a parameter of this name of a method of ``owner``."""
         word, keys = np.zeros((1, 2), np.uint64), [bytes(32)]
-        told: dict[str, Any] = {
+        prepared: dict[str, Any] = {
             "digests": keys,
             "keys": word,
             "key": word,
@@ -214,17 +214,17 @@ class Scene:
             "error": RpcError("a test sets it"),
         }
         if isinstance(owner, PlannedEngine):
-            told["kind"] = "dsa"
-        return told
+            prepared["kind"] = "dsa"
+        return prepared
 
     def call(self, owner: object, name: str) -> object:
         """Call a method with plausible arguments, or read a property."""
         found = getattr(type(owner), name)
         if not callable(found):
             return getattr(owner, name)
-        told = self.told
+        prepared = self.prepared
         if name == "get_tokens":
-            told = {**told, "targets": Slots(self.layout, [0])}
+            prepared = {**prepared, "targets": Slots(self.layout, [0])}
         method = getattr(owner, name)
         arguments, named = [], {}
         for parameter in inspect.signature(method).parameters.values():
@@ -233,9 +233,9 @@ class Scene:
             if parameter.kind is parameter.VAR_POSITIONAL:
                 continue
             if parameter.kind is parameter.KEYWORD_ONLY:
-                named[parameter.name] = told[parameter.name]
+                named[parameter.name] = prepared[parameter.name]
             else:
-                arguments.append(told[parameter.name])
+                arguments.append(prepared[parameter.name])
         found = method(*arguments, **named)
         return list(found) if inspect.isgenerator(found) else found
 

@@ -28,7 +28,7 @@ class Process:
 
     def __init__(self, role: str, paths: list[Path]) -> None:
         self._process = forked.start(ROLES, role, *paths)
-        greeting = self.hear()
+        greeting = self.receive()
         if greeting != "ready":
             self.kill()
             raise RuntimeError(f"{role}: {greeting}")
@@ -37,20 +37,20 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin
         self._process.stdin.write(line + "\n")
 
-    def hear(self, timeout_s: float | None = None) -> str:
+    def receive(self, timeout_s: float | None = None) -> str:
         """Return the next line that it prints; "" if it has ended, or after the timeout."""
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             return ""
         return self._process.stdout.readline().rstrip("\n")
 
-    def ask(self, line: str) -> str:
-        self.say(line)
-        return self.hear()
+    def request(self, line: str) -> str:
+        self.send(line)
+        return self.receive()
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

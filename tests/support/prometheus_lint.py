@@ -23,7 +23,7 @@ def complaints(text: bytes) -> list[str]:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("there is no promtool, and it cannot be installed here")
-    asked = [promtool, "check", "metrics"]
-    run = subprocess.run(asked, input=text, capture_output=True, check=False)
+    requested = [promtool, "check", "metrics"]
+    run = subprocess.run(requested, input=text, capture_output=True, check=False)
     assert run.returncode in (0, 3), run.stderr.decode()  # 3: the page was read, and has errors
     return run.stderr.decode().splitlines()

@@ -57,9 +57,9 @@ class Caller:
         given = {"model": self.model, "temperature": 0, "max_tokens": 12, **more}
         return await self.client.completions.create(prompt=prompt, **given)
 
-    async def respond(self, said: Any = "Where are you?", **more: Any) -> Any:
+    async def respond(self, content: Any = "Where are you?", **more: Any) -> Any:
         given = {"model": self.model, "temperature": 0, "max_output_tokens": 20, **more}
-        return await self.client.responses.create(input=said, **given)
+        return await self.client.responses.create(input=content, **given)
 
     async def post(self, path: str, body: Any, kind: str = "application/json", **more: Any) -> Any:
         """Send these bytes, or this as JSON."""
@@ -70,11 +70,11 @@ class Caller:
             path, cast_to=object, content=body, options={"headers": headers}
         )
 
-    async def ask(self, method: str, path: str, **headers: str) -> Any:
+    async def request(self, method: str, path: str, **headers: str) -> Any:
         """Return status and body of a request that the SDK has no call for."""
-        told = {name.replace("_", "-"): text for name, text in headers.items()}
-        told.setdefault("Authorization", f"Bearer {self.client.api_key}")
-        answer = await self.http.request(method, f"{self.url}/v1{path}", headers=told)
+        fields = {name.replace("_", "-"): text for name, text in headers.items()}
+        fields.setdefault("Authorization", f"Bearer {self.client.api_key}")
+        answer = await self.http.request(method, f"{self.url}/v1{path}", headers=fields)
         return answer.status_code, answer.text
 
     def other(self, **options: Any) -> Caller:
@@ -99,8 +99,8 @@ def complete(name: str, prompt: Any = "Once upon a time", **more: Any) -> None:
     CASES[f"completion_{name}"] = lambda caller: caller.complete(prompt, **more)
 
 
-def respond(name: str, said: Any = "Where are you?", **more: Any) -> None:
-    CASES[f"response_{name}"] = lambda caller: caller.respond(said, **more)
+def respond(name: str, content: Any = "Where are you?", **more: Any) -> None:
+    CASES[f"response_{name}"] = lambda caller: caller.respond(content, **more)
 
 
 def raw(name: str, path: str, body: Any, kind: str = "application/json", **more: str) -> None:
@@ -222,8 +222,8 @@ async def raw_text_as_messages(caller: Caller) -> Any:
 
 @case
 async def raw_text_as_number(caller: Caller) -> Any:
-    asked = {"model": caller.model, "messages": [{"role": "user", "content": "a"}], "n": "many"}
-    return await caller.post(_CHAT, asked)
+    body = {"model": caller.model, "messages": [{"role": "user", "content": "a"}], "n": "many"}
+    return await caller.post(_CHAT, body)
 
 
 @case
@@ -246,15 +246,15 @@ async def raw_not_a_number(caller: Caller) -> Any:
 
 @case
 async def raw_compressed(caller: Caller) -> Any:
-    asked = {"model": caller.model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
-    packed = gzip.compress(json.dumps(asked).encode(), mtime=0)
+    body = {"model": caller.model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
+    packed = gzip.compress(json.dumps(body).encode(), mtime=0)
     return await caller.post(_COMPLETIONS, packed, **{"Content-Encoding": "gzip"})
 
 
 @case
 async def raw_compressed_answer(caller: Caller) -> Any:
-    asked = {"model": caller.model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
-    return await caller.post(_COMPLETIONS, asked, **{"Accept-Encoding": "gzip, br"})
+    body = {"model": caller.model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
+    return await caller.post(_COMPLETIONS, body, **{"Accept-Encoding": "gzip, br"})
 
 
 @case
@@ -293,7 +293,7 @@ async def models(caller: Caller) -> Any:
 
 @case
 async def head_of_models(caller: Caller) -> Any:
-    return await caller.ask("HEAD", "/models")
+    return await caller.request("HEAD", "/models")
 
 
 @case
@@ -308,19 +308,19 @@ async def delete_of_chat(caller: Caller) -> Any:
 
 @case
 async def options_of_chat(caller: Caller) -> Any:
-    return await caller.ask("OPTIONS", _CHAT)
+    return await caller.request("OPTIONS", _CHAT)
 
 
 @case
 async def preflight_of_chat(caller: Caller) -> Any:
-    told = {"Origin": "http://a.example", "Access_Control_Request_Method": "POST"}
-    return await caller.ask("OPTIONS", _CHAT, **told)
+    fields = {"Origin": "http://a.example", "Access_Control_Request_Method": "POST"}
+    return await caller.request("OPTIONS", _CHAT, **fields)
 
 
 @case
 async def preflight_of_models(caller: Caller) -> Any:
-    told = {"Origin": "http://a.example", "Access_Control_Request_Method": "GET"}
-    return await caller.ask("OPTIONS", "/models", **told)
+    fields = {"Origin": "http://a.example", "Access_Control_Request_Method": "GET"}
+    return await caller.request("OPTIONS", "/models", **fields)
 
 
 @case
@@ -348,9 +348,9 @@ async def raw_answer(caller: Caller) -> Any:
 
 @case
 async def stream_of_bytes(caller: Caller) -> Any:
-    asked = {"model": caller.model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
+    body = {"model": caller.model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
     async with caller.client.completions.with_streaming_response.create(
-        **asked, stream=True
+        **body, stream=True
     ) as answer:
         return [line async for line in answer.iter_lines()]
 
@@ -408,13 +408,13 @@ async def calling(url: str, model: str, **options: Any) -> AsyncIterator[tuple[C
     """Make a client that does not retry, and the list of the answers that it gets."""
     answers: list[Any] = []
 
-    async def heard(answer: Any) -> None:
-        told = {name: text for name, text in answer.headers.items() if name not in _UNCOMPARED}
-        answers.append((answer.request.method, answer.status_code, told))
+    async def record(answer: Any) -> None:
+        fields = {name: text for name, text in answer.headers.items() if name not in _UNCOMPARED}
+        answers.append((answer.request.method, answer.status_code, fields))
 
     given = {"max_retries": 0, "api_key": "a-key", "timeout": 60.0, **options}
     async with (
-        openai.DefaultAsyncHttpxClient(event_hooks={"response": [heard]}) as http,
+        openai.DefaultAsyncHttpxClient(event_hooks={"response": [record]}) as http,
         openai.AsyncOpenAI(base_url=f"{url}/v1", http_client=http, **given) as client,
     ):
         yield Caller(url, model, client, http), answers

@@ -37,7 +37,7 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         found = super().select(0)
         if not found:
-            assert timeout is not None, "everybody waits, and nothing will happen"
+            assert timeout is not None, "all tasks wait, and no event is due"
             self.now_s += timeout
         return found
 

@@ -78,7 +78,7 @@ def test_hits_in_the_pool_enable_adaptive_before_any_eviction() -> None:
 
 
 def test_a_prompt_shared_by_all_does_not_keep_adaptive_enabled() -> None:
-    """After the warm-up, hits in the pool are no information on those of a lower tier."""
+    """After the warm-up, hits in the pool do not predict those of a lower tier."""
     hits = 0
     policy = Adaptive(1 << 20, warm_up=10_000, pool_hits=lambda: hits)
     late = 0

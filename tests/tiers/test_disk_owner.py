@@ -232,7 +232,7 @@ def below(disk: Path) -> list[object]:
     return ["--disk", disk, "--disk-bytes", "16M", "--admission", "always"]
 
 
-def said(server: subprocess.Popen[str], text: str) -> bool:
+def printed(server: subprocess.Popen[str], text: str) -> bool:
     assert server.stderr
     return any(text in line for line in server.stderr)
 
@@ -245,7 +245,7 @@ def test_a_recreated_pool_has_the_blocks_of_its_disk(
     path, disk = shm / "p", tmp_path / "disk"
     made(path)
     first = start("serve", "--pool", path, *below(disk))
-    assert said(first, "serving, epoch 1")
+    assert printed(first, "serving, epoch 1")
     save(path, disk)
     first.send_signal(how)
     first.wait(60)
@@ -253,7 +253,7 @@ def test_a_recreated_pool_has_the_blocks_of_its_disk(
     made(path)
     options = ["--standby"] if standby else []
     second = start("serve", "--pool", path, *below(disk), *options)
-    assert said(second, "took over, epoch 1" if standby else "serving, epoch 1")
+    assert printed(second, "took over, epoch 1" if standby else "serving, epoch 1")
     assert eventually(lambda: has_all(path))
 
 
@@ -267,7 +267,7 @@ def test_a_pool_on_volatile_memory_is_recreated_after_a_reboot(
     path, disk = shm / "p", tmp_path / "disk"
     made(path)
     first = start("serve", "--pool", path, *below(disk))
-    assert said(first, "serving, epoch 1")
+    assert printed(first, "serving, epoch 1")
     save(path, disk)
     first.kill()  # a power cut
     first.wait(60)
@@ -282,7 +282,7 @@ def test_a_pool_on_volatile_memory_is_recreated_after_a_reboot(
         assert "Traceback" not in refused.stderr
     assert run("pool", "create", "--force", path).returncode == 0
     second = start("serve", "--pool", path, *below(disk))
-    assert said(second, "serving, epoch 1")
+    assert printed(second, "serving, epoch 1")
     assert eventually(lambda: has_all(path))
 
 
@@ -293,7 +293,7 @@ def test_the_disk_of_another_pool_is_rejected_until_it_is_released(
     made(one)
     made(two)
     first = start("serve", "--pool", one, *below(disk))
-    assert said(first, "serving, epoch 1")
+    assert printed(first, "serving, epoch 1")
     save(one, disk)
     held = run("disk", "adopt", disk)
     assert held.returncode == 1
@@ -310,7 +310,7 @@ def test_the_disk_of_another_pool_is_rejected_until_it_is_released(
     assert given.returncode == 0
     assert str(one) in given.stdout
     second = start("serve", "--pool", two, *below(disk))
-    assert said(second, "serving, epoch 1")
+    assert printed(second, "serving, epoch 1")
     assert eventually(lambda: has_all(two))
 
 
@@ -322,12 +322,12 @@ def test_an_owner_with_a_name_may_move_its_pool(
     made(two)
     named = [*below(disk), "--disk-owner", "rack 7"]
     first = start("serve", "--pool", one, *named)
-    assert said(first, "serving, epoch 1")
+    assert printed(first, "serving, epoch 1")
     save(one, disk)
     first.kill()
     first.wait(60)
     second = start("serve", "--pool", two, *named)
-    assert said(second, "serving, epoch 1")
+    assert printed(second, "serving, epoch 1")
     assert eventually(lambda: has_all(two))
     alone = run("serve", "--pool", one, "--disk-owner", "rack 7")
     assert alone.returncode == 2

@@ -23,13 +23,13 @@ class CountingStore(FaultyStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.first = threading.Event()
         self.passes = threading.Semaphore(0)  # gets that may complete while `slow`
         self.slow = False
 
     def get(self, name: str) -> bytes | None:
-        self.asked.append(name)
+        self.requested.append(name)
         self.first.set()
         if self.slow:
             self.passes.acquire()
@@ -74,7 +74,7 @@ def test_a_chain_ends_at_its_first_miss(make: Callable[..., Scene], disk: bool) 
         names = [digest(("cold", number)) for number in range(COLD)]
         assert other.onboard(names, wait_s=20) == 0
     assert eventually(lambda: scene.server.lower_stat().wanted_count == 0)
-    assert 0 < len(store.asked) <= 64
+    assert 0 < len(store.requested) <= 64
 
 
 def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(make: Callable[..., Scene]) -> None:
@@ -84,7 +84,7 @@ def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(make: Callable[..
     put_below(scene, [f"mine {number}" for number in range(20)])
     assert eventually(lambda: len(store.objects) >= 110)
     store.slow = True
-    store.asked.clear()
+    store.requested.clear()
     store.first.clear()
     ended = threading.Event()
 
@@ -103,7 +103,7 @@ def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(make: Callable[..
         ended.set()
         passing.join()
     assert all(found)
-    assert len(store.asked) < 400
+    assert len(store.requested) < 400
 
 
 def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(make: Callable[..., Scene]) -> None:
@@ -133,7 +133,7 @@ def test_many_chains_are_served_in_turn(make: Callable[..., Scene]) -> None:
         assert cold(scene, f"chain {name}", 100) == 100
     store.passes.release(1000)
     assert eventually(lambda: scene.server.lower_stat().wanted_count == 0)
-    assert len(store.asked) <= 6 * 32
+    assert len(store.requested) <= 6 * 32
 
 
 def test_a_chain_of_hits_is_complete(make: Callable[..., Scene]) -> None:

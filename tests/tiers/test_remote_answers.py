@@ -107,7 +107,7 @@ def test_the_buffer_is_reused_but_never_shared(lines: Lines) -> None:
     near, far = lines
     arena, size = Arena(), 1 << 20
 
-    def ask(byte: bytes) -> memoryview:
+    def read_one(byte: bytes) -> memoryview:
         sender = threading.Thread(
             target=far.sendall, args=(b"$%d\r\n%s\r\n" % (size, byte * size),)
         )
@@ -120,11 +120,11 @@ def test_the_buffer_is_reused_but_never_shared(lines: Lines) -> None:
     def address(found: memoryview) -> int:
         return int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
 
-    first = ask(b"a")
-    second = ask(b"b")
+    first = read_one(b"a")
+    second = read_one(b"b")
     assert bytes(first) == b"a" * size
     place = address(first)
     assert address(second) != place
     del first
-    assert address(ask(b"c")) == place
+    assert address(read_one(b"c")) == place
     assert bytes(second) == b"b" * size

@@ -26,14 +26,14 @@ class Model:
         self.scene, self.dice = scene, dice
         self.version = dict.fromkeys(range(NAMES), 0)
         self.was_put = dict.fromkeys(range(NAMES), False)
-        self.said: list[str] = []
+        self.actions: list[str] = []
 
     def step(self) -> None:
         action = self.dice.choices(
             [self.put, self.remove, self.get, self.fault, self.heal, self.evict, self.restart],
             [8, 6, 10, 4, 3, 1, 2],
         )[0]
-        self.said.append(action.__name__)
+        self.actions.append(action.__name__)
         action()
 
     def put(self) -> None:

@@ -49,18 +49,18 @@ def contents(numbers: range) -> NDArray[np.uint8]:
     )
 
 
-class AskedTier(MemoryTier):
+class RecordingTier(MemoryTier):
     """Records the keys of loads. It removes nothing while ``stubborn``, and raises ``unable``."""
 
     def __init__(self, name: str, *, remote: bool) -> None:
         super().__init__(name, remote=remote)
-        self.asked: list[NDArray[np.uint64]] = []
+        self.requested: list[NDArray[np.uint64]] = []
         self.removals = 0
         self.stubborn = False
         self.unable: Exception | None = None
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
-        self.asked.append(keys)
+        self.requested.append(keys)
         return super().load(keys)
 
     def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -286,7 +286,7 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
 
 def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> None:
     """Also if one thread loads both, because the store is the first tier."""
-    store, disk = AskedTier("store", remote=True), MemoryTier("disk")
+    store, disk = RecordingTier("store", remote=True), MemoryTier("disk")
     with serving(shm, [disk]) as served:
         served.put_all(range(1))
         assert served.offered()
@@ -301,14 +301,14 @@ def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> No
             cache.onboard([b"cold" * 8])
             cache.onboard(NAMES[:1])
             store.open.set()
-            assert eventually(lambda: len(store.asked) == 3)
+            assert eventually(lambda: len(store.requested) == 3)
             service.stop()
             keys = cache.keys([NAMES[0], b"cold" * 8])
-    assert [key.tolist() for key in store.asked[1:]] == [keys[:1].tolist(), keys[1:].tolist()]
+    assert [key.tolist() for key in store.requested[1:]] == [keys[:1].tolist(), keys[1:].tolist()]
 
 
 def test_a_removal_is_retried_after_an_error_of_a_tier(shm: Path) -> None:
-    store = AskedTier("store", remote=True)
+    store = RecordingTier("store", remote=True)
     with serving(shm, [store], wait=True) as served:
         served.put_all(range(1))
         assert served.offered()
@@ -367,7 +367,7 @@ def test_removals_wait_while_missing_blocks_are_saved(shm: Path) -> None:
 
 def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Path) -> None:
     """The removal had failed before, and the save has replaced the block to remove."""
-    disk, store = MemoryTier("disk"), AskedTier("store", remote=True)
+    disk, store = MemoryTier("disk"), RecordingTier("store", remote=True)
     with serving(shm, [disk, store], wait=True) as served:
         served.put_all(range(1))
         assert eventually(lambda: len(store.blocks) == 1)
@@ -637,12 +637,12 @@ def test_concurrent_gets_all_return_the_blocks(shm: Path) -> None:
         assert served.offered()
         wrong: list[int] = []
 
-        def ask(numbers: range) -> None:
+        def get(numbers: range) -> None:
             with KVCache(served.pool, namespace="test") as cache:
                 own = Served(served.pool, cache, served.service, served.server)
                 wrong.extend(own.wrong(numbers))
 
-        threads = [threading.Thread(target=ask, args=(range(0, MANY, step),)) for step in (3, 3, 4)]
+        threads = [threading.Thread(target=get, args=(range(0, MANY, step),)) for step in (3, 3, 4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -721,9 +721,9 @@ def names_in(pool: Pool) -> list[tuple[int, ...]]:
 def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
     count, plain = 6, 2  # the last two blocks have no names
     some = range(count)
-    told = chain_of(count)
-    told[count - plain :] = np.zeros(plain, NAME)
-    expected = sorted(tuple(row) for row in told[: count - plain].tolist())
+    chain = chain_of(count)
+    chain[count - plain :] = np.zeros(plain, NAME)
+    expected = sorted(tuple(row) for row in chain[: count - plain].tolist())
     with contextlib.ExitStack() as stack:
         tiers: list[LowerTier] = [MemoryTier()]
         if kind == "disk":
@@ -735,7 +735,7 @@ def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
             first.full = True
             tiers = [first, MemoryTier("second")]
         with serving(shm, tiers) as served:
-            served.cache.put([NAMES[i] for i in some], contents(some), names=told)
+            served.cache.put([NAMES[i] for i in some], contents(some), names=chain)
             assert served.offered()
             keys = served.cache.keys([NAMES[i] for i in some])
             assert eventually(lambda: bool(tiers[-1].contains(keys).all()))

@@ -99,8 +99,8 @@ class Rules:
 
 
 class FineRules(Rules):
-    """Those of a model without a window that resumes inside blocks, after any unit: full attention
-    and a state, with blocks of STEP tokens.
+    """The rules of a model without a window that resumes inside blocks, after any unit: full
+    attention and a state, with blocks of STEP tokens.
     """
 
     enable_partial_hash_hits = True

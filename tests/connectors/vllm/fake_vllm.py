@@ -205,10 +205,10 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
     )
 
 
-def torch(asked: list[str]) -> types.ModuleType:
-    """Make the parts of torch for a CPU. ``asked`` records the request for tiles."""
+def torch(requested: list[str]) -> types.ModuleType:
+    """Make the parts of torch for a CPU. ``requested`` records the request for tiles."""
     module = types.ModuleType("torch")
-    vars(module)["cpu"] = types.SimpleNamespace(_init_amx=lambda: asked.append("amx"))
+    vars(module)["cpu"] = types.SimpleNamespace(_init_amx=lambda: requested.append("amx"))
     vars(module)["backends"] = types.SimpleNamespace(
         cpu=types.SimpleNamespace(get_cpu_capability=lambda: "AVX512")
     )
@@ -218,11 +218,11 @@ def torch(asked: list[str]) -> types.ModuleType:
 OURS = ("connector", "stats")
 
 
-def installed(monkeypatch: Any, asked: list[str] | None = None, **ranks: int) -> None:
+def installed(monkeypatch: Any, requested: list[str] | None = None, **ranks: int) -> None:
     """Make modules import these fakes for one test. Our modules are imported again."""
     for name, module in vllm(**ranks).items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "torch", torch([] if asked is None else asked))
+    monkeypatch.setitem(sys.modules, "torch", torch([] if requested is None else requested))
     for name in OURS:
         monkeypatch.delitem(sys.modules, f"beluga.connectors.vllm.{name}", raising=False)
         package = sys.modules.get("beluga.connectors.vllm")

@@ -17,11 +17,11 @@ from beluga.gateway.tokenizer import load_tokenizer
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    tokenizer = load_tokenizer(Path(asked["tokenizer"]), trusted=True)
+    given = json.load(sys.stdin)
+    tokenizer = load_tokenizer(Path(given["tokenizer"]), trusted=True)
     found = [
         parse_request(path, json.dumps(body).encode(), tokenizer=tokenizer).tokens.tolist()
-        for path, body in asked["requests"]
+        for path, body in given["requests"]
     ]
     print(json.dumps(found))
 

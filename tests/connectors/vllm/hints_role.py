@@ -40,8 +40,8 @@ def read(body: Any, **given: Any) -> list[Any]:
 
 
 def chat(**fields: Any) -> Any:
-    said = [{"role": "user", "content": "hello"}]
-    return ChatCompletionRequest.model_validate({"model": "m", "messages": said, **fields})
+    messages = [{"role": "user", "content": "hello"}]
+    return ChatCompletionRequest.model_validate({"model": "m", "messages": messages, **fields})
 
 
 def main() -> None:

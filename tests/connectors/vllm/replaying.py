@@ -3,7 +3,7 @@
 """Replays hooks that a real vLLM has called (``recording.py``), against a fake engine's memory.
 
 The memory has a value for each token's KV, which is right only if the KV of all tokens before it
-was right when a step computed it, and the token was no draft that was rejected later.
+was right when a step computed it, and the token was not a draft that was rejected later.
 """
 
 from __future__ import annotations

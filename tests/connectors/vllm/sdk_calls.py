@@ -18,8 +18,8 @@ from typing import Any
 import openai
 
 
-def call(asked: tuple[str, str, dict[str, Any]]) -> str | None:
-    url, method, arguments = asked
+def call(requested: tuple[str, str, dict[str, Any]]) -> str | None:
+    url, method, arguments = requested
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     try:
         answer = operator.attrgetter(method)(client)(**arguments)

@@ -51,8 +51,8 @@ def _chat(*messages: dict[str, Any], **more: Any) -> Call:
     return "chat.completions.create", given
 
 
-def _respond(said: Any, **more: Any) -> Call:
-    return "responses.create", {"input": said, "max_output_tokens": ANSWER_TOKENS, **more}
+def _respond(content: Any, **more: Any) -> Call:
+    return "responses.create", {"input": content, "max_output_tokens": ANSWER_TOKENS, **more}
 
 
 def _chat_after_a_call(seed: int) -> Call:

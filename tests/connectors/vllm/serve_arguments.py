@@ -20,8 +20,8 @@ def main() -> None:
         parser = FlexibleArgumentParser(prog="vllm")
         (command,) = cmd_init()
         command.subparser_init(parser.add_subparsers(dest="subparser"))
-        told = parser.parse_args(words).kv_transfer_config
-        connectors.append(getattr(told, "kv_connector", None) or told["kv_connector"])
+        config = parser.parse_args(words).kv_transfer_config
+        connectors.append(getattr(config, "kv_connector", None) or config["kv_connector"])
     print(json.dumps(connectors))
 
 

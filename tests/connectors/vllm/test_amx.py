@@ -13,15 +13,15 @@ import pytest
 from beluga.connectors.vllm import amx
 
 
-@pytest.mark.parametrize(("device", "asked"), [("cpu", 1), ("cuda", 0)])
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 0)])
 def test_amx_is_requested_where_the_engine_computes_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, device: str, asked: int
+    monkeypatch: pytest.MonkeyPatch, device: str, count: int
 ) -> None:
     calls: list[Any] = []
     cpu = SimpleNamespace(_init_amx=lambda: calls.append(1))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=cpu))
     amx.permit(device)
-    assert len(calls) == asked
+    assert len(calls) == count
 
 
 def test_a_torch_without_tiles_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,44 +25,44 @@ def stored(*digests: bytes) -> StepReport:
 
 
 def test_a_block_is_announced_with_its_tokens_its_parent_and_its_adapter() -> None:
-    told = announcements()
+    announcer = announcements()
     made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
-    told.ordered(b"digest", made, 2, ("a",))
-    told.reported(stored(b"digest"))
-    (one,) = told.take()
+    announcer.ordered(b"digest", made, 2, ("a",))
+    announcer.reported(stored(b"digest"))
+    (one,) = announcer.take()
     assert (one.block_hash, one.parent_hash) == (made.block_hashes[2], made.block_hashes[1])
     assert one.token_ids == TOKENS[2 * BLOCK_TOKENS : 3 * BLOCK_TOKENS]
     assert (one.lora_name, one.extra_keys) == ("a", ("a",))
-    assert told.take() == []
+    assert announcer.take() == []
 
 
 def test_pending_blocks_of_others_do_not_block_a_load() -> None:
-    told = announcements()
-    told.ordered(b"mine", request("r", TOKENS), 0, None)
-    told.reported(stored(b"another's", b"mine"))
-    assert len(told.take()) == 1
+    announcer = announcements()
+    announcer.ordered(b"mine", request("r", TOKENS), 0, None)
+    announcer.reported(stored(b"another's", b"mine"))
+    assert len(announcer.take()) == 1
 
 
 def test_blocks_are_announced_when_the_last_rank_has_stored_them_and_once() -> None:
-    told = announcements(ranks=2)
+    announcer = announcements(ranks=2)
     made = request("r", TOKENS)
     for block in (0, 1):
-        told.ordered(made.block_hashes[block], made, block, None)
-    told.reported(stored(*made.block_hashes[:2]))
-    assert told.take() == []
-    told.reported(stored(made.block_hashes[1]))
-    (one,) = told.take()
+        announcer.ordered(made.block_hashes[block], made, block, None)
+    announcer.reported(stored(*made.block_hashes[:2]))
+    assert announcer.take() == []
+    announcer.reported(stored(made.block_hashes[1]))
+    (one,) = announcer.take()
     assert one.block_hash == made.block_hashes[1]
-    told.reported(stored(made.block_hashes[1]))
-    assert told.take() == []
+    announcer.reported(stored(made.block_hashes[1]))
+    assert announcer.take() == []
 
 
 def test_the_oldest_are_dropped_when_too_many_are_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(events, "PENDING_MAX", 3)
-    told, made = announcements(), request("r", TOKENS)
+    announcer, made = announcements(), request("r", TOKENS)
     for block in range(4):
-        told.ordered(made.block_hashes[block], made, block, None)
-    told.reported(stored(*made.block_hashes))
-    assert [one.block_hash for one in told.take()] == made.block_hashes[1:4]
+        announcer.ordered(made.block_hashes[block], made, block, None)
+    announcer.reported(stored(*made.block_hashes))
+    assert [one.block_hash for one in announcer.take()] == made.block_hashes[1:4]

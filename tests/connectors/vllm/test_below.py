@@ -65,14 +65,14 @@ def schedule(settings: VllmSettings, lookups: Lookups) -> Schedule:
     )
 
 
-def asked_until_answered(asked: Schedule, made: Any) -> int:
+def matched_once_fetched(scheduler: Schedule, made: Any) -> int:
     found: list[int | None] = []
 
-    def ask() -> bool:
-        found.append(asked.matched_tokens(made, 0)[0])
+    def answered() -> bool:
+        found.append(scheduler.matched_tokens(made, 0)[0])
         return found[-1] is not None
 
-    assert eventually(ask)
+    assert eventually(answered)
     assert found[0] is None, "the blocks were not in the pool yet"
     assert found[-1] is not None
     return found[-1]
@@ -82,7 +82,7 @@ def test_a_request_waits_for_blocks_below_the_pool(shm: Path) -> None:
     made = request("r", TOKENS)
     tier = sunk(shm, made)
     with served(shm / "pool", tier), looking(shm / "pool") as (settings, lookups):
-        assert asked_until_answered(schedule(settings, lookups), made) == 5 * BLOCK_TOKENS
+        assert matched_once_fetched(schedule(settings, lookups), made) == 5 * BLOCK_TOKENS
 
 
 def test_a_request_does_not_wait_if_waiting_is_disabled(shm: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_request_waits_at_most_for_the_configured_time(shm: Path) -> None:
     with served(shm / "pool", tier), looking(shm / "pool", onboard_ms=100) as (settings, lookups):
         try:
             started = time.monotonic()
-            assert asked_until_answered(schedule(settings, lookups), made) == 0
+            assert matched_once_fetched(schedule(settings, lookups), made) == 0
             assert time.monotonic() - started >= 0.1
         finally:
             tier.open.set()
@@ -116,7 +116,7 @@ def test_blocks_that_turn_out_to_be_lost_are_a_miss(shm: Path) -> None:
             ]
         gone = first[3]
         del tier.blocks[gone], kept
-        assert asked_until_answered(schedule(settings, lookups), made) == 3 * BLOCK_TOKENS
+        assert matched_once_fetched(schedule(settings, lookups), made) == 3 * BLOCK_TOKENS
 
 
 def test_blocks_that_are_faster_to_compute_are_not_fetched(shm: Path) -> None:
@@ -124,9 +124,9 @@ def test_blocks_that_are_faster_to_compute_are_not_fetched(shm: Path) -> None:
     tier = sunk(shm, made)
     costs = {"prefill_b_ms": 1e-6}
     with served(shm / "pool", tier), looking(shm / "pool", **costs) as (settings, lookups):
-        asked = schedule(settings, lookups)
+        scheduler = schedule(settings, lookups)
         # only the first one is measured
-        assert asked_until_answered(asked, made) == 5 * BLOCK_TOKENS
+        assert matched_once_fetched(scheduler, made) == 5 * BLOCK_TOKENS
         worth = Worth(settings, BLOCK_TOKENS)
         assert worth.pays(0, 5)
         worth.took(5, 0.1)

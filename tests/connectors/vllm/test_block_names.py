@@ -101,8 +101,8 @@ def test_a_rank_stores_its_part_with_the_hashes(
 ) -> None:
     side = Side(pool_name, part=BlockPart(1, "heads 1-2/2"))
     side.attached()
-    told = named(request("r", TOKENS), 0, 5)
-    side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], told)]))
+    announced = named(request("r", TOKENS), 0, 5)
+    side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], announced)]))
     side.saved("r")
     side.worker.close()
     rows = read_names(pool, check_pool(pool).half)

@@ -70,7 +70,7 @@ def test_pipeline_stages_have_separate_parts() -> None:
 
 
 PRIVATE: dict[str, tuple[list[Any], int, dict[str, Any]]] = {
-    "the model does not say": ([spec(num_kv_heads=2)], 0, {}),
+    "the model does not define it": ([spec(num_kv_heads=2)], 0, {}),
     "a layer with other heads": ([spec(num_kv_heads=2), spec(num_kv_heads=4)], 4, {}),
     "heads that ranks cannot divide": ([spec(num_kv_heads=1)], 3, {}),
     "a latent layer that is divided": (

@@ -156,15 +156,15 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def asked() -> list[str]:
+def requested() -> list[str]:
     return []
 
 
 @pytest.fixture
 def make(
-    monkeypatch: pytest.MonkeyPatch, pool_name: str, asked: list[str]
+    monkeypatch: pytest.MonkeyPatch, pool_name: str, requested: list[str]
 ) -> Iterator[Callable[..., Engine]]:
-    fake_vllm.installed(monkeypatch, asked)
+    fake_vllm.installed(monkeypatch, requested)
     made: list[Engine] = []
 
     def make(**options: Any) -> Engine:
@@ -179,7 +179,7 @@ def make(
 
 
 def test_one_engine_loads_blocks_saved_by_another(
-    server: MetaServer, make: Callable[..., Engine], asked: list[str]
+    server: MetaServer, make: Callable[..., Engine], requested: list[str]
 ) -> None:
     one, other = make(), make()
     assert one.run(request("a", TOKENS), 3, fill=7) == 0
@@ -193,7 +193,7 @@ def test_one_engine_loads_blocks_saved_by_another(
     assert other.report().report.loaded == {"b": Loaded(1, 5)}
     assert not other.finish(made)
     assert other.worker.build_connector_worker_meta() is None
-    assert asked == ["amx", "amx"]
+    assert requested == ["amx", "amx"]
 
 
 def test_two_engines_use_a_quarter_of_a_small_pools_lanes(
@@ -343,15 +343,15 @@ def test_announcements_distinguish_salted_blocks_from_others(
     made = request("a", TOKENS, salt="secret", lora=lora)
     assert eventually(lambda: engine.scheduler._lookups.begin(made) is not None, LONG_S)
     engine.run(made, 0, fill=1)
-    told = [dataclasses.asdict(event) for event in engine.scheduler.take_events()]
+    announced = [dataclasses.asdict(event) for event in engine.scheduler.take_events()]
     always = (name,) if name else ()
     expected = [[(*always, "secret")], *([[always or None]] * 4)]
-    assert [event["extra_keys"] for event in told] == expected
+    assert [event["extra_keys"] for event in announced] == expected
     plain = BlockHasher(block_size=BLOCK_TOKENS, lora_name=name)
     salted = dataclasses.replace(plain, salt="secret")
     decoder = WireDecoder(7, block_size=BLOCK_TOKENS, hash_blocks=hash_blocks_by(plain))
     index = Indexer(workers=2, blocks=100)
-    events = [{**event, "type": "BlockStored", "medium": "GPU"} for event in told]
+    events = [{**event, "type": "BlockStored", "medium": "GPU"} for event in announced]
     for event in events:  # one message each
         assert index.apply_all(decoder.batch(msgspec.msgpack.encode([1.0, [event]])).events) == 0
     assert index.matches(salted.query(TOKENS)).of(Worker(7)).device == 5

@@ -363,16 +363,19 @@ def test_scheduler_and_worker_agree_on_parts_and_cuts(
         return made[-1]
 
     try:
-        told = {}
+        reported = {}
         for rank in range(2):
             memory = memory_in("LBHNC", HEADS // 2)
             worker = connector("WORKER", rank)
             worker.register_kv_caches({f"layer.{n}": Tensor(memory[n]) for n in range(LAYERS)})
-            told[0, rank] = worker.get_handshake_metadata()
-            assert told[0, rank].rank.namespace.fields["tp"] == f"heads {2 * rank}-{2 * rank + 2}/4"
-            assert (told[0, rank].rank.heads, told[0, rank].rank.splits) == (4, (1, 4))
+            reported[0, rank] = worker.get_handshake_metadata()
+            assert (
+                reported[0, rank].rank.namespace.fields["tp"]
+                == f"heads {2 * rank}-{2 * rank + 2}/4"
+            )
+            assert (reported[0, rank].rank.heads, reported[0, rank].rank.splits) == (4, (1, 4))
         scheduler = connector("SCHEDULER")
-        scheduler._meet([told[0, rank].rank for rank in range(2)])
+        scheduler._meet([reported[0, rank].rank for rank in range(2)])
         scheduler._lookups.identified("weights")
         assert len(scheduler._lookups.ranks) == scheduler._lookups.worker_count == 2
         others = {

@@ -221,14 +221,14 @@ def test_blocks_loaded_by_another_connector_are_saved_correctly(scene: Scene) ->
 
 
 def test_preempted_requests_are_saved_and_have_correct_output(scene: Scene) -> None:
-    asked = prompts(scene, 40, 8)
-    before = scene.tight.ask("figures")["figures"]["preempted"]
+    requested = prompts(scene, 40, 8)
+    before = scene.tight.call("figures")["figures"]["preempted"]
     for _ in range(2):
         forget(scene.tight)
-        replies = scene.tight.ask("generate", prompts=asked, max_tokens=24)
-        assert len(replies["outputs"]) == len(asked)
-    assert scene.tight.ask("figures")["figures"]["preempted"] > before
-    for tokens in asked[:4]:
+        replies = scene.tight.call("generate", prompts=requested, max_tokens=24)
+        assert len(replies["outputs"]) == len(requested)
+    assert scene.tight.call("figures")["figures"]["preempted"] > before
+    for tokens in requested[:4]:
         right = scene.right(tokens)
         forget(scene.tight)
         reply = scene.tight.generate(tokens)
@@ -238,12 +238,12 @@ def test_preempted_requests_are_saved_and_have_correct_output(scene: Scene) -> N
 
 @pytest.mark.parametrize("how", ["abort", "reset", "reset_connector"])
 def test_interrupted_requests_leave_nothing_behind(scene: Scene, how: str) -> None:
-    asked = prompts(scene, {"abort": 50, "reset": 60, "reset_connector": 70}[how], 4)
-    right = scene.right(asked[0])
+    requested = prompts(scene, {"abort": 50, "reset": 60, "reset_connector": 70}[how], 4)
+    right = scene.right(requested[0])
     for steps in (1, 2, 3, 5):  # while it computes or loads
-        found = scene.tight.ask("interrupt", prompts=asked, steps=steps, how=how)
+        found = scene.tight.call("interrupt", prompts=requested, steps=steps, how=how)
         assert all(found["tokens"]) == (how != "abort")
-        reply = scene.tight.generate(asked[0])
+        reply = scene.tight.generate(requested[0])
         assert distance(reply, right) < NEAR.get(scene.name, 1e-3)
         forget(scene.tight)
     scene.check()
@@ -271,7 +271,7 @@ def test_a_full_pool_only_costs_time(scene: Scene) -> None:
             reply = scene.calm.generate(tokens)
             assert answer(reply) == right[reply["cached_tokens"]]
             forget(scene.calm)
-        assert scene.calm.ask("figures")["figures"]["save_skipped_blocks"] > 0
+        assert scene.calm.call("figures")["figures"]["save_skipped_blocks"] > 0
     scene.calm.generate(tokens)
     forget(scene.calm)
     reply = scene.calm.generate(tokens)

@@ -58,8 +58,8 @@ class Engines:
 
 def done(engine: Engine) -> float:
     """Return how many blocks need no save any more, for any reason."""
-    engine.ask("idle")
-    figures = engine.ask("figures")["figures"]
+    engine.call("idle")
+    figures = engine.call("figures")["figures"]
     return (
         sum(figures[f"save_{what}_blocks"] for what in ("present", "skipped"))
         + (figures["save_blocks"])
@@ -82,16 +82,16 @@ def forget(engine: Engine) -> None:
     """Empty the engine's own prefix cache after its saves have ended."""
 
     def emptied() -> bool:
-        engine.ask("idle")
-        return bool(engine.ask("reset")["reset"])
+        engine.call("idle")
+        return bool(engine.call("reset")["reset"])
 
     wait_until(emptied, SAVED_S, "the engine's own cache to be emptied")
 
 
 def check_hashes(site: Site, *, salted: bool = False, since: int = 0) -> int:
     """Check that every loaded block has exactly the bytes that were saved under its name, and that
-    no two names that were saved after line ``since`` have the same bytes, but for prompts that were
-    ``salted``. Returns how many loads there were.
+    no two names that were saved after line ``since`` have the same bytes, except for prompts that
+    were ``salted``. Returns how many loads there were.
     """
     saved: dict[str, set[str]] = {}
     recent: set[str] = set()
@@ -148,12 +148,12 @@ def test_fifty_requests_at_once_with_shared_prefixes(engines: Engines) -> None:
     for turn in range(2):
         for engine in (engines.a, engines.b):
             forget(engine)
-            engine.tell("generate", prompts=chance.sample(tokens, 50), max_tokens=4)
+            engine.send("generate", prompts=chance.sample(tokens, 50), max_tokens=4)
         for engine in (engines.a, engines.b):
             assert len(engine.reply(600)["outputs"]) == 50, turn
     assert check_hashes(engines.site) > before
     for engine in (engines.a, engines.b):
-        figures = engine.ask("figures")["figures"]
+        figures = engine.call("figures")["figures"]
         assert figures["load_blocks"] > 0
     for one in chance.sample(tokens, 8):  # one at a time, so that the answers are the same, too
         forget(engines.b)
@@ -190,7 +190,7 @@ def dies(engine: Engine, prompts: list[list[int]]) -> None:
         for tokens in prompts:
             forget(engine)
             engine.generate(tokens)
-            counted = engine.ask("figures")["figures"]
+            counted = engine.call("figures")["figures"]
             with contextlib.suppress(AssertionError):
                 wait_until(lambda: not engine.running, 5, "the crash point")
     assert not engine.running, f"{counted}\n{engine.log()[-4000:]}"

@@ -64,11 +64,11 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
         engine.generate(tokens)
 
         def announced() -> bool:
-            engine.ask("idle")  # a worker reports its saves with the next step
+            engine.call("idle")  # a worker reports its saves with the next step
             engine.generate(tokens[:5])
             return set(shared()) == blocks
 
-        wait_until(announced, 60, f"{len(blocks)} blocks; heard: {received.read_text()[:500]}")
+        wait_until(announced, 60, f"{len(blocks)} blocks; received: {received.read_text()[:500]}")
         assert set(shared().values()) == {1}
         engine.generate(tokens)  # the blocks are offered again but are not new
         engine.generate(tokens[:5])

@@ -34,9 +34,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may h
 
 HERE = Path(__file__).parent
 PROMPT_COUNT = 20  # per kind; each goes to one of the engines first
-TOLD_S = 10.0  # limit until the operator is informed
+REPORTED_S = 10.0  # limit until the operator is informed
 START_S = 120.0
-TOLD_LATEST_S = 60.0
+REPORTED_LATEST_S = 60.0
 
 TEMPLATE = """\
 {{- bos_token -}}
@@ -190,10 +190,10 @@ class Sdk:
         """Call the servers at these URLs, all at once."""
         assert self._process.stdin
         assert self._process.stdout
-        asked = [
+        requested = [
             [url, method, {"model": self._model, **arguments}] for url, (method, arguments) in calls
         ]
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(requested) + "\n")
         self._process.stdin.flush()
         assert json.loads(self._process.stdout.readline()) == [None] * len(calls)
 
@@ -214,11 +214,11 @@ def get(url: str) -> str:
 
 
 def post(url: str, body: Any) -> Any:
-    asked = urllib.request.Request(  # noqa: S310  loopback
+    requested = urllib.request.Request(  # noqa: S310  loopback
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310  loopback
+        with urllib.request.urlopen(requested, timeout=60) as answer:  # noqa: S310  loopback
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{url}: {error.read().decode()}") from None
@@ -238,13 +238,13 @@ def wait_until_followed(gateway: Gateway) -> None:
             seen[:] = count, time.monotonic()
         return count > 0 and time.monotonic() - seen[1] > 1.0
 
-    wait_until(still, TOLD_LATEST_S, "the engines' events")
+    wait_until(still, REPORTED_LATEST_S, "the engines' events")
 
 
 def test_repeated_prompts_are_routed_to_the_engine_with_their_blocks(site: Site, sdk: Sdk) -> None:
     with site.gateway("--tokenizer", site.model) as gateway:
         gateway.ready()
-        wait_until(lambda: gateway.block_sizes() == {128}, TOLD_S, "the block size")
+        wait_until(lambda: gateway.block_sizes() == {128}, REPORTED_S, "the block size")
         prompts = range(PROMPT_COUNT)
         firsts = {kind: 1000 * place for place, kind in enumerate(KINDS, 1)}
         for kind, first in firsts.items():
@@ -287,8 +287,8 @@ MORE_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd arguments of calls": (
         "/v1/chat/completions",
         {"messages": [user("a"), {"role": "assistant", "tool_calls": [
-            {"id": str(i), "type": "function", "function": {"name": "f", "arguments": said}}
-            for i, said in enumerate(("", "{", "[1]", '{"a": "ä"}'))]}]}),
+            {"id": str(i), "type": "function", "function": {"name": "f", "arguments": text}}
+            for i, text in enumerate(("", "{", "[1]", '{"a": "ä"}'))]}]}),
     "a billing line": (
         "/v1/chat/completions",
         {"messages": [{"role": "system", "content": "x-anthropic-billing-header: 1\nBe brief."},
@@ -339,13 +339,13 @@ def hashed(site: Site, requests: Sequence[tuple[str, Any]]) -> list[list[int]]:
 def test_the_gateway_hashes_the_tokens_that_the_engine_makes(site: Site) -> None:
     requests = {kind: request(call(5)) for kind, call in KINDS.items()} | MORE_REQUESTS
     engine = site.engines[0]
-    expected = {name: rendered(engine, *asked) for name, asked in requests.items()}
+    expected = {name: rendered(engine, *requested) for name, requested in requests.items()}
     got = dict(zip(requests, hashed(site, list(requests.values())), strict=True))
     assert {name for name in requests if got[name] != expected[name]} == set()
     prompt = words(7)
     answer = post(f"{engine.url}/tokenize", {"model": engine.model, "messages": [user(prompt)]})
-    asked = ("/v1/chat/completions", {"messages": [user(prompt)]})
-    assert hashed(site, [asked]) == [answer["tokens"]]
+    requested = ("/v1/chat/completions", {"messages": [user(prompt)]})
+    assert hashed(site, [requested]) == [answer["tokens"]]
 
 
 def no_events(site: Site) -> Any:
@@ -381,7 +381,7 @@ def other_template(site: Site) -> Any:
     ("wrong", "kind", "text"),
     [
         (no_events, "events", "there are no KV events"),
-        (silent_events, "events", "nobody publishes KV events"),
+        (silent_events, "events", "no process publishes KV events"),
         (other_blocks, "block_size", "it has blocks of 128 tokens, but the router has 16"),
         (no_template, "template", "no chat template"),
         (other_template, "template", "it computes other tokens for a conversation"),
@@ -393,7 +393,7 @@ def test_the_reason_of_a_failure_is_logged(
     with wrong(site) as gateway:
         gateway.child.wait_for(lambda: "routing on" in gateway.child.log(), START_S, "start")
 
-        def told() -> bool:
+        def reported() -> bool:
             metrics = gateway.metrics()
             return all(
                 text in worker["problems"].get(kind, "")
@@ -405,4 +405,4 @@ def test_the_reason_of_a_failure_is_logged(
                 for worker in gateway.workers()
             )
 
-        wait_until(told, TOLD_S, f"{kind} in the log, the metrics and GET /workers")
+        wait_until(reported, REPORTED_S, f"{kind} in the log, the metrics and GET /workers")

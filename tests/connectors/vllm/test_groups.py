@@ -217,16 +217,16 @@ def announced(engine: Engine, saves: list[BlockRange]) -> list[Any]:
 def test_blocks_of_each_group_are_announced_as_vllm_announces_its_own(engine: Engine) -> None:
     made = request("r", TOKENS)
     engine.start(made)
-    told = announced(engine, engine.computed(made))
+    events = announced(engine, engine.computed(made))
     sizes = {0: UNIT, 1: UNIT, 3: STEP}  # of the engine's groups
     whole, window, states = [1, 2, 3, 4, 5, 6], [5, 6], [3]
     ends = {0: whole, 1: window, 3: states}  # in blocks of the group
-    assert sorted((one.group, one.block_hash) for one in told) == sorted(
+    assert sorted((one.group, one.block_hash) for one in events) == sorted(
         (group, made.block_hashes[end * sizes[group] // UNIT - 1])
         for group, some in ends.items()
         for end in some
     )
-    for one in told:
+    for one in events:
         size = sizes[one.group]
         at = (made.block_hashes.index(one.block_hash) + 1) * UNIT
         before = made.block_hashes[(at - size) // UNIT - 1] if at > size else None
@@ -238,8 +238,8 @@ def test_blocks_of_each_group_are_announced_as_vllm_announces_its_own(engine: En
 def test_a_private_block_is_not_announced(engine: Engine) -> None:
     named = request("r", TOKENS, images=[("a client's name", 2 * UNIT)])
     engine.start(named)
-    told = announced(engine, engine.computed(named))
-    assert {(one.group, one.block_hash) for one in told} == {
+    events = announced(engine, engine.computed(named))
+    assert {(one.group, one.block_hash) for one in events} == {
         (0, named.block_hashes[0]),
         (0, named.block_hashes[1]),
     }

@@ -129,8 +129,8 @@ def test_the_namespace_shows_operators_which_field_differs(
 
 def identity(**changes: Any) -> str:
     """Identify the weights of such an engine."""
-    vouched = changes.pop("identity", "")
-    return identify(config(**changes), vouched, logger=LOGGER).wait(LONG_S)
+    declared = changes.pop("identity", "")
+    return identify(config(**changes), declared, logger=LOGGER).wait(LONG_S)
 
 
 def test_dummy_weights_are_identified_by_their_seed() -> None:
@@ -162,12 +162,12 @@ def test_the_resolved_commit_is_part_of_the_identity() -> None:
 
 
 def test_an_operator_can_set_the_identity_of_unidentified_weights() -> None:
-    vouched = identity(revision=None, identity="release 7")
-    assert vouched == identity(revision=None, model="org/other", identity="release 7")
-    assert vouched != identity(revision=None, identity="release 8")
+    named = identity(revision=None, identity="release 7")
+    assert named == identity(revision=None, model="org/other", identity="release 7")
+    assert named != identity(revision=None, identity="release 8")
     with pytest.raises(ConnectorError, match=r"tensorizer.*setting identity"):
         identity(load_format="tensorizer")
-    assert identity(load_format="tensorizer", identity="release 7") == vouched
+    assert identity(load_format="tensorizer", identity="release 7") == named
 
 
 def test_code_of_another_repository_is_not_identified() -> None:
@@ -282,7 +282,9 @@ def test_values_that_cannot_be_compared_are_rejected(value: Any) -> None:
     made.model_config.of_a_new_release = value
     with pytest.raises(ConnectorError, match=r"model_config.of_a_new_release .*setting identity"):
         config_fields(made, LEFT_OUT)
-    assert config_fields(made, LEFT_OUT, vouched="a") != config_fields(made, LEFT_OUT, vouched="b")
+    assert config_fields(made, LEFT_OUT, identity="a") != config_fields(
+        made, LEFT_OUT, identity="b"
+    )
 
 
 def test_versions_are_part_of_the_identity() -> None:

@@ -64,6 +64,6 @@ def test_only_fields_that_explain_a_miss_are_listed() -> None:
 
 
 def test_the_connectors_warnings_are_found_in_a_log() -> None:
-    said = "beluga saves: saving blocks: the server did not answer in time (after 612 ms)"
-    log = f"WARNING 11-22 06:38:31 [link.py:230] {said}\nINFO beluga: blocks of 128 tokens\nWARNING"
-    assert warnings(log) == [said]
+    line = "beluga saves: saving blocks: the server did not answer in time (after 612 ms)"
+    log = f"WARNING 11-22 06:38:31 [link.py:230] {line}\nINFO beluga: blocks of 128 tokens\nWARNING"
+    assert warnings(log) == [line]

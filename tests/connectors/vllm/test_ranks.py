@@ -50,7 +50,7 @@ def stored(
     assert engine.generate(tokens, salt=salt)["cached_tokens"] == 0
 
     def saved() -> bool:
-        engine.ask("idle")
+        engine.call("idle")
         return site.stat().block_count >= before.block_count + blocks
 
     wait_until(saved, 60, f"{blocks} more blocks in the pool")

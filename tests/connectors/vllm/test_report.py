@@ -44,7 +44,7 @@ class Played:
     def log(self) -> str:
         return "WARNING beluga lookups: looking blocks up: nobody answered (after 500 ms)"
 
-    def ask(self, do: str, **_: Any) -> dict[str, Any]:
+    def call(self, do: str, **_: Any) -> dict[str, Any]:
         assert do in ("figures", "flush")
         return {"figures": {"save_bytes": self.saved, "save_cpu_s": 0.5 * self.saved}}
 
@@ -66,7 +66,7 @@ def played(folder: Path, logprob: float = -1.0) -> list[Pair]:
 def measured(folder: Path, logprob: float = -1.0) -> tuple[dict[str, list[Sample]], list[float]]:
     pairs = played(folder, logprob)
     fresh = prompts(1025, seed=1)
-    return run(pairs, fresh, count=4, limit=lambda: 0.25, say=lambda _: None)
+    return run(pairs, fresh, count=4, limit=lambda: 0.25, progress=lambda _: None)
 
 
 def test_a_repetition_has_a_miss_then_a_pool_hit_then_a_local_hit(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
     engine.generate = forgetful
     fresh = prompts(1025, seed=1)
     messages: list[str] = []
-    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, say=messages.append)
+    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, progress=messages.append)
     assert "beluga: 0 of 1024 tokens were found: nothing counted" in messages
     assert any("nobody answered (after 500 ms)" in line for line in messages)
     report = report_of(setting_of(tmp_path), samples, limits, {})

@@ -84,7 +84,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     return Given(monkeypatch)
 
 
-def asking(name: str, hint: object, tokens: list[int] = TOKENS, **fields: Any) -> Any:
+def hinted_request(name: str, hint: object, tokens: list[int] = TOKENS, **fields: Any) -> Any:
     """Make a request with a hint among its transfer parameters."""
     made = request(name, tokens)
     vars(made).update(kv_transfer_params={"beluga": hint}, **fields)
@@ -100,7 +100,7 @@ def test_blocks_that_a_request_saves_get_its_hint(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     engine = make()
-    engine.run(asking("a", {"pin": True, "ttl": 60}), 1, fill=7)
+    engine.run(hinted_request("a", {"pin": True, "ttl": 60}), 1, fill=7)
     assert given.take(1) == [(5, "normal", 60, True)]
     assert server.hints().hint_count == 5
     assert server.hints().favored_bytes == 5 * BLOCK_BYTES
@@ -110,7 +110,7 @@ def test_blocks_that_a_request_saves_get_its_hint(
 def test_a_favoring_hint_without_a_time_ends_an_hour_after_the_last_use(
     server: MetaServer, make: Make, given: Given
 ) -> None:
-    make().run(asking("a", {"priority": "high"}), 1, fill=7)
+    make().run(hinted_request("a", {"priority": "high"}), 1, fill=7)
     assert given.take(1) == [(5, "high", FAVOR_S, False)]
 
 
@@ -119,8 +119,8 @@ def test_a_request_without_a_hint_hints_no_blocks(
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 1, fill=7)
-    engine.run(asking("b", {}, further(TOKENS, 1)), 6, fill=8)
-    engine.run(asking("c", {"pin": True}, list(range(40))), 3, fill=8)
+    engine.run(hinted_request("b", {}, further(TOKENS, 1)), 6, fill=8)
+    engine.run(hinted_request("c", {"pin": True}, list(range(40))), 3, fill=8)
     assert [count for count, *_ in given.take(1)] == [10], "the others were before it"
 
 
@@ -130,11 +130,11 @@ def test_hit_blocks_are_favored_and_never_evicted_earlier(
     """A batch job shares its system prompt with other requests."""
     make().run(request("everybody", TOKENS), 1, fill=7)
     engine, longer = make(), further(TOKENS, 2)
-    assert engine.run(asking("batch", {"priority": "low"}, longer), 1, fill=8) == 20
+    assert engine.run(hinted_request("batch", {"priority": "low"}, longer), 1, fill=8) == 20
     assert given.take(1) == [(2, "low", None, False)], "only what it has stored itself"
-    engine.run(asking("short", {"ttl": 1}, further(longer, 1)), 1, fill=8)
+    engine.run(hinted_request("short", {"ttl": 1}, further(longer, 1)), 1, fill=8)
     assert given.take(1) == [(1, "normal", 1, False)]
-    engine.run(asking("short pin", {"pin": True, "ttl": 1}, further(longer, 1)), 1, fill=8)
+    engine.run(hinted_request("short pin", {"pin": True, "ttl": 1}, further(longer, 1)), 1, fill=8)
     assert given.take(1) == [(8, "normal", FAVOR_S, True)]
 
 
@@ -143,7 +143,7 @@ def test_blocks_in_the_engines_own_cache_get_the_hint_too(
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 1, fill=7)
-    made = asking("b", {"pin": True})
+    made = hinted_request("b", {"pin": True})
     engine.scheduler.get_num_new_matched_tokens(made, 4 * BLOCK_TOKENS)
     engine.block_ids["b"] = [1, 2, 3, 4, 9, 10]
     blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3, 4, 9, 10],))
@@ -159,12 +159,14 @@ def test_a_session_s_later_request_hints_its_earlier_blocks(
     """The last request of a session releases exactly the blocks of the session."""
     make().run(request("everybody", TOKENS), 1, fill=7)
     engine, first = make(), further(TOKENS, 2)
-    engine.run(asking("1", {"pin": True}, first, session_id="s"), 1, fill=8)
+    engine.run(hinted_request("1", {"pin": True}, first, session_id="s"), 1, fill=8)
     assert given.take(2) == [(5, "normal", FAVOR_S, True), (2, "normal", FAVOR_S, True)]
     last = further(first, 2)
-    engine.run(asking("2", {"priority": "low"}, last, session_id="s"), 1, fill=9)
+    engine.run(hinted_request("2", {"priority": "low"}, last, session_id="s"), 1, fill=9)
     assert given.take(2) == [(2, "low", None, False), (2, "low", None, False)]
-    engine.run(asking("3", {"priority": "low"}, further(last, 1), session_id="other"), 1, fill=9)
+    engine.run(
+        hinted_request("3", {"priority": "low"}, further(last, 1), session_id="other"), 1, fill=9
+    )
     assert given.take(1) == [(1, "low", None, False)]
 
 
@@ -172,10 +174,12 @@ def test_a_restarted_session_has_no_blocks_of_others(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     engine, other = make(), list(range(500, 500 + 5 * BLOCK_TOKENS))
-    engine.run(asking("1", {"pin": True}, session_id="s"), 1, fill=8)
+    engine.run(hinted_request("1", {"pin": True}, session_id="s"), 1, fill=8)
     given.take(1)
     engine.run(request("everybody", other), 8, fill=7)
-    engine.run(asking("2", {"priority": "low"}, further(other, 1), session_id="s"), 1, fill=9)
+    engine.run(
+        hinted_request("2", {"priority": "low"}, further(other, 1), session_id="s"), 1, fill=9
+    )
     assert given.take(1) == [(1, "low", None, False)]
 
 
@@ -183,7 +187,7 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints_module, "SESSIONS_MAX", 3)
     requests = Requests(ConnectorCounters(), logging.getLogger("test"))
     made = request("a", TOKENS)
-    for name in "0", "1", "2", "3", "4" * 300, 7:  # the last two are no names
+    for name in "0", "1", "2", "3", "4" * 300, 7:  # the last two are not names
         made.session_id = name
         requests.own_from(made, 0)
     for name, there in ("0", False), ("1", True), ("3", True), ("4" * 300, False), (7, False):
@@ -195,7 +199,7 @@ def test_a_preempted_request_hints_its_hits_once(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     make().run(request("a", TOKENS), 1, fill=7)
-    engine, made = make(), asking("b", {"pin": True})
+    engine, made = make(), hinted_request("b", {"pin": True})
     engine.start(made, 1)
     engine.step(made)
     assert given.take(1) == [(5, "normal", FAVOR_S, True)]
@@ -204,7 +208,7 @@ def test_a_preempted_request_hints_its_hits_once(
     engine.start(made, 8)
     engine.step(made, preempted={"b"})
     engine.finish(made)
-    engine.run(asking("c", {"priority": "low"}, list(range(40))), 3, fill=8)
+    engine.run(hinted_request("c", {"priority": "low"}, list(range(40))), 3, fill=8)
     assert given.take(1) == [(10, "low", None, False)], "nothing was hinted before it"
 
 
@@ -227,7 +231,7 @@ def test_a_request_s_priority_is_its_hint_if_it_has_no_other(
 
 def test_a_program_s_envelope_has_hints_too() -> None:
     requests = Requests(ConnectorCounters(), logging.getLogger("test"))
-    made = asking("a", {"pin": True})
+    made = hinted_request("a", {"pin": True})
     other = SimpleNamespace(action_type="kv.fetch", payload={"peer": 1})
     ours = SimpleNamespace(action_type=ACTION, payload={"priority": "low"})
     made.kv_hints = SimpleNamespace(actions=[ours, other])
@@ -274,10 +278,10 @@ def test_a_malformed_hint_is_logged_and_the_request_continues(
 ) -> None:
     engine = make()
     for number, (hint, _, _) in enumerate(WRONG):
-        made = asking(f"wrong {number}", hint, list(range(100 * number, 100 * number + 9)))
+        made = hinted_request(f"wrong {number}", hint, list(range(100 * number, 100 * number + 9)))
         engine.scheduler.on_new_request(made)
         assert engine.run(made, 1, fill=7) == 0
-    huge = asking("huge", {"ttl": 10**5000}, list(range(5000, 5009)))  # too long for a text
+    huge = hinted_request("huge", {"ttl": 10**5000}, list(range(5000, 5009)))  # too long for a text
     engine.run(huge, 1, fill=7)
     lines = [one.getMessage() for one in caplog.records if "hint" in one.getMessage()]
     assert lines == [f"beluga: a request's hint is ignored: {WRONG[0][2]}"]
@@ -298,7 +302,7 @@ def test_a_hostile_client_cannot_exceed_the_tenants_budget(
 ) -> None:
     with MetaServer(pool, hint_budget=0.0) as server:
         engine = make(tenant="acme")
-        engine.run(asking("a", {"pin": True, "ttl": 86400}), 1, fill=7)
+        engine.run(hinted_request("a", {"pin": True, "ttl": 86400}), 1, fill=7)
         assert given.take(1) == [(0, "normal", 86400, True)]
         assert server.hints().favored_bytes == 0
         assert eventually(lambda: engine.worker._counters.take().get("hint_refused_blocks") == 5)
@@ -334,18 +338,18 @@ def test_a_waiting_request_prefetches_on_request_or_in_a_session(
     server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make()
-    asked = prefetched(engine, monkeypatch)
+    requested = prefetched(engine, monkeypatch)
     engine.scheduler.on_new_request(request("plain", TOKENS))
-    first = asking("first", {}, session_id="s")
+    first = hinted_request("first", {}, session_id="s")
     engine.scheduler.on_new_request(first)
-    assert asked == []
-    engine.scheduler.on_new_request(asking("asks", {"prefetch": True}))
-    assert asked == [5]
+    assert requested == []
+    engine.scheduler.on_new_request(hinted_request("asks", {"prefetch": True}))
+    assert requested == [5]
     engine.run(first, 1, fill=7)
-    following = asking("second", {}, session_id="s")
+    following = hinted_request("second", {}, session_id="s")
     extend(following, list(range(BLOCK_TOKENS)))
     engine.scheduler.on_new_request(following)
-    assert asked == [5, 6]
+    assert requested == [5, 6]
     for name in "plain", "asks", "second":  # the requests are aborted before they start
         ended = request(name, TOKENS)
         assert engine.scheduler.request_finished(ended, []) == (False, None)
@@ -355,11 +359,11 @@ def test_a_waiting_request_prefetches_on_request_or_in_a_session(
 def test_prefetch_onboards_from_lower_tiers(server: MetaServer, make: Make, given: Given) -> None:
     engine = make()
     before = server.stat().call_count
-    engine.scheduler.on_new_request(asking("a", {"prefetch": True}))
+    engine.scheduler.on_new_request(hinted_request("a", {"prefetch": True}))
     assert server.stat().call_count == before + 1
     other = make(onboard_ms=0)
     before = server.stat().call_count
-    other.scheduler.on_new_request(asking("b", {"prefetch": True}))
+    other.scheduler.on_new_request(hinted_request("b", {"prefetch": True}))
     assert server.stat().call_count == before, "this engine waits for no lower tier"
 
 

@@ -89,7 +89,7 @@ class Pair:
         """Run prompts at once, each with the other connector's fault."""
         with self.kept.faults.open("a") as file:
             file.writelines(json.dumps(one) + "\n" for one in faults)
-        found: list[dict[str, Any]] = self.engine.ask("generate", prompts=prompts, **named)[
+        found: list[dict[str, Any]] = self.engine.call("generate", prompts=prompts, **named)[
             "outputs"
         ]
         return found
@@ -98,8 +98,8 @@ class Pair:
         """Empty the engine's own cache, after its saves."""
 
         def emptied() -> bool:
-            self.engine.ask("idle")
-            return bool(self.engine.ask("reset")["reset"])
+            self.engine.call("idle")
+            return bool(self.engine.call("reset")["reset"])
 
         wait_until(emptied, 60, "the engine's own cache to be emptied")
 
@@ -117,7 +117,7 @@ class World:
         """Compute a prompt alone, and keep its blocks. Returns the answer."""
         key = tuple(tokens)
         if key not in self.answers:
-            self.plain.ask("reset")
+            self.plain.call("reset")
             self.answers[key] = self.plain.generate(tokens, max_tokens=count)["tokens"]
         return self.answers[key]
 

@@ -45,9 +45,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 def sources(tmp_path: Path) -> Path:
     """vLLM's source distribution, unpacked. The test is skipped without an index."""
     name = f"vllm-{VERSION}.tar.gz"
-    asked = urllib.request.Request(f"{INDEX}/vllm/", headers={"Accept": JSON})  # noqa: S310
+    requested = urllib.request.Request(f"{INDEX}/vllm/", headers={"Accept": JSON})  # noqa: S310
     try:
-        with urllib.request.urlopen(asked, timeout=FETCH_S) as page:  # noqa: S310
+        with urllib.request.urlopen(requested, timeout=FETCH_S) as page:  # noqa: S310
             files = json.load(page)["files"]
         (one,) = [file for file in files if file["filename"] == name]
         with urllib.request.urlopen(one["url"], timeout=FETCH_S) as body:  # noqa: S310

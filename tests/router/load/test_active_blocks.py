@@ -26,7 +26,7 @@ def held_alone(counts: Counter[int], blocks: list[int]) -> float:
     return total
 
 
-def asking(blocks: list[int]) -> Query:
+def query_of(blocks: list[int]) -> Query:
     return Query(16 * len(blocks), 16, blocks, blocks)
 
 
@@ -50,14 +50,14 @@ def test_the_blocks_of_workers_match_a_model(seed: int) -> None:
         else:
             at, blocks = chance.randrange(len(workers)), chance.choice(prompts)
             running.append((request, at, blocks))
-            tracker.add(request, workers[at], asking(blocks), Overlap())
+            tracker.add(request, workers[at], query_of(blocks), Overlap())
             counts[at].update(blocks)
-        asked = chance.choice(prompts)
-        states = tracker.states(workers, asked)
+        prompt = chance.choice(prompts)
+        states = tracker.states(workers, prompt)
         for state, count in zip(states, counts, strict=True):
             assert state.load.active_decode_blocks == len(+count)
-            assert state.new_blocks == len(asked) - held(count, asked)
-            assert state.held_alone == held_alone(count, asked)
+            assert state.new_blocks == len(prompt) - held(count, prompt)
+            assert state.held_alone == held_alone(count, prompt)
 
 
 def test_blocks_with_colliding_slots_are_found_and_removed() -> None:
@@ -65,7 +65,7 @@ def test_blocks_with_colliding_slots_are_found_and_removed() -> None:
     worker = Worker(0)
     tracker = LoadTracker([worker])
     for block in range(5000):
-        tracker.add(block, worker, asking([block]), Overlap())
+        tracker.add(block, worker, query_of([block]), Overlap())
     for block in range(0, 5000, 2):
         tracker.free(block)
     assert tracker.load(worker).active_decode_blocks == 2500

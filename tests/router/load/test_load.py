@@ -283,15 +283,15 @@ def test_any_lifecycle_agrees_with_a_naive_model(seed: int) -> None:
 
 def test_published_metrics_update_the_load_and_are_extrapolated() -> None:
     tracker = LoadTracker([A])
-    said = WorkerMetrics(3, 8, 40, 100, 2, 0.4, 0.5)
-    tracker.publish(A, said)
+    metrics = WorkerMetrics(3, 8, 40, 100, 2, 0.4, 0.5)
+    tracker.publish(A, metrics)
     tracker.add("x", A, query(1, 2, 3), Overlap(device=1))
     load = tracker.load(A)
     assert (load.request_active_slots, load.kv_active_blocks, load.num_requests_waiting) == (
         *(4, 42),
         3,
     )
-    tracker.publish(A, said)
+    tracker.publish(A, metrics)
     assert (load.request_active_slots, load.kv_active_blocks, load.num_requests_waiting) == (
         *(3, 40),
         2,
@@ -302,4 +302,4 @@ def test_published_metrics_update_the_load_and_are_extrapolated() -> None:
     tracker.publish(A, None)
     tracker.free("x")
     assert tracker.load(A) == Load()
-    tracker.publish(B, said)  # the worker has left, so nothing happens
+    tracker.publish(B, metrics)  # the worker has left, so nothing happens

@@ -64,7 +64,7 @@ SGLANG_OLD = (
 
 def iteration(number: int, rank: int = 0, **more: int) -> dict[str, object]:
     """Return an iteration of TensorRT-LLM 1.x (main, 2026). The row of the second rank is a copy of
-    the first one's, but for its own batch.
+    the first one's, except for its own batch.
     """
     return {
         "attentionDpRank": rank,
@@ -163,11 +163,11 @@ def test_figures_whose_sum_is_no_count_are_refused(answer: str, name: str) -> No
 
 
 def test_the_connector_reports_the_space_of_its_blocks() -> None:
-    said = 'beluga_vllm_space_info{engine="0",model_name="m",space="fedcba9876543210"} 1.0\n'
-    report = read_load(VLLM + said)
+    metrics = 'beluga_vllm_space_info{engine="0",model_name="m",space="fedcba9876543210"} 1.0\n'
+    report = read_load(VLLM + metrics)
     assert report is not None and report.space == 0xFEDCBA9876543210
     with pytest.raises(RouterError, match="space_info is 'xyz'"):
-        read_load(VLLM + said.replace("fedcba9876543210", "xyz"))
+        read_load(VLLM + metrics.replace("fedcba9876543210", "xyz"))
 
 
 def test_the_start_of_the_process_is_read_if_it_is_there() -> None:
@@ -223,6 +223,8 @@ def test_damaged_pages_return_figures_none_or_one_error(
     except RouterError:
         return
     if report is not None and report.metrics is not None:
-        said = report.metrics
-        assert 0 <= said.gpu_cache_usage_perc <= 1 and 0 <= said.gpu_prefix_cache_hit_rate <= 1
-        assert min(said.request_active_slots, said.kv_active_blocks, report.block_size) >= 0
+        metrics = report.metrics
+        assert (
+            0 <= metrics.gpu_cache_usage_perc <= 1 and 0 <= metrics.gpu_prefix_cache_hit_rate <= 1
+        )
+        assert min(metrics.request_active_slots, metrics.kv_active_blocks, report.block_size) >= 0

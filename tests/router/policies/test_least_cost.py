@@ -44,10 +44,10 @@ def worker(
 
 
 def cost(
-    state: Candidate, asked: Query | None = None, *, others: Sequence[Candidate] = ()
+    state: Candidate, requested: Query | None = None, *, others: Sequence[Candidate] = ()
 ) -> float:
     """Return the cost of a worker that is chosen because all others have much to compute."""
-    return LeastCost(estimator=ESTIMATOR).choose(asked or query(), [state, *others]).cost
+    return LeastCost(estimator=ESTIMATOR).choose(requested or query(), [state, *others]).cost
 
 
 def busy(place: int, new: int = 20, **load: float) -> Candidate:
@@ -186,10 +186,10 @@ def test_the_policy_gets_typical_loads_and_its_prediction_is_stored() -> None:
     router = Router(make_policy("default", estimator=ESTIMATOR))
     router.add_worker(Worker(0))
     assert router.policy.name == DEFAULT_POLICY
-    asked = Query(200, 10, (), tuple(range(20)))
-    router.route("first", asked, now=5.0)
+    requested = Query(200, 10, (), tuple(range(20)))
+    router.route("first", requested, now=5.0)
     assert router.tracker.load(Worker(0)).prefill_s == pytest.approx(0.202)
-    [candidate] = router.candidates(asked, now=5.1)
+    [candidate] = router.candidates(requested, now=5.1)
     assert (candidate.new_blocks, candidate.held_alone) == (0, pytest.approx(20 * 0.2642, rel=1e-3))
     assert router.tracker.load(Worker(0)).prefill_s == pytest.approx(0.102)
-    assert asked.usual.blocks == 20
+    assert requested.usual.blocks == 20

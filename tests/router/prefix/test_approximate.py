@@ -53,15 +53,15 @@ def test_the_index_agrees_with_a_naive_table(seed: int) -> None:
         index.routed(worker, hashes, now)
         until |= {(worker, tuple(hashes[: i + 1])): now + 10 for i in range(len(hashes))}
         until = {key: when for key, when in until.items() if when > now}
-        asked = [rng.randrange(2) for _ in range(8)]
+        requested = [rng.randrange(2) for _ in range(8)]
         expected = {}
         for one in map(Worker, range(4)):
             run = 0
-            while run < 8 and (one, tuple(asked[: run + 1])) in until:
+            while run < 8 and (one, tuple(requested[: run + 1])) in until:
                 run += 1
             if run:
                 expected[one] = run
-        assert scores(index, asked, now) == expected
+        assert scores(index, requested, now) == expected
         assert len(index) == len(until)
 
 

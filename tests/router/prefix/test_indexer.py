@@ -407,9 +407,9 @@ def test_events_are_written_in_the_format_of_dynamo() -> None:
     }
     cleared = to_dynamo(RouterEvent(Worker(7), Cleared(), 4))
     assert cleared["event"] == {"event_id": 4, "dp_rank": 0, "data": "cleared"}
-    told = to_dynamo(RouterEvent(Worker(7), Stored([9], [5], 8), 5, Tier.SHARED))
-    assert told["storage_tier"] == "shared"
-    assert told["event"]["data"] == {
+    event = to_dynamo(RouterEvent(Worker(7), Stored([9], [5], 8), 5, Tier.SHARED))
+    assert event["storage_tier"] == "shared"
+    assert event["event"]["data"] == {
         "stored": {"parent_hash": 8, "blocks": [{"block_hash": 9, "tokens_hash": 5}]}
     }
 

@@ -42,7 +42,7 @@ SLOW = LinkSettings(
 )
 
 
-def say(**fields: Any) -> None:
+def write(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
@@ -100,7 +100,7 @@ def kill(directory: str, name: str, capped: int, rounds: int, seed: int) -> None
     for victim in alive:
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
-    say(used=used, reaped=int(direction.handle.reaped), audited=int(direction.handle.audited))
+    write(used=used, reaped=int(direction.handle.reaped), audited=int(direction.handle.audited))
 
 
 def plan_of(pool: Pool, offset: int, size: int) -> tuple[np.ndarray, Plan]:
@@ -124,7 +124,7 @@ def flood(directory: str, name: str, paths: str, kind: str, stripe: int) -> None
         at = IoHandle(Link(name, SLOW, directory=Path(directory)))
         engine = CpuEngine(pool, 1, handle=at, read=TransferClass[kind])
         os.set_blocking(sys.stdin.fileno(), False)
-        say(ready=True)
+        write(ready=True)
         while sys.stdin.buffer.raw.read(1) != b"":
             engine.scatter_read(plan).wait()
         at.close()
@@ -144,7 +144,7 @@ def onboard(directory: str, name: str, paths: str, count: int) -> None:
             engine.scatter_read(plan).wait()
             took.append(time.monotonic() - start)
         at.close()
-        say(took=took)
+        write(took=took)
 
 
 def main() -> None:

@@ -18,13 +18,13 @@ def test_an_acquire_during_a_close_gets_a_whole_member_or_none(tmp_path: Path) -
         assert handle.handle
         over = threading.Event()
 
-        def ask(handle: IoHandle = handle, over: threading.Event = over) -> None:
+        def use(handle: IoHandle = handle, over: threading.Event = over) -> None:
             while not over.is_set():
                 with contextlib.suppress(OSError):
                     handle.watch()
                     handle.stat(Direction.READ)
 
-        threads = [threading.Thread(target=ask) for _ in range(2)]
+        threads = [threading.Thread(target=use) for _ in range(2)]
         for thread in threads:
             thread.start()
         handle.close()

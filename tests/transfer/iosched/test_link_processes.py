@@ -53,7 +53,7 @@ def process() -> Iterator[Start]:
         child.communicate()
 
 
-def said(child: subprocess.Popen[str]) -> dict[str, Any]:
+def read_line(child: subprocess.Popen[str]) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
     assert line, "the process ended"
@@ -93,7 +93,7 @@ def drain(direction: LinkDirection, *, start_ns: int) -> int:
 
 @pytest.mark.parametrize("capped", [True, long(False)])
 def test_killed_processes_leak_no_tokens(shm: Path, process: Start, capped: bool) -> None:
-    answer = said(process("kill", shm, "killed", int(capped), 60, 7))
+    answer = read_line(process("kill", shm, "killed", int(capped), 60, 7))
     link = Link("killed", directory=shm)
     direction = link.directions[Direction.READ]
     assert answer["used"] > 0
@@ -221,7 +221,7 @@ def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, proc
         for stripe, kind in enumerate(("ONBOARD", "OFFLOAD"))
     ]
     for flood in floods:
-        said(flood)
+        read_line(flood)
     link = Link("shared", directory=shm)
     assert link.settings == SLOW
     kinds = (TransferClass.ONBOARD, TransferClass.OFFLOAD)
@@ -243,10 +243,10 @@ def test_an_onboard_does_not_wait_for_another_processs_offloads(
 ) -> None:
     """8 MiB of them are always queued, which is 1/8 s; a block alone takes 4 ms."""
     flood = process("flood", shm, "ordered", paths, "OFFLOAD", 1)
-    said(flood)
+    read_line(flood)
     medians = []
     for _ in range(4):  # see above
-        took = said(process("onboard", shm, "ordered", paths, 30))["took"]
+        took = read_line(process("onboard", shm, "ordered", paths, 30))["took"]
         medians.append(statistics.median(took))
         if medians[-1] < 0.06:
             break

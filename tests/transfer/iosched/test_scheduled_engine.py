@@ -106,20 +106,20 @@ class PreparingEngine(HeldEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[object] = []
+        self.calls: list[object] = []
 
     def prepare(self, plan: Plan, direction: Direction) -> PreparingEngine:
-        self.said.append(("prepare", len(plan.chunks), direction))
+        self.calls.append(("prepare", len(plan.chunks), direction))
         return self
 
     def start(self, first: int, end: int) -> HeldTransfer:
-        self.said.append((first, end))
+        self.calls.append((first, end))
         transfer = HeldTransfer()
         transfer.gate.set()
         return transfer
 
     def close(self) -> None:
-        self.said.append("close")
+        self.calls.append("close")
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(
     engine = PreparingEngine()
     plan = Blocks(data_offsets(pool, 2)).plan
     ScheduledEngine(engine, handle).scatter_read(plan).wait(WAIT_S)
-    prepared, *ranges, closed = engine.said
+    prepared, *ranges, closed = engine.calls
     assert (prepared, closed) == (("prepare", len(plan.chunks), Direction.READ), "close")
     assert ranges == [(first, first + 4) for first in range(0, len(plan.chunks), 4)]
 

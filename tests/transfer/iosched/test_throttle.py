@@ -32,10 +32,10 @@ def test_ten_tickets_are_admitted_and_the_eleventh_waits() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 900)), max_size=60), st.randoms())
 def test_the_two_rovers_bound_pieces_in_flight_and_keep_their_order(
-    asked: list[tuple[int, int]], random: object
+    requested: list[tuple[int, int]], random: object
 ) -> None:
     rovers = Rovers(4, 1000)
-    waiting = deque((rovers.grab(*piece), piece) for piece in asked)
+    waiting = deque((rovers.grab(*piece), piece) for piece in requested)
     flying: list[tuple[int, int]] = []
     while waiting or flying:
         while waiting and rovers.ready(waiting[0][0]):
@@ -83,7 +83,7 @@ def test_a_bucket_never_holds_more_than_its_limit(capped: bool) -> None:
 
 
 def test_a_bucket_is_full_after_months_without_requests() -> None:
-    """The tokens of so long a time do not fit into 64 bits."""
+    """The tokens of such a long time do not fit into 64 bits."""
     bucket = TokenBucket(10**12, 1000, now_ns=0)
     bucket.replenish(0)
     ticket = bucket.grab(2000)

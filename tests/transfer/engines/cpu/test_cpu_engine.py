@@ -136,7 +136,7 @@ class Batch:
         return cls(scene, chunk_size, ffi.new("uint64_t[]", names.reshape(-1).tolist()))
 
     def struct(
-        self, blocks: list[Scattered], *, check_checksums: bool = True, **told: int
+        self, blocks: list[Scattered], *, check_checksums: bool = True, **more: int
     ) -> ffi.CData:
         count = len(blocks[0].sizes)
         self._fragments = ffi.new("bl_fragment[]", COUNT * count)
@@ -153,14 +153,14 @@ class Batch:
             "chunk_size": self.chunk_size,
             "check_checksums": check_checksums,
         }
-        return ffi.new("bl_kv_batch *", fields | told)
+        return ffi.new("bl_kv_batch *", fields | more)
 
-    def put(self, blocks: list[Scattered], **told: int) -> int:
+    def put(self, blocks: list[Scattered], **more: int) -> int:
         """Put blocks. Returns 0 if all are stored, or an error if none is."""
         states, statuses = ffi.new("uint8_t[]", COUNT), ffi.new("int32_t[]", COUNT)
         with self.scene.client.lock:
             session = self.scene.client.session
-            status = lib.bl_kv_put(session, self.struct(blocks, **told), states, statuses)
+            status = lib.bl_kv_put(session, self.struct(blocks, **more), states, statuses)
         if status == 0:
             assert list(states) == [lib.BL_BLOCK_GRANTED] * COUNT
             assert list(statuses) == [0] * COUNT

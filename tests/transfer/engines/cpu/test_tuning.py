@@ -126,8 +126,8 @@ def test_settings_reach_c() -> None:
 def test_an_engine_and_a_cache_use_the_stored_settings(
     pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = dataclasses.replace(DEFAULT, window=12345)
-    CalibrationCache(pool).write("settings", dataclasses.asdict(told))
+    tuned = dataclasses.replace(DEFAULT, window=12345)
+    CalibrationCache(pool).write("settings", dataclasses.asdict(tuned))
     monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("kept settings are measured"))
     seen = []
     struct = CopySettings.struct
@@ -146,7 +146,7 @@ def test_an_engine_and_a_cache_use_the_stored_settings(
     engine.gather_write(plan).wait()
     with MetaServer(pool), KVCache(pool, namespace="tuned") as kv:
         kv.put([b"k" * 16], [source])
-    assert seen == [told, told]
+    assert seen == [tuned, tuned]
 
 
 def test_a_machine_is_tuned_once(pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,32 +69,32 @@ class KernelProcess:
 
     def allocate(self, size: int, ragged: int = 0) -> int:
         """Allocate exactly ``size`` bytes, ``ragged`` bytes after an aligned address."""
-        return self._number(self._ask("A", size, ragged, answer=8))
+        return self._number(self._call("A", size, ragged, answer=8))
 
     def write(self, address: int, content: bytes) -> None:
-        self._ask("W", address, len(content), payload=content)
+        self._call("W", address, len(content), payload=content)
 
     def read(self, address: int, size: int) -> bytes:
-        return self._ask("R", address, size, answer=size)
+        return self._call("R", address, size, answer=size)
 
     def launch(self, kernel: str, grid: Grid, job: NDArray[Any]) -> NDArray[Any]:
         """Run a kernel. Return every access to pool and engine memory, of type ACCESS."""
         number = KERNELS.index(kernel)
-        answer = self._ask("L", number, grid.blocks, grid.threads, payload=job.tobytes(), answer=8)
+        answer = self._call("L", number, grid.blocks, grid.threads, payload=job.tobytes(), answer=8)
         count = self._number(answer)
         return np.frombuffer(self._take(count * ACCESS.itemsize), ACCESS)
 
     def plant(self, bug: str | None) -> None:
-        self._ask("B", 0 if bug is None else BUGS.index(bug) + 1)
+        self._call("B", 0 if bug is None else BUGS.index(bug) + 1)
 
     def free(self) -> None:
-        self._ask("F")
+        self._call("F")
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self, letter: str, *numbers: int, payload: bytes = b"", answer: int = 0) -> bytes:
+    def _call(self, letter: str, *numbers: int, payload: bytes = b"", answer: int = 0) -> bytes:
         request = struct.pack("<4Q", ord(letter), *numbers, *[0] * (3 - len(numbers)))
         assert self._process.stdin is not None
         try:

@@ -93,7 +93,7 @@ class Outcome:
 
 
 class Scene:
-    """Fragments of exactly their sizes, and the windows that the blocks touch."""
+    """Fragments in allocations of exactly their sizes, and the windows that the blocks touch."""
 
     def __init__(self, process: KernelProcess, shape: Shape) -> None:
         self.process, self.shape = process, shape

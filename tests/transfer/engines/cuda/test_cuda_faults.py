@@ -46,7 +46,7 @@ def test_an_empty_plan_completes_immediately(pool: Pool, gpu: Gpu) -> None:
     assert gpu.launches == []
     stream = gpu.make_stream(urgent=False)
     begin_capture(gpu, stream)
-    with pytest.raises(LayoutError, match="nothing"):
+    with pytest.raises(LayoutError, match="without pieces"):
         engine.capture(nothing, stream, write=True)
 
 

@@ -35,7 +35,7 @@ FOUR = Geometry(4, interleaved=False, window_stripes=8)
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The harness; g++ is installed for it if it can be had."""
+    """The harness; g++ is installed for it if it is available."""
     if shutil.which("c++") is None:
         setup = Path(__file__).resolve().parents[4] / "scripts" / "dev/setup-packages"
         with contextlib.suppress(subprocess.TimeoutExpired):

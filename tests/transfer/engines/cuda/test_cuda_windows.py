@@ -121,7 +121,7 @@ def test_a_window_in_use_stays_until_its_event_has_ended(
     gate.set()
     event = gpu.make_event()
     gpu.record(event, stream)
-    gpu.wait(event)  # the copy has ended, and nobody has waited for it
+    gpu.wait(event)  # the copy has ended, and no caller has waited for it
     for stripe in range(FAR - CAP, FAR):
         registered(engine, pool, stripe)
     assert not used & ready(engine)
@@ -196,7 +196,7 @@ def test_a_window_requested_during_its_registration_is_registered_once(pool: Poo
     engine = engine_on(pool, Gpu(before_register=held))
     assert begun.wait(PATIENCE_S)
     first = next(iter(engine._registrar._all(interleaved=True)))
-    engine._registrar.want([first], STRIPE)
+    engine._registrar.bounced([first], STRIPE)
     gate.set()
     assert engine.settle(PATIENCE_S)
     assert engine.stat.fault is None

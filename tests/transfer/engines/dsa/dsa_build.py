@@ -32,7 +32,7 @@ def built(folder: Path, changes: Iterable[tuple[str, str, str]], more: str = "")
     shutil.copytree(_build.CSRC, source)
     for file, line, becomes in changes:
         text = (source / file).read_text()
-        assert text.count(line) == 1, f"{file} does not say {line!r} once"
+        assert text.count(line) == 1, f"{file} does not have {line!r} exactly once"
         (source / file).write_text(text.replace(line, becomes))
     target = folder / "changed.so"
     define = f"-DBL_FORMAT_HASH=0x{_build.format_hash():016x}ull"

@@ -151,9 +151,9 @@ def test_page_faults_at_every_offset_are_resolved(
             return End(sent.size)
         done = dice.choice([0, 1, sent.size - 1, sent.size, dice.randrange(sent.size + 1)])
         status = lib.BL_DSA_PAGE_FAULT | dice.choice([0, lib.BL_DSA_STATUS_WRITE])
-        says = 2**32 - 1 if done == sent.size else min(done, sent.size)
+        reported = 2**32 - 1 if done == sent.size else min(done, sent.size)
         done = min(done, sent.size)
-        return End(done, status, dice.choice(fault_addresses(sent, done, dice)), says)
+        return End(done, status, dice.choice(fault_addresses(sent, done, dice)), reported)
 
     device = WriteDevice(fate, size_max=777, batch_max=batch_max)
     with engine_on(pool, device, device_flushes=device_flushes) as engine:

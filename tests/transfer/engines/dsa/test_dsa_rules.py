@@ -191,7 +191,7 @@ def test_cached_lines_are_dropped_before_the_device_reads(
     assert [kind for kind, _, _ in read[first:]][:3] == [READS, SUBMIT, LANDED]
 
 
-def told(notes: list[Any]) -> dict[tuple[int, int], int]:
+def submitted_bytes(notes: list[Any]) -> dict[tuple[int, int], int]:
     """Return the submitted bytes of each opcode, with cache control and without."""
     found: dict[tuple[int, int], int] = {}
     for word, size in only(notes, SUBMIT):
@@ -210,8 +210,12 @@ def test_cache_control_is_as_configured_and_the_device_flushes_without_it(
     size = sum(SCHEDULE.sizes) * SCHEDULE.block_count
     blank = -sum(SCHEDULE.sizes) % 64 * SCHEDULE.block_count
     flush, copy = (lib.BL_DSA_CFLUSH, 0), lib.BL_DSA_COPY_CRC
-    assert told(wrote) == {(copy, cache): size, (lib.BL_DSA_FILL, cache): blank, flush: size}
-    assert told(read) == {(copy, 1): size, flush: size}
+    assert submitted_bytes(wrote) == {
+        (copy, cache): size,
+        (lib.BL_DSA_FILL, cache): blank,
+        flush: size,
+    }
+    assert submitted_bytes(read) == {(copy, 1): size, flush: size}
     assert only(read, SUBMIT)[0][0] >> 24 == lib.BL_DSA_CFLUSH
     assert only(wrote, SUBMIT)[-1][0] >> 24 == lib.BL_DSA_CFLUSH
     assert only(wrote, WRITTEN) == only(read, READS) == []
@@ -251,7 +255,7 @@ def plans(pool: Pool) -> list[tuple[Plan, int]]:
             (backward, len(blocks.chunks))]  # fmt: skip
 
 
-def asked(plan: Plan) -> list[tuple[int, int]]:
+def planned(plan: Plan) -> list[tuple[int, int]]:
     table = plan.pieces if plan.sparse and plan.checksums is None else plan.chunks
     return [(int(entry["offset"]), int(entry["length"])) for entry in table]
 
@@ -275,7 +279,7 @@ def test_a_plans_ranges_are_all_its_lines_and_no_more(
         )
         notes = recorder.notes()
         assert {what for what, _, _ in notes} == {kind}
-        assert set(lines_of(only(notes, kind))) == set(lines_of(asked(plan)))
+        assert set(lines_of(only(notes, kind))) == set(lines_of(planned(plan)))
         assert len(notes) <= fewest
         assert (
             core.bl_plan_maintenance(
@@ -303,5 +307,5 @@ def test_threads_flush_each_line_of_a_plan_once(
         flush = lib.BL_MAINTENANCE_FLUSH
         assert recorder.library.lib.bl_plan_maintenance(recorder.pool, struct, flush, threads) == 0
         notes = recorder.notes()
-        assert sorted(lines_of(only(notes, WRITTEN))) == sorted(set(lines_of(asked(plan))))
+        assert sorted(lines_of(only(notes, WRITTEN))) == sorted(set(lines_of(planned(plan))))
         assert len(notes) == min(threads, 2)  # a part has at least 512 KiB
