@@ -192,13 +192,13 @@ class _Mooncake:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self._ask = cast(IO[str], self._process.stdin)
+        self._requests = cast(IO[str], self._process.stdin)
         self._replies = cast(IO[str], self._process.stdout)
 
     def sample(self, count: int) -> NDArray[np.uint64]:
         """Make calls. Returns the nanoseconds of each."""
-        self._ask.write(f"{count}\n")
-        self._ask.flush()
+        self._requests.write(f"{count}\n")
+        self._requests.flush()
         return np.array(json.loads(self._line()), np.uint64)
 
     def pause(self) -> None:
@@ -223,7 +223,7 @@ class _Mooncake:
     def __exit__(self, *_: object) -> None:
         self._process.kill()  # which also ends the processes in its namespace
         self._process.wait()
-        self._ask.close()
+        self._requests.close()
         self._replies.close()
 
 
