@@ -178,7 +178,7 @@ def _serving(  # noqa: PLR0913, PLR0917  where it serves
 
 class _Mooncake:
     """A process with Mooncake's client, and its master, in a network namespace of their own. Both
-    sleep while nothing is asked.
+    sleep while there is no request.
     """
 
     def __init__(self, server_cpu: int, client_cpu: int) -> None:

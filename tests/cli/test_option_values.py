@@ -157,7 +157,7 @@ def test_an_absurd_size_is_one_error_and_nothing_else(
         words += ["--pool", str(tmp_path / "pool/a")]
     refused = beluga(*words, option.rsplit(maxsplit=1)[-1], value)
     if refused.exit_code == 2:
-        assert option.rsplit(maxsplit=1)[-1] in said(refused)
+        assert option.rsplit(maxsplit=1)[-1] in output_of(refused)
         return
     assert isinstance(refused.exception, BelugaError), refused.output
     assert refused.output == ""
