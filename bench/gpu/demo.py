@@ -71,8 +71,8 @@ class Report:
 
 
 def run(shape: Conversations, engine_blocks: int | None = None) -> Report:
-    """Run the demo in a temporary pool. ``engine_blocks`` is the size
-    of each worker's GPU memory, by default that of the longest request.
+    """Run the demo in a temporary pool. ``engine_blocks`` is the size of each worker's GPU memory,
+    by default that of the longest request.
 
     Raises BelugaError if that cannot hold the longest request, or a worker fails or dies.
     """

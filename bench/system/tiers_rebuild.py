@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The last row of tiers-disk alone.
 
-``python -m beluga_bench.system.tiers_rebuild DIR RESULTS`` measures
-the rebuild of the index on the disk of a folder, and puts its row into a file of results.
+``python -m beluga_bench.system.tiers_rebuild DIR RESULTS`` measures the rebuild of the index on the
+disk of a folder, and puts its row into a file of results.
 """
 
 from __future__ import annotations

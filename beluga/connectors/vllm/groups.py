@@ -10,9 +10,8 @@ blocks, which is where vLLM resumes. With ``--prefix-match-unit`` it resumes ins
 a block of the prefix is one unit.
 
 A block is saved under the hash of its prefix, which may end inside it, and the number of its
-group. vLLM takes the blocks of
-windows and states back while the request still runs. So the blocks that a step computes are pinned
-in that step, and freed when the workers have saved them.
+group. vLLM takes the blocks of windows and states back while the request still runs. So the blocks
+that a step computes are pinned in that step, and freed when the workers have saved them.
 """
 
 from __future__ import annotations

@@ -103,8 +103,7 @@ class RouterQueue(Generic[ItemT]):
 
     def discard(self, item: ItemT) -> bool:
         """Remove an item before its turn, because its client has disconnected. Returns False if it
-        was not
-        waiting.
+        was not waiting.
         """
         kept = [top for top in self._heap if top[3].item is not item]
         if len(kept) == len(self._heap):

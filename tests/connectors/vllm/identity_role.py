@@ -35,7 +35,7 @@ HALF = struct.pack("<f", 0.5)
 
 
 def make_model(folder: Path) -> None:
-    """Make a Llama with random weights. Nothing else than the tests needs it."""
+    """Make a Llama with random weights. Only the tests need it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
