@@ -16,6 +16,7 @@ from beluga.gateway.acceptor import is_own_shortage
 from beluga.gateway.engine import Engine, Health
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.settings import Limits
+from beluga.limit import LogLimit
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Checker:
         self._also = also
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._limit = LogLimit()
         fleet.on_change(joined=self._watch, left=self._leave)
 
     def _watch(self, engine: Engine) -> None:
@@ -66,8 +68,12 @@ class Checker:
     async def _run(self, engine: Engine) -> None:
         while self._tasks.get(engine.worker.worker_id) is asyncio.current_task():
             engine.look.clear()
-            await self.check(engine)
-            await self._also(engine)
+            try:
+                await self.check(engine)
+                await self._also(engine)
+            except Exception as error:  # a defect here must not end the checks of an engine
+                if self._limit.passes(engine.worker.worker_id, type(error).__name__) is not None:
+                    log.exception("a check of %s could not be finished", engine.url)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wanted(engine), self._limits.health_interval_s)
 

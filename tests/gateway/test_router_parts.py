@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 import aiohttp
-from routed import run
+from routed import run, until
 
 from beluga.errors import NoWorkersError, RouterError
 from beluga.gateway import Address, EngineSpec, Limits, read_engines
@@ -498,6 +498,29 @@ def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
             assert len(ups) == 1  # the engine was up before
 
     run(scenario)
+
+
+def test_a_defect_does_not_end_the_checks_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """An OverflowError once did: the engine stayed up for ever. The log has it once."""
+
+    async def scenario() -> None:
+        fleet, ended = Fleet(), []
+        client = cast("aiohttp.ClientSession", FakeClient(health=(200, b""), models=MODELS))
+
+        async def also(engine: Engine) -> None:
+            ended.append(engine)
+            engine.look.set()
+            raise OverflowError("beyond 64 bits")
+
+        checker = Checker(fleet, client, Limits(), up=lambda: None, also=also)
+        fleet.add(EngineSpec("http://a"))
+        await until(lambda: len(ended) == 3)
+        await checker.close()
+
+    run(scenario)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "a check of http://a could not be finished"
+    ]
 
 
 # ---- The router's own metrics.

@@ -71,10 +71,17 @@ def line(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+MODES = {
+    "software": "",
+    "hardware": ", hardware coherence",
+    "software, metadata hardware": ", coherent metadata device",
+}
+
+
 def of_rpc() -> Iterator[str]:
     for row in rows_of(BASICS):
         if row["bench"] == "rpc":
-            case = row["case"] + (", hardware coherence" if row["coherence"] == "hardware" else "")
+            case = row["case"] + MODES[row["coherence"]]
             speeds = (f"{figures(one / 1e6, 3)} M" for one in (row["ops_per_s"], row["limit"]))
             times = duration(row["p50_ns"]), duration(row["p99_ns"])
             yield line(case, row["depth"], *speeds, ratio(row), *times)
