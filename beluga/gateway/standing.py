@@ -72,9 +72,9 @@ class Standing:
     """The results of the last requests to one engine."""
 
     def __init__(self) -> None:
-        self._kept_away = _Until()  # names
+        self._kept_away = _Until()  # names of clients
         self._kept_away_addresses = _Until()
-        self._accusers = _Until()  # names
+        self._accusers = _Until()  # names of clients
         self._accusers_addresses = _Until()
         # Clients with a busy response since the last success: two of one address, or of two
         self._refused: list[GatewayClient] = []

@@ -150,9 +150,9 @@ typedef struct bl_candidate_line {
     uint64_t ballot;            /* greatest ballot that this host started; ballots of two hosts
                                  * differ */
     uint64_t accepted;          /* ballot in which it accepted the owner below; 0: none */
-    uint64_t nonce;             /* the owner's liveness lock, ... */
-    uint64_t boot_id[2];        /* ... boot id ... */
-    uint32_t host;              /* ... and host */
+    uint64_t nonce;             /* of the owner's liveness lock */
+    uint64_t boot_id[2];        /* of the owner's host */
+    uint32_t host;              /* the owner's host */
     uint32_t reserved;
     uint32_t reserved_tail;
     uint32_t check;
@@ -444,8 +444,8 @@ typedef struct bl_name {
     uint64_t tokens_hash;       /* the router's hash of the block's contents */
     uint64_t space;             /* namespace of the hashes: a model, as configured in the engines */
     uint32_t block_tokens;      /* tokens in the block; 0: there is no name */
-    uint16_t rank;              /* rank that stores this part of the block, ... */
-    uint16_t rank_count;        /* ... of this many, each with its own key */
+    uint16_t rank;              /* rank that stores this part of the block */
+    uint16_t rank_count;        /* ranks that store parts of it, each with its own key */
     uint32_t flags;             /* bl_name_flag */
     uint32_t reserved;
 } bl_name;

@@ -39,8 +39,8 @@ enum { BL_PATH_SIZE = 4096 };
 /* The files of a server next to its liveness lock, which are removed with it. Each name has the
  * server's nonce. */
 #define BL_LIVENESS_SOCKET "pidfds"    /* see liveness/pidfds.h */
-#define BL_LIVENESS_ASLEEP "asleep"    /* the word, and ... */
-#define BL_LIVENESS_BELL "bell"        /* ... the bell: see liveness/wake.h */
+#define BL_LIVENESS_ASLEEP "asleep"    /* the word of liveness/wake.h */
+#define BL_LIVENESS_BELL "bell"        /* the bell of liveness/wake.h */
 
 /* Hold the liveness lock of nonce. Returns a descriptor, or -errno. */
 int bl_liveness_hold(const bl_memory *memory, const char *directory, uint64_t nonce);

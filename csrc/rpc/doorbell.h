@@ -35,9 +35,10 @@
 
 enum {
     BL_QUIET_RING_PART = 8,     /* a caller rings after bl_quiet_ns() / 8 without a request */
-    BL_DOORBELL_ROUNDS = 16,    /* a server with work polls doorbells after this many rounds, ... */
-    BL_DOORBELL_REQUESTS = 4,   /* ... requests ... */
-    BL_DOORBELL_KEYS = 64       /* ... or keys */
+    /* A server with work polls doorbells after this many rounds, requests or keys. */
+    BL_DOORBELL_ROUNDS = 16,
+    BL_DOORBELL_REQUESTS = 4,
+    BL_DOORBELL_KEYS = 64
 };
 
 /* The time without a request after which a lane is quiet. Scenarios of the simulator set it. */

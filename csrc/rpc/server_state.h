@@ -46,8 +46,8 @@ typedef struct bl_lane {
     uint32_t broken;            /* 1: its memory failed: it is neither polled nor assigned */
     uint32_t pid;               /* in this host's pid namespace; 0: unknown */
     uint32_t kind;              /* the kind of its last report */
-    uint32_t busy_next;         /* next at the last change that quieten found, ... */
-    uint64_t busy_ns;           /* ... and the time of it (rpc/doorbell.c) */
+    uint32_t busy_next;         /* next when the lane last had new requests */
+    uint64_t busy_ns;           /* when that was (rpc/doorbell.c) */
     uint32_t job;               /* 1 + the number of its job (rpc/jobs.h); 0: it has none */
     uint64_t since_ns;          /* when it got its state */
     uint64_t call_count;        /* calls that were answered */
@@ -142,7 +142,7 @@ struct bl_server {
     uint32_t inherited_devices; /* 1: some of those that are gone had devices */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
     bl_lobby_reply lobby[BL_HOST_COUNT]; /* last replies */
-    bl_work done;               /* work since it serves */
+    bl_work done;               /* work of this server so far */
     bl_work round[2];           /* work done when the last round began, and this one */
     bl_work most_taken;         /* the most in one turn */
     bl_work most_waited;        /* the most for others, while a lane's oldest request waited */

@@ -61,7 +61,7 @@ def content(pool: HostPool, key: str) -> torch.Tensor:
 
 
 class DevicePool:
-    """A GPU's pool, of which nothing is used."""
+    """A stand-in for a GPU's pool; the tests move no layer through it."""
 
     device, layer_num = "cpu", LAYERS
 

@@ -123,7 +123,7 @@ def test_clients_that_do_not_read_do_not_block_others(served: Site, listener: Li
 
 
 def test_incomplete_bodies_do_not_block_requests(served: Site) -> None:
-    """With few descriptors; their clients have --body-wait of 120 s to continue."""
+    """The process has few descriptors, and --body-wait gives these clients 120 s to continue."""
     clients = served.http["clients"]
     with many(clients, half_body(clients)):
         for _ in range(5):

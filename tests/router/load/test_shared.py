@@ -18,7 +18,7 @@ WORKERS = [Worker(number) for number in range(4)]
 
 
 def trackers() -> list[LoadTracker]:
-    """Return one tracker for each process, with the workers in other slots than their numbers."""
+    """Return one tracker for each process. A worker's slot differs from its number."""
     memory = bytearray(SharedLoads.size(PROCESSES, SLOTS))
     made = []
     for process in range(PROCESSES):

@@ -83,7 +83,7 @@ def test_a_bucket_never_holds_more_than_its_limit(capped: bool) -> None:
 
 
 def test_a_bucket_is_full_after_months_without_requests() -> None:
-    """The tokens of such a long time do not fit into 64 bits."""
+    """The tokens of months do not fit into 64 bits."""
     bucket = TokenBucket(10**12, 1000, now_ns=0)
     bucket.replenish(0)
     ticket = bucket.grab(2000)

@@ -137,7 +137,7 @@ def test_the_cpu_copies_after_any_fault_of_the_dsa(
     caplog: pytest.LogCaptureFixture,
     opened: Any,
 ) -> None:
-    """Costs are really measured. Work that the CPU does for a queue is not the queue's speed."""
+    """Costs are measured, and none is stored: the CPU did the work of the queue."""
     stand_in.install(monkeypatch, opened)
     monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.delenv("BELUGA_TUNING")
