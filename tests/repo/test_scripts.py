@@ -216,14 +216,14 @@ def expanded(path: str) -> list[str]:
     return [before + choice + after for choice in choices.split(",")] if brace else [path]
 
 
-SCRIPTS = sorted(
+FILES = sorted(
     path
     for path in (ROOT / "scripts").rglob("*")
     if path.is_file() and path.parent.name != "__pycache__"
 )
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", FILES, ids=lambda path: path.name)
 def test_the_tests_that_a_script_names_exist(script: Path) -> None:
     """A renamed test once left ``scripts/gpu sanitize`` without one."""
     text = re.sub(r"\\\n\s*", "", script.read_text(encoding="utf-8"))

@@ -1341,7 +1341,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/client.c", "bl_meta_call"): {
-        ("reply->count > ask->head.count", 0, "false"): (
+        ("reply->count > query->head.count", 0, "false"): (
             "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
     },
