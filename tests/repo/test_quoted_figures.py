@@ -451,7 +451,7 @@ PAGES = (
     *("docs/understand/routing-results.md", "docs/understand/copy-engines.md"),
 )
 UNRECORDED = {
-    "4e7d8c1": "bandwidth, and one sentence about calls on an EPYC: to be recorded",
+    "4e7d8c1": "one sentence about calls on an EPYC: to be recorded",
     "5adaf90": "four policies at 2.5x, which simulate-conversation.json leaves out",
     "a349972": "the code of the simulator that policies.json ran on, before its own commit",
     "e199e28": "the same",
@@ -482,7 +482,7 @@ WITHOUT = {
     "vllm-disagg.json": ORIGIN,
 } | {
     f"{name}.json": {"date"}
-    for name in ("copy-cpu", "copy-cpu-epyc", "indexer", "scheduler", "vllm-bench", "vllm-demo")
+    for name in ("copy-cpu-epyc", "indexer", "scheduler", "vllm-bench", "vllm-demo")
 }
 
 
