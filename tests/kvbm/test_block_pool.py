@@ -380,7 +380,7 @@ def test_offload_is_due_above_the_watermark() -> None:
     assert coldest == [7, 6, 5], "the chain came back from its end"
     pool.mark_saved([6])
     assert [weak.key for weak in pool.coldest(2)] == [7, 5]
-    assert pool.inflight_blocks == len(held), "to ask for them uses none"
+    assert pool.inflight_blocks == len(held), "coldest() takes no block"
 
 
 def test_wrong_sizes_are_refused() -> None:

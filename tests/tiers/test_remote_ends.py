@@ -223,4 +223,4 @@ def test_a_client_of_redis_has_no_more_threads_than_cpus(
     with closing(open_remote("redis://127.0.0.1:1/0", settings=RemoteSettings())) as tier:
         assert tier.threads == threads
     with closing(open_remote("redis://127.0.0.1:1/0", settings=RemoteSettings(threads=5))) as tier:
-        assert tier.threads == 5, "what is asked for is done"
+        assert tier.threads == 5, "the setting is used"

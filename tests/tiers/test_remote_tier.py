@@ -153,7 +153,7 @@ def test_one_trial_detects_the_recovery_of_the_store(open_tier: Open) -> None:
         tier.load(records["key"])
     store.calls.clear()
     assert eventually(lambda: not tier.load(records["key"])[0] and len(store.calls) > 3, 60)
-    assert set(store.calls) == {"exists"}, "only trials ask"
+    assert set(store.calls) == {"exists"}, "only trials reach the store"
     assert store.most_running == 1
     down.clear()
     assert eventually(lambda: bool(tier.save(records, payload).all()), 60)

@@ -210,7 +210,7 @@ def test_costs_that_cannot_or_must_not_be_stored_are_not_measured(
     assert Counted.copies == before
     monkeypatch.undo()
     monkeypatch.setattr(
-        CalibrationCache, "read", lambda *_: pytest.fail("what is kept is not asked for")
+        CalibrationCache, "read", lambda *_: pytest.fail("kept costs are not read again")
     )
     monkeypatch.setenv("BELUGA_TUNING", "off")
     assert stored_table(pool, "") == {}
