@@ -20,6 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results"
 BASICS = "bench/results/basics-xeon.json"
+BANDWIDTH = "bench/results/bandwidth-xeon.json"
+PACED = "bench/results/bandwidth-paced.json"
 COPY = "bench/results/copy-cpu.json"
 COPY_EPYC = "bench/results/copy-cpu-epyc.json"
 DISK = "bench/results/tiers-disk.json"
@@ -359,6 +361,38 @@ def of_hint() -> Iterator[str]:
     yield f"{', '.join(times)} for 16 KiB"
 
 
+def moved(path: str, case: str) -> str:
+    """Return speed and median of 16 KiB by two threads."""
+    row = only(path, case=case, bytes=16 << 10, threads=2)
+    return f"{row['gb_per_s']:.1f} GB/s, p50 {duration(row['p50_ns'])}"
+
+
+def of_paced() -> Iterator[str]:
+    for layout in ("interleaved", "not interleaved"):
+        cases = (f"read, {pattern}, {layout}" for pattern in ("uniform", "skewed"))
+        yield line(layout, *(moved(PACED, case) for case in cases))
+
+
+def of_pressed() -> Iterator[str]:
+    for share in (25, 50, 75, 90):
+        cells = []
+        for verb, other in (("read", "write"), ("write", "read")):
+            for beside, direction in ((verb, "same"), (other, "opposite")):
+                row = only(
+                    PACED, case=f"{verb}, beside {beside}s at {share}% ({direction} direction)"
+                )
+                p99 = duration(row["p99_ns"])
+                cells.append(f"{duration(row['p50_ns']).removesuffix(' us')}, {p99}")
+        yield line(f"{share} %", *cells)
+
+
+def of_adapters() -> Iterator[str]:
+    for verb, paper in (("read", "46.2 GB/s"), ("write", "33 GB/s")):
+        row = only(BANDWIDTH, case=f"{verb}, uniform, interleaved", bytes=16 << 10, threads=2)
+        speed = f"{row['gb_per_s']:.1f} GB/s, two cores"
+        yield line(f"CPU {verb}s through one adapter", paper, speed, f"{row['ratio_to_limit']:.2f}")
+
+
 PAGE = "docs/understand/benchmarks.md"
 PAPER = "docs/understand/paper.md"
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
@@ -381,6 +415,9 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "paper, Exp 9 and 10": (PAPER, of_dense),
     "paper, Exp 11": (PAPER, of_calls),
     "paper, O1": (PAPER, of_hint),
+    "paced": (PAGE, of_paced),
+    "paper, Exp 4": (PAPER, of_pressed),
+    "paper, adapters": (PAPER, of_adapters),
 }
 
 
