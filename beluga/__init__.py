@@ -4,10 +4,10 @@
 
 ::
 
-    from beluga import KVCache, MetaServer, Pool
+    from beluga import KVCache, IndexServer, Pool
 
     with Pool.create(["/dev/shm/a", "/dev/shm/b"], device_size=256 << 20) as pool:
-        with MetaServer(pool), KVCache(pool, namespace="my model") as cache:
+        with IndexServer(pool), KVCache(pool, namespace="my model") as cache:
             cache.put(keys, blocks)
             cache.get(keys, targets).hits
 
@@ -22,7 +22,7 @@ from beluga import _checkout
 
 if TYPE_CHECKING:
     from beluga.errors import BelugaError
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.kvcache import KVCache, Namespace
     from beluga.pool import Pool
     from beluga.rpc import AsyncClient, Client, Handlers, Server
@@ -34,8 +34,8 @@ __all__ = [
     "BelugaError",
     "Client",
     "Handlers",
+    "IndexServer",
     "KVCache",
-    "MetaServer",
     "Namespace",
     "Pool",
     "Server",
@@ -47,7 +47,7 @@ _HOMES = {
     "Client": "beluga.rpc",
     "Handlers": "beluga.rpc",
     "KVCache": "beluga.kvcache",
-    "MetaServer": "beluga.index",
+    "IndexServer": "beluga.index",
     "Namespace": "beluga.kvcache",
     "Pool": "beluga.pool",
     "Server": "beluga.rpc",

@@ -105,7 +105,7 @@
 #include "index/sessions.c"
 #include "index/removal_log.c"
 #include "index/map.c"
-#include "index/meta.c"
+#include "index/index.c"
 #include "index/client.c"
 #include "index/task_client.c"
 #include "index/lower_client.c"

@@ -50,7 +50,7 @@ def test_no_class_that_can_be_closed_is_left_out() -> None:
     ]
     assert left_out == [], "add to lifecycle_scenes.py how one is made"
     assert set(MAKERS) - set(classes) == {
-        "MetaClient",
+        "IndexClient",
         "TaskClient",
         "CacheMaintenance",
         "Indexer",

@@ -16,7 +16,7 @@ from beluga.errors import BelugaError
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.tiers import TierService
 
 _LOOK_S = 0.02
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Drain:
     """Drains one server. The service is that of its lower tiers, if it has any."""
 
-    def __init__(self, server: MetaServer, tiers: TierService | None = None) -> None:
+    def __init__(self, server: IndexServer, tiers: TierService | None = None) -> None:
         self._server, self._tiers = server, tiers
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class Drain:
         compared with the tiers, and ``missing`` those of them that no tier has; both are None
         without lower tiers.
         """
-        stat = self._server.meta_stat()
+        stat = self._server.index_stat()
         below = self._tiers is not None
         return {
             "draining": bool(self._server.stat().draining),
@@ -96,6 +96,6 @@ class Drain:
     def _settled(self) -> bool:
         """Return whether no block is being written or waits to be offered to a tier."""
         applied = self._server.stat().draining
-        writing = self._server.meta_stat().grant_count
+        writing = self._server.index_stat().grant_count
         dirty = self._server.lower_stat().dirty_count if self._tiers is not None else 0
         return bool(applied) and writing == 0 and dirty == 0

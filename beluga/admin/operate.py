@@ -17,7 +17,7 @@ from beluga.admin.route import AdminRequest, AdminResponse, Routes, json_respons
 from beluga.rpc import Quota, read_trace
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
     from beluga.tiers import TierService
 
@@ -26,7 +26,7 @@ _CALLS_MAX = 10_000
 _LIMITS = tuple(field.name for field in dataclasses.fields(Quota))
 
 
-def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) -> Routes:
+def operate_routes(server: IndexServer, pool: Pool, tiers: TierService | None) -> Routes:
     """Return the routes of a server; ``tiers`` is the service of its lower tiers."""
     drain, lock = Drain(server, tiers), threading.Lock()
 

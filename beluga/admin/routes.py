@@ -17,7 +17,7 @@ from beluga.live import Observer
 from beluga.metrics import prometheus_text
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
     from beluga.rpc import Server
     from beluga.tiers import TierService
@@ -40,7 +40,7 @@ def _metrics(collector: ServerCollector) -> Route:
     return metrics
 
 
-def server_routes(server: MetaServer, pool: Pool, tiers: TierService | None = None) -> Routes:
+def server_routes(server: IndexServer, pool: Pool, tiers: TierService | None = None) -> Routes:
     """Return all routes of a server; ``tiers`` is the service of its lower tiers."""
     observer = Observer(server, pool)
 

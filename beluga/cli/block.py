@@ -104,13 +104,13 @@ def _put_new(cache: KVCache, key: str, data: bytes) -> str:
 
 def _fetch(cache: KVCache, key: str) -> bytes | None:
     """Return a block's content, or None if neither the pool nor a lower tier has it."""
-    from beluga.index import MetaClient
+    from beluga.index import IndexClient
 
-    meta, keys = MetaClient(cache.client), cache.keys([digest(key)])
-    found = meta.lookup(keys).hits
+    index, keys = IndexClient(cache.client), cache.keys([digest(key)])
+    found = index.lookup(keys).hits
     if not found and cache.onboard([digest(key)]):
         cache.onboard([digest(key)], wait_s=_ONBOARD_S)
-        found = meta.lookup(keys).hits
+        found = index.lookup(keys).hits
     data = bytearray(found[0].length) if found else bytearray()
     return bytes(data) if found and cache.get([digest(key)], [data]).hits else None
 

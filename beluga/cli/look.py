@@ -250,11 +250,11 @@ def _remove(cache: KVCache, name: bytes) -> list[str]:
     """Remove a block, and return where it was: in the pool, in a lower tier, or "unknown": possibly
     in a remote tier, which has yet to execute the removal.
     """
-    from beluga.index import BlockState, MetaClient
+    from beluga.index import BlockState, IndexClient
 
-    meta, key = MetaClient(cache.client), cache.keys([name])
-    below = int(meta.tiers(key)[0]) & ~1 != 0
-    unknown = not below and meta.lookup(key).state == BlockState.BELOW
+    index, key = IndexClient(cache.client), cache.keys([name])
+    below = int(index.tiers(key)[0]) & ~1 != 0
+    unknown = not below and index.lookup(key).state == BlockState.BELOW
     places = ["pool"] if cache.remove([name]) else []
     return places + ["lower tier"] * below + ["unknown"] * (unknown and not places)
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from beluga.admin import Admin, Routes, ServerHealth
     from beluga.cli.services import RestartableService
     from beluga.events import EventSettings
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.lease import Lease
     from beluga.pool import Pool
     from beluga.rpc import Quota, Server
@@ -289,7 +289,7 @@ def _lease(url: str) -> Lease | None:
 
 
 def _routes(
-    server: MetaServer, pool: Pool, services: Sequence[RestartableService]
+    server: IndexServer, pool: Pool, services: Sequence[RestartableService]
 ) -> tuple[ServerHealth, Routes]:
     """Return a server's health, and the routes of its admin endpoint."""
     from beluga.admin import ServerHealth, server_routes
@@ -300,12 +300,12 @@ def _routes(
 
 def _evicting(
     eviction: str, share: Sequence[str] | None, hint_budget: str
-) -> Callable[..., MetaServer]:
+) -> Callable[..., IndexServer]:
     """Return a function that makes a server with these rules of eviction."""
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
 
     shares, budget = _shares(share), _budget(hint_budget)
-    return partial(MetaServer, eviction=eviction, shares=shares, hint_budget=budget)
+    return partial(IndexServer, eviction=eviction, shares=shares, hint_budget=budget)
 
 
 def _budget(text: str) -> float:
@@ -345,7 +345,7 @@ def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:
         return tiers.others(names)
 
 
-def _give_up(server: MetaServer, tiers: Sequence[str]) -> None:
+def _give_up(server: IndexServer, tiers: Sequence[str]) -> None:
     """Abandon tiers, by their stored names."""
     for name in tiers:
         server.give_up_tier(name)
@@ -418,7 +418,7 @@ def _tier_settings(
 
 
 def _services(
-    server: MetaServer,
+    server: IndexServer,
     pool: Pool,
     tiers: TierSettings,
     published: EventSettings | None,

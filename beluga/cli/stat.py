@@ -16,7 +16,7 @@ from beluga.cli.options import Host, Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from beluga.index import MetaStat, Sessions, SessionView
+    from beluga.index import IndexStat, Sessions, SessionView
 
 _WIDTH = 78
 _NAME_MAX = 15  # length of a process's name in the kernel
@@ -59,11 +59,11 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
 
     --json has every counter.
     """
-    from beluga.index import MetaClient, fetch_counters, fetch_sessions
+    from beluga.index import IndexClient, fetch_counters, fetch_sessions
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        found, sessions = MetaClient(client).stat(), fetch_sessions(client)
+        found, sessions = IndexClient(client).stat(), fetch_sessions(client)
         lower, own = fetch_counters(client), client.stat()
         directory = opened.runtime_dir
     counters = asdict(found) | {"table_full": _taken(found) >= found.block_count_max}
@@ -88,16 +88,16 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
         print_line(_row(one))
 
 
-def _taken(found: MetaStat) -> int:
+def _taken(found: IndexStat) -> int:
     return found.block_count + found.grant_count
 
 
-def _hit_rate(found: MetaStat) -> float | None:
+def _hit_rate(found: IndexStat) -> float | None:
     return found.hit_count / found.lookup_count if found.lookup_count else None
 
 
 def _summary(
-    found: MetaStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
+    found: IndexStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
 ) -> dict[str, object]:
     """Return the counters as a readable summary."""
     from beluga.pool import show_size
@@ -124,7 +124,7 @@ def _summary(
     return facts
 
 
-def _retired(found: MetaStat) -> int:
+def _retired(found: IndexStat) -> int:
     return found.retired_stripe_count * (found.data_bytes // max(1, found.stripe_count))
 
 
@@ -179,7 +179,7 @@ def _clients(sessions: Sequence[SessionView], directory: Path) -> list[Sequence[
 
 
 def _quarantine(
-    found: MetaStat, sessions: Sequence[SessionView], epoch: int
+    found: IndexStat, sessions: Sequence[SessionView], epoch: int
 ) -> list[dict[str, Any]]:
     """Return the quarantine: for each suspect session its duration, its reason, and what ends it.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError
-from beluga.index import BlockState, MetaClient
+from beluga.index import BlockState, IndexClient
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +43,8 @@ def read(
     # The engine's own limit (``onboard_ms``) is for blocks, which it could compute instead.
     if cache.onboard(key, wait_s=cache.client.timeout_s) and fetch(cache, key, [record]).hits:
         return bytes(record)
-    meta, keys = MetaClient(cache.client), cache.keys(key)
-    if meta.lookup(keys).state == BlockState.MISS and not meta.tiers(keys).any():
+    index, keys = IndexClient(cache.client), cache.keys(key)
+    if index.lookup(keys).state == BlockState.MISS and not index.tiers(keys).any():
         return None
     raise CacheError(
         "a record of the connectors is being written, or a lower tier has not replied; the call "

@@ -24,7 +24,7 @@ import numpy as np
 from beluga.disagg.queue import VISIBILITY_S, QueueSize, queue_name
 from beluga.disagg.task import PrefillTask, decode_task, encode_task
 from beluga.errors import BelugaError, QueueError, TaskError, is_of_request
-from beluga.index import BlockState, MetaClient, TaskClient, TaskRecord
+from beluga.index import BlockState, IndexClient, TaskClient, TaskRecord
 from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.pool import Pool, default_specs
 
@@ -88,7 +88,7 @@ class PoolQueue:
             engine="cpu",  # tasks are small
         )
         self._tasks = TaskClient(self._cache.client)
-        self._meta = MetaClient(self._cache.client)
+        self._index = IndexClient(self._cache.client)
         # one thread, because one thread at a time may use a session
         self._thread = ThreadPoolExecutor(1, "beluga-queue")
         self._awaited: dict[bytes, asyncio.Event] = {}
@@ -221,7 +221,7 @@ class PoolQueue:
         gone = []
         while keys:
             words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
-            found = self._meta.lookup(words)
+            found = self._index.lookup(words)
             keys = keys[found.count :]
             if keys and found.state is BlockState.MISS:
                 gone.append(keys[0])

@@ -34,7 +34,7 @@ from beluga.rpc import Client
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class EventService:
     """Publishes the events of ``server``. Make it before the server starts, and start it after."""
 
     def __init__(
-        self, server: MetaServer, pool: Pool, settings: EventSettings, *, host: int | None = None
+        self, server: IndexServer, pool: Pool, settings: EventSettings, *, host: int | None = None
     ) -> None:
         self._server, self._pool, self._host = server, pool, host
         self._settings = settings

@@ -20,7 +20,7 @@ from beluga.transfer import Direction, Link, TransferClass, host_link_now
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
     from beluga.rpc import Server
 
@@ -165,7 +165,7 @@ class ServerCollector:
 class Collector(ServerCollector):
     """Collects the metrics of one server with the block index, and of its pool. Not thread-safe."""
 
-    def __init__(self, server: MetaServer, pool: Pool) -> None:
+    def __init__(self, server: IndexServer, pool: Pool) -> None:
         super().__init__(server, pool)
         self._index = server
 
@@ -177,7 +177,7 @@ class Collector(ServerCollector):
         self._of_lower()
 
     def _of_index(self) -> None:
-        stat = self._index.meta_stat()
+        stat = self._index.index_stat()
         retired = stat.retired_stripe_count * _STRIPE
         self._all(
             (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block index (``csrc/index/meta.c``): where each block is, and which sessions write or read
+"""The block index (``csrc/index/index.c``): where each block is, and which sessions write or read
 it.
 
-:class:`MetaServer` is a server with the index; :class:`MetaClient` makes its calls over a session.
+:class:`IndexServer` is a server with the index; :class:`IndexClient` makes its calls in a session.
 Most programs need :class:`beluga.kvcache.KVCache` instead.
 """
 
@@ -12,8 +12,8 @@ from beluga.index.client import (
     BLOCK_RECORD,
     BlockState,
     Grant,
+    IndexClient,
     Lookup,
-    MetaClient,
     Pins,
     RemovalReason,
 )
@@ -31,7 +31,7 @@ from beluga.index.names import (
     read_names,
 )
 from beluga.index.repair import repair_pool
-from beluga.index.server import EVICTIONS, REFUSALS, MetaServer
+from beluga.index.server import EVICTIONS, REFUSALS, IndexServer
 from beluga.index.sessions import Sessions, SessionView, fetch_sessions
 from beluga.index.shares import (
     OTHERS,
@@ -42,7 +42,7 @@ from beluga.index.shares import (
     digest_of,
     fingerprint_of,
 )
-from beluga.index.stat import HintStat, MetaStat, Tenant
+from beluga.index.stat import HintStat, IndexStat, Tenant
 from beluga.index.tasks import TaskClient, TaskRecord
 
 __all__ = [
@@ -68,12 +68,12 @@ __all__ = [
     "Field",
     "Grant",
     "HintStat",
+    "IndexClient",
+    "IndexServer",
+    "IndexStat",
     "Lookup",
     "LowerStat",
     "LowerWork",
-    "MetaClient",
-    "MetaServer",
-    "MetaStat",
     "Pins",
     "Removal",
     "RemovalReason",

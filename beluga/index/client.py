@@ -12,7 +12,7 @@ import numpy as np
 
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import BadReplyError, BadValueError, raise_for_status
-from beluga.index.stat import MetaStat
+from beluga.index.stat import IndexStat
 from beluga.rpc import nanoseconds
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Pins:
         return np.frombuffer(bytes(ffi.buffer(self._records)[:size]), BLOCK_RECORD)
 
 
-class MetaClient:
+class IndexClient:
     """The calls of the block index over a :class:`beluga.rpc.Client`, with that client's timeout.
 
     All calls raise :class:`~beluga.errors.RpcError` if the server does not reply, and
@@ -299,15 +299,15 @@ class MetaClient:
             words += reasons
         return [RemovalReason(word) for word in words]
 
-    def stat(self) -> MetaStat:
+    def stat(self) -> IndexStat:
         """Return the server's counters."""
-        out = ffi.new("bl_meta_stat *")
+        out = ffi.new("bl_index_stat *")
         with self._client.lock:
             raise_for_status(
-                lib.bl_meta_get_stat(self._client.session, out, self._timeout_ns),
+                lib.bl_index_get_stat(self._client.session, out, self._timeout_ns),
                 "requesting counters",
             )
-        return MetaStat.of(out)
+        return IndexStat.of(out)
 
     def _release(
         self,

@@ -20,7 +20,7 @@ from beluga.index.lower import LowerStat
 from beluga.index.names import CHANGE
 from beluga.index.sessions import SessionView
 from beluga.index.shares import TenantShare, check_budget, check_shares, give_shares, read_shares
-from beluga.index.stat import HintStat, MetaStat, Tenant
+from beluga.index.stat import HintStat, IndexStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ REFUSALS = {
 """The reasons for which a grant is refused."""
 
 
-class MetaServer(Server):
+class IndexServer(Server):
     """Serves the calls of the block index (lookup, reserve, commit, abort, release, remove, stat)
     and the program's own handlers.
 
@@ -90,7 +90,7 @@ class MetaServer(Server):
             raise BadValueError(
                 f"there is no eviction policy {eviction!r}; choose one of {', '.join(EVICTIONS)}"
             )
-        self._meta: core.bl_meta | core.Null = ffi.NULL
+        self._index: core.bl_index | core.Null = ffi.NULL
         self._changes = np.empty(0, CHANGE)  # the buffer of take_changes
         super().__init__(
             pool,
@@ -99,13 +99,13 @@ class MetaServer(Server):
             heartbeat_lost_s=heartbeat_lost_s,
             quota=quota,
         )
-        out = ffi.new("bl_meta **")
+        out = ffi.new("bl_index **")
         with self._running() as server:
-            status = lib.bl_meta_create(server, EVICTIONS[eviction], out)
+            status = lib.bl_index_create(server, EVICTIONS[eviction], out)
             raise_for_status(status, "creating the block index")
-            self._meta = out[0]
-            give_shares(self._meta, self._shares)
-            lib.bl_meta_hint_part(self._meta, budget)
+            self._index = out[0]
+            give_shares(self._index, self._shares)
+            lib.bl_index_hint_part(self._index, budget)
 
     def attach_lower(
         self, count_max: int, *, wait: bool, unknown: int, names: Sequence[str] | None = None
@@ -128,10 +128,10 @@ class MetaServer(Server):
         ids[1 : len(names) + 1] = [_tier_id(name) for name in names]
         with self._running():
             raise_for_status(
-                lib.bl_lower_attach(self._meta, count, wait, unknown, token),
+                lib.bl_lower_attach(self._index, count, wait, unknown, token),
                 "attaching lower tiers",
             )
-            lib.bl_lower_name_tiers(self._meta, ffi.from_buffer("uint64_t[]", ids))
+            lib.bl_lower_name_tiers(self._index, ffi.from_buffer("uint64_t[]", ids))
         return token
 
     def give_up_tier(self, name: str) -> None:
@@ -146,7 +146,7 @@ class MetaServer(Server):
         with self._running():
             ids = {_tier_id(name), *(self._disk_sets() if name == "disk" else ())}
             for one in sorted(ids):
-                if lib.bl_lower_give_up(self._meta, one) < 0:
+                if lib.bl_lower_give_up(self._index, one) < 0:
                     raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
 
     def pending_removals(self, name: str) -> NDArray[np.uint64]:
@@ -174,7 +174,7 @@ class MetaServer(Server):
         that they may have any key.
         """
         with self._running():
-            lib.bl_lower_reported(self._meta)
+            lib.bl_lower_reported(self._index)
 
     def wait_lower(self, kinds: int, timeout_s: float) -> int:
         """Wait until the lower tiers have work of one of these kinds, as bits ``1 << Work``.
@@ -183,13 +183,13 @@ class MetaServer(Server):
         server has stopped.
         """
         with self._running():
-            return int(lib.bl_lower_wait(self._meta, kinds, nanoseconds(timeout_s)))
+            return int(lib.bl_lower_wait(self._index, kinds, nanoseconds(timeout_s)))
 
     def lower_stat(self) -> LowerStat:
         """Return the counters of the lower tiers' work. They are not a consistent snapshot."""
         out = ffi.new("bl_lower_stat *")
         with self._running():
-            lib.bl_lower_describe(self._meta, out)
+            lib.bl_lower_describe(self._index, out)
         return LowerStat.of(out)
 
     def attach_journal(self, room: int) -> None:
@@ -201,7 +201,7 @@ class MetaServer(Server):
         if not 0 < room <= _COUNT_MAX:
             raise ValueError(f"room is {room}, but a journal keeps from 1 to {_COUNT_MAX} changes")
         with self._running():
-            raise_for_status(lib.bl_journal_attach(self._meta, room), "attaching a journal")
+            raise_for_status(lib.bl_journal_attach(self._index, room), "attaching a journal")
 
     def take_changes(self, count: int) -> tuple[NDArray[np.void], int]:
         """Take the oldest changes: an array of :data:`~beluga.index.CHANGE`, and how many changes
@@ -212,35 +212,35 @@ class MetaServer(Server):
         lost = ffi.new("uint64_t *")
         out = ffi.from_buffer("bl_change[]", self._changes, require_writable=True)
         with self._running():
-            found = lib.bl_journal_take(self._meta, out, count, lost)
+            found = lib.bl_journal_take(self._index, out, count, lost)
         return self._changes[:found].copy(), int(lost[0])
 
     def _take(self, server: core.bl_server) -> None:
-        self._pool.raise_for_status(lib.bl_meta_serve(self._meta), "taking the pool over")
+        self._pool.raise_for_status(lib.bl_index_serve(self._index), "taking the pool over")
 
     def _destroy(self, server: core.bl_server) -> None:
         super()._destroy(server)
-        meta, self._meta = self._meta, ffi.NULL
-        if meta != ffi.NULL:  # creating the index failed
-            lib.bl_meta_destroy(meta)
+        index, self._index = self._index, ffi.NULL
+        if index != ffi.NULL:  # creating the index failed
+            lib.bl_index_destroy(index)
 
     def tenants(self) -> list[Tenant]:
         """Return the committed blocks by namespace and length, while the loop runs."""
         out = ffi.new("bl_tenant[]", lib.BL_TENANT_COUNT)
         with self._running():
-            count = lib.bl_meta_tenants(self._meta, out, lib.BL_TENANT_COUNT)
+            count = lib.bl_index_tenants(self._index, out, lib.BL_TENANT_COUNT)
         return [Tenant.of(out[place]) for place in range(count)]
 
     def shares(self) -> list[TenantShare]:
         """Return the tenants' shares; the first is the share of all other tenants."""
         with self._running():
-            return read_shares(self._meta, self._shares)
+            return read_shares(self._index, self._shares)
 
     def hints(self) -> HintStat:
         """Return the counters of hints."""
         out = ffi.new("bl_hint_stat *")
         with self._running():
-            lib.bl_meta_hints(self._meta, out)
+            lib.bl_index_hints(self._index, out)
         return HintStat.of(out)
 
     def sessions(self) -> list[SessionView]:
@@ -248,7 +248,7 @@ class MetaServer(Server):
         count = self._pool.geometry.lane_count
         out = ffi.new("bl_session_view[]", count)
         with self._running():
-            found = lib.bl_meta_sessions(self._meta, 0, out, count)
+            found = lib.bl_index_sessions(self._index, 0, out, count)
         return [SessionView.of(out[place], os.getpid()) for place in range(found)]
 
     def space_map(self, cell_count: int) -> NDArray[np.void]:
@@ -258,23 +258,23 @@ class MetaServer(Server):
         cells = np.zeros((self._pool.geometry.device_count, cell_count), MAP_CELL)
         out = ffi.from_buffer("bl_map_cell[]", cells, require_writable=True)
         with self._running():
-            lib.bl_meta_map(self._meta, cell_count, out)
+            lib.bl_index_map(self._index, cell_count, out)
         return cells
 
     def refusals(self) -> dict[str, int]:
         """Return the number of refused grants, by reason (:data:`REFUSALS`)."""
         with self._running():
             return {
-                reason: int(lib.bl_meta_refused(self._meta, error))
+                reason: int(lib.bl_index_refused(self._index, error))
                 for reason, error in REFUSALS.items()
             }
 
-    def meta_stat(self) -> MetaStat:
+    def index_stat(self) -> IndexStat:
         """Return the index's counters, while the loop runs. They are not a consistent snapshot."""
-        out = ffi.new("bl_meta_stat *")
+        out = ffi.new("bl_index_stat *")
         with self._running():
-            lib.bl_meta_describe(self._meta, out)
-        return MetaStat.of(out)
+            lib.bl_index_describe(self._index, out)
+        return IndexStat.of(out)
 
 
 def _tier_id(name: str) -> int:

@@ -148,7 +148,7 @@ def _millionths(part: float) -> int:
     return max(1, round(part * _WHOLE))
 
 
-def give_shares(meta: core.bl_meta | core.Null, shares: Mapping[str, float]) -> None:
+def give_shares(index: core.bl_index | core.Null, shares: Mapping[str, float]) -> None:
     """Set the tenants' shares of a pool before its server starts."""
     parts = ffi.new("uint32_t[]", [_millionths(part) for part in shares.values()])
     rules, count = ffi.new("bl_share_rule[]", lib.BL_SHARE_RULES), 0
@@ -157,14 +157,14 @@ def give_shares(meta: core.bl_meta | core.Null, shares: Mapping[str, float]) -> 
             rules[count].value, rules[count].mask, rules[count].share = value, mask, share
             count += 1
     raise_for_status(
-        lib.bl_meta_share(meta, parts, len(shares), rules, count), "setting the shares"
+        lib.bl_index_share(index, parts, len(shares), rules, count), "setting the shares"
     )
 
 
-def read_shares(meta: core.bl_meta | core.Null, names: Iterable[str]) -> list[TenantShare]:
+def read_shares(index: core.bl_index | core.Null, names: Iterable[str]) -> list[TenantShare]:
     """Return the shares with their use; the share of all others comes first."""
     out = ffi.new("bl_share_view[]", lib.BL_SHARE_COUNT)
-    count = lib.bl_meta_shares(meta, out, lib.BL_SHARE_COUNT)
+    count = lib.bl_index_shares(index, out, lib.BL_SHARE_COUNT)
     return [
         TenantShare(
             name,

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MetaStat:
-    """The fields of ``bl_meta_stat`` (``csrc/format/pool_format.h``): bytes, and counts since
+class IndexStat:
+    """The fields of ``bl_index_stat`` (``csrc/format/pool_format.h``): bytes, and counts since
     takeover.
     """
 
@@ -41,8 +41,8 @@ class MetaStat:
     table_evict_count: int
 
     @classmethod
-    def of(cls, struct: core.bl_meta_stat) -> MetaStat:
-        """Convert a cffi ``bl_meta_stat *``."""
+    def of(cls, struct: core.bl_index_stat) -> IndexStat:
+        """Convert a cffi ``bl_index_stat *``."""
         return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})
 
 

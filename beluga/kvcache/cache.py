@@ -22,7 +22,7 @@ from beluga.errors import (
     TransferCancelledError,
     raise_for_status,
 )
-from beluga.index import BLOCK_RECORD, NAME, BlockState, MetaClient
+from beluga.index import BLOCK_RECORD, NAME, BlockState, IndexClient
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.hints import HintResult, hint_level
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
 
-    from beluga.index import MetaStat, Pins
+    from beluga.index import IndexStat, Pins
     from beluga.kvcache.buffers import Blocks
     from beluga.kvcache.uninterrupted import Left
     from beluga.pool import Pool
@@ -200,7 +200,7 @@ class KVCache(OfThisProcess):
         self._check_checksums = check_checksums
         self._chunk_size = chunk_size
         self._timeout_ns = nanoseconds(timeout_s)
-        self._meta = MetaClient(self.client)
+        self._index = IndexClient(self.client)
         devices = self.client.pool.data_devices
         self._flushes = any(device.coherence == "software" for device in devices)
         self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
@@ -360,11 +360,11 @@ class KVCache(OfThisProcess):
         """
         started = time.perf_counter()
         keys = self.keys(digests)
-        hits = self._meta.lookup(keys).count
+        hits = self._index.lookup(keys).count
         self._looked_up(started)
         tiers = np.ones(len(keys), np.uint8)
         if hits < len(keys):
-            tiers[hits:] = fastest(self._meta.tiers(keys[hits:]))
+            tiers[hits:] = fastest(self._index.tiers(keys[hits:]))
         return LookupResult(tiers)
 
     def onboard(self, digests: Digests, *, wait_s: float | None = None) -> int:
@@ -377,19 +377,19 @@ class KVCache(OfThisProcess):
         """
         keys = self.keys(digests)
         if wait_s is None:
-            return self._meta.onboard(keys)
+            return self._index.onboard(keys)
         of_type("wait_s", wait_s, int, float, np.integer, np.floating)
 
         def look(done: int) -> tuple[int, BlockState]:
-            found = self._meta.lookup(keys[done:])
+            found = self._index.lookup(keys[done:])
             return found.count, found.state
 
         begun = look(0)
-        return follow(self._meta, keys, begun, look, wait_s) if wait_s > 0 else begun[0]
+        return follow(self._index, keys, begun, look, wait_s) if wait_s > 0 else begun[0]
 
     def prefetch(self, digests: Digests) -> int:
         """Like :meth:`onboard`, but with lower priority than blocks that a caller waits for."""
-        return self._meta.onboard(self.keys(digests), prefetch=True)
+        return self._index.onboard(self.keys(digests), prefetch=True)
 
     def hint(
         self,
@@ -416,14 +416,14 @@ class KVCache(OfThisProcess):
         """
         level, ttl_ms = hint_level(priority, ttl, pin=pin)
         keys = self.keys(digests)
-        fetched = self._meta.onboard(keys, prefetch=True) if prefetch and len(keys) else 0
-        given, refused = self._meta.hint(keys, level=level, ttl_ms=ttl_ms)
+        fetched = self._index.onboard(keys, prefetch=True) if prefetch and len(keys) else 0
+        given, refused = self._index.hint(keys, level=level, ttl_ms=ttl_ms)
         return HintResult(given, refused, len(keys) - given - refused, fetched)
 
     def pin(self, digests: Digests) -> Pins:
         """Pin the leading blocks that the pool has until :meth:`release`."""
         started = time.perf_counter()
-        pins = self._meta.pin(self.keys(digests))
+        pins = self._index.pin(self.keys(digests))
         self._looked_up(started)
         return pins
 
@@ -432,15 +432,15 @@ class KVCache(OfThisProcess):
 
         A second release of the same pins does nothing, and pins of a lost session are already gone.
         """
-        return self._meta.unpin(pins)
+        return self._index.unpin(pins)
 
     def remove(self, digests: Digests) -> int:
         """Remove blocks from the pool and return how many it had."""
-        return self._meta.remove(self.keys(digests))
+        return self._index.remove(self.keys(digests))
 
-    def stat(self) -> MetaStat:
+    def stat(self) -> IndexStat:
         """Return the server's counters of the block index."""
-        return self._meta.stat()
+        return self._index.stat()
 
     @property
     def engine(self) -> CopyEngine | None:
@@ -548,7 +548,7 @@ class KVCache(OfThisProcess):
             return count, BlockState(states[min(done + count, run.count - 1)])
 
         begun = hits, BlockState(states[hits])
-        return follow(self._meta, keys, begun, fetch, self.client.timeout_s)
+        return follow(self._index, keys, begun, fetch, self.client.timeout_s)
 
     def _get_there(
         self,

@@ -23,8 +23,8 @@ from beluga.index import (
     FREE,
     BlockState,
     Field,
-    MetaClient,
-    MetaStat,
+    IndexClient,
+    IndexStat,
     RemovalReason,
     read_entries,
 )
@@ -103,8 +103,8 @@ class _Table:
 
 def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> list[Explanation]:
     """Explain each digest's key in ``namespace``. Raises an RpcError if no server answers."""
-    meta, pool = MetaClient(client), client.pool
-    epoch, stat = client.stat().epoch, meta.stat()
+    index, pool = IndexClient(client), client.pool
+    epoch, stat = client.stat().epoch, index.stat()
     known = known_namespaces(pool.runtime_dir)
     others = {
         one.fingerprint: _keys(made, digests)
@@ -114,9 +114,9 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
     keys = _keys(namespace, digests)
     table = _read(client, epoch, {*keys, *(key for made in others.values() for key in made)})
     found, now = [], table.now
-    lost = meta.removal_reasons(np.array(keys, np.uint64).reshape(-1, 2))
+    lost = index.removal_reasons(np.array(keys, np.uint64).reshape(-1, 2))
     for at, (key, digest) in enumerate(zip(keys, digests, strict=True)):
-        state = meta.lookup(np.array([key], np.uint64)).state
+        state = index.lookup(np.array([key], np.uint64)).state
         there = [o for o in known if o.fingerprint in others and others[o.fingerprint][at] in now]
         if state == BlockState.HIT:
             cause, text = _hit(client, namespace, digest, table.now.get(key))
@@ -194,7 +194,7 @@ def _hit(
     )
 
 
-def _left(stat: MetaStat) -> tuple[str, str]:
+def _left(stat: IndexStat) -> tuple[str, str]:
     """Explain a key that only a free line has. The line does not show the reason, but the counters
     may.
     """
@@ -206,7 +206,7 @@ def _left(stat: MetaStat) -> tuple[str, str]:
 
 
 def _nowhere(
-    requested: Namespace, table: _Table, known: Sequence[KnownNamespace], stat: MetaStat
+    requested: Namespace, table: _Table, known: Sequence[KnownNamespace], stat: IndexStat
 ) -> tuple[str, str]:
     """Explain a key that left no trace: it may have a salt, or was never stored."""
     salted = sum(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from beluga.index import MetaClient
+    from beluga.index import IndexClient
 
 _NAP_S = 0.0001
 _NAP_MAX_S = 0.005
@@ -49,7 +49,7 @@ def fastest(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def follow(
-    meta: MetaClient,
+    index: IndexClient,
     keys: NDArray[np.uint64],
     begun: tuple[int, BlockState],
     advance: Callable[[int], tuple[int, BlockState]],
@@ -70,7 +70,7 @@ def follow(
             break
         if state == BlockState.BELOW or not has_requested:  # the block may have been evicted again
             has_requested = True
-            if not meta.onboard(keys[done:]):
+            if not index.onboard(keys[done:]):
                 break
         else:
             time.sleep(min(max(waited_s * _NAP_SHARE, _NAP_S), _NAP_MAX_S))

@@ -22,7 +22,7 @@ from beluga.live.space_map import SpaceMap
 from beluga.live.tables import SessionTable, TenantTable, link_facts, tier_facts
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
 
 _INTERVAL_S = 0.9  # less than a second, so that a poll every second gets a new one each time
@@ -33,7 +33,7 @@ _REPORTS_S = 5.0  # clients report their bytes every 5 s: a rate over less is of
 class Observer:
     """Observes the server of ``pool``. Thread-safe."""
 
-    def __init__(self, server: MetaServer, pool: Pool) -> None:
+    def __init__(self, server: IndexServer, pool: Pool) -> None:
         self._server, self._pool = server, pool
         self._collector = Collector(server, pool)
         self._map = SpaceMap(server, pool)

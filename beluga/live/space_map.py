@@ -15,7 +15,7 @@ from beluga.pool import STRIPE_SIZE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import DeviceView, Pool
 
 CELLS_MAX = 4096  # per device
@@ -27,7 +27,7 @@ _FILL_MAX = 255
 class SpaceMap:
     """Draws the devices of a server's pool."""
 
-    def __init__(self, server: MetaServer, pool: Pool) -> None:
+    def __init__(self, server: IndexServer, pool: Pool) -> None:
         self._server, self._pool = server, pool
         devices = len(pool.devices)
         rows = max(device.stripe_count - 1 for device in pool.devices)

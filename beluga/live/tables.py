@@ -14,7 +14,7 @@ from beluga.live.snapshot import LinkFacts, SessionFacts, TenantFacts, TierFacts
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.live.figures import Figures
 
 _ROWS_MAX = 100
@@ -25,7 +25,7 @@ _NAME_MAX = 200  # characters; names come from clients
 class SessionTable:
     """The sessions of a server, and how often each calls."""
 
-    def __init__(self, server: MetaServer) -> None:
+    def __init__(self, server: IndexServer) -> None:
         self._server = server
         self._seen: dict[str, tuple[float, int]] = {}
 

@@ -17,7 +17,7 @@ import msgspec
 
 from beluga.admin import Admin, server_routes
 from beluga.errors import BelugaError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.pool import Pool
 from beluga.replay.job import ServerJob
 from beluga.replay.process import report
@@ -38,7 +38,7 @@ def serve(job: ServerJob) -> None:
     )
     with ExitStack() as cleanup:
         pool = cleanup.enter_context(Pool.open(job.devices))
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         admin = _open_admin(server, pool, job, cleanup)
         service = TierService(server, pool, tiers) if tiers else None
         cleanup.enter_context(server)
@@ -53,7 +53,7 @@ def serve(job: ServerJob) -> None:
             raise server.failure
 
 
-def _open_admin(server: MetaServer, pool: Pool, job: ServerJob, cleanup: ExitStack) -> Admin:
+def _open_admin(server: IndexServer, pool: Pool, job: ServerJob, cleanup: ExitStack) -> Admin:
     admin = Admin(server_routes(server, pool), directory=pool.runtime_dir, address=job.admin)
     cleanup.callback(admin.stop)
     admin.start()

@@ -19,7 +19,7 @@ from beluga.metrics import REGISTRY, Distribution
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
 
 _INTERVAL_S = 0.5
 _BREAKER = ("closed", "half-open", "open")
@@ -29,7 +29,7 @@ _PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_")
 class CountersService:
     """Serves the counters of a service's tiers, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, server: MetaServer) -> None:
+    def __init__(self, server: IndexServer) -> None:
         self._server = server
         self._text = self._make()
         self._ending = threading.Event()

@@ -38,8 +38,8 @@ from beluga.index import (
     LOWER_NOTE,
     LOWER_RECORD,
     BlockState,
+    IndexClient,
     LowerWork,
-    MetaClient,
     Removal,
     Work,
     names_at,
@@ -61,7 +61,7 @@ from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
     from beluga.tiers.disk.file import DiskSet
@@ -131,7 +131,7 @@ class TierService:
 
     def __init__(  # noqa: PLR0913  keyword-only but the first three
         self,
-        server: MetaServer,
+        server: IndexServer,
         pool: Pool,
         tiers: Sequence[LowerTier] | TierSettings,
         *,
@@ -297,7 +297,7 @@ class TierService:
 
     def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
         """Save those of the records that no tier has. Returns how many no tier accepted."""
-        index, keys = MetaClient(client), np.ascontiguousarray(records["key"])
+        index, keys = IndexClient(client), np.ascontiguousarray(records["key"])
         with self._saving:  # so a concurrent removal is executed afterwards
             missing = records[index.tiers(keys) & ~np.uint8(1) == 0]
             missing["stale"] = index.removing(np.ascontiguousarray(missing["key"]))

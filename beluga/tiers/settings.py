@@ -28,7 +28,7 @@ from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
 
 if TYPE_CHECKING:
-    from beluga.index import MetaServer
+    from beluga.index import IndexServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
     from beluga.tiers.disk.store import Keys
@@ -151,7 +151,7 @@ class TierSettings:
         """Return the largest number of blocks that the disks can have."""
         return self.disk_bytes // self.smallest_block(pool)
 
-    def policy(self, server: MetaServer, pool: Pool) -> Admission:
+    def policy(self, server: IndexServer, pool: Pool) -> Admission:
         """Return the admission policy. ``server`` is the pool's server."""
         remembered = min(self.block_count_max(pool), REMEMBERED_MAX) or REMEMBERED
         kind = ADMISSIONS[self.admission]
@@ -159,7 +159,7 @@ class TierSettings:
             return kind(
                 remembered,
                 warm_up=2 * pool.geometry.block_count_max,
-                pool_hits=lambda: server.meta_stat().hit_count,
+                pool_hits=lambda: server.index_stat().hit_count,
             )
         return kind() if issubclass(kind, Always) else kind(remembered)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from beluga.child import run_program
 from beluga.cli.output import print_facts, print_json
 from beluga.errors import BelugaError, ReplayError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.pool import Pool, room, scratch_folder
 from beluga.replay import Conversations, TraceRequest, make_workload
 from beluga.router import Query, Router, Worker, make_policy
@@ -91,7 +91,7 @@ def run(shape: Conversations, engine_blocks: int | None = None) -> Report:
         folder = stack.enter_context(scratch_folder("demo-gpu", parent))
         devices = [str(folder / name) for name in _DEVICES]
         pool = stack.enter_context(Pool.create(devices, device_size=_DEVICE_SIZE, sparse=True))
-        stack.enter_context(MetaServer(pool))
+        stack.enter_context(IndexServer(pool))
         clients = [_start(stack, devices, capacity) for _ in range(_WORKERS)]
         for connection in clients:
             _receive(connection, _START_S)

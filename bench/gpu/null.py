@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from beluga.child import start
 from beluga.errors import BelugaError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.kvcache import KVCache, Run
 from beluga.pool import Pool
 from beluga.transfer import CudaEngine, Link, LinkSettings, Speed, TransferClass
@@ -169,7 +169,7 @@ def null_gpu_rows(options: Options) -> list[Row]:
 def _rows(recorder: Recorder, pool: Pool, count: int) -> list[Row]:
     options = recorder.options
     folder = pool.devices[0].path.parent
-    with MetaServer(pool), TemporaryDirectory(prefix="beluga-bench-null-", dir=folder) as name:
+    with IndexServer(pool), TemporaryDirectory(prefix="beluga-bench-null-", dir=folder) as name:
         link = link_at(pool, Path(name))
         with KVCache(pool, namespace=NAMESPACE, engine=null_gpu(pool), link=link) as cache:
             found = {"write, alone": _alone(options, partial(_put, cache), count)}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beluga import Handlers, KVCache, MetaServer
+from beluga import Handlers, IndexServer, KVCache
 from beluga.errors import BelugaError
 from beluga.events import EventService, EventSettings
 from beluga.open_files import require_zmq_files
@@ -81,7 +81,7 @@ def _serve_index(
     """Serve the index until the process ends. With ``endpoints``, publish the pool's events there,
     by a thread that may run on any core, or on this one only.
     """
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     events = (
         EventService(server, pool, EventSettings(endpoints[0], endpoints[1])) if endpoints else None
     )
@@ -113,7 +113,7 @@ def _serve_tiers(  # noqa: PLR0913  a command's fields, by name
         admission="always",
         block_bytes=block_size,
     )
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     service = TierService(server, pool, settings)
     server.start()
     ends.append(server.stop)

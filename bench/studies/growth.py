@@ -21,9 +21,9 @@ from random import Random
 
 import numpy as np
 
-from beluga import Client, MetaServer
+from beluga import Client, IndexServer
 from beluga.child import run_program
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.pool import Pool
 from beluga.router import Query, Router, Worker, costs, make_policy
 
@@ -77,12 +77,12 @@ def _key_s(path: Path, count: int) -> float:
     keys = np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(count, 2)
     size, rule = 64 << 20, SOFTWARE  # a pool of several hosts has software coherence
     with Pool.create([path], device_size=size, max_blocks=4 * count, coherence=rule) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         server.start()
         with Client(pool) as client:
-            meta = MetaClient(client)
-            meta.commit(meta.reserve(keys, length=4096))
-            seconds = _least_s(lambda: meta.unpin(meta.pin(keys)))
+            index = IndexClient(client)
+            index.commit(index.reserve(keys, length=4096))
+            seconds = _least_s(lambda: index.unpin(index.pin(keys)))
         server.stop()
     return seconds / 2 / count
 

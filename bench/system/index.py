@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from beluga import Client, MetaServer
+from beluga import Client, IndexServer
 from beluga._ffi import core
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
@@ -72,7 +72,7 @@ def bench_index(options: Options) -> list[Row]:
             continue
         options.report(f"index, {size:,} blocks")
         try:
-            with _pool(options, size) as pool, pinned(cpus[1]), MetaServer(pool), pinned(cpus[0]):
+            with _pool(options, size) as pool, pinned(cpus[1]), IndexServer(pool), pinned(cpus[0]):
                 rows += _measure(recorder, pool, size)
         except NoRoomError as error:
             rows.append(recorder.skipped("lookup", str(error)))
@@ -200,15 +200,15 @@ class _Bare:
     """The bare index, with the same keys."""
 
     def __init__(self, keys: Keys) -> None:
-        self._index = core_ffi.new("bl_index **")
-        raise_for_status(core_lib.bl_index_create(self._index, len(keys)), "making an index")
+        self._index = core_ffi.new("bl_hash **")
+        raise_for_status(core_lib.bl_hash_create(self._index, len(keys)), "making an index")
         self._keys, self._oldest = keys.copy(), 0
         self._limit = ffi.new("limit_index *")
         self._limit.index = ffi.cast("void *", _address(self._index[0]))
-        self._limit.prefetch = ffi.cast("limit_prefetch", _function("bl_index_prefetch"))
-        self._limit.find = ffi.cast("limit_find", _function("bl_index_find"))
-        self._limit.insert = ffi.cast("limit_insert", _function("bl_index_add"))
-        self._limit.remove = ffi.cast("limit_remove", _function("bl_index_remove"))
+        self._limit.prefetch = ffi.cast("limit_prefetch", _function("bl_hash_prefetch"))
+        self._limit.find = ffi.cast("limit_find", _function("bl_hash_find"))
+        self._limit.insert = ffi.cast("limit_insert", _function("bl_hash_add"))
+        self._limit.remove = ffi.cast("limit_remove", _function("bl_hash_remove"))
         status = lib.limit_index_replace(self._limit, ffi.NULL, _words(keys), len(keys))
         raise_for_status(status, "adding keys")
 
@@ -237,7 +237,7 @@ class _Bare:
         return self
 
     def __exit__(self, *_: object) -> None:
-        core_lib.bl_index_destroy(self._index[0])
+        core_lib.bl_hash_destroy(self._index[0])
 
 
 def _function(name: str) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 from beluga._ffi import core, ffi, lib
 from beluga.child import start
 from beluga.errors import BelugaError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.transfer import (
@@ -81,7 +81,7 @@ def path_rows(options: Options, pool: Pool) -> list[Row]:
     )
     fixed: Row = {"memory": memory_of(pool), "bytes": BLOCK, "threads": 1}
     recorder = Recorder("scheduler", options, fixed)
-    with MetaServer(pool):
+    with IndexServer(pool):
         return [_row(options, recorder, pool, case) for case in cases]
 
 

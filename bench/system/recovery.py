@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from beluga import MetaServer
+from beluga import IndexServer
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
 from beluga.errors import BelugaError, raise_for_status
@@ -91,11 +91,11 @@ def _recover(paths: list[Path], count: int, samples_ns: list[int]) -> float:
     """Recover with a new server. Returns blocks per second."""
     with Pool.open(paths) as pool:
         start_ns = time.perf_counter_ns()
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         server.start()
         elapsed_ns = time.perf_counter_ns() - start_ns
         samples_ns.append(elapsed_ns)
-        found = server.meta_stat().block_count
+        found = server.index_stat().block_count
         server.stop()
     if found != count:
         raise BelugaError(f"{found} of {count} blocks were recovered")
@@ -111,20 +111,20 @@ def _scan(paths: list[Path], count: int) -> float:
         skipped = (first - whole) // LINE
         starts = range(whole, first + count * LINE, STRIPE_SIZE)
         pieces = ffi.new("uint8_t *[]", [_pointer(pool, offset) for offset in starts])
-        index = core_ffi.new("bl_index **")
+        index = core_ffi.new("bl_hash **")
         table = ffi.new("limit_table *")
         table.pieces, table.piece_lines = pieces, STRIPE_SIZE // LINE
         table.first, table.lines = skipped, count
         table.coherent = pool.devices[0].coherence != SOFTWARE
-        address = core_ffi.addressof(core_lib, "bl_index_add")
+        address = core_ffi.addressof(core_lib, "bl_hash_add")
         table.insert = ffi.cast("limit_insert", int(core_ffi.cast("uintptr_t", address)))
         start_ns = time.perf_counter_ns()
-        raise_for_status(core_lib.bl_index_create(index, count), "making an index")
+        raise_for_status(core_lib.bl_hash_create(index, count), "making an index")
         table.index = ffi.cast("void *", int(core_ffi.cast("uintptr_t", index[0])))
         raise_for_status(lib.limit_scan(table), "scanning the table")
         elapsed_ns = time.perf_counter_ns() - start_ns
-        found = core_lib.bl_index_count(index[0])
-        core_lib.bl_index_destroy(index[0])
+        found = core_lib.bl_hash_count(index[0])
+        core_lib.bl_hash_destroy(index[0])
     if found != count:
         raise BelugaError(f"{found} of {count} keys were found")
     return count * 1e9 / elapsed_ns

@@ -15,7 +15,7 @@ from typing import Any
 
 from beluga.child import command
 from beluga.errors import BelugaError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -170,12 +170,12 @@ def wait_until_saved(paths: Sequence[Path]) -> None:
     """Wait until the pool has blocks, and no new ones for a while."""
     deadline = time.monotonic() + _SAVED_S
     with Pool.open(paths) as pool, Client(pool) as client:
-        meta = MetaClient(client)
+        index = IndexClient(client)
         count, since = 0, time.monotonic()
         while count == 0 or time.monotonic() - since < _STILL_S:
             if time.monotonic() > deadline:
                 raise BelugaError(f"nothing was saved within {_SAVED_S:.0f} s")
             time.sleep(0.05)
-            now = meta.stat().block_count
+            now = index.stat().block_count
             if now != count:
                 count, since = now, time.monotonic()

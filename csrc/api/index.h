@@ -8,15 +8,15 @@
 
 #include "api/rpc.h"
 
-typedef struct bl_meta bl_meta;
+typedef struct bl_index bl_index;
 
 /* Create the block index of a server that does not serve yet. eviction is a bl_evict_policy. */
-int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out);
-void bl_meta_destroy(bl_meta *meta);
+int bl_index_create(bl_server *server, uint32_t eviction, bl_index **out);
+void bl_index_destroy(bl_index *index);
 
 /* Become the pool's server, with all committed blocks of the predecessor in the index. */
-int bl_meta_serve(bl_meta *meta);
-void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
+int bl_index_serve(bl_index *index);
+void bl_index_describe(const bl_index *index, bl_index_stat *out);
 
 /* A tenant: the committed blocks of one namespace and one length, for the exporter. */
 typedef struct bl_tenant {
@@ -33,7 +33,7 @@ enum bl_tenant_limit { BL_TENANT_COUNT = 513 };
 
 /* Copy the tenants, at most count, and return their number. The server's thread runs meanwhile, so
  * the figures are not from one instant. */
-uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count);
+uint32_t bl_index_tenants(const bl_index *index, bl_tenant *out, uint32_t count);
 
 /* Parts of the pool for tenants. A rule assigns the namespaces whose fingerprints, under its mask,
  * equal its value to a share; namespaces without a rule belong to the first share. */
@@ -53,7 +53,7 @@ typedef struct bl_share_rule {
 /* Assign these parts to the shares 1 to count, and the rest to share 0. Call it before the server
  * serves. Returns 0, -EEXIST, -EINVAL or -ENOMEM. A block is evicted for a block of another tenant
  * only if its own tenant exceeds its part, or if no tenant does. */
-int bl_meta_share(bl_meta *meta, const uint32_t *parts, uint32_t count,
+int bl_index_share(bl_index *index, const uint32_t *parts, uint32_t count,
                   const bl_share_rule *rules, uint32_t rule_count);
 
 typedef struct bl_share_view {
@@ -67,7 +67,7 @@ typedef struct bl_share_view {
 
 /* Copy the shares, at most count, and return their number: 1 if there are no rules. The server's
  * thread runs meanwhile, so the figures are not from one instant. */
-uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count);
+uint32_t bl_index_shares(const bl_index *index, bl_share_view *out, uint32_t count);
 
 /* The eviction priority that a hint gives a block (index/hints.h). Within its share, LOW blocks are
  * evicted before the others and HIGH blocks after them; PINNED blocks only if nothing else makes
@@ -95,11 +95,11 @@ typedef struct bl_hint_stat {
     uint64_t expire_count;
 } bl_hint_stat;
 
-void bl_meta_hints(const bl_meta *meta, bl_hint_stat *out);
+void bl_index_hints(const bl_index *index, bl_hint_stat *out);
 
 /* Set the budget of HIGH and PINNED blocks, as a part of each share, before the server serves.
  * Returns 0 or -EINVAL. */
-int bl_meta_hint_part(bl_meta *meta, uint32_t part);
+int bl_index_hint_part(bl_index *index, uint32_t part);
 
 /* A cell of the map of a device: a range of its stripes, without the superblock's. */
 typedef struct bl_map_cell {
@@ -116,10 +116,10 @@ typedef struct bl_map_cell {
 /* Fill in the map: cell_count cells of each device, device after device. A device with fewer
  * stripes has a cell for each of them, and its other cells are zero. Any thread may call this; the
  * server's thread runs meanwhile, so the cells are not from one instant. */
-void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out);
+void bl_index_map(const bl_index *index, uint32_t cell_count, bl_map_cell *out);
 
 /* Return how many grants were refused with this (positive) bl_error. */
-uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error);
+uint64_t bl_index_refused(const bl_index *index, uint32_t error);
 
 /* A session, for display. */
 enum bl_session_trust {
@@ -149,7 +149,7 @@ typedef struct bl_session_view {
 
 /* Copy the sessions of lanes from first on, at most count, and return their number. The server's
  * thread runs meanwhile, so the figures are not from one instant. */
-uint32_t bl_meta_sessions(const bl_meta *meta, uint32_t first, bl_session_view *out,
+uint32_t bl_index_sessions(const bl_index *index, uint32_t first, bl_session_view *out,
                           uint32_t count);
 
 /* Calls for tools. SESSIONS: uint32_t first -> bl_sessions_reply, views. REMOVAL_REASONS:
@@ -183,25 +183,25 @@ typedef struct bl_sessions_reply {
  * waits, a block is evicted only after it was offered to them; otherwise possibly before. unknown:
  * the tiers, as bits, that do not report all their keys; the others have at most count_max blocks.
  * The token authenticates their service. Until bl_lower_reported(), any tier may have any key. */
-int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown,
+int bl_lower_attach(bl_index *index, uint32_t count_max, int waits, uint8_t unknown,
                     uint64_t token);
 
 /* Identify the lower tiers, after bl_lower_attach() and before the server serves. id[n] identifies
  * tier n permanently: pending removals belong to the id, even if a later server gives the tier
  * another number. 0: there is no tier n. */
-void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8]);
+void bl_lower_name_tiers(bl_index *index, const uint64_t id[8]);
 
 /* Abandon a tier that this server does not have, before it serves. An operator does this for a tier
  * whose blocks were deleted or will never be read again. Returns 0, or -ENOSPC: too many tiers were
  * abandoned. */
-int bl_lower_give_up(bl_meta *meta, uint64_t id);
+int bl_lower_give_up(bl_index *index, uint64_t id);
 
 /* Declare that the tiers have reported all their keys. Any thread may call this. */
-void bl_lower_reported(bl_meta *meta);
+void bl_lower_reported(bl_index *index);
 
 /* Wait until there is work of one of these kinds (bits 1 << bl_lower_kind), at most timeout_ns.
  * Returns the kinds, as bits. Any thread may call this while the index exists. */
-uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns);
+uint32_t bl_lower_wait(bl_index *index, uint32_t kinds, uint64_t timeout_ns);
 
 typedef struct bl_lower_stat {
     uint64_t name_count;        /* keys that lower tiers have, or that are requested */
@@ -219,7 +219,7 @@ typedef struct bl_lower_stat {
                                  * servers */
 } bl_lower_stat;
 
-void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out);
+void bl_lower_describe(const bl_index *index, bl_lower_stat *out);
 
 /* A change of the block index (index/journal.c). */
 enum bl_change_kind { BL_CHANGE_REMOVED = 0, BL_CHANGE_STORED = 1 };
@@ -233,12 +233,12 @@ typedef struct bl_change {
 
 /* Attach a journal with room for this many changes, before the server serves. Returns 0, -EEXIST,
  * -EINVAL or -ENOMEM. */
-int bl_journal_attach(bl_meta *meta, uint32_t room);
+int bl_journal_attach(bl_index *index, uint32_t room);
 
 /* Take the oldest changes of named blocks, at most count, and return their number. *lost is the
  * number of changes dropped so far because the journal was full; after a loss the reader must read
  * all names again. One thread at a time may call this while the index exists. */
-int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint64_t *lost);
+int64_t bl_journal_take(bl_index *index, bl_change *changes, uint32_t count, uint64_t *lost);
 
 /* Store and remove events for routers, made from changes (index/events.c). */
 typedef struct bl_events bl_events;
@@ -303,7 +303,7 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
  * blocks are in the pool; *refused is how many of them got no hint because of a budget. */
 int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,
                        uint32_t ttl_ms, uint32_t *refused, uint64_t timeout_ns);
-int bl_meta_get_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
+int bl_index_get_stat(bl_session *session, bl_index_stat *out, uint64_t timeout_ns);
 
 /* Request leading keys from lower tiers; kind is BL_LOWER_ONBOARD or _PREFETCH. Returns how many of
  * them the pool has or requests: a lookup returns PENDING until they arrive or fail. */

@@ -12,7 +12,7 @@
 #include "base/random.h"
 
 /* Fill in the seed. Returns 0 or -errno. */
-static inline int bl_index_seed(uint64_t seed[2])
+static inline int bl_hash_seed(uint64_t seed[2])
 {
 #ifdef BL_SIM
     seed[0] = 0x243f6a8885a308d3, seed[1] = 0x13198a2e03707344;     /* simulated runs are

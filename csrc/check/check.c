@@ -30,20 +30,20 @@ static int bl_check_round(bl_check *check)
     bl_check_lanes(check);
     int status = bl_extents_create(&check->extents, g->stripe_count);
     if (status == 0)
-        status = bl_index_create(&check->keys, g->block_count_max);
+        status = bl_hash_create(&check->keys, g->block_count_max);
     if (status == 0)
         status = bl_places_create(&check->places, g);
     if (status == 0)
-        status = bl_index_create(&check->generations, g->block_count_max);
+        status = bl_hash_create(&check->generations, g->block_count_max);
     if (status == 0) {
         bl_check_extents(check);
         status = bl_check_entries(check);
         bl_check_names(check);
     }
     bl_extents_destroy(check->extents);
-    bl_index_destroy(check->keys);
+    bl_hash_destroy(check->keys);
     bl_places_destroy(check->places);
-    bl_index_destroy(check->generations);
+    bl_hash_destroy(check->generations);
     check->extents = NULL;
     check->places = NULL;
     check->keys = check->generations = NULL;

@@ -45,7 +45,7 @@ typedef struct bl_check {
     bl_session_line *sessions;      /* by lane, as read; zeros for a torn line */
     bl_extents *extents;            /* as read */
     bl_places *places;              /* space of the entries that are valid by themselves */
-    bl_index *keys, *generations;   /* of the same entries */
+    bl_hash *keys, *generations;   /* of the same entries */
     bl_throttle throttle;       /* for payload */
     uint8_t *chunk;                 /* room for a chunk of payload */
     uint32_t chunk_size;

@@ -223,13 +223,13 @@ static int bl_check_prevails(bl_check *check, const bl_check_line *line, uint64_
 }
 
 /* Add an entry to a set by one of its properties. Returns 1, or 0 if the entry is in error. */
-static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t property[2],
+static int bl_check_alone(bl_check *check, bl_hash *set, const uint64_t property[2],
                           const bl_check_line *line, uint32_t kind)
 {
-    while (bl_index_add(set, property, (uint32_t)line->number) == -EEXIST) {
-        if (!bl_check_prevails(check, line, (uint64_t)bl_index_find(set, property), kind))
+    while (bl_hash_add(set, property, (uint32_t)line->number) == -EEXIST) {
+        if (!bl_check_prevails(check, line, (uint64_t)bl_hash_find(set, property), kind))
             return 0;
-        bl_index_remove(set, property);
+        bl_hash_remove(set, property);
     }
     return 1;
 }

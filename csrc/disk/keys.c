@@ -27,7 +27,7 @@ int bl_keys_create(bl_keys *keys, const bl_store_entry *entry, uint32_t slot_cou
     keys->mask = list_count - 1;
     keys->head = bl_lazy_map_dense(bl_keys_heads_size(keys));
     keys->next = bl_lazy_map_dense(slot_count * sizeof *keys->next);
-    return !keys->head || !keys->next ? -ENOMEM : bl_index_seed(keys->seed);
+    return !keys->head || !keys->next ? -ENOMEM : bl_hash_seed(keys->seed);
 }
 
 void bl_keys_destroy(bl_keys *keys)

@@ -277,7 +277,7 @@ enum bl_method {
     BL_METHOD_ABORT = 4,        /* bl_block_request, bl_commits -> bl_block_reply */
     BL_METHOD_RELEASE = 5,      /* bl_block_request, bl_commits -> bl_block_reply */
     BL_METHOD_REMOVE = 6,       /* bl_block_request, keys -> bl_block_reply */
-    BL_METHOD_STAT = 7,         /* -> bl_meta_stat */
+    BL_METHOD_STAT = 7,         /* -> bl_index_stat */
     BL_METHOD_RETIRE = 8,       /* bl_retire_request -> bl_block_reply, count: stripes retired */
     BL_METHOD_TASK_CLAIM = 9,   /* bl_task_request -> bl_task */
     BL_METHOD_TASK_EXTEND = 10, /* bl_task_request -> */
@@ -455,7 +455,7 @@ typedef struct bl_named_commit {
     bl_name name;
 } bl_named_commit;
 
-typedef struct bl_meta_stat {
+typedef struct bl_index_stat {
     uint64_t block_count;       /* committed now */
     uint64_t block_count_max;
     uint64_t block_bytes;       /* payload bytes of the committed blocks */
@@ -478,7 +478,7 @@ typedef struct bl_meta_stat {
     uint64_t data_bytes;        /* total bytes for blocks */
     uint64_t retired_stripe_count; /* stripes retired because their memory failed */
     uint64_t table_evict_count; /* blocks evicted because the block table was full */
-} bl_meta_stat;
+} bl_index_stat;
 
 /* A block's entry. It is valid only if its check is right; a torn or stale line is read again.
  *

@@ -73,11 +73,11 @@ typedef struct bl_block {
     uint32_t length;
     uint32_t pin_count;
     uint32_t task;              /* 1 + its slot among the tasks; 0: it may be evicted */
-    uint16_t tenant;            /* of a committed block: index in bl_meta.tenants */
+    uint16_t tenant;            /* of a committed block: index in bl_index.tenants */
     uint8_t state : 4;          /* bl_number_state */
     uint8_t offload : 2;        /* bl_offload */
     uint8_t again : 1;          /* offered again since the last hit */
-    uint8_t order;              /* index in bl_meta.orders; in that order while it may be evicted */
+    uint8_t order;              /* in bl_index.orders; in that order while it may be evicted */
     uint64_t key[2];            /* lookups read none of the fields from here on */
     uint64_t fingerprint;
     uint32_t chunk_size;
@@ -133,11 +133,11 @@ typedef struct bl_removal_record {
     uint32_t why;               /* bl_removal_reason */
 } bl_removal_record;
 
-struct bl_meta {
+struct bl_index {
     bl_server *server;
     const bl_pool *pool;
     bl_block *blocks;
-    bl_index *index;
+    bl_hash *hash;
     bl_evict *orders[BL_ORDER_COUNT]; /* of the blocks that may be evicted */
     bl_eviction turn;
     uint32_t eviction;          /* bl_evict_policy */
@@ -164,7 +164,7 @@ struct bl_meta {
     uint64_t generation;        /* counter of this epoch */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
     uint64_t held_bytes[BL_HOST_COUNT]; /* by suspect sessions of this epoch */
-    bl_meta_stat stat;
+    bl_index_stat stat;
     uint64_t refusals[BL_REFUSAL_COUNT];
     bl_removal_record *removal_log;         /* removed keys, by hash */
     uint64_t removal_mask;
@@ -196,80 +196,80 @@ static inline int bl_table_milestone(uint64_t number)
 int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t own, uint64_t number);
 
 /* Write the milestones up to this line, which is about to be used. */
-void bl_entries_reach(bl_meta *meta, uint64_t number);
-void bl_marks_reach(bl_meta *meta, uint64_t stripe);
-void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
-void bl_entry_clear(bl_meta *meta, uint32_t number);
-void bl_tomb_write(bl_meta *meta, uint32_t number);
-void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name);
-void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
+void bl_entries_reach(bl_index *index, uint64_t number);
+void bl_marks_reach(bl_index *index, uint64_t stripe);
+void bl_entry_write(bl_index *index, uint32_t number, uint32_t checksums_crc);
+void bl_entry_clear(bl_index *index, uint32_t number);
+void bl_tomb_write(bl_index *index, uint32_t number);
+void bl_name_write(bl_index *index, uint32_t number, const bl_name *name);
+void bl_extent_write(bl_index *index, const bl_extent_view *view, uint32_t state);
 
 /* ---- index/numbers.c: the numbers of blocks, which are their lines of the block table. */
 
 /* Take an unused number, or return -BL_ERROR_TABLE_FULL. */
-int64_t bl_number_unused(bl_meta *meta);
+int64_t bl_number_unused(bl_index *index);
 
 /* Free a number whose line was never written, or is clear. */
-void bl_number_give(bl_meta *meta, uint32_t number);
+void bl_number_give(bl_index *index, uint32_t number);
 
 /* Free a number whose line is the trace of a block: it is reused last. */
-void bl_number_rest(bl_meta *meta, uint32_t number);
+void bl_number_rest(bl_index *index, uint32_t number);
 
 /* ---- index/reclaim.c: space and numbers, by evicting the coldest blocks. */
 
 /* Allocate space for a block of stored bytes. Returns 0, -BL_ERROR_NO_SPACE, _TOO_LARGE or
  * _DEPOSED. */
-int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
+int bl_space_take(bl_index *index, uint64_t stored, uint64_t *offset);
 
 /* Take an unused number; if there is none, evict a block. Returns the number, or
  * -BL_ERROR_TABLE_FULL. */
-int64_t bl_number_take(bl_meta *meta);
+int64_t bl_number_take(bl_index *index);
 
 /* Return the blocks of this index for a search for victims. */
-bl_residents bl_meta_residents(bl_meta *meta);
+bl_residents bl_index_residents(bl_index *index);
 
 /* Add a block that has space to the list of its stripe, and count its space for its share. */
-void bl_block_place(bl_meta *meta, uint32_t number);
+void bl_block_place(bl_index *index, uint32_t number);
 
 /* Close the extents in a range (or all extents) that have neither used nor held space. */
-void bl_extents_return(bl_meta *meta, uint64_t offset, uint32_t size);
-void bl_extents_return_all(bl_meta *meta);
+void bl_extents_return(bl_index *index, uint64_t offset, uint32_t size);
+void bl_extents_return_all(bl_index *index);
 
 /* Free a used block's space, and remove the block from its stripe's list. */
-void bl_space_give(bl_meta *meta, uint32_t number);
+void bl_space_give(bl_index *index, uint32_t number);
 
 /* Remove a committed block without pins from the index, the table and its space. */
-void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
+void bl_block_leave(bl_index *index, uint32_t number, enum bl_removal_reason why);
 
 /* Remove a committed block from lookups at once, and free its space after the last pin. */
-void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
+void bl_block_drop(bl_index *index, uint32_t number, enum bl_removal_reason why);
 
 /* ---- index/order.c: which block is evicted next, of all shares. */
 
 /* Return 1 if there is only one eviction order. Then a search needs no bl_eviction. */
-static inline int bl_eviction_plain(const bl_meta *meta)
+static inline int bl_eviction_plain(const bl_index *index)
 {
-    return meta->share_count == 1 && meta->hints == NULL;
+    return index->share_count == 1 && index->hints == NULL;
 }
 
 /* Begin a search for room for the share of bl_eviction_set_share(): size bytes, or a line of the
  * table if size is 0. At first only blocks of shares that exceed their parts may be evicted. */
-void bl_eviction_begin(bl_meta *meta, uint64_t size);
+void bl_eviction_begin(bl_index *index, uint64_t size);
 
 /* The search found no room: allow more blocks to be evicted. Returns 0 if all are allowed
  * already. */
-int bl_eviction_widen(bl_meta *meta);
+int bl_eviction_widen(bl_index *index);
 
 /* Return the first block to evict, and the one after a given block, or -1. A walk visits each block
  * that may be evicted once. */
-int64_t bl_eviction_coldest(const bl_meta *meta);
-int64_t bl_eviction_warmer(const bl_meta *meta, uint32_t number);
+int64_t bl_eviction_coldest(const bl_index *index);
+int64_t bl_eviction_warmer(const bl_index *index, uint32_t number);
 
 /* Return the block to evict for a line of the table, or -1. */
-int64_t bl_eviction_first(bl_meta *meta);
+int64_t bl_eviction_first(bl_index *index);
 
 /* Return 1 if this search may evict the block. */
-int bl_eviction_has(const bl_meta *meta, uint32_t number);
+int bl_eviction_has(const bl_index *index, uint32_t number);
 
 /* index/task_call.c */
 
@@ -278,118 +278,118 @@ uint32_t bl_tasks_max(const bl_pool *pool);
 
 /* Return 1 if no further block of stored bytes may be kept. Check this before anything is evicted
  * for the block. */
-int bl_keep_full(const bl_meta *meta, uint64_t stored);
+int bl_keep_full(const bl_index *index, uint64_t stored);
 
 /* Exempt a block that has space from eviction until it is removed. Returns 0 or
  * -BL_ERROR_QUEUE_FULL. */
-int bl_block_keep(bl_meta *meta, uint32_t number);
+int bl_block_keep(bl_index *index, uint32_t number);
 
 /* End the exemption of a block that is being removed, if it has one. */
-void bl_block_unkeep(bl_meta *meta, uint32_t number);
+void bl_block_unkeep(bl_index *index, uint32_t number);
 
 /* Append the task of a committed kept block to its queue. Returns 0, or -BL_ERROR_QUEUE_FULL: too
  * many queues. */
-int bl_task_enqueue(bl_meta *meta, uint32_t number);
+int bl_task_enqueue(bl_index *index, uint32_t number);
 
 /* Drop some tasks that were not claimed for BL_TASK_AGE_NS. */
-void bl_tasks_age(bl_meta *meta);
-int bl_handle_task_claim(void *meta, bl_call *call);
-int bl_handle_task_extend(void *meta, bl_call *call);
-int bl_handle_task_count(void *meta, bl_call *call);
+void bl_tasks_age(bl_index *index);
+int bl_handle_task_claim(void *index, bl_call *call);
+int bl_handle_task_extend(void *index, bl_call *call);
+int bl_handle_task_count(void *index, bl_call *call);
 
 /* index/retire.c */
-int bl_handle_retire(void *meta, bl_call *call);
+int bl_handle_retire(void *index, bl_call *call);
 
 /* index/lookup.c */
 
 /* Remove count pins of any session. */
-void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
-int bl_handle_lookup(void *meta, bl_call *call);
+void bl_unpin(bl_index *index, uint32_t number, uint32_t count);
+int bl_handle_lookup(void *index, bl_call *call);
 
 /* Record the hits of the last lookup in the eviction orders: a hook of the server. */
-void bl_lookup_deferred(void *meta);
+void bl_lookup_deferred(void *index);
 
-int bl_handle_release(void *meta, bl_call *call);
-int bl_handle_remove(void *meta, bl_call *call);
-int bl_handle_removing(void *meta, bl_call *call);
-int bl_handle_stat(void *meta, bl_call *call);
+int bl_handle_release(void *index, bl_call *call);
+int bl_handle_remove(void *index, bl_call *call);
+int bl_handle_removing(void *index, bl_call *call);
+int bl_handle_stat(void *index, bl_call *call);
 
 /* index/sessions.c */
-int bl_handle_sessions(void *meta, bl_call *call);
+int bl_handle_sessions(void *index, bl_call *call);
 
 /* index/removal_log.c */
-int bl_removal_log_create(bl_meta *meta);
-void bl_removal_log_destroy(bl_meta *meta);
+int bl_removal_log_create(bl_index *index);
+void bl_removal_log_destroy(bl_index *index);
 
 /* Prefetch the slot of a key that is about to be removed. */
-void bl_removal_log_prefetch(const bl_meta *meta, const uint64_t key[2]);
+void bl_removal_log_prefetch(const bl_index *index, const uint64_t key[2]);
 
 /* Record why a key was removed from the index. */
-void bl_removal_log_add(bl_meta *meta, const uint64_t key[2], enum bl_removal_reason why);
-int bl_handle_removal_reasons(void *meta, bl_call *call);
+void bl_removal_log_add(bl_index *index, const uint64_t key[2], enum bl_removal_reason why);
+int bl_handle_removal_reasons(void *index, bl_call *call);
 
 /* index/lower.c. Without lower tiers these do nothing. */
 
 /* Queue a block that was committed, or recovered, to be offered. */
-void bl_lower_committed(bl_meta *meta, uint32_t number);
-void bl_lower_recovered(bl_meta *meta, uint32_t number);
+void bl_lower_committed(bl_index *index, uint32_t number);
+void bl_lower_recovered(bl_index *index, uint32_t number);
 
-void bl_lower_forget(bl_meta *meta, uint32_t number);
+void bl_lower_forget(bl_index *index, uint32_t number);
 
 /* A session has ended: if it was the service's, requeue the work that it had taken. */
-void bl_lower_lane_gone(bl_meta *meta, uint32_t lane);
+void bl_lower_lane_gone(bl_index *index, uint32_t lane);
 
 /* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
-uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2]);
+uint32_t bl_lower_state(const bl_index *index, const uint64_t key[2]);
 
 /* Cancel the lower tiers' work on a key that is being removed; number is its block, or negative.
  * Its tombstones already exist. */
-void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number);
+void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number);
 
 /* Announce recovered tombstones to the service. */
-void bl_lower_removed(bl_meta *meta);
+void bl_lower_removed(bl_index *index);
 
 /* Return the tiers, as bits, whose first attempt the caller of a removal waits for. */
-uint8_t bl_lower_awaited(const bl_meta *meta, const uint64_t key[2]);
+uint8_t bl_lower_awaited(const bl_index *index, const uint64_t key[2]);
 
 /* Return 1 if the service onboards a key that was removed meanwhile. flags are those of its
  * reserve. */
-int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags);
+int bl_lower_unwanted(const bl_index *index, const uint64_t key[2], uint32_t flags);
 
 /* Return the error for a grant without room: status, or -BL_ERROR_OFFLOADING if blocks that wait to
  * be offered will make room. */
-int bl_lower_refusal(const bl_meta *meta, int status);
-void bl_lower_destroy(bl_meta *meta);
-int bl_handle_onboard(void *meta, bl_call *call);
-int bl_handle_tiers(void *meta, bl_call *call);
-int bl_handle_lower_take(void *meta, bl_call *call);
-int bl_handle_lower_report(void *meta, bl_call *call);
+int bl_lower_refusal(const bl_index *index, int status);
+void bl_lower_destroy(bl_index *index);
+int bl_handle_onboard(void *index, bl_call *call);
+int bl_handle_tiers(void *index, bl_call *call);
+int bl_handle_lower_take(void *index, bl_call *call);
+int bl_handle_lower_report(void *index, bl_call *call);
 
 /* index/journal.c. Without a journal these do nothing. */
 
 /* Record that a block was committed with a name, or that a named block was removed. */
-void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name);
-void bl_journal_removed(bl_meta *meta, uint32_t number);
-void bl_journal_destroy(bl_meta *meta);
+void bl_journal_stored(bl_index *index, uint32_t number, const bl_name *name);
+void bl_journal_removed(bl_index *index, uint32_t number);
+void bl_journal_destroy(bl_index *index);
 
 /* index/tenants.c */
 
 /* Count a block that was committed, by a client of this server or of a predecessor. */
-void bl_stat_committed(bl_meta *meta, uint32_t number);
+void bl_stat_committed(bl_index *index, uint32_t number);
 
 /* Count a committed block that is removed from the index, and record the reason. */
-void bl_stat_removed(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
+void bl_stat_removed(bl_index *index, uint32_t number, enum bl_removal_reason why);
 
 /* Count a grant that was refused with this error. */
-void bl_stat_refused(bl_meta *meta, int status);
+void bl_stat_refused(bl_index *index, int status);
 
 /* index/grant.c */
 
 /* End a grant without a block: its space becomes free, or held if its writer may still write. */
-void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end);
-int bl_handle_reserve(void *meta, bl_call *call);
-int bl_handle_commit(void *meta, bl_call *call);
-int bl_handle_abort(void *meta, bl_call *call);
+void bl_grant_end(bl_index *index, uint32_t number, enum bl_end end);
+int bl_handle_reserve(void *index, bl_call *call);
+int bl_handle_commit(void *index, bl_call *call);
+int bl_handle_abort(void *index, bl_call *call);
 
 /* index/recover.c: the hook of a takeover. */
 int bl_recover(void *context, uint64_t old_epoch, int suspect);
@@ -398,30 +398,30 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect);
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
 
 /* Return 1 if length more bytes would exceed the quota of the session. */
-static inline int bl_hold_full(const bl_meta *meta, uint32_t lane, uint32_t length)
+static inline int bl_hold_full(const bl_index *index, uint32_t lane, uint32_t length)
 {
-    uint64_t most = meta->server->quota.bytes;
-    return most && meta->holds[lane].bytes + length > most;
+    uint64_t most = index->server->quota.bytes;
+    return most && index->holds[lane].bytes + length > most;
 }
 
 /* Return a number that no block or extent of this pool ever had. */
-static inline uint64_t bl_generation_new(bl_meta *meta)
+static inline uint64_t bl_generation_new(bl_index *index)
 {
-    return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
+    return index->server->epoch << BL_GENERATION_SHIFT | ++index->generation;
 }
 
 /* Return 1 unless the block must be offered to a lower tier before it is evicted. */
-static inline int bl_lower_frees(const bl_meta *meta, const bl_block *block)
+static inline int bl_lower_frees(const bl_index *index, const bl_block *block)
 {
-    return !meta->lower_waits || block->offload == BL_OFFLOAD_NONE;
+    return !index->lower_waits || block->offload == BL_OFFLOAD_NONE;
 }
 
 /* Pass a new block to the eviction policy; place is its index in the call. The server has no chains
  * or token counts: it treats the call as the chain, and assumes the usual tokens per block. */
-static inline void bl_block_assign(bl_meta *meta, uint32_t number, uint32_t place)
+static inline void bl_block_assign(bl_index *index, uint32_t number, uint32_t place)
 {
-    const bl_block *block = &meta->blocks[number];
-    bl_evict_assign(meta->orders[block->order], number, block->key[0] ^ block->key[1],
+    const bl_block *block = &index->blocks[number];
+    bl_evict_assign(index->orders[block->order], number, block->key[0] ^ block->key[1],
                     place * BL_BLOCK_TOKENS_USUAL, block->length);
 }
 
@@ -442,22 +442,22 @@ static inline uint32_t bl_order_number(uint32_t share, uint32_t level)
 }
 
 /* Return the eviction order that a block is in while it may be evicted. */
-static inline bl_evict *bl_order_of(const bl_meta *meta, uint32_t number)
+static inline bl_evict *bl_order_of(const bl_index *index, uint32_t number)
 {
-    return meta->orders[meta->blocks[number].order];
+    return index->orders[index->blocks[number].order];
 }
 
 /* Count a hit: the block becomes the newest that may be evicted. */
-static inline void bl_block_touch(bl_meta *meta, uint32_t number)
+static inline void bl_block_touch(bl_index *index, uint32_t number)
 {
-    if (meta->blocks[number].task == 0 && bl_lower_frees(meta, &meta->blocks[number]))
-        bl_evict_touch(bl_order_of(meta, number), number);
+    if (index->blocks[number].task == 0 && bl_lower_frees(index, &index->blocks[number]))
+        bl_evict_touch(bl_order_of(index, number), number);
 }
 
 /* Prefetch both cache lines of a block. */
-static inline void bl_block_prefetch(const bl_meta *meta, uint32_t number)
+static inline void bl_block_prefetch(const bl_index *index, uint32_t number)
 {
-    const bl_block *block = &meta->blocks[number];
+    const bl_block *block = &index->blocks[number];
     bl_prefetch(block);
     bl_prefetch((const uint8_t *)(block + 1) - 1);
 }
@@ -469,9 +469,9 @@ static inline uint32_t bl_space_size(const bl_block *block)
 }
 
 /* Return the data stripe of an offset. */
-static inline uint64_t bl_stripe_of(const bl_meta *meta, uint64_t offset)
+static inline uint64_t bl_stripe_of(const bl_index *index, uint64_t offset)
 {
-    return (offset - meta->pool->geometry.data_offset) / BL_STRIPE_SIZE;
+    return (offset - index->pool->geometry.data_offset) / BL_STRIPE_SIZE;
 }
 
 /* Decode a mark. It is foreign input: only bl_extents_adopt() may use the result. */
@@ -495,22 +495,22 @@ static inline uint32_t bl_mark_blocks(uint32_t block_size, uint32_t stripe_count
 
 /* Add to, or remove from, the list with this head; numbers are linked through
  * bl_block.links[kind]. */
-static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
+static inline void bl_list_add(bl_index *index, uint32_t *head, enum bl_list kind, uint32_t number)
 {
-    meta->blocks[number].links[kind] = (bl_link){*head, BL_NO_NUMBER};
+    index->blocks[number].links[kind] = (bl_link){*head, BL_NO_NUMBER};
     if (*head != BL_NO_NUMBER)
-        meta->blocks[*head].links[kind].previous = number;
+        index->blocks[*head].links[kind].previous = number;
     *head = number;
 }
 
-static inline void bl_list_remove(bl_meta *meta, uint32_t *head, enum bl_list kind,
+static inline void bl_list_remove(bl_index *index, uint32_t *head, enum bl_list kind,
                                   uint32_t number)
 {
-    bl_link link = meta->blocks[number].links[kind];
+    bl_link link = index->blocks[number].links[kind];
     if (link.next != BL_NO_NUMBER)
-        meta->blocks[link.next].links[kind].previous = link.previous;
+        index->blocks[link.next].links[kind].previous = link.previous;
     if (link.previous != BL_NO_NUMBER)
-        meta->blocks[link.previous].links[kind].next = link.next;
+        index->blocks[link.previous].links[kind].next = link.next;
     else
         *head = link.next;
 }

@@ -14,7 +14,7 @@
 enum { BL_GROUP_KEYS = 16 };    /* about as many cache misses as a core has in flight */
 
 /* Validate the request's head and item count against its size. Returns the items, or NULL. */
-static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,
+static inline const uint8_t *bl_index_items(const bl_call *call, uint32_t item_size,
                                            bl_block_request *head)
 {
     if (call->request_size < sizeof *head)
@@ -33,24 +33,24 @@ static inline void bl_key_at(const uint8_t *keys, uint32_t index, uint64_t key[2
 }
 
 /* Prefetch the hash buckets of a group of keys that begins at first. */
-static inline void bl_meta_prefetch(const bl_meta *meta, const uint8_t *keys, uint32_t first,
+static inline void bl_index_prefetch(const bl_index *index, const uint8_t *keys, uint32_t first,
                                     uint32_t count)
 {
     uint64_t key[2], end = bl_least(first + BL_GROUP_KEYS, count);
     for (uint32_t i = first; i < end; i++) {
         bl_key_at(keys, i, key);
-        bl_index_prefetch(meta->index, key);
+        bl_hash_prefetch(index->hash, key);
     }
 }
 
 /* Return 1 if the reply has room for count records. */
-static inline int bl_meta_fits(const bl_call *call, uint32_t count)
+static inline int bl_index_fits(const bl_call *call, uint32_t count)
 {
     return sizeof(bl_block_reply) + (uint64_t)count * sizeof(bl_block_record) <=
            call->reply_capacity;
 }
 
-static inline void bl_meta_reply(bl_call *call, uint32_t count, uint32_t state,
+static inline void bl_index_reply(bl_call *call, uint32_t count, uint32_t state,
                                  uint32_t record_count)
 {
     bl_block_reply head = {count, state};
@@ -58,26 +58,26 @@ static inline void bl_meta_reply(bl_call *call, uint32_t count, uint32_t state,
     call->reply_size = (uint32_t)(sizeof head + record_count * sizeof(bl_block_record));
 }
 
-static inline void bl_meta_record(bl_call *call, uint32_t index, const bl_block_record *record)
+static inline void bl_index_record(bl_call *call, uint32_t index, const bl_block_record *record)
 {
     memcpy(call->reply + sizeof(bl_block_reply) + index * sizeof *record, record, sizeof *record);
 }
 
 /* Handle abort or release: last item first, so that a parent becomes newer than its child. */
-static inline int bl_handle_give_up(bl_meta *meta, bl_call *call,
-                                    int (*one)(bl_meta *, uint32_t, const bl_commit *))
+static inline int bl_handle_give_up(bl_index *index, bl_call *call,
+                                    int (*one)(bl_index *, uint32_t, const bl_commit *))
 {
     bl_block_request head;
     uint32_t done = 0;
-    const uint8_t *items = bl_meta_items(call, sizeof(bl_commit), &head);
+    const uint8_t *items = bl_index_items(call, sizeof(bl_commit), &head);
     if (items == NULL)
         return -BL_ERROR_BAD_REQUEST;
     for (uint32_t i = head.count; i-- > 0;) {
         bl_commit commit;
         memcpy(&commit, items + i * sizeof commit, sizeof commit);
-        done += one(meta, call->lane, &commit) == 0;
+        done += one(index, call->lane, &commit) == 0;
     }
-    bl_meta_reply(call, done, 0, 0);
+    bl_index_reply(call, done, 0, 0);
     return 0;
 }
 

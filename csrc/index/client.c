@@ -16,29 +16,29 @@ static const uint64_t BL_REMOVAL_WAIT_NS = 1000000000;  /* timeout for a disk to
 static const uint64_t BL_REMOVAL_NAP_NS = 50000, BL_REMOVAL_NAP_MAX_NS = 4000000;
 
 /* Return how many items of this size, and as many records, fit into one message. */
-static uint32_t bl_meta_fit(const bl_session *session, size_t item_size)
+static uint32_t bl_index_fit(const bl_session *session, size_t item_size)
 {
     size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) / item_size;
     return (uint32_t)bl_least(fit, BL_CALL_KEYS_MAX);
 }
 
 /* Return the same for items no larger than a record. */
-static uint32_t bl_meta_batch(const bl_session *session)
+static uint32_t bl_index_batch(const bl_session *session)
 {
-    return bl_meta_fit(session, sizeof(bl_block_record));
+    return bl_index_fit(session, sizeof(bl_block_record));
 }
 
-typedef struct bl_meta_query {
+typedef struct bl_index_query {
     uint32_t method;
     uint32_t item_size;
     const void *items;
     bl_block_request head;      /* count: the items of this message */
     uint32_t record_size;       /* bytes of a record of the reply */
-} bl_meta_query;
+} bl_index_query;
 
 /* Send one message. The reply's head goes to *reply, its records to the session's scratch. Returns
  * 0 or an error. */
-static int bl_meta_call(bl_session *session, const bl_meta_query *query, bl_block_reply *reply,
+static int bl_index_call(bl_session *session, const bl_index_query *query, bl_block_reply *reply,
                         const uint8_t **records, uint64_t timeout_ns)
 {
     uint32_t items_size = query->head.count * query->item_size, size = 0;
@@ -96,15 +96,15 @@ static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
 int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
                   bl_block_record *records, uint32_t *state, uint64_t timeout_ns)
 {
-    uint32_t hits = 0, batch = bl_meta_batch(session);
+    uint32_t hits = 0, batch = bl_index_batch(session);
     *state = BL_BLOCK_HIT;
     while (hits < count && *state == BL_BLOCK_HIT) {
         uint32_t part = (uint32_t)bl_least(count - hits, batch);
-        bl_meta_query query = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
+        bl_index_query query = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
                                {.count = part, .flags = flags}, sizeof *records};
         bl_block_reply reply;
         const uint8_t *answer;
-        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
         if ((status == -BL_ERROR_PIN_LIMIT || status == -BL_ERROR_QUOTA) && hits > 0) {
             *state = BL_BLOCK_MISS;
             return hits;
@@ -144,16 +144,16 @@ static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
 int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
                const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session), first = 0; /* the session with the grants */
+    uint32_t batch = bl_index_batch(session), first = 0; /* the session with the grants */
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_least(count - done, batch), got = done;
-        bl_meta_query query = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
+        bl_index_query query = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
                                sizeof *records};
         bl_block_reply reply;
         const uint8_t *answer;
         query.head.count = part;
-        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
         if (status == 0) {
@@ -178,18 +178,18 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
 }
 
 /* Send commits, with or without names according to query; its head has no count yet. */
-static int bl_commit_all(bl_session *session, bl_meta_query query, uint32_t count,
+static int bl_commit_all(bl_session *session, bl_index_query query, uint32_t count,
                          int32_t *statuses, uint64_t timeout_ns)
 {
     const uint8_t *items = query.items;
-    uint32_t batch = bl_meta_fit(session, query.item_size);
+    uint32_t batch = bl_index_fit(session, query.item_size);
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_least(count - done, batch);
         bl_block_reply reply;
         const uint8_t *answer;
         query.items = items + (size_t)done * query.item_size;
         query.head.count = part;
-        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
         if (status < 0)
@@ -207,7 +207,7 @@ static int bl_commit_all(bl_session *session, bl_meta_query query, uint32_t coun
 int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                      int32_t *statuses, uint64_t timeout_ns)
 {
-    bl_meta_query query = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0},
+    bl_index_query query = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0},
                            sizeof(bl_block_record)};
     return bl_commit_all(session, query, count, statuses, timeout_ns);
 }
@@ -215,22 +215,22 @@ int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t cou
 int bl_commit_named(bl_session *session, const bl_named_commit *commits, uint32_t count,
                     int32_t *statuses, uint64_t timeout_ns)
 {
-    bl_meta_query query = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED},
+    bl_index_query query = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED},
                            sizeof(bl_block_record)};
     return bl_commit_all(session, query, count, statuses, timeout_ns);
 }
 
 /* Make calls that return a number each. Returns the sum, or an error. */
-static int64_t bl_meta_sum(bl_session *session, bl_meta_query query, uint32_t count,
+static int64_t bl_index_sum(bl_session *session, bl_index_query query, uint32_t count,
                             uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session);
+    uint32_t batch = bl_index_batch(session);
     int64_t sum = 0;
     for (uint32_t done = 0; done < count; done += query.head.count) {
         bl_block_reply reply;
         const uint8_t *answer;
         query.head.count = (uint32_t)bl_least(count - done, batch);
-        int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
         if (status < 0)
             return status;
         query.items = (const uint8_t *)query.items + (size_t)query.head.count * query.item_size;
@@ -242,8 +242,8 @@ static int64_t bl_meta_sum(bl_session *session, bl_meta_query query, uint32_t co
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns)
 {
-    return bl_meta_sum(session, (bl_meta_query){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
-                        count, timeout_ns);
+    bl_index_query query = {BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0};
+    return bl_index_sum(session, query, count, timeout_ns);
 }
 
 int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, uint32_t count,
@@ -256,8 +256,8 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
         for (uint32_t i = 0; i < part; i++)
             commits[i] = (bl_commit){.generation = records[done + i].generation,
                                      .block = records[done + i].block};
-        bl_meta_query query = {BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0};
-        int64_t now = bl_meta_sum(session, query, part, timeout_ns);
+        bl_index_query query = {BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0};
+        int64_t now = bl_index_sum(session, query, part, timeout_ns);
         if (now < 0)
             return now;
         released += now;
@@ -272,10 +272,10 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
 static int bl_removing_part(bl_session *session, const uint64_t *keys, uint32_t count,
                             uint8_t *tiers, uint64_t timeout_ns)
 {
-    bl_meta_query query = {BL_METHOD_REMOVING, 2 * sizeof *keys, keys, {.count = count}, 1};
+    bl_index_query query = {BL_METHOD_REMOVING, 2 * sizeof *keys, keys, {.count = count}, 1};
     bl_block_reply reply;
     const uint8_t *answer;
-    int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+    int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
     if (status == 0 && reply.count != count)
         status = -BL_ERROR_BAD_REPLY;
     if (status < 0)
@@ -288,7 +288,7 @@ static int bl_removing_part(bl_session *session, const uint64_t *keys, uint32_t 
 int bl_removing(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t *tiers,
                 uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session), part;
+    uint32_t batch = bl_index_batch(session), part;
     for (uint32_t done = 0; done < count; done += part) {
         part = (uint32_t)bl_least(count - done, batch);
         int status = bl_removing_part(session, keys + 2 * (size_t)done, part, tiers + done,
@@ -329,12 +329,12 @@ static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_
                               int64_t *removed, uint32_t *awaited, uint64_t timeout_ns)
 {
     bl_removal_wait wait = bl_removal_waits(session, timeout_ns);
-    bl_meta_query query = {BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {.count = count}, 0};
+    bl_index_query query = {BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {.count = count}, 0};
     bl_block_reply reply;
     const uint8_t *answer;
-    int status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+    int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
     while (status == -BL_ERROR_REMOVALS_FULL && bl_removal_nap(&wait))
-        status = bl_meta_call(session, &query, &reply, &answer, timeout_ns);
+        status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
     if (status < 0)
         return status;
     if (reply.state >> 1 >= count)
@@ -349,7 +349,7 @@ static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session), awaited = 0;
+    uint32_t batch = bl_index_batch(session), awaited = 0;
     int64_t removed = 0, part;
     for (uint32_t done = 0; done < count; done += (uint32_t)part) {
         part = (uint32_t)bl_least(count - done, batch);
@@ -376,26 +376,26 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 
 int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t timeout_ns)
 {
-    bl_meta_query query = {BL_METHOD_REMOVE, 2 * sizeof *key, key, {.flags = BL_REMOVE_UNCLAIMED},
+    bl_index_query query = {BL_METHOD_REMOVE, 2 * sizeof *key, key, {.flags = BL_REMOVE_UNCLAIMED},
                            0};
-    return bl_meta_sum(session, query, 1, timeout_ns);
+    return bl_index_sum(session, query, 1, timeout_ns);
 }
 
 int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,
                        uint32_t ttl_ms, uint32_t *refused, uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_fit(session, 2 * sizeof *keys), found = 0;
+    uint32_t batch = bl_index_fit(session, 2 * sizeof *keys), found = 0;
     int favors = level == BL_LEVEL_HIGH || level == BL_LEVEL_PINNED;
     *refused = 0;
     for (uint32_t left = count; left > 0;) { /* favored: the first keys use the budget; else last
                                               * first */
         uint32_t part = (uint32_t)bl_least(left, batch);
         uint32_t first = favors ? count - left : left - part;
-        bl_meta_query query = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
+        bl_index_query query = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
                                {.count = part, .flags = level, .length = ttl_ms}, 0};
         bl_block_reply reply;
         const uint8_t *none;
-        int status = bl_meta_call(session, &query, &reply, &none, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, &none, timeout_ns);
         if (status < 0)
             return status;
         if (reply.state > part - reply.count)
@@ -407,7 +407,7 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
     return found;
 }
 
-int bl_meta_get_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
+int bl_index_get_stat(bl_session *session, bl_index_stat *out, uint64_t timeout_ns)
 {
     uint32_t size = 0;
     bl_message message = {

@@ -34,8 +34,8 @@ struct bl_events {
     bl_event_block *blocks;     /* indices begin at 1 */
     uint32_t fresh;             /* slots from here on were never used */
     uint32_t free;              /* first of the freed slots; 0: none */
-    bl_index *names;            /* space, block hash -> block */
-    bl_index *parts;            /* block, rank -> number of lines */
+    bl_hash *names;            /* space, block hash -> block */
+    bl_hash *parts;            /* block, rank -> number of lines */
 };
 
 /* The output of one call; rows may be NULL. */
@@ -63,9 +63,9 @@ int bl_events_create(bl_events **out, uint32_t line_count)
     events->blocks = bl_lazy_map(bl_events_blocks_size(line_count));
     int status = events->lines != NULL && events->blocks != NULL ? 0 : -ENOMEM;
     if (status == 0)
-        status = bl_index_create(&events->names, line_count);
+        status = bl_hash_create(&events->names, line_count);
     if (status == 0)
-        status = bl_index_create(&events->parts, line_count);
+        status = bl_hash_create(&events->parts, line_count);
     if (status < 0)
         bl_events_destroy(events);
     else
@@ -79,8 +79,8 @@ void bl_events_destroy(bl_events *events)
         return;
     bl_lazy_unmap(events->lines, bl_events_lines_size(events->line_count));
     bl_lazy_unmap(events->blocks, bl_events_blocks_size(events->line_count));
-    bl_index_destroy(events->names);
-    bl_index_destroy(events->parts);
+    bl_hash_destroy(events->names);
+    bl_hash_destroy(events->parts);
     free(events);
 }
 
@@ -107,7 +107,7 @@ static void bl_event_add(bl_event_rows *out, uint32_t kind, const bl_name *name)
 static uint32_t bl_event_place(bl_events *events, const bl_name *name)
 {
     const uint64_t key[2] = {name->space, name->block_hash};
-    int64_t found = bl_index_find(events->names, key);
+    int64_t found = bl_hash_find(events->names, key);
     if (found != BL_NO_BLOCK)
         return (uint32_t)found;
     uint32_t place = events->free;
@@ -116,7 +116,7 @@ static uint32_t bl_event_place(bl_events *events, const bl_name *name)
     else
         place = events->fresh++;
     events->blocks[place] = (bl_event_block){.name = *name};
-    bl_index_add(events->names, key, place); /* never full: there are no more blocks than lines */
+    bl_hash_add(events->names, key, place); /* never full: there are no more blocks than lines */
     events->block_count++;
     return place;
 }
@@ -131,12 +131,12 @@ static void bl_event_store(bl_events *events, bl_event_line *line, const bl_chan
     const uint64_t part[2] = {place, change->name.rank};
     int whole = bl_event_whole(block);
     *line = (bl_event_line){change->generation, place, change->name.rank};
-    if (bl_index_add(events->parts, part, 1) == 0) {
+    if (bl_hash_add(events->parts, part, 1) == 0) {
         block->ranks++;
     } else { /* another line has the same part */
-        int64_t lines = bl_index_find(events->parts, part);
-        bl_index_remove(events->parts, part);
-        bl_index_add(events->parts, part, (uint32_t)lines + 1);
+        int64_t lines = bl_hash_find(events->parts, part);
+        bl_hash_remove(events->parts, part);
+        bl_hash_add(events->parts, part, (uint32_t)lines + 1);
     }
     if (whole != bl_event_whole(block)) /* no longer complete: its ranks disagree */
         bl_event_add(out, whole ? BL_CHANGE_REMOVED : BL_CHANGE_STORED, &block->name);
@@ -147,12 +147,12 @@ static void bl_event_remove(bl_events *events, bl_event_line *line, bl_event_row
     uint32_t place = line->place;
     bl_event_block *block = &events->blocks[place];
     const uint64_t part[2] = {place, line->rank};
-    int64_t lines = bl_index_find(events->parts, part);
+    int64_t lines = bl_hash_find(events->parts, part);
     int whole = bl_event_whole(block);
     line->place = 0;
-    bl_index_remove(events->parts, part);
+    bl_hash_remove(events->parts, part);
     if (lines > 1)
-        bl_index_add(events->parts, part, (uint32_t)lines - 1);
+        bl_hash_add(events->parts, part, (uint32_t)lines - 1);
     else
         block->ranks--;
     if (whole != bl_event_whole(block))
@@ -160,7 +160,7 @@ static void bl_event_remove(bl_events *events, bl_event_line *line, bl_event_row
     if (block->ranks > 0)
         return;
     const uint64_t key[2] = {block->name.space, block->name.block_hash};
-    bl_index_remove(events->names, key);
+    bl_hash_remove(events->names, key);
     block->next = events->free;
     events->free = place;
     events->block_count--;
@@ -198,7 +198,7 @@ static void bl_events_link(const bl_events *events, uint32_t *child, uint32_t *s
         if (!bl_event_whole(block))
             continue;
         const uint64_t key[2] = {block->name.space, block->name.parent_hash};
-        int64_t found = block->name.flags & BL_NAME_PARENT ? bl_index_find(events->names, key)
+        int64_t found = block->name.flags & BL_NAME_PARENT ? bl_hash_find(events->names, key)
                                                            : BL_NO_BLOCK;
         uint32_t parent = found != BL_NO_BLOCK && bl_event_whole(&events->blocks[found])
                               ? (uint32_t)found : 0;

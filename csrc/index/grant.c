@@ -11,298 +11,298 @@
 #include "index/shares.h"
 
 /* Return 1 if the host's suspect writers hold their limit of space. */
-static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
+static int bl_quarantine_full(const bl_index *index, uint32_t lane)
 {
-    uint64_t bound = meta->pool->geometry.stripe_count * BL_STRIPE_SIZE / 100 *
+    uint64_t bound = index->pool->geometry.stripe_count * BL_STRIPE_SIZE / 100 *
                      BL_QUARANTINE_PERCENT;
-    return meta->held_bytes[meta->server->lanes[lane].host] > bound;
+    return index->held_bytes[index->server->lanes[lane].host] > bound;
 }
 
 /* Return 0 if the session may get another grant, or else the error. */
-static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
+static int bl_grant_refused(bl_index *index, uint32_t lane, uint32_t length)
 {
-    uint32_t most = meta->server->quota.grant_count;
-    if (meta->server->stat.draining)
+    uint32_t most = index->server->quota.grant_count;
+    if (index->server->stat.draining)
         return -BL_ERROR_DRAINING;
-    if (bl_quarantine_full(meta, lane))
+    if (bl_quarantine_full(index, lane))
         return -BL_ERROR_QUARANTINE;
-    if ((most == 0 || meta->holds[lane].grant_count < most) && !bl_hold_full(meta, lane, length))
+    if ((most == 0 || index->holds[lane].grant_count < most) && !bl_hold_full(index, lane, length))
         return 0;
-    meta->server->stat.quota_grant_count++;
+    index->server->stat.quota_grant_count++;
     return -BL_ERROR_QUOTA;
 }
 
 /* Remove a block from the session's grants. */
-static void bl_grant_leave(bl_meta *meta, const bl_block *block)
+static void bl_grant_leave(bl_index *index, const bl_block *block)
 {
-    meta->holds[block->lane].bytes -= block->length;
-    meta->holds[block->lane].grant_count--;
-    meta->stat.grant_count--;
+    index->holds[block->lane].bytes -= block->length;
+    index->holds[block->lane].grant_count--;
+    index->stat.grant_count--;
 }
 
 /* Free space that was not assigned to a block. */
-static void bl_space_untake(bl_meta *meta, uint64_t offset, uint32_t size)
+static void bl_space_untake(bl_index *index, uint64_t offset, uint32_t size)
 {
-    bl_pages_give(meta->pages, offset, size);
-    bl_extents_return(meta, offset, size);
+    bl_pages_give(index->pages, offset, size);
+    bl_extents_return(index, offset, size);
 }
 
 /* Grant a new block; place is its index in the call. Returns its number, or an error. */
-static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
+static int64_t bl_grant(bl_index *index, uint32_t lane, const uint64_t key[2],
                         const bl_block_request *head, uint32_t place)
 {
     uint64_t offset, stored = bl_stored_size(head->length, head->chunk_size);
-    if (head->flags & BL_RESERVE_KEPT && bl_keep_full(meta, stored))
+    if (head->flags & BL_RESERVE_KEPT && bl_keep_full(index, stored))
         return -BL_ERROR_QUEUE_FULL;
-    int status = bl_space_take(meta, stored, &offset);
+    int status = bl_space_take(index, stored, &offset);
     if (status < 0)
-        return bl_lower_refusal(meta, status);
+        return bl_lower_refusal(index, status);
     bl_crash_point("grant.space_taken");
-    int64_t number = bl_number_take(meta);
+    int64_t number = bl_number_take(index);
     if (number < 0) {
-        bl_space_untake(meta, offset, bl_block_size(stored));
-        return bl_lower_refusal(meta, (int)number);
+        bl_space_untake(index, offset, bl_block_size(stored));
+        return bl_lower_refusal(index, (int)number);
     }
-    meta->blocks[number] = (bl_block){
+    index->blocks[number] = (bl_block){
         .key = {key[0], key[1]},
-        .generation = bl_generation_new(meta),
+        .generation = bl_generation_new(index),
         .offset = offset,
         .fingerprint = head->fingerprint,
         .length = head->length,
         .chunk_size = head->chunk_size,
         .state = BL_NUMBER_GRANTED,
-        .order = (uint8_t)meta->turn.requester,
+        .order = (uint8_t)index->turn.requester,
         .lane = lane,
         .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
     };
     if (head->flags & BL_RESERVE_KEPT)
-        bl_block_keep(meta, (uint32_t)number); /* never full: bl_keep_full() was checked */
-    if (bl_index_add(meta->index, key, (uint32_t)number) < 0) {
-        bl_block_unkeep(meta, (uint32_t)number);
-        bl_space_untake(meta, offset, bl_block_size(stored));
-        bl_number_give(meta, (uint32_t)number);
+        bl_block_keep(index, (uint32_t)number); /* never full: bl_keep_full() was checked */
+    if (bl_hash_add(index->hash, key, (uint32_t)number) < 0) {
+        bl_block_unkeep(index, (uint32_t)number);
+        bl_space_untake(index, offset, bl_block_size(stored));
+        bl_number_give(index, (uint32_t)number);
         return -BL_ERROR_TABLE_FULL;
     }
-    bl_block_place(meta, (uint32_t)number);
-    bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
-    bl_block_assign(meta, (uint32_t)number, place);
-    meta->holds[lane].bytes += head->length;
-    meta->holds[lane].grant_count++;
-    meta->stat.grant_count++;
+    bl_block_place(index, (uint32_t)number);
+    bl_list_add(index, &index->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    bl_block_assign(index, (uint32_t)number, place);
+    index->holds[lane].bytes += head->length;
+    index->holds[lane].grant_count++;
+    index->stat.grant_count++;
     bl_crash_point("grant.made");
     return number;
 }
 
-static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
+static void bl_reserve_one(bl_index *index, uint32_t lane, const uint64_t key[2],
                            const bl_block_request *head, uint32_t place, bl_block_record *record)
 {
-    int64_t number = bl_index_find(meta->index, key);
+    int64_t number = bl_hash_find(index->hash, key);
     *record = (bl_block_record){0};
     if (number >= 0) {
-        int committed = meta->blocks[number].state == BL_NUMBER_COMMITTED;
+        int committed = index->blocks[number].state == BL_NUMBER_COMMITTED;
         record->state = committed ? BL_BLOCK_HIT : BL_BLOCK_PENDING;
-    } else if (bl_lower_unwanted(meta, key, head->flags)) {
+    } else if (bl_lower_unwanted(index, key, head->flags)) {
         record->state = BL_BLOCK_PENDING;
         return;
     } else {
-        number = bl_grant_refused(meta, lane, head->length);
-        number = number < 0 ? number : bl_grant(meta, lane, key, head, place);
+        number = bl_grant_refused(index, lane, head->length);
+        number = number < 0 ? number : bl_grant(index, lane, key, head, place);
         record->state = number < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_GRANTED;
     }
     if (number < 0) {
         record->status = (int32_t)number;
-        bl_stat_refused(meta, (int)number);
+        bl_stat_refused(index, (int)number);
         return;
     }
-    record->offset = meta->blocks[number].offset;
-    record->generation = meta->blocks[number].generation;
+    record->offset = index->blocks[number].offset;
+    record->generation = index->blocks[number].generation;
     record->block = (uint32_t)number;
-    record->length = meta->blocks[number].length;
+    record->length = index->blocks[number].length;
 }
 
 /* Check that this server is still the pool's server. Only then may space of formerly committed
  * blocks be granted: a successor that read their entries before they were cleared serves them.
  * Returns 0 or an error. */
-static int bl_reuse_check(bl_meta *meta)
+static int bl_reuse_check(bl_index *index)
 {
-    if (!meta->reused)
+    if (!index->reused)
         return 0;
-    int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this read */
-    meta->reused = status < 0; /* a deposed server stays deposed: later calls fail, too */
+    int status = bl_server_still(index->server); /* SYNC entry.reuse: cleared before this read */
+    index->reused = status < 0; /* a deposed server stays deposed: later calls fail, too */
     return status;
 }
 
 int bl_handle_reserve(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_block_request head;
-    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
-    if (keys == NULL || !bl_meta_fits(call, head.count) || head.length == 0 ||
+    const uint8_t *keys = bl_index_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || !bl_index_fits(call, head.count) || head.length == 0 ||
         (head.chunk_size != 0 && head.chunk_size < BL_LINE_SIZE) ||
         (head.flags & ~(uint32_t)(BL_RESERVE_KEPT | BL_RESERVE_BROUGHT)) != 0)
         return -BL_ERROR_BAD_REQUEST;
     if (head.flags & BL_RESERVE_KEPT)
-        bl_tasks_age(meta);
-    bl_eviction_set_share(meta, head.fingerprint);
-    if (meta->hints)
-        bl_hints_expire(meta);
-    bl_pages_defer(meta->pages);
+        bl_tasks_age(index);
+    bl_eviction_set_share(index, head.fingerprint);
+    if (index->hints)
+        bl_hints_expire(index);
+    bl_pages_defer(index->pages);
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         bl_block_record record;
         if (i % BL_GROUP_KEYS == 0)
-            bl_meta_prefetch(meta, keys, i, head.count);
+            bl_index_prefetch(index, keys, i, head.count);
         bl_key_at(keys, i, key);
-        bl_reserve_one(meta, call->lane, key, &head, i, &record);
-        bl_meta_record(call, i, &record);
+        bl_reserve_one(index, call->lane, key, &head, i, &record);
+        bl_index_record(call, i, &record);
     }
-    bl_pages_settle(meta->pages);
+    bl_pages_settle(index->pages);
     bl_crash_point("reserve.granted");
-    int status = bl_reuse_check(meta);
+    int status = bl_reuse_check(index);
     bl_crash_point("reserve.checked");
     if (status == 0)
-        bl_meta_reply(call, head.count, 0, head.count);
+        bl_index_reply(call, head.count, 0, head.count);
     return status;
 }
 
 /* Return the block of a commit, or NULL if its key or generation differs. */
-static bl_block *bl_commit_block(bl_meta *meta, const bl_commit *commit)
+static bl_block *bl_commit_block(bl_index *index, const bl_commit *commit)
 {
-    if (commit->block >= meta->pool->geometry.block_count_max ||
-        meta->blocks[commit->block].generation != commit->generation ||
-        memcmp(meta->blocks[commit->block].key, commit->key, sizeof commit->key) != 0)
+    if (commit->block >= index->pool->geometry.block_count_max ||
+        index->blocks[commit->block].generation != commit->generation ||
+        memcmp(index->blocks[commit->block].key, commit->key, sizeof commit->key) != 0)
         return NULL;
-    return &meta->blocks[commit->block];
+    return &index->blocks[commit->block];
 }
 
-static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
+static int bl_commit_one(bl_index *index, uint32_t lane, const bl_commit *commit,
                          const bl_name *name)
 {
-    bl_block *block = bl_commit_block(meta, commit);
+    bl_block *block = bl_commit_block(index, commit);
     uint32_t number = commit->block;
     if (block == NULL)
         return -BL_ERROR_NO_GRANT;
     if (block->state == BL_NUMBER_COMMITTED) { /* a repeated commit */
         if (block->named && name->block_tokens != 0) {
-            bl_name_write(meta, number, name); /* the server may have died before this */
-            bl_journal_stored(meta, number, name);
+            bl_name_write(index, number, name); /* the server may have died before this */
+            bl_journal_stored(index, number, name);
         }
         return 0;
     }
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
-    int status = block->task ? bl_task_enqueue(meta, number) : 0;
+    int status = block->task ? bl_task_enqueue(index, number) : 0;
     if (block->brought == BL_BROUGHT_REMOVED) /* removed during its onboard */
         status = -BL_ERROR_NO_GRANT;
     if (status < 0) {
-        bl_grant_end(meta, number, BL_END_GONE);
+        bl_grant_end(index, number, BL_END_GONE);
         return status;
     }
-    bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, number);
+    bl_list_remove(index, &index->lane_blocks[lane], BL_LIST_LANE, number);
     block->state = BL_NUMBER_COMMITTED;
     block->named = name->block_tokens != 0;
     bl_crash_point("commit.claimed");
     if (block->named)
-        bl_name_write(meta, number, name);
-    bl_entry_write(meta, number, commit->checksums_crc);
+        bl_name_write(index, number, name);
+    bl_entry_write(index, number, commit->checksums_crc);
     bl_crash_point("commit.entered");
-    bl_lower_committed(meta, number);
+    bl_lower_committed(index, number);
     if (block->named)
-        bl_journal_stored(meta, number, name);
-    bl_grant_leave(meta, block);
-    meta->stat.commit_count++;
-    bl_stat_committed(meta, number);
-    meta->tenants[block->tenant].commit_count++;
+        bl_journal_stored(index, number, name);
+    bl_grant_leave(index, block);
+    index->stat.commit_count++;
+    bl_stat_committed(index, number);
+    index->tenants[block->tenant].commit_count++;
     bl_crash_point("commit.counted");
     return 0;
 }
 
-void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
+void bl_grant_end(bl_index *index, uint32_t number, enum bl_end end)
 {
-    bl_block *block = &meta->blocks[number];
+    bl_block *block = &index->blocks[number];
     uint32_t size = bl_space_size(block);
     if (block->state == BL_NUMBER_GRANTED) {
-        bl_index_remove(meta->index, block->key);
-        bl_block_unkeep(meta, number);
+        bl_hash_remove(index->hash, block->key);
+        bl_block_unkeep(index, number);
         bl_crash_point("abort.unindexed");
-        bl_grant_leave(meta, block);
-        meta->stat.abort_count++;
+        bl_grant_leave(index, block);
+        index->stat.abort_count++;
     } else { /* HELD */
-        bl_pages_unhold(meta->pages, block->offset, size);
-        meta->held_bytes[meta->server->lanes[block->lane].host] -= block->length;
-        meta->holds[block->lane].held_bytes -= block->length;
+        bl_pages_unhold(index->pages, block->offset, size);
+        index->held_bytes[index->server->lanes[block->lane].host] -= block->length;
+        index->holds[block->lane].held_bytes -= block->length;
     }
     if (end == BL_END_SUSPECT) {
-        bl_pages_hold(meta->pages, block->offset, size);
-        meta->held_bytes[meta->server->lanes[block->lane].host] += block->length;
-        meta->holds[block->lane].held_bytes += block->length;
+        bl_pages_hold(index->pages, block->offset, size);
+        index->held_bytes[index->server->lanes[block->lane].host] += block->length;
+        index->holds[block->lane].held_bytes += block->length;
         block->state = BL_NUMBER_HELD;
         return;
     }
-    bl_list_remove(meta, &meta->lane_blocks[block->lane], BL_LIST_LANE, number);
-    bl_block_unplace(meta, number);
+    bl_list_remove(index, &index->lane_blocks[block->lane], BL_LIST_LANE, number);
+    bl_block_unplace(index, number);
     if (block->state == BL_NUMBER_GRANTED)
-        bl_pages_give(meta->pages, block->offset, size);
-    bl_extents_return(meta, block->offset, size);
-    bl_number_give(meta, number);
+        bl_pages_give(index->pages, block->offset, size);
+    bl_extents_return(index, block->offset, size);
+    bl_number_give(index, number);
     bl_crash_point("abort.given");
 }
 
 /* Validate a commit, with or without names. Returns the first item, or NULL. */
 static const uint8_t *bl_commit_items(const bl_call *call, bl_block_request *head, size_t *size)
 {
-    const uint8_t *items = bl_meta_items(call, sizeof(bl_named_commit), head);
+    const uint8_t *items = bl_index_items(call, sizeof(bl_named_commit), head);
     *size = sizeof(bl_named_commit);
     if (items != NULL && head->flags == BL_COMMIT_NAMED)
         return items;
     *size = sizeof(bl_commit);
-    items = bl_meta_items(call, sizeof(bl_commit), head);
+    items = bl_index_items(call, sizeof(bl_commit), head);
     return items != NULL && head->flags == 0 ? items : NULL;
 }
 
 int bl_handle_commit(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_block_request head;
     size_t size;
     int kept = 0;
     const uint8_t *items = bl_commit_items(call, &head, &size);
-    if (items == NULL || !bl_meta_fits(call, head.count))
+    if (items == NULL || !bl_index_fits(call, head.count))
         return -BL_ERROR_BAD_REQUEST;
     for (uint32_t i = 0; i < head.count; i++) {
         bl_named_commit item = {.name = {.block_tokens = 0}};
         memcpy(&item, items + i * size, size);
         const bl_commit commit = item.commit;
-        int status = bl_commit_one(meta, call->lane, &commit, &item.name);
+        int status = bl_commit_one(index, call->lane, &commit, &item.name);
         bl_block_record record = {
             .generation = commit.generation,
             .block = commit.block,
             .state = status < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_HIT,
             .status = status,
         };
-        bl_meta_record(call, i, &record);
-        kept |= status == 0 && meta->blocks[commit.block].task != 0;
+        bl_index_record(call, i, &record);
+        kept |= status == 0 && index->blocks[commit.block].task != 0;
     }
     for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
         bl_commit commit;
         memcpy(&commit, items + i * size, sizeof commit);
-        const bl_block *block = bl_commit_block(meta, &commit);
+        const bl_block *block = bl_commit_block(index, &commit);
         if (block && block->state == BL_NUMBER_COMMITTED && block->pin_count == 0)
-            bl_block_touch(meta, commit.block);
+            bl_block_touch(index, commit.block);
     }
     bl_crash_point("commit.done");
-    int status = kept ? bl_server_still(meta->server) : 0; /* SYNC task.commit: entered before */
+    int status = kept ? bl_server_still(index->server) : 0; /* SYNC task.commit: entered before */
     if (status == 0)
-        bl_meta_reply(call, head.count, 0, head.count);
+        bl_index_reply(call, head.count, 0, head.count);
     return status;
 }
 
-static int bl_abort_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+static int bl_abort_one(bl_index *index, uint32_t lane, const bl_commit *commit)
 {
-    const bl_block *block = bl_commit_block(meta, commit);
+    const bl_block *block = bl_commit_block(index, commit);
     if (block == NULL || block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
-    bl_grant_end(meta, commit->block, BL_END_GONE);
+    bl_grant_end(index, commit->block, BL_END_GONE);
     return 0;
 }
 

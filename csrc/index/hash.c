@@ -26,7 +26,7 @@ typedef struct bl_bucket {
 
 _Static_assert(sizeof(bl_bucket) == BL_LINE_SIZE, "bl_bucket is a line: one miss finds a key");
 
-struct bl_index {
+struct bl_hash {
     bl_bucket *bucket;
     uint64_t mask;              /* buckets - 1 */
     uint64_t seed[2];
@@ -34,38 +34,38 @@ struct bl_index {
     uint32_t count_max;
 };
 
-int bl_index_create(bl_index **out, uint32_t count_max)
+int bl_hash_create(bl_hash **out, uint32_t count_max)
 {
     /* At most two thirds of the slots are used, so few keys overflow. */
     uint64_t bucket_count = 1;
     while (bucket_count * BL_BUCKET_KEYS * 2 < (uint64_t)count_max * 3)
         bucket_count *= 2;
-    bl_index *index = calloc(1, sizeof *index);
-    if (!index)
+    bl_hash *hash = calloc(1, sizeof *hash);
+    if (!hash)
         return -ENOMEM;
-    index->mask = bucket_count - 1;
-    index->count_max = count_max;
-    int rc = bl_index_seed(index->seed);
-    if (!rc && !(index->bucket = bl_lazy_map_dense(bucket_count * sizeof *index->bucket)))
+    hash->mask = bucket_count - 1;
+    hash->count_max = count_max;
+    int rc = bl_hash_seed(hash->seed);
+    if (!rc && !(hash->bucket = bl_lazy_map_dense(bucket_count * sizeof *hash->bucket)))
         rc = -ENOMEM;
     if (rc)
-        free(index);
+        free(hash);
     else
-        *out = index;
+        *out = hash;
     return rc;
 }
 
-void bl_index_destroy(bl_index *index)
+void bl_hash_destroy(bl_hash *hash)
 {
-    if (!index)
+    if (!hash)
         return;
-    bl_lazy_unmap(index->bucket, (index->mask + 1) * sizeof *index->bucket);
-    free(index);
+    bl_lazy_unmap(hash->bucket, (hash->mask + 1) * sizeof *hash->bucket);
+    free(hash);
 }
 
-static uint64_t bl_index_home(const bl_index *index, const uint64_t key[2])
+static uint64_t bl_hash_home(const bl_hash *hash, const uint64_t key[2])
 {
-    return bl_key_hash(index->seed, key) & index->mask;
+    return bl_key_hash(hash->seed, key) & hash->mask;
 }
 
 /* Return the key's place in a bucket, or -1. */
@@ -78,16 +78,16 @@ static int bl_bucket_find(const bl_bucket *bucket, const uint64_t key[2])
     return -1;
 }
 
-void bl_index_prefetch(const bl_index *index, const uint64_t key[2])
+void bl_hash_prefetch(const bl_hash *hash, const uint64_t key[2])
 {
-    bl_prefetch(&index->bucket[bl_index_home(index, key)]);
+    bl_prefetch(&hash->bucket[bl_hash_home(hash, key)]);
 }
 
-int64_t bl_index_find(const bl_index *index, const uint64_t key[2])
+int64_t bl_hash_find(const bl_hash *hash, const uint64_t key[2])
 {
-    uint64_t home = bl_index_home(index, key);
-    for (uint64_t step = 0; step <= index->mask; step++) {
-        const bl_bucket *bucket = &index->bucket[(home + step) & index->mask];
+    uint64_t home = bl_hash_home(hash, key);
+    for (uint64_t step = 0; step <= hash->mask; step++) {
+        const bl_bucket *bucket = &hash->bucket[(home + step) & hash->mask];
         int place = bl_bucket_find(bucket, key);
         if (place >= 0)
             return (int64_t)bucket->taken[place] - 1;
@@ -97,42 +97,42 @@ int64_t bl_index_find(const bl_index *index, const uint64_t key[2])
     return BL_NO_BLOCK;
 }
 
-int bl_index_add(bl_index *index, const uint64_t key[2], uint32_t block)
+int bl_hash_add(bl_hash *hash, const uint64_t key[2], uint32_t block)
 {
-    const bl_bucket *home = &index->bucket[bl_index_home(index, key)];
-    if (home->passed ? bl_index_find(index, key) != BL_NO_BLOCK : bl_bucket_find(home, key) >= 0)
+    const bl_bucket *home = &hash->bucket[bl_hash_home(hash, key)];
+    if (home->passed ? bl_hash_find(hash, key) != BL_NO_BLOCK : bl_bucket_find(home, key) >= 0)
         return -EEXIST;
-    if (index->count == index->count_max)
+    if (hash->count == hash->count_max)
         return -ENOSPC;
-    for (uint64_t at = bl_index_home(index, key);; at = (at + 1) & index->mask) {
-        bl_bucket *bucket = &index->bucket[at];
+    for (uint64_t at = bl_hash_home(hash, key);; at = (at + 1) & hash->mask) {
+        bl_bucket *bucket = &hash->bucket[at];
         for (int place = 0; place < BL_BUCKET_KEYS; place++) {
             if (bucket->taken[place])
                 continue;
             bucket->key[place][0] = key[0];
             bucket->key[place][1] = key[1];
             bucket->taken[place] = block + 1;
-            index->count++;
+            hash->count++;
             return 0;
         }
         bucket->passed++;
     }
 }
 
-int bl_index_remove(bl_index *index, const uint64_t key[2])
+int bl_hash_remove(bl_hash *hash, const uint64_t key[2])
 {
-    if (bl_index_find(index, key) == BL_NO_BLOCK)
+    if (bl_hash_find(hash, key) == BL_NO_BLOCK)
         return -ENOENT;
-    for (uint64_t at = bl_index_home(index, key);; at = (at + 1) & index->mask) {
-        bl_bucket *bucket = &index->bucket[at];
+    for (uint64_t at = bl_hash_home(hash, key);; at = (at + 1) & hash->mask) {
+        bl_bucket *bucket = &hash->bucket[at];
         int place = bl_bucket_find(bucket, key);
         if (place >= 0) {
             bucket->taken[place] = 0;
-            index->count--;
+            hash->count--;
             return 0;
         }
         bucket->passed--;
     }
 }
 
-uint32_t bl_index_count(const bl_index *index) { return index->count; }
+uint32_t bl_hash_count(const bl_hash *hash) { return hash->count; }

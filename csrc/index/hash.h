@@ -11,23 +11,23 @@
 
 enum { BL_NO_BLOCK = -1 };
 
-typedef struct bl_index bl_index;
+typedef struct bl_hash bl_hash;
 
 /* Create an index with room for count_max keys. Returns 0 or -errno. */
-int bl_index_create(bl_index **out, uint32_t count_max);
-void bl_index_destroy(bl_index *index);
+int bl_hash_create(bl_hash **out, uint32_t count_max);
+void bl_hash_destroy(bl_hash *hash);
 
-void bl_index_prefetch(const bl_index *index, const uint64_t key[2]);
+void bl_hash_prefetch(const bl_hash *hash, const uint64_t key[2]);
 
 /* Return the block of a key, or BL_NO_BLOCK. */
-int64_t bl_index_find(const bl_index *index, const uint64_t key[2]);
+int64_t bl_hash_find(const bl_hash *hash, const uint64_t key[2]);
 
 /* Add a key. Returns 0, -EEXIST or -ENOSPC (count_max keys). */
-int bl_index_add(bl_index *index, const uint64_t key[2], uint32_t block);
+int bl_hash_add(bl_hash *hash, const uint64_t key[2], uint32_t block);
 
 /* Remove a key. Returns 0 or -ENOENT. */
-int bl_index_remove(bl_index *index, const uint64_t key[2]);
+int bl_hash_remove(bl_hash *hash, const uint64_t key[2]);
 
-uint32_t bl_index_count(const bl_index *index);
+uint32_t bl_hash_count(const bl_hash *hash);
 
 #endif

@@ -15,23 +15,23 @@
 
 #include "index/blocks.h"
 
-/* Before the first hint (meta->hints is NULL) only bl_handle_hint(), bl_hints_view() and
+/* Before the first hint (index->hints is NULL) only bl_handle_hint(), bl_hints_view() and
  * bl_hints_destroy() may be called. */
 
 /* Drop the hint of a block that is removed from the index. */
-void bl_hint_forget(bl_meta *meta, uint32_t number);
+void bl_hint_forget(bl_index *index, uint32_t number);
 
 /* Record a hit of a block with a hint. */
-void bl_hint_used(bl_meta *meta, uint32_t number, uint64_t now_ns);
+void bl_hint_used(bl_index *index, uint32_t number, uint64_t now_ns);
 
 /* Expire some of the hints that are due. */
-void bl_hints_expire(bl_meta *meta);
+void bl_hints_expire(bl_index *index);
 
-void bl_hints_lane_gone(bl_meta *meta, uint32_t lane);
-void bl_hints_destroy(bl_meta *meta);
-int bl_handle_hint(void *meta, bl_call *call);
+void bl_hints_lane_gone(bl_index *index, uint32_t lane);
+void bl_hints_destroy(bl_index *index);
+int bl_handle_hint(void *index, bl_call *call);
 
 /* Fill in the budget of hints and its use in the view of a share. Any thread may call this. */
-void bl_hints_view(const bl_meta *meta, uint32_t share, bl_share_view *out);
+void bl_hints_view(const bl_index *index, uint32_t share, bl_share_view *out);
 
 #endif

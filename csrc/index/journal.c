@@ -57,23 +57,23 @@ static inline bl_change *bl_journal_place(bl_journal *journal)
     return &journal->ring[at];
 }
 
-void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name)
+void bl_journal_stored(bl_index *index, uint32_t number, const bl_name *name)
 {
-    bl_journal *journal = meta->journal;
+    bl_journal *journal = index->journal;
     bl_change *change = journal != NULL ? bl_journal_place(journal) : NULL;
     if (change == NULL)
         return;
-    change->generation = meta->blocks[number].generation;
+    change->generation = index->blocks[number].generation;
     change->block = number;
     change->kind = BL_CHANGE_STORED;
     change->name = *name;
     bl_host_store(&journal->added, journal->added + 1);
 }
 
-void bl_journal_removed(bl_meta *meta, uint32_t number)
+void bl_journal_removed(bl_index *index, uint32_t number)
 {
-    bl_journal *journal = meta->journal;
-    const bl_block *block = &meta->blocks[number];
+    bl_journal *journal = index->journal;
+    const bl_block *block = &index->blocks[number];
     bl_change *change = journal != NULL && block->named ? bl_journal_place(journal) : NULL;
     if (change == NULL)
         return;
@@ -85,9 +85,9 @@ void bl_journal_removed(bl_meta *meta, uint32_t number)
 
 static uint64_t bl_journal_size(uint32_t room) { return (uint64_t)room * sizeof(bl_change); }
 
-int bl_journal_attach(bl_meta *meta, uint32_t room)
+int bl_journal_attach(bl_index *index, uint32_t room)
 {
-    if (meta->journal != NULL)
+    if (index->journal != NULL)
         return -EEXIST;
     if (room == 0)
         return -EINVAL;
@@ -100,13 +100,13 @@ int bl_journal_attach(bl_meta *meta, uint32_t room)
     }
     memset(ring, 0, bl_journal_size(room)); /* page faults here, not in the server's loop */
     *journal = (bl_journal){.ring = ring, .room = room};
-    meta->journal = journal;
+    index->journal = journal;
     return 0;
 }
 
-int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint64_t *lost)
+int64_t bl_journal_take(bl_index *index, bl_change *changes, uint32_t count, uint64_t *lost)
 {
-    bl_journal *journal = meta->journal;
+    bl_journal *journal = index->journal;
     *lost = 0;
     if (journal == NULL)
         return 0;
@@ -121,12 +121,12 @@ int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint6
     return part;
 }
 
-void bl_journal_destroy(bl_meta *meta)
+void bl_journal_destroy(bl_index *index)
 {
-    if (meta->journal != NULL)
-        bl_lazy_unmap(meta->journal->ring, bl_journal_size(meta->journal->room));
-    free(meta->journal);
-    meta->journal = NULL;
+    if (index->journal != NULL)
+        bl_lazy_unmap(index->journal->ring, bl_journal_size(index->journal->room));
+    free(index->journal);
+    index->journal = NULL;
 }
 
 /* ---- The name table, which a reader reads at its start. */

@@ -98,7 +98,7 @@ typedef struct bl_chain {
 enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CANCELLED = BL_NO_NUMBER - 1 };
 
 struct bl_lower {
-    bl_index *index;            /* key -> entry */
+    bl_hash *hash;            /* key -> entry */
     bl_lower_entry *entries;
     uint32_t entry_max;
     uint32_t free_entry;
@@ -123,14 +123,14 @@ struct bl_lower {
     pthread_cond_t worked;
 };
 
-static bl_link *bl_lower_entry_link(bl_meta *meta, uint32_t number)
+static bl_link *bl_lower_entry_link(bl_index *index, uint32_t number)
 {
-    return &meta->lower->entries[number].link;
+    return &index->lower->entries[number].link;
 }
 
-static bl_link *bl_lower_chain_link(bl_meta *meta, uint32_t number)
+static bl_link *bl_lower_chain_link(bl_index *index, uint32_t number)
 {
-    return &meta->lower->chains[number].link;
+    return &index->lower->chains[number].link;
 }
 
 /* ---- Waking the service. */
@@ -156,9 +156,9 @@ static uint32_t bl_lower_work(const bl_lower *lower, uint32_t kinds)
     return found;
 }
 
-uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns)
+uint32_t bl_lower_wait(bl_index *index, uint32_t kinds, uint64_t timeout_ns)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     struct timespec until;
     uint32_t found;
     if (lower == NULL)
@@ -178,21 +178,21 @@ uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns)
 /* ---- Directory entries. */
 
 /* Unlink an entry from BL_LOWER_REMOTE, so that it is not reused. */
-static void bl_lower_unpark(bl_meta *meta, bl_lower_entry *entry)
+static void bl_lower_unpark(bl_index *index, bl_lower_entry *entry)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (!entry->remote)
         return;
-    bl_work_unlink(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_entry_link,
+    bl_work_unlink(index, &lower->lists[BL_LOWER_REMOTE], bl_lower_entry_link,
                     (uint32_t)(entry - lower->entries));
     entry->remote = 0;
 }
 
-static void bl_lower_entry_free(bl_meta *meta, bl_lower_entry *entry)
+static void bl_lower_entry_free(bl_index *index, bl_lower_entry *entry)
 {
-    bl_lower *lower = meta->lower;
-    bl_lower_unpark(meta, entry);
-    bl_index_remove(lower->index, entry->key);
+    bl_lower *lower = index->lower;
+    bl_lower_unpark(index, entry);
+    bl_hash_remove(lower->hash, entry->key);
     entry->link.next = lower->free_entry;
     lower->free_entry = (uint32_t)(entry - lower->entries);
     lower->stat.name_count--;
@@ -200,19 +200,19 @@ static void bl_lower_entry_free(bl_meta *meta, bl_lower_entry *entry)
 
 /* Add an entry without tiers or a request. A parked entry is reused if there is no other. Returns
  * NULL if there is no room. */
-static bl_lower_entry *bl_lower_entry_new(bl_meta *meta, const uint64_t key[2])
+static bl_lower_entry *bl_lower_entry_new(bl_index *index, const uint64_t key[2])
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     uint32_t oldest = lower->lists[BL_LOWER_REMOTE].first;
     if (lower->free_entry == BL_NO_ENTRY && lower->fresh_entry == lower->entry_max &&
         oldest != BL_NO_NUMBER)
-        bl_lower_entry_free(meta, &lower->entries[oldest]);
+        bl_lower_entry_free(index, &lower->entries[oldest]);
     uint32_t number = lower->free_entry;
     if (number == BL_NO_ENTRY && lower->fresh_entry == lower->entry_max)
         return NULL;
     if (number == BL_NO_ENTRY)
         number = lower->fresh_entry;
-    if (bl_index_add(lower->index, key, number) < 0)
+    if (bl_hash_add(lower->hash, key, number) < 0)
         return NULL;
     if (number == lower->fresh_entry)
         lower->fresh_entry++;
@@ -225,22 +225,22 @@ static bl_lower_entry *bl_lower_entry_new(bl_meta *meta, const uint64_t key[2])
 
 static bl_lower_entry *bl_lower_entry_of(const bl_lower *lower, const uint64_t key[2])
 {
-    int64_t number = bl_index_find(lower->index, key);
+    int64_t number = bl_hash_find(lower->hash, key);
     return number < 0 ? NULL : &lower->entries[number];
 }
 
 /* Free the entry if no tier holds the key; park it if only unknown tiers do. A requested key and a
  * remembered miss keep their entries. */
-static void bl_lower_park(bl_meta *meta, bl_lower_entry *entry)
+static void bl_lower_park(bl_index *index, bl_lower_entry *entry)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (entry->requested != BL_LOWER_OFFLOAD || entry->absent_ns != 0)
         return;
     if (entry->tiers == 0) {
-        bl_lower_entry_free(meta, entry);
+        bl_lower_entry_free(index, entry);
     } else if ((entry->tiers & ~lower->unknown) == 0 && !entry->remote) {
         entry->remote = 1;
-        bl_work_append(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_entry_link,
+        bl_work_append(index, &lower->lists[BL_LOWER_REMOTE], bl_lower_entry_link,
                         (uint32_t)(entry - lower->entries));
     }
 }
@@ -248,11 +248,11 @@ static void bl_lower_park(bl_meta *meta, bl_lower_entry *entry)
 /* ---- Chains. */
 
 /* Return 1 if a tier that lists its keys (a disk) has the key, or may have it. */
-static int bl_lower_warm(const bl_meta *meta, const bl_lower_entry *entry)
+static int bl_lower_warm(const bl_index *index, const bl_lower_entry *entry)
 {
-    const bl_lower *lower = meta->lower;
+    const bl_lower *lower = index->lower;
     uint8_t tiers = bl_host_load(&lower->reported) ? entry->tiers : lower->tiers;
-    return (tiers & ~lower->unknown & ~bl_tombs_of(meta, entry->key)) != 0;
+    return (tiers & ~lower->unknown & ~bl_tombs_of(index, entry->key)) != 0;
 }
 
 /* Set the kinds of work for the rings that have chains. */
@@ -268,112 +268,112 @@ static void bl_chains_wake(bl_lower *lower)
 }
 
 /* Move a chain to the end of its ring, or out of all rings. */
-static void bl_chain_place(bl_meta *meta, uint32_t number)
+static void bl_chain_place(bl_index *index, uint32_t number)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t ring = BL_RING_NONE;
     if (chain->ring != BL_RING_NONE)
-        bl_work_unlink(meta, &lower->rings[chain->ring], bl_lower_chain_link, number);
+        bl_work_unlink(index, &lower->rings[chain->ring], bl_lower_chain_link, number);
     if (chain->entries.first != BL_NO_NUMBER) {
-        int warm = bl_lower_warm(meta, &lower->entries[chain->entries.first]);
+        int warm = bl_lower_warm(index, &lower->entries[chain->entries.first]);
         uint32_t kind = chain->kind == BL_LOWER_ONBOARD ? BL_RING_ONBOARD : BL_RING_PREFETCH;
         if (chain->taken < (warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window))
             ring = warm ? kind : kind + BL_RING_COLD_ONBOARD;
     }
     chain->ring = ring;
     if (ring != BL_RING_NONE)
-        bl_work_append(meta, &lower->rings[ring], bl_lower_chain_link, number);
+        bl_work_append(index, &lower->rings[ring], bl_lower_chain_link, number);
     bl_chains_wake(lower);
 }
 
 /* Returns BL_CHAIN_NONE if there are too many. */
-static uint32_t bl_chain_new(bl_meta *meta, uint32_t lane, uint32_t kind)
+static uint32_t bl_chain_new(bl_index *index, uint32_t lane, uint32_t kind)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     uint32_t number = lower->free_chains.first;
     if (number == BL_NO_NUMBER)
         return BL_CHAIN_NONE;
-    bl_work_unlink(meta, &lower->free_chains, bl_lower_chain_link, number);
+    bl_work_unlink(index, &lower->free_chains, bl_lower_chain_link, number);
     lower->chains[number] = (bl_chain){
         .window = BL_CHAIN_FIRST,
         .lane = lane,
         .kind = kind,
         .ring = BL_RING_NONE,
-        .requested_ns = bl_now_ns(&meta->pool->memory),
+        .requested_ns = bl_now_ns(&index->pool->memory),
     };
     bl_work_clear(&lower->chains[number].entries);
     return number;
 }
 
 /* End the request of a key, and its chain with the last key. */
-static void bl_lower_cancel(bl_meta *meta, bl_lower_entry *entry)
+static void bl_lower_cancel(bl_index *index, bl_lower_entry *entry)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[entry->chain];
-    bl_work_unlink(meta, entry->taken ? &lower->lists[BL_LOWER_TAKEN] : &chain->entries,
+    bl_work_unlink(index, entry->taken ? &lower->lists[BL_LOWER_TAKEN] : &chain->entries,
                    bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     chain->count--;
     chain->taken -= entry->taken;
     entry->requested = BL_LOWER_OFFLOAD, entry->taken = entry->recalled = 0;
     lower->stat.wanted_count--;
-    bl_chain_place(meta, entry->chain);
+    bl_chain_place(index, entry->chain);
     if (chain->count > 0)
         return;
     if (lower->lane_chain[chain->lane] == entry->chain)
         lower->lane_chain[chain->lane] = BL_CHAIN_NONE;
-    bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, entry->chain);
+    bl_work_append(index, &lower->free_chains, bl_lower_chain_link, entry->chain);
 }
 
-static void bl_lower_forget_miss(bl_meta *meta, bl_lower_entry *entry)
+static void bl_lower_forget_miss(bl_index *index, bl_lower_entry *entry)
 {
     if (entry->absent_ns == 0)
         return;
-    bl_work_unlink(meta, &meta->lower->lists[BL_LOWER_ABSENT], bl_lower_entry_link,
-                    (uint32_t)(entry - meta->lower->entries));
+    bl_work_unlink(index, &index->lower->lists[BL_LOWER_ABSENT], bl_lower_entry_link,
+                    (uint32_t)(entry - index->lower->entries));
     entry->absent_ns = 0;
-    meta->lower->absent_count--;
+    index->lower->absent_count--;
 }
 
 /* Record for a short time that no tier has the key or can load it. Otherwise a client that waits
  * for it would request it repeatedly. */
-static void bl_lower_note_miss(bl_meta *meta, bl_lower_entry *entry)
+static void bl_lower_note_miss(bl_index *index, bl_lower_entry *entry)
 {
-    bl_lower *lower = meta->lower;
-    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    bl_lower *lower = index->lower;
+    uint64_t now_ns = bl_now_ns(&index->pool->memory);
     bl_work_list *list = &lower->lists[BL_LOWER_ABSENT];
     entry->absent_ns = now_ns;
-    bl_work_append(meta, list, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
+    bl_work_append(index, list, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     lower->absent_count++;
     for (;;) {
         bl_lower_entry *oldest = &lower->entries[list->first];
         if (lower->absent_count <= BL_ABSENT_MAX && now_ns - oldest->absent_ns < BL_ABSENT_NS)
             return;
-        bl_lower_forget_miss(meta, oldest);
-        bl_lower_park(meta, oldest);
+        bl_lower_forget_miss(index, oldest);
+        bl_lower_park(index, oldest);
     }
 }
 
 /* Cancel the keys of a chain that are not taken. */
-static void bl_chain_cancel(bl_meta *meta, uint32_t number)
+static void bl_chain_cancel(bl_index *index, uint32_t number)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t lane = chain->lane;
     int last = lower->lane_chain[lane] == number;
     for (uint32_t left = chain->count - chain->taken; left > 0; left--) {
         bl_lower_entry *entry = &lower->entries[chain->entries.first];
-        bl_lower_cancel(meta, entry);
-        bl_lower_park(meta, entry);
+        bl_lower_cancel(index, entry);
+        bl_lower_park(index, entry);
     }
     if (last)
         lower->lane_chain[lane] = BL_CHAIN_CANCELLED;
 }
 
 /* Add a key to a chain, unless it is requested already with the same or a higher priority. */
-static void bl_chain_add(bl_meta *meta, bl_lower_entry *entry, uint32_t number)
+static void bl_chain_add(bl_index *index, bl_lower_entry *entry, uint32_t number)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t kind = chain->kind;
     int more = entry->requested == BL_LOWER_OFFLOAD ||
@@ -381,194 +381,194 @@ static void bl_chain_add(bl_meta *meta, bl_lower_entry *entry, uint32_t number)
     if (!more || entry->requested == kind)
         return;
     if (entry->requested != BL_LOWER_OFFLOAD)
-        bl_lower_cancel(meta, entry);
-    bl_lower_forget_miss(meta, entry);
-    bl_lower_unpark(meta, entry);
+        bl_lower_cancel(index, entry);
+    bl_lower_forget_miss(index, entry);
+    bl_lower_unpark(index, entry);
     entry->requested = (uint8_t)kind;
     entry->chain = number;
-    bl_work_append(meta, &chain->entries, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
+    bl_work_append(index, &chain->entries, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     chain->count++;
     lower->stat.wanted_count++;
     if (chain->ring == BL_RING_NONE)
-        bl_chain_place(meta, number);
+        bl_chain_place(index, number);
 }
 
 /* ---- Notifications of the index (index/blocks.h). */
 
-void bl_lower_removed(bl_meta *meta)
+void bl_lower_removed(bl_index *index)
 {
-    if (meta->lower != NULL)
-        bl_lower_wake(meta->lower, BL_LOWER_REMOVE, bl_tombs_has(meta, BL_TOMB_WAITING));
+    if (index->lower != NULL)
+        bl_lower_wake(index->lower, BL_LOWER_REMOVE, bl_tombs_has(index, BL_TOMB_WAITING));
 }
 
 /* Append a block to the blocks to be offered, or prepend it. */
-static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
+static void bl_lower_add(bl_index *index, uint32_t number, int first)
 {
-    bl_lower *lower = meta->lower;
-    bl_block *block = &meta->blocks[number];
+    bl_lower *lower = index->lower;
+    bl_block *block = &index->blocks[number];
     if (lower == NULL || block->task != 0)
         return;
     const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
     uint8_t nearer = lower->count_max ? (uint8_t)~lower->unknown : UINT8_MAX;
-    if (entry != NULL && (entry->tiers & nearer & ~bl_tombs_of(meta, block->key)) != 0)
+    if (entry != NULL && (entry->tiers & nearer & ~bl_tombs_of(index, block->key)) != 0)
         return; /* a tier has it; but a disk also saves blocks loaded from a remote store */
     block->offload = BL_OFFLOAD_WAITING;
     if (first)
-        bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
+        bl_work_prepend(index, &lower->waiting, bl_work_block_link, number);
     else
-        bl_work_append(meta, &lower->waiting, bl_work_block_link, number);
+        bl_work_append(index, &lower->waiting, bl_work_block_link, number);
     lower->stat.dirty_count++;
     bl_lower_wake(lower, BL_LOWER_OFFLOAD, 1);
 }
 
-void bl_lower_committed(bl_meta *meta, uint32_t number) { bl_lower_add(meta, number, 0); }
+void bl_lower_committed(bl_index *index, uint32_t number) { bl_lower_add(index, number, 0); }
 
-void bl_lower_recovered(bl_meta *meta, uint32_t number)
+void bl_lower_recovered(bl_index *index, uint32_t number)
 {
-    bl_lower_add(meta, number, 1); /* the newest block is recovered first */
+    bl_lower_add(index, number, 1); /* the newest block is recovered first */
 }
 
 /* End the offload of a block, offered or not. */
-static void bl_lower_offload_end(bl_meta *meta, uint32_t number)
+static void bl_lower_offload_end(bl_index *index, uint32_t number)
 {
-    bl_lower *lower = meta->lower;
-    bl_block *block = &meta->blocks[number];
+    bl_lower *lower = index->lower;
+    bl_block *block = &index->blocks[number];
     bl_work_list *list = block->offload == BL_OFFLOAD_TAKEN ? &lower->taken : &lower->waiting;
-    bl_work_unlink(meta, list, bl_work_block_link, number);
+    bl_work_unlink(index, list, bl_work_block_link, number);
     block->offload = BL_OFFLOAD_NONE;
     lower->stat.dirty_count--;
 }
 
-void bl_lower_forget(bl_meta *meta, uint32_t number)
+void bl_lower_forget(bl_index *index, uint32_t number)
 {
-    if (meta->blocks[number].offload == BL_OFFLOAD_NONE)
+    if (index->blocks[number].offload == BL_OFFLOAD_NONE)
         return;
-    bl_lower_offload_end(meta, number);
-    meta->lower->stat.unsaved_count++;
+    bl_lower_offload_end(index, number);
+    index->lower->stat.unsaved_count++;
 }
 
-void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
+void bl_lower_lane_gone(bl_index *index, uint32_t lane)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (lower == NULL)
         return;
     for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
         if (lower->chains[number].count > 0 && lower->chains[number].lane == lane)
-            bl_chain_cancel(meta, number);
+            bl_chain_cancel(index, number);
     lower->lane_chain[lane] = BL_CHAIN_NONE;
     if (lower->lane != lane)
         return;
     while (lower->taken.last != BL_NO_NUMBER) {
         uint32_t number = lower->taken.last;
-        bl_work_unlink(meta, &lower->taken, bl_work_block_link, number);
-        bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
-        meta->blocks[number].offload = BL_OFFLOAD_WAITING;
+        bl_work_unlink(index, &lower->taken, bl_work_block_link, number);
+        bl_work_prepend(index, &lower->waiting, bl_work_block_link, number);
+        index->blocks[number].offload = BL_OFFLOAD_WAITING;
         bl_lower_wake(lower, BL_LOWER_OFFLOAD, 1);
     }
     while (lower->lists[BL_LOWER_TAKEN].first != BL_NO_NUMBER) {
         bl_lower_entry *entry = &lower->entries[lower->lists[BL_LOWER_TAKEN].first];
-        bl_lower_cancel(meta, entry);
-        bl_lower_park(meta, entry);
+        bl_lower_cancel(index, entry);
+        bl_lower_park(index, entry);
     }
-    bl_tombs_untake(meta);
-    bl_lower_removed(meta);
+    bl_tombs_untake(index);
+    bl_lower_removed(index);
 }
 
 /* Return the tiers that have the key, or may have it, as bits. */
-static uint8_t bl_lower_reach(const bl_meta *meta, const bl_lower_entry *entry,
+static uint8_t bl_lower_reach(const bl_index *index, const bl_lower_entry *entry,
                               const uint64_t key[2])
 {
-    const bl_lower *lower = meta->lower;
+    const bl_lower *lower = index->lower;
     uint8_t unlisted = bl_host_load(&lower->reported) ? lower->unknown : lower->tiers;
     if (entry != NULL && entry->recalled)
         return 0;
-    return (uint8_t)((unlisted | (entry ? entry->tiers : 0)) & ~bl_tombs_of(meta, key));
+    return (uint8_t)((unlisted | (entry ? entry->tiers : 0)) & ~bl_tombs_of(index, key));
 }
 
-uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
+uint32_t bl_lower_state(const bl_index *index, const uint64_t key[2])
 {
-    if (meta->lower == NULL)
+    if (index->lower == NULL)
         return BL_BLOCK_MISS;
-    const bl_lower_entry *entry = bl_lower_entry_of(meta->lower, key);
-    if (bl_lower_reach(meta, entry, key) == 0)
+    const bl_lower_entry *entry = bl_lower_entry_of(index->lower, key);
+    if (bl_lower_reach(index, entry, key) == 0)
         return BL_BLOCK_MISS;
     if (entry == NULL)
         return BL_BLOCK_BELOW;
-    uint64_t now_ns = entry->absent_ns ? bl_now_ns(&meta->pool->memory) : 0;
+    uint64_t now_ns = entry->absent_ns ? bl_now_ns(&index->pool->memory) : 0;
     if (entry->absent_ns && now_ns - entry->absent_ns < BL_ABSENT_NS)
         return BL_BLOCK_MISS;
     return entry->requested != BL_LOWER_OFFLOAD ? BL_BLOCK_PENDING : BL_BLOCK_BELOW;
 }
 
-int bl_lower_refusal(const bl_meta *meta, int status)
+int bl_lower_refusal(const bl_index *index, int status)
 {
     int full = status == -BL_ERROR_NO_SPACE || status == -BL_ERROR_TABLE_FULL;
-    return full && meta->lower_waits && meta->lower->stat.dirty_count > 0 ? -BL_ERROR_OFFLOADING
+    return full && index->lower_waits && index->lower->stat.dirty_count > 0 ? -BL_ERROR_OFFLOADING
                                                                           : status;
 }
 
-void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
+void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (lower == NULL)
         return;
     bl_lower_entry *entry = bl_lower_entry_of(lower, key);
-    bl_block *block = number < 0 ? NULL : &meta->blocks[number];
+    bl_block *block = number < 0 ? NULL : &index->blocks[number];
     if (entry != NULL && block == NULL && !entry->absent_ns) /* only a lower tier has it */
-        bl_removal_log_add(meta, key, BL_REMOVED_CLIENT);
+        bl_removal_log_add(index, key, BL_REMOVED_CLIENT);
     if (block != NULL && block->brought != BL_BROUGHT_NOT)
         block->brought = BL_BROUGHT_REMOVED; /* a commit that is still to come fails */
     if (entry != NULL && entry->taken)
         entry->recalled = 1;
     else if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD)
-        bl_lower_cancel(meta, entry);
+        bl_lower_cancel(index, entry);
     if (entry != NULL)
-        bl_lower_park(meta, entry);
-    bl_lower_removed(meta);
+        bl_lower_park(index, entry);
+    bl_lower_removed(index);
 }
 
-uint8_t bl_lower_awaited(const bl_meta *meta, const uint64_t key[2])
+uint8_t bl_lower_awaited(const bl_index *index, const uint64_t key[2])
 {
-    return meta->lower ? (uint8_t)(bl_tombs_untried(meta, key) & ~meta->lower->unknown) : 0;
+    return index->lower ? (uint8_t)(bl_tombs_untried(index, key) & ~index->lower->unknown) : 0;
 }
 
-int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags)
+int bl_lower_unwanted(const bl_index *index, const uint64_t key[2], uint32_t flags)
 {
-    if (!(flags & BL_RESERVE_BROUGHT) || meta->lower == NULL)
+    if (!(flags & BL_RESERVE_BROUGHT) || index->lower == NULL)
         return 0;
-    const bl_lower_entry *entry = bl_lower_entry_of(meta->lower, key);
+    const bl_lower_entry *entry = bl_lower_entry_of(index->lower, key);
     return entry == NULL || !entry->taken || entry->recalled;
 }
 
 /* ---- The calls of clients. */
 
 /* Add a key to the lane's chain, unless the pool has it. Returns 1, or 0 if no tier has it. */
-static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t lane, uint32_t kind)
+static int bl_onboard_one(bl_index *index, const uint64_t key[2], uint32_t lane, uint32_t kind)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     uint32_t *chain = &lower->lane_chain[lane];
     bl_lower_entry *entry = bl_lower_entry_of(lower, key);
-    int64_t number = bl_index_find(meta->index, key);
+    int64_t number = bl_hash_find(index->hash, key);
     if (number >= 0) /* a block that a client is writing does not come from a tier */
-        return meta->blocks[number].state == BL_NUMBER_COMMITTED ||
+        return index->blocks[number].state == BL_NUMBER_COMMITTED ||
                (entry != NULL && entry->requested != BL_LOWER_OFFLOAD);
     if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD && !entry->recalled &&
         (entry->requested == kind || entry->taken || kind == BL_LOWER_PREFETCH))
         return 1;
-    if (lower->stat.wanted_count >= BL_REQUESTED_MAX || bl_lower_reach(meta, entry, key) == 0)
+    if (lower->stat.wanted_count >= BL_REQUESTED_MAX || bl_lower_reach(index, entry, key) == 0)
         return 0;
     if (*chain == BL_CHAIN_NONE)
-        *chain = bl_chain_new(meta, lane, kind);
+        *chain = bl_chain_new(index, lane, kind);
     if (*chain == BL_CHAIN_NONE || lower->chains[*chain].count >= BL_CHAIN_KEYS_MAX)
         return 0;
     if (entry == NULL)
-        entry = bl_lower_entry_new(meta, key);
+        entry = bl_lower_entry_new(index, key);
     if (entry != NULL) {
         uint32_t mine = *chain; /* adding it may end the chain that it was in */
-        bl_chain_add(meta, entry, mine);
+        bl_chain_add(index, entry, mine);
         lower->stat.onboard_count++;
     } else if (lower->chains[*chain].count == 0) {
-        bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, *chain);
+        bl_work_append(index, &lower->free_chains, bl_lower_chain_link, *chain);
         *chain = BL_CHAIN_NONE;
     }
     return entry != NULL;
@@ -576,45 +576,45 @@ static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t lane, u
 
 int bl_handle_onboard(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_block_request head;
     uint32_t count = 0;
-    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    const uint8_t *keys = bl_index_items(call, 2 * sizeof(uint64_t), &head);
     uint32_t kind = head.flags & ~(uint32_t)BL_ONBOARD_MORE;
     if (keys == NULL || (kind != BL_LOWER_ONBOARD && kind != BL_LOWER_PREFETCH))
         return -BL_ERROR_BAD_REQUEST;
-    int brings = meta->lower != NULL && !meta->server->stat.draining;
+    int brings = index->lower != NULL && !index->server->stat.draining;
     if (brings && !(head.flags & BL_ONBOARD_MORE))
-        meta->lower->lane_chain[call->lane] = BL_CHAIN_NONE;
-    brings = brings && meta->lower->lane_chain[call->lane] != BL_CHAIN_CANCELLED;
+        index->lower->lane_chain[call->lane] = BL_CHAIN_NONE;
+    brings = brings && index->lower->lane_chain[call->lane] != BL_CHAIN_CANCELLED;
     for (; brings && count < head.count; count++) {
         uint64_t key[2];
         memcpy(key, keys + count * sizeof key, sizeof key);
-        if (!bl_onboard_one(meta, key, call->lane, kind))
+        if (!bl_onboard_one(index, key, call->lane, kind))
             break;
     }
-    bl_meta_reply(call, count, 0, 0);
+    bl_index_reply(call, count, 0, 0);
     return 0;
 }
 
 int bl_handle_tiers(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_block_request head;
-    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    const uint8_t *keys = bl_index_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL || sizeof(bl_block_reply) + head.count > call->reply_capacity)
         return -BL_ERROR_BAD_REQUEST;
     uint8_t *tiers = call->reply + sizeof(bl_block_reply);
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         memcpy(key, keys + i * sizeof key, sizeof key);
-        int64_t number = bl_index_find(meta->index, key);
-        int here = number >= 0 && meta->blocks[number].state == BL_NUMBER_COMMITTED;
-        const bl_lower_entry *entry = meta->lower ? bl_lower_entry_of(meta->lower, key) : NULL;
+        int64_t number = bl_hash_find(index->hash, key);
+        int here = number >= 0 && index->blocks[number].state == BL_NUMBER_COMMITTED;
+        const bl_lower_entry *entry = index->lower ? bl_lower_entry_of(index->lower, key) : NULL;
         uint32_t below = entry != NULL && !entry->recalled ? entry->tiers : 0;
-        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below & ~bl_tombs_of(meta, key)));
+        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below & ~bl_tombs_of(index, key)));
     }
-    bl_meta_reply(call, head.count, 0, 0);
+    bl_index_reply(call, head.count, 0, 0);
     call->reply_size += head.count;
     return 0;
 }
@@ -622,31 +622,31 @@ int bl_handle_tiers(void *context, bl_call *call)
 /* ---- The calls of the service. */
 
 /* Read and check a request of the service. Returns the items that follow it, or NULL. */
-static const uint8_t *bl_lower_items(const bl_meta *meta, const bl_call *call, uint32_t item_size,
+static const uint8_t *bl_lower_items(const bl_index *index, const bl_call *call, uint32_t item_size,
                                      bl_lower_request *request)
 {
-    if (call->request_size < sizeof *request || meta->lower == NULL)
+    if (call->request_size < sizeof *request || index->lower == NULL)
         return NULL;
     memcpy(request, call->request, sizeof *request);
     uint64_t size = sizeof *request + (uint64_t)request->count * item_size;
     int whole = item_size == 0 || size == call->request_size;
-    return request->token == meta->lower->token && request->kind < BL_LOWER_KINDS &&
+    return request->token == index->lower->token && request->kind < BL_LOWER_KINDS &&
                    request->count <= BL_CALL_KEYS_MAX && whole
                ? call->request + sizeof *request
                : NULL;
 }
 
 /* Take the next block to offer. */
-static bl_lower_record bl_lower_take_block(bl_meta *meta)
+static bl_lower_record bl_lower_take_block(bl_index *index)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     uint32_t number = lower->waiting.first;
-    bl_block *block = &meta->blocks[number];
-    bl_work_unlink(meta, &lower->waiting, bl_work_block_link, number);
-    bl_work_append(meta, &lower->taken, bl_work_block_link, number);
+    bl_block *block = &index->blocks[number];
+    bl_work_unlink(index, &lower->waiting, bl_work_block_link, number);
+    bl_work_append(index, &lower->taken, bl_work_block_link, number);
     block->offload = BL_OFFLOAD_TAKEN;
     const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
-    uint8_t stale = bl_tombs_of(meta, block->key);
+    uint8_t stale = bl_tombs_of(index, block->key);
     return (bl_lower_record){
         .key = {block->key[0], block->key[1]},
         .fingerprint = block->fingerprint,
@@ -661,17 +661,17 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
 }
 
 /* Take the next key of a chain. */
-static bl_lower_record bl_chain_take(bl_meta *meta, uint32_t number)
+static bl_lower_record bl_chain_take(bl_index *index, uint32_t number)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
     bl_lower_entry *entry = &lower->entries[chain->entries.first];
-    bl_work_unlink(meta, &chain->entries, bl_lower_entry_link, chain->entries.first);
-    bl_work_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_entry_link,
+    bl_work_unlink(index, &chain->entries, bl_lower_entry_link, chain->entries.first);
+    bl_work_append(index, &lower->lists[BL_LOWER_TAKEN], bl_lower_entry_link,
                    (uint32_t)(entry - lower->entries));
     entry->taken = 1;
     chain->taken++;
-    uint8_t stale = bl_tombs_of(meta, entry->key);
+    uint8_t stale = bl_tombs_of(index, entry->key);
     return (bl_lower_record){
         .key = {entry->key[0], entry->key[1]},
         .tiers = (uint8_t)(entry->tiers & ~stale),
@@ -681,72 +681,72 @@ static bl_lower_record bl_chain_take(bl_meta *meta, uint32_t number)
 
 /* Take the next key of a ring. Returns 0 if there is none. After its turn a chain moves to the end
  * of the ring, or to another ring if its next key belongs there. */
-static int bl_ring_take(bl_meta *meta, uint32_t ring, bl_lower_record *out)
+static int bl_ring_take(bl_index *index, uint32_t ring, bl_lower_record *out)
 {
-    bl_lower *lower = meta->lower;
-    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    bl_lower *lower = index->lower;
+    uint64_t now_ns = bl_now_ns(&index->pool->memory);
     uint32_t number;
     while ((number = lower->rings[ring].first) != BL_NO_NUMBER) {
         bl_chain *chain = &lower->chains[number];
         if (now_ns - chain->requested_ns > BL_CHAIN_NS) {
-            bl_chain_cancel(meta, number);
+            bl_chain_cancel(index, number);
             continue;
         }
-        int warm = bl_lower_warm(meta, &lower->entries[chain->entries.first]);
+        int warm = bl_lower_warm(index, &lower->entries[chain->entries.first]);
         if (warm != (ring < BL_RING_COLD_ONBOARD)) {
-            bl_chain_place(meta, number);
+            bl_chain_place(index, number);
             continue;
         }
-        *out = bl_chain_take(meta, number);
+        *out = bl_chain_take(index, number);
         uint32_t most = warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window;
         if (chain->entries.first == BL_NO_NUMBER || chain->taken >= most ||
             chain->taken % BL_CHAIN_TURN == 0)
-            bl_chain_place(meta, number);
+            bl_chain_place(index, number);
         return 1;
     }
     return 0;
 }
 
 /* Take the next piece of work of a kind. Returns 0 if there is none. */
-static int bl_lower_take_one(bl_meta *meta, const bl_lower_request *request, bl_lower_record *out)
+static int bl_lower_take_one(bl_index *index, const bl_lower_request *request, bl_lower_record *out)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (request->kind == BL_LOWER_REMOVE)
-        return bl_tombs_take(meta, BL_TOMB_WAITING, 0, out);
+        return bl_tombs_take(index, BL_TOMB_WAITING, 0, out);
     if (request->kind == BL_LOWER_RETRY)
-        return bl_tombs_take(meta, BL_TOMB_FAILED, request->tier, out);
+        return bl_tombs_take(index, BL_TOMB_FAILED, request->tier, out);
     if (request->kind == BL_LOWER_ONBOARD)
-        return bl_ring_take(meta, BL_RING_ONBOARD, out);
+        return bl_ring_take(index, BL_RING_ONBOARD, out);
     if (request->kind == BL_LOWER_PREFETCH)
-        return bl_ring_take(meta, BL_RING_PREFETCH, out);
+        return bl_ring_take(index, BL_RING_PREFETCH, out);
     if (request->kind == BL_LOWER_COLD)
-        return bl_ring_take(meta, BL_RING_COLD_ONBOARD, out) ||
-               bl_ring_take(meta, BL_RING_COLD_PREFETCH, out);
+        return bl_ring_take(index, BL_RING_COLD_ONBOARD, out) ||
+               bl_ring_take(index, BL_RING_COLD_PREFETCH, out);
     if (lower->waiting.first == BL_NO_NUMBER)
         return 0;
-    *out = bl_lower_take_block(meta);
+    *out = bl_lower_take_block(index);
     return 1;
 }
 
 int bl_handle_lower_take(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_lower_request request;
-    if (bl_lower_items(meta, call, 0, &request) == NULL ||
+    if (bl_lower_items(index, call, 0, &request) == NULL ||
         (request.kind == BL_LOWER_RETRY) != (request.tier != 0) ||
         request.tier >= BL_TOMB_TIERS ||
         sizeof(bl_block_reply) + request.count * sizeof(bl_lower_record) > call->reply_capacity)
         return -BL_ERROR_BAD_REQUEST;
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     bl_lower_record record;
     uint32_t count = 0;
     lower->lane = call->lane;
-    for (; count < request.count && bl_lower_take_one(meta, &request, &record); count++)
+    for (; count < request.count && bl_lower_take_one(index, &request, &record); count++)
         memcpy(call->reply + sizeof(bl_block_reply) + count * sizeof record, &record,
                sizeof record);
     bl_lower_wake(lower, BL_LOWER_OFFLOAD, lower->waiting.first != BL_NO_NUMBER);
-    bl_lower_wake(lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
-    bl_lower_removed(meta);
+    bl_lower_wake(lower, BL_LOWER_RETRY, bl_tombs_has(index, BL_TOMB_FAILED));
+    bl_lower_removed(index);
     bl_chains_wake(lower);
     bl_block_reply head = {count, 0};
     memcpy(call->reply, &head, sizeof head);
@@ -755,31 +755,31 @@ int bl_handle_lower_take(void *context, bl_call *call)
 }
 
 /* Handle the report that a block was offered: from now on it may be evicted. */
-static void bl_lower_offered(bl_meta *meta, const bl_lower_note *note)
+static void bl_lower_offered(bl_index *index, const bl_lower_note *note)
 {
-    if (note->block >= meta->pool->geometry.block_count_max)
+    if (note->block >= index->pool->geometry.block_count_max)
         return;
-    const bl_block *block = &meta->blocks[note->block];
+    const bl_block *block = &index->blocks[note->block];
     if (block->offload != BL_OFFLOAD_TAKEN || block->generation != note->generation)
         return; /* the block was evicted or removed meanwhile */
-    bl_lower_offload_end(meta, note->block);
-    if (meta->lower_waits && block->pin_count == 0)
-        bl_block_touch(meta, note->block);
+    bl_lower_offload_end(index, note->block);
+    if (index->lower_waits && block->pin_count == 0)
+        bl_block_touch(index, note->block);
 }
 
 /* Offer a block again that the tiers have evicted, if the tiers may have room for all blocks of the
  * pool, and only once after each hit. In smaller tiers, blocks would evict each other forever. */
-static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
+static void bl_lower_offer_again(bl_index *index, const uint64_t key[2])
 {
-    int64_t number = bl_index_find(meta->index, key);
-    bl_block *block = number < 0 ? NULL : &meta->blocks[number];
+    int64_t number = bl_hash_find(index->hash, key);
+    bl_block *block = number < 0 ? NULL : &index->blocks[number];
     if (block == NULL || block->state != BL_NUMBER_COMMITTED || block->again ||
-        block->offload != BL_OFFLOAD_NONE || meta->stat.block_count >= meta->lower->count_max)
+        block->offload != BL_OFFLOAD_NONE || index->stat.block_count >= index->lower->count_max)
         return;
     block->again = 1;
-    bl_lower_add(meta, (uint32_t)number, 0);
-    if (!bl_lower_frees(meta, block))
-        bl_evict_remove(bl_order_of(meta, (uint32_t)number), (uint32_t)number);
+    bl_lower_add(index, (uint32_t)number, 0);
+    if (!bl_lower_frees(index, block))
+        bl_evict_remove(bl_order_of(index, (uint32_t)number), (uint32_t)number);
 }
 
 /* Double the window of a chain: a cold key has arrived. */
@@ -789,71 +789,71 @@ static void bl_chain_widen(bl_chain *chain)
 }
 
 /* Handle the result of a removal. */
-static void bl_lower_removal(bl_meta *meta, bl_lower_note *note)
+static void bl_lower_removal(bl_index *index, bl_lower_note *note)
 {
     if (note->removal == BL_REMOVAL_REPLACED) {
-        bl_tombs_replaced(meta, note->key, note->stored, note->generation);
+        bl_tombs_replaced(index, note->key, note->stored, note->generation);
         return;
     }
-    uint8_t tier = bl_tombs_tried(meta, note);
+    uint8_t tier = bl_tombs_tried(index, note);
     note->lost = note->removal == BL_REMOVAL_DONE ? tier : 0;
     note->generation = note->stored = note->ended = 0;
-    bl_lower_wake(meta->lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
+    bl_lower_wake(index->lower, BL_LOWER_RETRY, bl_tombs_has(index, BL_TOMB_FAILED));
 }
 
-static void bl_lower_note_one(bl_meta *meta, bl_lower_note *note)
+static void bl_lower_note_one(bl_index *index, bl_lower_note *note)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (note->removal != BL_REMOVAL_NONE)
-        bl_lower_removal(meta, note);
+        bl_lower_removal(index, note);
     bl_lower_entry *entry = bl_lower_entry_of(lower, note->key);
     if (note->generation != 0)
-        bl_lower_offered(meta, note);
+        bl_lower_offered(index, note);
     if (entry == NULL && note->stored != 0)
-        entry = bl_lower_entry_new(meta, note->key);
+        entry = bl_lower_entry_new(index, note->key);
     if (entry == NULL)
         return;
     int ended = note->ended && entry->taken, had = entry->tiers != 0;
     int sought = ended && !entry->recalled;
-    bl_lower_unpark(meta, entry);
+    bl_lower_unpark(index, entry);
     entry->tiers = (uint8_t)((entry->tiers | note->stored) & ~note->lost);
     if (entry->tiers != 0)
-        bl_lower_forget_miss(meta, entry);
+        bl_lower_forget_miss(index, entry);
     if (sought && !note->stored)
-        bl_chain_cancel(meta, entry->chain);
+        bl_chain_cancel(index, entry->chain);
     else if (sought)
         bl_chain_widen(&lower->chains[entry->chain]);
     if (ended)
-        bl_lower_cancel(meta, entry);
-    if (sought && !note->stored && bl_lower_reach(meta, entry, note->key) != 0)
-        bl_lower_note_miss(meta, entry); /* no tier has it, or the load failed */
+        bl_lower_cancel(index, entry);
+    if (sought && !note->stored && bl_lower_reach(index, entry, note->key) != 0)
+        bl_lower_note_miss(index, entry); /* no tier has it, or the load failed */
     if (had && entry->tiers == 0)
-        bl_lower_offer_again(meta, note->key);
-    bl_lower_park(meta, entry);
+        bl_lower_offer_again(index, note->key);
+    bl_lower_park(index, entry);
 }
 
 int bl_handle_lower_report(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_lower_request request;
-    const uint8_t *items = bl_lower_items(meta, call, sizeof(bl_lower_note), &request);
+    const uint8_t *items = bl_lower_items(index, call, sizeof(bl_lower_note), &request);
     if (items == NULL)
         return -BL_ERROR_BAD_REQUEST;
     for (uint32_t i = request.count; i-- > 0;) { /* last first: a parent is newer than its child */
         bl_lower_note note;
         memcpy(&note, items + i * sizeof note, sizeof note);
-        bl_lower_note_one(meta, &note);
+        bl_lower_note_one(index, &note);
     }
-    bl_meta_reply(call, request.count, 0, 0);
+    bl_index_reply(call, request.count, 0, 0);
     return 0;
 }
 
 /* ---- Creation and destruction. */
 
-int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown, uint64_t token)
+int bl_lower_attach(bl_index *index, uint32_t count_max, int waits, uint8_t unknown, uint64_t token)
 {
     pthread_condattr_t clock;
-    if (meta->lower != NULL)
+    if (index->lower != NULL)
         return -EEXIST;
     bl_lower *lower = calloc(1, sizeof *lower);
     if (lower == NULL)
@@ -874,13 +874,13 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
         bl_work_clear(&lower->rings[ring]);
     bl_work_clear(&lower->free_chains);
-    uint32_t lane_count = meta->pool->geometry.lane_count;
+    uint32_t lane_count = index->pool->geometry.lane_count;
     lower->lane_chain = malloc(lane_count * sizeof *lower->lane_chain);
     for (uint32_t lane = 0; lower->lane_chain && lane < lane_count; lane++)
         lower->lane_chain[lane] = BL_CHAIN_NONE;
     lower->entries = bl_lazy_map(lower->entry_max * sizeof *lower->entries);
     if (lower->lane_chain == NULL || lower->entries == NULL ||
-        bl_index_create(&lower->index, lower->entry_max) < 0) {
+        bl_hash_create(&lower->hash, lower->entry_max) < 0) {
         bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
         free(lower->lane_chain);
         free(lower);
@@ -891,54 +891,54 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&lower->worked, &clock);
     pthread_condattr_destroy(&clock);
-    meta->lower = lower;
+    index->lower = lower;
     for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
-        bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, number);
-    meta->lower_waits = waits != 0;
+        bl_work_append(index, &lower->free_chains, bl_lower_chain_link, number);
+    index->lower_waits = waits != 0;
     return 0;
 }
 
-void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8])
+void bl_lower_name_tiers(bl_index *index, const uint64_t id[8])
 {
-    if (meta->lower == NULL)
+    if (index->lower == NULL)
         return;
-    meta->lower->tiers = 0;
+    index->lower->tiers = 0;
     for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
-        meta->lower->tiers |= (uint8_t)((id[tier] != 0) << tier);
-    bl_tombs_attach(meta, id);
+        index->lower->tiers |= (uint8_t)((id[tier] != 0) << tier);
+    bl_tombs_attach(index, id);
 }
 
-int bl_lower_give_up(bl_meta *meta, uint64_t id) { return bl_tombs_give_up(meta, id); }
+int bl_lower_give_up(bl_index *index, uint64_t id) { return bl_tombs_give_up(index, id); }
 
-void bl_lower_reported(bl_meta *meta)
+void bl_lower_reported(bl_index *index)
 {
-    if (meta->lower != NULL)
-        bl_host_store(&meta->lower->reported, 1);
+    if (index->lower != NULL)
+        bl_host_store(&index->lower->reported, 1);
 }
 
-void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out)
+void bl_lower_describe(const bl_index *index, bl_lower_stat *out)
 {
-    uint64_t untried = bl_tombs_count_in(meta, BL_TOMB_WAITING) +
-                       bl_tombs_count_in(meta, BL_TOMB_TAKEN);
-    *out = meta->lower ? meta->lower->stat : (bl_lower_stat){0};
+    uint64_t untried = bl_tombs_count_in(index, BL_TOMB_WAITING) +
+                       bl_tombs_count_in(index, BL_TOMB_TAKEN);
+    *out = index->lower ? index->lower->stat : (bl_lower_stat){0};
     out->wanted_count += untried;
-    out->removal_count = bl_tombs_count(meta);
-    out->removal_failed = bl_tombs_count_in(meta, BL_TOMB_FAILED);
-    out->removal_parked = bl_tombs_count_in(meta, BL_TOMB_PARKED);
-    out->removal_max = bl_tombs_max(meta);
-    out->tier_count = bl_tombs_tier_count(meta);
+    out->removal_count = bl_tombs_count(index);
+    out->removal_failed = bl_tombs_count_in(index, BL_TOMB_FAILED);
+    out->removal_parked = bl_tombs_count_in(index, BL_TOMB_PARKED);
+    out->removal_max = bl_tombs_max(index);
+    out->tier_count = bl_tombs_tier_count(index);
 }
 
-void bl_lower_destroy(bl_meta *meta)
+void bl_lower_destroy(bl_index *index)
 {
-    bl_lower *lower = meta->lower;
+    bl_lower *lower = index->lower;
     if (lower == NULL)
         return;
-    bl_index_destroy(lower->index);
+    bl_hash_destroy(lower->hash);
     bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
     free(lower->lane_chain);
     pthread_cond_destroy(&lower->worked);
     pthread_mutex_destroy(&lower->lock);
     free(lower);
-    meta->lower = NULL;
+    index->lower = NULL;
 }

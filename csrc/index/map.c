@@ -11,22 +11,22 @@
 #include "index/blocks.h"
 
 /* Add a data stripe, counted from the first one. */
-static void bl_map_data(const bl_meta *meta, uint64_t stripe, bl_map_cell *cell)
+static void bl_map_data(const bl_index *index, uint64_t stripe, bl_map_cell *cell)
 {
     bl_extent_view view;
     uint32_t used, held;
-    int retired = bl_extents_at(meta->extents, stripe, &view) == 0 && view.retired;
-    bl_pages_of_stripe(meta->pages, stripe, &used, &held);
+    int retired = bl_extents_at(index->extents, stripe, &view) == 0 && view.retired;
+    bl_pages_of_stripe(index->pages, stripe, &used, &held);
     cell->used_bytes += used;
     cell->held_bytes += held;
     cell->free_count += used + held == 0 && !retired;
     cell->retired_count += (uint32_t)retired;
-    cell->kept_count += meta->kept[stripe] != 0;
+    cell->kept_count += index->kept[stripe] != 0;
 }
 
-void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out)
+void bl_index_map(const bl_index *index, uint32_t cell_count, bl_map_cell *out)
 {
-    const bl_geometry *g = &meta->pool->geometry;
+    const bl_geometry *g = &index->pool->geometry;
     bl_interleave map = bl_interleave_of(g);
     uint64_t first_data = g->data_offset / BL_STRIPE_SIZE;
     memset(out, 0, (size_t)g->device_count * cell_count * sizeof *out);
@@ -41,7 +41,7 @@ void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out)
                 if (stripe < first_data)
                     cell->table_count++;
                 else if (stripe - first_data < g->stripe_count)
-                    bl_map_data(meta, stripe - first_data, cell);
+                    bl_map_data(index, stripe - first_data, cell);
             }
         }
     }

@@ -10,39 +10,39 @@
 
 enum { BL_TRACES = 4096 };      /* the most traces while there are fresh numbers */
 
-int64_t bl_number_unused(bl_meta *meta)
+int64_t bl_number_unused(bl_index *index)
 {
-    int fresh = meta->fresh_number < meta->pool->geometry.block_count_max;
-    uint32_t number = meta->free_number;
+    int fresh = index->fresh_number < index->pool->geometry.block_count_max;
+    uint32_t number = index->free_number;
     if (number != BL_NO_NUMBER) {
-        meta->free_number = meta->blocks[number].links[BL_LIST_LANE].next;
+        index->free_number = index->blocks[number].links[BL_LIST_LANE].next;
         return number;
     }
-    if (fresh && meta->rest_count < BL_TRACES) {
-        bl_entries_reach(meta, meta->fresh_number);
-        return meta->fresh_number++;
+    if (fresh && index->rest_count < BL_TRACES) {
+        bl_entries_reach(index, index->fresh_number);
+        return index->fresh_number++;
     }
-    if (meta->rest_count == 0)
+    if (index->rest_count == 0)
         return -BL_ERROR_TABLE_FULL;
-    number = meta->rest_first;
-    meta->rest_first = meta->blocks[number].links[BL_LIST_LANE].next;
-    meta->rest_count--;
+    number = index->rest_first;
+    index->rest_first = index->blocks[number].links[BL_LIST_LANE].next;
+    index->rest_count--;
     return number;
 }
 
-void bl_number_give(bl_meta *meta, uint32_t number)
+void bl_number_give(bl_index *index, uint32_t number)
 {
-    meta->blocks[number].state = BL_NUMBER_FREE;
-    meta->blocks[number].links[BL_LIST_LANE].next = meta->free_number;
-    meta->free_number = number;
+    index->blocks[number].state = BL_NUMBER_FREE;
+    index->blocks[number].links[BL_LIST_LANE].next = index->free_number;
+    index->free_number = number;
 }
 
-void bl_number_rest(bl_meta *meta, uint32_t number)
+void bl_number_rest(bl_index *index, uint32_t number)
 {
-    meta->blocks[number].state = BL_NUMBER_FREE;
-    if (meta->rest_count++ == 0)
-        meta->rest_first = number;
+    index->blocks[number].state = BL_NUMBER_FREE;
+    if (index->rest_count++ == 0)
+        index->rest_first = number;
     else
-        meta->blocks[meta->rest_last].links[BL_LIST_LANE].next = number;
-    meta->rest_last = number;
+        index->blocks[index->rest_last].links[BL_LIST_LANE].next = number;
+    index->rest_last = number;
 }

@@ -55,43 +55,44 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
 }
 
 /* At each milestone prefault both halves up to the next one: they are accessed completely. */
-static void bl_recover_prefault(const bl_meta *meta, uint64_t offset, uint64_t line, uint64_t count)
+static void bl_recover_prefault(const bl_index *index, uint64_t offset, uint64_t line,
+                                uint64_t count)
 {
     if (!bl_table_milestone(line))
         return;
     uint64_t lines = bl_least(line, count - line);
     for (uint64_t half = 0; half < BL_HALF_COUNT; half++)
-        bl_pool_prefault(meta->pool, offset + (half * count + line) * BL_LINE_SIZE,
+        bl_pool_prefault(index->pool, offset + (half * count + line) * BL_LINE_SIZE,
                          lines * BL_LINE_SIZE);
 }
 
 /* Read a stripe's mark. Returns its state (bl_extent_state) if its extent was adopted, else 0. */
-static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
+static uint32_t bl_recover_mark(bl_index *index, uint64_t offset, uint64_t stripe,
                                 bl_extent_view *view)
 {
-    const bl_memory *memory = &meta->pool->memory;
+    const bl_memory *memory = &index->pool->memory;
     bl_extent_line line;
     /* SYNC extent.open: pairs with bl_extent_write() */
     bl_load_line(memory, offset, &line);
-    bl_ordered(memory, offset, bl_epoch_offset(meta->server->half));
+    bl_ordered(memory, offset, bl_epoch_offset(index->server->half));
     *view = bl_extent_of(&line);
     int whole = bl_verify(memory, bl_table_whole(&line, stripe));
     if (whole) /* even if the mark is FREE: then no process writes there any more */
         bl_believe(memory, offset);
     int held = whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
-               line.first_stripe == stripe && bl_extents_adopt(meta->extents, view) == 0;
+               line.first_stripe == stripe && bl_extents_adopt(index->extents, view) == 0;
     if (held && view->retired)
-        bl_pages_lose(meta->pages, stripe, view->stripe_count);
+        bl_pages_lose(index->pages, stripe, view->stripe_count);
     return held ? line.state : 0;
 }
 
 /* Copy the open marks into this server's half, and rebuild the extents. All used lines of the half
  * are overwritten: they are of an earlier epoch, and reading them first would cost as much. */
-static void bl_recover_extents(bl_meta *meta)
+static void bl_recover_extents(bl_index *index)
 {
-    const bl_memory *memory = &meta->pool->memory;
-    const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, old_half = 1 - half;
+    const bl_memory *memory = &index->pool->memory;
+    const bl_geometry *g = &index->pool->geometry;
+    uint32_t half = index->server->half, old_half = 1 - half;
     uint64_t taken = 0; /* stripes below it belong to the last adopted extent */
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
         uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
@@ -99,16 +100,16 @@ static void bl_recover_extents(bl_meta *meta)
         bl_scan_refetch(memory, offset, stripe, g->stripe_count);
         if (bl_table_ends(memory, offset, bl_extent_line_offset(g, stripe, half), stripe))
             break;
-        bl_recover_prefault(meta, g->extent_offset, stripe, g->stripe_count);
-        bl_marks_reach(meta, stripe);
-        uint32_t state = stripe < taken ? 0 : bl_recover_mark(meta, offset, stripe, &view);
+        bl_recover_prefault(index, g->extent_offset, stripe, g->stripe_count);
+        bl_marks_reach(index, stripe);
+        uint32_t state = stripe < taken ? 0 : bl_recover_mark(index, offset, stripe, &view);
         if (state != 0) {
             taken = stripe + view.stripe_count;
-            bl_extent_write(meta, &view, state);
+            bl_extent_write(index, &view, state);
             bl_crash_point("recover.extent_copied");
         } else {
             view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
-            bl_extent_write(meta, &view, BL_EXTENT_FREE);
+            bl_extent_write(index, &view, BL_EXTENT_FREE);
         }
     }
 }
@@ -116,11 +117,12 @@ static void bl_recover_extents(bl_meta *meta)
 /* Copy a named block's name into this server's half. If the line is damaged or belongs to
  * another block, write a line without a name: its line in this half may have been left torn by
  * the server of two epochs ago. The name lines of a batch of entries are invalidated together. */
-static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation, uint32_t *fetched)
+static void bl_recover_name(bl_index *index, uint32_t number, uint64_t generation,
+                            uint32_t *fetched)
 {
-    const bl_memory *memory = &meta->pool->memory;
-    const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, first = number / BL_SCAN_LINES * BL_SCAN_LINES;
+    const bl_memory *memory = &index->pool->memory;
+    const bl_geometry *g = &index->pool->geometry;
+    uint32_t half = index->server->half, first = number / BL_SCAN_LINES * BL_SCAN_LINES;
     bl_name_line line;
     if (*fetched <= first) {
         bl_scan_refetch(memory, bl_name_offset(g, first, 1 - half), first, g->block_count_max);
@@ -142,18 +144,18 @@ static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation,
 
 /* Copy a tombstone, or the line of a tier, into this server's half, and add it to the
  * tombstones. Returns 0 if there are too many. */
-static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry)
+static int bl_recover_tomb(bl_index *index, uint32_t number, const bl_entry *entry)
 {
-    meta->blocks[number] = (bl_block){
+    index->blocks[number] = (bl_block){
         .key = {entry->key[0], entry->key[1]},
         .generation = entry->generation,
         .fingerprint = entry->fingerprint,
     };
-    int known = entry->state == BL_ENTRY_TIER ? bl_tombs_recover_tier(meta, number)
-                                              : bl_tombs_recover(meta, number);
+    int known = entry->state == BL_ENTRY_TIER ? bl_tombs_recover_tier(index, number)
+                                              : bl_tombs_recover(index, number);
     if (!known)
         return 0;
-    bl_tomb_write(meta, number);
+    bl_tomb_write(index, number);
     bl_crash_point("recover.tomb_copied");
     return 1;
 }
@@ -161,19 +163,19 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
 /* Copy the committed blocks' entries into this server's half, whose used lines are all overwritten,
  * and list the blocks. Returns their number. Numbers after the last one in use count as fresh,
  * so their memory is not touched: a pool of 1 TiB has 400 MiB of it. */
-static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
+static uint32_t bl_recover_entries(bl_index *index, bl_recovered *recovered)
 {
-    const bl_memory *memory = &meta->pool->memory;
-    const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, old_half = 1 - half, count = 0, names = 0;
+    const bl_memory *memory = &index->pool->memory;
+    const bl_geometry *g = &index->pool->geometry;
+    uint32_t half = index->server->half, old_half = 1 - half, count = 0, names = 0;
     for (uint32_t number = 0; number < g->block_count_max; number++) {
         uint64_t offset = bl_entry_offset(g, number, old_half);
         bl_entry entry;
         bl_scan_refetch(memory, offset, number, g->block_count_max);
         if (bl_table_ends(memory, offset, bl_entry_offset(g, number, half), number))
             break;
-        bl_recover_prefault(meta, g->table_offset, number, g->block_count_max);
-        bl_entries_reach(meta, number);
+        bl_recover_prefault(index, g->table_offset, number, g->block_count_max);
+        bl_entries_reach(index, number);
         /* SYNC entry.reuse: entries cleared before the epoch was published are read as cleared */
         /* SYNC task.commit: and tasks whose commits were answered before that are read */
         bl_load_line(memory, offset, &entry); /* SYNC entry */
@@ -182,7 +184,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         if (whole)
             bl_believe(memory, offset);
         if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
-            meta->blocks[number] = (bl_block){
+            index->blocks[number] = (bl_block){
                 .key = {entry.key[0], entry.key[1]},
                 .generation = entry.generation,
                 .offset = entry.offset,
@@ -190,13 +192,13 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .length = entry.length,
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
-                .order = (uint8_t)bl_share_of(meta, entry.fingerprint),
+                .order = (uint8_t)bl_share_of(index, entry.fingerprint),
                 .task = entry.flags & BL_ENTRY_KEPT, /* replaced by the task's slot below */
                 .named = (entry.flags & BL_ENTRY_NAMED) != 0,
             };
-            meta->fresh_number = number + 1;
-            if (meta->blocks[number].named)
-                bl_recover_name(meta, number, entry.generation, &names);
+            index->fresh_number = number + 1;
+            if (index->blocks[number].named)
+                bl_recover_name(index, number, entry.generation, &names);
             recovered[count++] = (bl_recovered){entry.generation, number};
             bl_crash_line("recover.entry_line", memory, bl_entry_offset(g, number, half), &entry);
             bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
@@ -204,115 +206,115 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
             continue;
         }
         int below = entry.state == BL_ENTRY_REMOVED || entry.state == BL_ENTRY_TIER;
-        if (whole && below && bl_recover_tomb(meta, number, &entry)) {
-            meta->fresh_number = number + 1;
+        if (whole && below && bl_recover_tomb(index, number, &entry)) {
+            index->fresh_number = number + 1;
             continue;
         }
-        meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
+        index->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
                                     (!whole || entry.state == BL_ENTRY_COMMITTED);
-        bl_entry_clear(meta, number); /* from two epochs ago */
+        bl_entry_clear(index, number); /* from two epochs ago */
     }
     return count;
 }
 
 /* Add a recovered block to the pages, the index and the eviction order, or drop it. */
-static void bl_recover_block(bl_meta *meta, uint32_t number)
+static void bl_recover_block(bl_index *index, uint32_t number)
 {
-    bl_block *block = &meta->blocks[number];
+    bl_block *block = &index->blocks[number];
     uint32_t size = bl_space_size(block), kept = block->task;
-    uint64_t first = bl_stripe_of(meta, block->offset);
+    uint64_t first = bl_stripe_of(index, block->offset);
     block->task = 0;
     int claimed = size != 0 && /* it was checked to lie in the pool */
-                  bl_extents_cover(meta->extents, first,
-                                   bl_stripe_of(meta, block->offset + size - 1) - first + 1) &&
-                  bl_pages_take(meta->pages, block->offset, size) == 0;
-    if (!claimed || bl_index_add(meta->index, block->key, number) < 0) {
+                  bl_extents_cover(index->extents, first,
+                                   bl_stripe_of(index, block->offset + size - 1) - first + 1) &&
+                  bl_pages_take(index->pages, block->offset, size) == 0;
+    if (!claimed || bl_hash_add(index->hash, block->key, number) < 0) {
         if (claimed)
-            bl_pages_give(meta->pages, block->offset, size);
-        bl_entry_clear(meta, number);
+            bl_pages_give(index->pages, block->offset, size);
+        bl_entry_clear(index, number);
         block->state = BL_NUMBER_FREE;
-        meta->stat.damaged_count++;
+        index->stat.damaged_count++;
         return;
     }
-    bl_block_place(meta, number);
-    bl_block_assign(meta, number, 0);
-    int stays = kept && bl_block_keep(meta, number) == 0;
-    if (stays && bl_task_enqueue(meta, number) < 0) {
-        bl_block_unkeep(meta, number);
+    bl_block_place(index, number);
+    bl_block_assign(index, number, 0);
+    int stays = kept && bl_block_keep(index, number) == 0;
+    if (stays && bl_task_enqueue(index, number) < 0) {
+        bl_block_unkeep(index, number);
         stays = 0;
     }
     if (!stays) {
-        bl_lower_recovered(meta, number);
-        if (bl_lower_frees(meta, block))
-            bl_evict_cool(bl_order_of(meta, number), number);
+        bl_lower_recovered(index, number);
+        if (bl_lower_frees(index, block))
+            bl_evict_cool(bl_order_of(index, number), number);
     }
-    bl_stat_committed(meta, number);
+    bl_stat_committed(index, number);
 }
 
 /* Recover the newest block first, so that of two entries of a key the newer one wins; each block is
  * colder than those before it. Prefetches overlap the cache misses of several blocks. */
-static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
+static void bl_recover_blocks(bl_index *index, const bl_recovered *recovered, uint32_t count)
 {
-    bl_pages_defer(meta->pages);
+    bl_pages_defer(index->pages);
     for (uint32_t i = count; i-- > 0;) {
         if (i >= 2 * BL_AHEAD)
-            bl_block_prefetch(meta, recovered[i - 2 * BL_AHEAD].number);
+            bl_block_prefetch(index, recovered[i - 2 * BL_AHEAD].number);
         if (i >= BL_AHEAD) {
-            const bl_block *next = &meta->blocks[recovered[i - BL_AHEAD].number];
-            bl_index_prefetch(meta->index, next->key);
-            bl_pages_prefetch(meta->pages, next->offset);
+            const bl_block *next = &index->blocks[recovered[i - BL_AHEAD].number];
+            bl_hash_prefetch(index->hash, next->key);
+            bl_pages_prefetch(index->pages, next->offset);
         }
-        bl_recover_block(meta, recovered[i].number);
+        bl_recover_block(index, recovered[i].number);
     }
-    bl_pages_settle(meta->pages);
+    bl_pages_settle(index->pages);
 }
 
 /* Hold space that is open and not committed: a session of an earlier epoch may still write
  * there. */
-static void bl_recover_hold(bl_meta *meta)
+static void bl_recover_hold(bl_index *index)
 {
     bl_extent_view view;
-    for (uint64_t stripe = 0; bl_extents_next(meta->extents, stripe, &view) == 0;
+    for (uint64_t stripe = 0; bl_extents_next(index->extents, stripe, &view) == 0;
          stripe = (uint64_t)view.first_stripe + view.stripe_count)
-        bl_pages_hold_free(meta->pages, view.first_stripe, view.stripe_count);
+        bl_pages_hold_free(index->pages, view.first_stripe, view.stripe_count);
 }
 
 /* Write the lines of the tiers that no predecessor had. This precedes serving, and thus the first
  * block in such a tier, so every successor finds the line. Returns 0 or an error. */
-static int bl_recover_tiers(bl_meta *meta)
+static int bl_recover_tiers(bl_index *index)
 {
     int status = 0;
-    for (uint32_t tier; status == 0 && (tier = bl_tombs_unmarked(meta)) != 0;) {
-        int64_t number = bl_number_take(meta);
-        status = number < 0 ? (int)number : bl_tombs_mark(meta, tier, (uint32_t)number);
+    for (uint32_t tier; status == 0 && (tier = bl_tombs_unmarked(index)) != 0;) {
+        int64_t number = bl_number_take(index);
+        status = number < 0 ? (int)number : bl_tombs_mark(index, tier, (uint32_t)number);
     }
     return status;
 }
 
 int bl_recover(void *context, uint64_t old_epoch, int suspect)
 {
-    bl_meta *meta = context;
-    uint32_t count_max = meta->pool->geometry.block_count_max;
+    bl_index *index = context;
+    uint32_t count_max = index->pool->geometry.block_count_max;
     if (old_epoch == 0)
-        return bl_recover_tiers(meta);
+        return bl_recover_tiers(index);
     size_t size = 2 * (size_t)count_max * sizeof(bl_recovered);
     bl_recovered *recovered = bl_lazy_map_dense(size);
     if (recovered == NULL)
         return -ENOMEM;
-    uint32_t count = bl_recover_entries(meta, recovered);
-    bl_lower_removed(meta);
+    uint32_t count = bl_recover_entries(index, recovered);
+    bl_lower_removed(index);
     bl_crash_point("recover.entries_done");
-    bl_recover_extents(meta);
+    bl_recover_extents(index);
     bl_crash_point("recover.extents_done");
-    bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
+    bl_recover_blocks(index, bl_recovered_sort(recovered, recovered + count_max, count), count);
     bl_lazy_unmap(recovered, size);
-    for (uint32_t number = meta->fresh_number; number-- > 0;)
-        if (meta->blocks[number].state == BL_NUMBER_FREE)
-            bl_number_give(meta, number);
+    for (uint32_t number = index->fresh_number; number-- > 0;)
+        if (index->blocks[number].state == BL_NUMBER_FREE)
+            bl_number_give(index, number);
     bl_crash_point("recover.numbers_done");
     if (suspect)
-        bl_recover_hold(meta);
+        bl_recover_hold(index);
     else
-        bl_extents_return_all(meta);
-    return bl_recover_tiers(meta);
+        bl_extents_return_all(index);
+    return bl_recover_tiers(index);
 }

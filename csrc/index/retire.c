@@ -30,46 +30,46 @@ static int bl_page_touch(void *context)
 }
 
 /* Remove a block that reaches into a retired extent. */
-static void bl_block_retire(bl_meta *meta, const bl_extent_view *view, uint32_t number)
+static void bl_block_retire(bl_index *index, const bl_extent_view *view, uint32_t number)
 {
-    const bl_block *block = &meta->blocks[number];
-    uint64_t first = bl_stripe_of(meta, block->offset);
-    uint64_t last = bl_stripe_of(meta, block->offset + bl_space_size(block) - 1);
+    const bl_block *block = &index->blocks[number];
+    uint64_t first = bl_stripe_of(index, block->offset);
+    uint64_t last = bl_stripe_of(index, block->offset + bl_space_size(block) - 1);
     int inside = first >= view->first_stripe &&
                  last < (uint64_t)view->first_stripe + view->stripe_count;
     if (block->state == BL_NUMBER_COMMITTED)
-        bl_block_drop(meta, number, BL_REMOVED_RETIRED);
+        bl_block_drop(index, number, BL_REMOVED_RETIRED);
     else if (block->state != BL_NUMBER_DOOMED && inside)
-        bl_grant_end(meta, number, BL_END_GONE);
+        bl_grant_end(index, number, BL_END_GONE);
     else if (block->state == BL_NUMBER_GRANTED)
-        bl_grant_end(meta, number, BL_END_SUSPECT);
+        bl_grant_end(index, number, BL_END_SUSPECT);
 }
 
 /* Retire an extent. Its mark is written last. */
-static void bl_extent_retire(bl_meta *meta, const bl_extent_view *view)
+static void bl_extent_retire(bl_index *index, const bl_extent_view *view)
 {
     uint64_t first = view->first_stripe, end = first + view->stripe_count;
-    bl_residents residents = bl_meta_residents(meta);
+    bl_residents residents = bl_index_residents(index);
     int64_t across = bl_resident_across(&residents, residents.data_offset + first * BL_STRIPE_SIZE);
-    bl_extents_retire(meta->extents, first);
-    bl_pages_lose(meta->pages, first, view->stripe_count);
+    bl_extents_retire(index->extents, first);
+    bl_pages_lose(index->pages, first, view->stripe_count);
     if (across >= 0)
-        bl_block_retire(meta, view, (uint32_t)across);
+        bl_block_retire(index, view, (uint32_t)across);
     for (uint64_t stripe = first; stripe < end; stripe++) {
-        uint32_t next, number = meta->stripe_blocks[stripe];
+        uint32_t next, number = index->stripe_blocks[stripe];
         for (; number != BL_NO_NUMBER; number = next) {
-            next = meta->blocks[number].links[BL_LIST_STRIPE].next;
-            bl_block_retire(meta, view, number);
+            next = index->blocks[number].links[BL_LIST_STRIPE].next;
+            bl_block_retire(index, view, number);
         }
     }
-    bl_fence_store(&meta->pool->memory);
-    bl_extent_write(meta, view, BL_EXTENT_RETIRED);
+    bl_fence_store(&index->pool->memory);
+    bl_extent_write(index, view, BL_EXTENT_RETIRED);
 }
 
 int bl_handle_retire(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
-    const bl_geometry *g = &meta->pool->geometry;
+    bl_index *index = context;
+    const bl_geometry *g = &index->pool->geometry;
     bl_retire_request request;
     bl_extent_view view;
     uint32_t count = 0;
@@ -79,13 +79,13 @@ int bl_handle_retire(void *context, bl_call *call)
     uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
     if (request.offset < g->data_offset || request.offset >= end)
         return -BL_ERROR_BAD_REQUEST;
-    bl_page page = {&meta->pool->memory, request.offset / BL_PAGE_SIZE * BL_PAGE_SIZE};
-    uint64_t stripe = bl_stripe_of(meta, page.offset);
-    if (bl_extents_at(meta->extents, stripe, &view) == 0 && !view.retired &&
+    bl_page page = {&index->pool->memory, request.offset / BL_PAGE_SIZE * BL_PAGE_SIZE};
+    uint64_t stripe = bl_stripe_of(index, page.offset);
+    if (bl_extents_at(index->extents, stripe, &view) == 0 && !view.retired &&
         bl_guarded(page.memory, bl_page_touch, &page) == -BL_ERROR_DEVICE_FAULT) {
-        bl_extent_retire(meta, &view);
+        bl_extent_retire(index, &view);
         count = view.stripe_count;
     }
-    bl_meta_reply(call, count, 0, 0);
+    bl_index_reply(call, count, 0, 0);
     return 0;
 }

@@ -12,35 +12,35 @@
 
 #include "index/blocks.h"
 
-/* Assign the whole pool to the first share, until bl_meta_share(). */
-void bl_shares_begin(bl_meta *meta);
+/* Assign the whole pool to the first share, until bl_index_share(). */
+void bl_shares_begin(bl_index *index);
 
 /* Return the share of blocks with this fingerprint. */
-uint32_t bl_share_of(const bl_meta *meta, uint64_t fingerprint);
+uint32_t bl_share_of(const bl_index *index, uint64_t fingerprint);
 
 /* Count a block that is allocated (step 1) or freed (-1), if there are several shares. */
-void bl_share_use(bl_meta *meta, uint32_t number, int step);
+void bl_share_use(bl_index *index, uint32_t number, int step);
 
 /* Return by how many bytes a share would exceed its part with size more bytes; negative: it would
  * not. */
-int64_t bl_share_excess(const bl_meta *meta, uint32_t share, uint64_t size);
+int64_t bl_share_excess(const bl_index *index, uint32_t share, uint64_t size);
 
 /* The same for the lines of the block table. */
-int64_t bl_share_lines_excess(const bl_meta *meta, uint32_t share, uint64_t count);
+int64_t bl_share_lines_excess(const bl_index *index, uint32_t share, uint64_t count);
 
 /* The next search for room is for blocks with this fingerprint. */
-static inline void bl_eviction_set_share(bl_meta *meta, uint64_t fingerprint)
+static inline void bl_eviction_set_share(bl_index *index, uint64_t fingerprint)
 {
-    meta->turn.requester = bl_share_of(meta, fingerprint);
+    index->turn.requester = bl_share_of(index, fingerprint);
 }
 
 /* Remove a block from the list of its stripe, and from its share's use. */
-static inline void bl_block_unplace(bl_meta *meta, uint32_t number)
+static inline void bl_block_unplace(bl_index *index, uint32_t number)
 {
-    uint64_t stripe = bl_stripe_of(meta, meta->blocks[number].offset);
-    bl_list_remove(meta, &meta->stripe_blocks[stripe], BL_LIST_STRIPE, number);
-    if (meta->share_count > 1)
-        bl_share_use(meta, number, -1);
+    uint64_t stripe = bl_stripe_of(index, index->blocks[number].offset);
+    bl_list_remove(index, &index->stripe_blocks[stripe], BL_LIST_STRIPE, number);
+    if (index->share_count > 1)
+        bl_share_use(index, number, -1);
 }
 
 #endif

@@ -5,15 +5,15 @@
  */
 #include "index/blocks.h"
 
-void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
+void bl_index_describe(const bl_index *index, bl_index_stat *out)
 {
     bl_pages_stat space;
-    bl_pages_count(meta->pages, &space);
-    *out = meta->stat;
-    out->block_count_max = meta->pool->geometry.block_count_max;
+    bl_pages_count(index->pages, &space);
+    *out = index->stat;
+    out->block_count_max = index->pool->geometry.block_count_max;
     out->stripe_count = space.stripe_count;
     out->free_stripe_count = space.free_stripe_count;
-    out->extent_count = bl_extents_count(meta->extents);
+    out->extent_count = bl_extents_count(index->extents);
     out->used_bytes = space.used_bytes;
     out->held_bytes = space.held_bytes;
     out->data_bytes = space.stripe_count * BL_STRIPE_SIZE;
@@ -23,8 +23,8 @@ void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
 
 int bl_handle_stat(void *context, bl_call *call)
 {
-    bl_meta_stat stat;
-    bl_meta_describe(context, &stat);
+    bl_index_stat stat;
+    bl_index_describe(context, &stat);
     memcpy(call->reply, &stat, sizeof stat);
     call->reply_size = sizeof stat;
     return 0;

@@ -24,23 +24,23 @@ int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t own, uint64
     return !bl_line_used(line) && !bl_line_used(before);
 }
 
-void bl_entries_reach(bl_meta *meta, uint64_t number)
+void bl_entries_reach(bl_index *index, uint64_t number)
 {
-    for (; meta->entry_limit <= number; meta->entry_limit *= 2)
-        bl_entry_clear(meta, (uint32_t)meta->entry_limit); /* SYNC milestone */
+    for (; index->entry_limit <= number; index->entry_limit *= 2)
+        bl_entry_clear(index, (uint32_t)index->entry_limit); /* SYNC milestone */
 }
 
-void bl_marks_reach(bl_meta *meta, uint64_t stripe)
+void bl_marks_reach(bl_index *index, uint64_t stripe)
 {
-    for (; meta->mark_limit <= stripe; meta->mark_limit *= 2) {
-        const bl_extent_view closed = {.first_stripe = (uint32_t)meta->mark_limit};
-        bl_extent_write(meta, &closed, BL_EXTENT_FREE); /* SYNC milestone */
+    for (; index->mark_limit <= stripe; index->mark_limit *= 2) {
+        const bl_extent_view closed = {.first_stripe = (uint32_t)index->mark_limit};
+        bl_extent_write(index, &closed, BL_EXTENT_FREE); /* SYNC milestone */
     }
 }
 
-void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
+void bl_entry_write(bl_index *index, uint32_t number, uint32_t checksums_crc)
 {
-    const bl_block *block = &meta->blocks[number];
+    const bl_block *block = &index->blocks[number];
     bl_entry entry = {
         .key = {block->key[0], block->key[1]},
         .generation = block->generation,
@@ -53,31 +53,31 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
         .flags = (block->task ? BL_ENTRY_KEPT : 0u) | (block->named ? BL_ENTRY_NAMED : 0u),
     };
     bl_table_seal(&entry, number);
-    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
-    bl_crash_line("entry.line", &meta->pool->memory, offset, &entry);
-    bl_stream_line(&meta->pool->memory, offset,
+    uint64_t offset = bl_entry_offset(&index->pool->geometry, number, index->server->half);
+    bl_crash_line("entry.line", &index->pool->memory, offset, &entry);
+    bl_stream_line(&index->pool->memory, offset,
                    &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_entries() */
 }
 
 /* The entry may reach memory before the name. A successor that reads only the entry treats the
  * block as nameless, because the name line has another generation. */
-void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name)
+void bl_name_write(bl_index *index, uint32_t number, const bl_name *name)
 {
-    bl_name_line line = {.generation = meta->blocks[number].generation, .name = *name};
+    bl_name_line line = {.generation = index->blocks[number].generation, .name = *name};
     line.name.flags &= BL_NAME_PARENT;
     line.name.reserved = 0;
     bl_table_seal(&line, number);
-    uint64_t offset = bl_name_offset(&meta->pool->geometry, number, meta->server->half);
-    bl_crash_line("name.line", &meta->pool->memory, offset, &line);
-    bl_stream_line(&meta->pool->memory, offset,
+    uint64_t offset = bl_name_offset(&index->pool->geometry, number, index->server->half);
+    bl_crash_line("name.line", &index->pool->memory, offset, &line);
+    bl_stream_line(&index->pool->memory, offset,
                    &line); /* SYNC name: pairs with bl_names_read() and bl_recover_name() */
 }
 
 /* A free entry keeps the key of its former block as a trace (bl_entries_read). The protocol never
  * reads the key of a free entry. */
-void bl_entry_clear(bl_meta *meta, uint32_t number)
+void bl_entry_clear(bl_index *index, uint32_t number)
 {
-    const bl_block *block = &meta->blocks[number];
+    const bl_block *block = &index->blocks[number];
     bl_entry entry = {
         .key = {block->key[0], block->key[1]},
         .generation = block->generation,
@@ -86,15 +86,15 @@ void bl_entry_clear(bl_meta *meta, uint32_t number)
         .state = BL_ENTRY_FREE,
     };
     bl_table_seal(&entry, number);
-    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
-    bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);
-    bl_stream_line(&meta->pool->memory, offset,
+    uint64_t offset = bl_entry_offset(&index->pool->geometry, number, index->server->half);
+    bl_crash_line("entry.clear_line", &index->pool->memory, offset, &entry);
+    bl_stream_line(&index->pool->memory, offset,
                    &entry); /* SYNC entry: a reader's second read then rejects its copy */
 }
 
-void bl_tomb_write(bl_meta *meta, uint32_t number)
+void bl_tomb_write(bl_index *index, uint32_t number)
 {
-    const bl_block *block = &meta->blocks[number];
+    const bl_block *block = &index->blocks[number];
     bl_entry entry = {
         .key = {block->key[0], block->key[1]},
         .generation = block->generation,
@@ -102,15 +102,15 @@ void bl_tomb_write(bl_meta *meta, uint32_t number)
         .state = block->state == BL_NUMBER_TIER ? BL_ENTRY_TIER : BL_ENTRY_REMOVED,
     };
     bl_table_seal(&entry, number);
-    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
-    bl_crash_line("entry.tomb_line", &meta->pool->memory, offset, &entry);
-    bl_stream_line(&meta->pool->memory, offset, &entry); /* SYNC entry */
+    uint64_t offset = bl_entry_offset(&index->pool->geometry, number, index->server->half);
+    bl_crash_line("entry.tomb_line", &index->pool->memory, offset, &entry);
+    bl_stream_line(&index->pool->memory, offset, &entry); /* SYNC entry */
 }
 
-void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
+void bl_extent_write(bl_index *index, const bl_extent_view *view, uint32_t state)
 {
     bl_extent_line line = {
-        .epoch = meta->server->epoch,
+        .epoch = index->server->epoch,
         .generation = view->generation,
         .first_stripe = view->first_stripe,
         .stripe_count = view->stripe_count,
@@ -120,8 +120,8 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
     };
     bl_table_seal(&line, view->first_stripe);
     uint64_t offset =
-        bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half);
-    bl_crash_line("extent.line", &meta->pool->memory, offset, &line);
-    bl_stream_line(&meta->pool->memory, offset,
+        bl_extent_line_offset(&index->pool->geometry, view->first_stripe, index->server->half);
+    bl_crash_line("extent.line", &index->pool->memory, offset, &line);
+    bl_stream_line(&index->pool->memory, offset,
                    &line); /* SYNC extent.open: pairs with bl_recover_mark() */
 }

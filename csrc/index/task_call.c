@@ -32,22 +32,22 @@ uint32_t bl_tasks_max(const bl_pool *pool)
     return most < BL_TASKS_MAX ? most : BL_TASKS_MAX;
 }
 
-int bl_task_enqueue(bl_meta *meta, uint32_t number)
+int bl_task_enqueue(bl_index *index, uint32_t number)
 {
-    const bl_block *block = &meta->blocks[number];
-    int status = bl_tasks_add(meta->tasks, block->task - 1, block->fingerprint, block->generation,
-                              bl_now_ns(&meta->pool->memory));
+    const bl_block *block = &index->blocks[number];
+    int status = bl_tasks_add(index->tasks, block->task - 1, block->fingerprint, block->generation,
+                              bl_now_ns(&index->pool->memory));
     return status < 0 ? -BL_ERROR_QUEUE_FULL : 0;
 }
 
-void bl_tasks_age(bl_meta *meta)
+void bl_tasks_age(bl_index *index)
 {
-    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    uint64_t now_ns = bl_now_ns(&index->pool->memory);
     for (int drops = 0; now_ns > BL_TASK_AGE_NS && drops < BL_TASK_DROPS; drops++) {
-        int64_t place = bl_tasks_older(meta->tasks, now_ns - BL_TASK_AGE_NS);
+        int64_t place = bl_tasks_older(index->tasks, now_ns - BL_TASK_AGE_NS);
         if (place < 0)
             return;
-        bl_block_drop(meta, bl_tasks_block(meta->tasks, (uint32_t)place), BL_REMOVED_CLIENT);
+        bl_block_drop(index, bl_tasks_block(index->tasks, (uint32_t)place), BL_REMOVED_CLIENT);
     }
 }
 
@@ -67,24 +67,24 @@ static uint64_t bl_task_until_ns(uint64_t now_ns, const bl_task_request *request
 
 int bl_handle_task_claim(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_task_request request;
     bl_task task = {0};
     int status = bl_task_request_of(call, &request);
     if (status < 0)
         return status;
-    bl_tasks_age(meta);
-    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
-    int64_t place = bl_tasks_claim(meta->tasks, request.queue, call->lane, now_ns,
+    bl_tasks_age(index);
+    uint64_t now_ns = bl_now_ns(&index->pool->memory);
+    int64_t place = bl_tasks_claim(index->tasks, request.queue, call->lane, now_ns,
                                    bl_task_until_ns(now_ns, &request));
     if (place >= 0) {
-        const bl_block *block = &meta->blocks[bl_tasks_block(meta->tasks, (uint32_t)place)];
+        const bl_block *block = &index->blocks[bl_tasks_block(index->tasks, (uint32_t)place)];
         task = (bl_task){
             .key = {block->key[0], block->key[1]},
             .generation = block->generation,
-            .block = (uint32_t)(block - meta->blocks),
+            .block = (uint32_t)(block - index->blocks),
             .length = block->length,
-            .deliveries = bl_tasks_deliveries(meta->tasks, (uint32_t)place),
+            .deliveries = bl_tasks_deliveries(index->tasks, (uint32_t)place),
         };
     }
     memcpy(call->reply, &task, sizeof task);
@@ -94,17 +94,17 @@ int bl_handle_task_claim(void *context, bl_call *call)
 
 int bl_handle_task_extend(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_task_request request;
     int status = bl_task_request_of(call, &request);
     if (status < 0)
         return status;
-    if (request.block >= meta->pool->geometry.block_count_max)
+    if (request.block >= index->pool->geometry.block_count_max)
         return -BL_ERROR_BAD_REQUEST;
-    const bl_block *block = &meta->blocks[request.block];
-    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    const bl_block *block = &index->blocks[request.block];
+    uint64_t now_ns = bl_now_ns(&index->pool->memory);
     if (block->task == 0 || block->generation != request.generation ||
-        bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns,
+        bl_tasks_extend(index->tasks, block->task - 1, call->lane, now_ns,
                         bl_task_until_ns(now_ns, &request)) < 0)
         return -BL_ERROR_NO_GRANT;
     return 0;
@@ -112,14 +112,14 @@ int bl_handle_task_extend(void *context, bl_call *call)
 
 int bl_handle_task_count(void *context, bl_call *call)
 {
-    bl_meta *meta = context;
+    bl_index *index = context;
     bl_task_request request;
     bl_task_counts counts;
     int status = bl_task_request_of(call, &request);
     if (status < 0)
         return status;
-    bl_tasks_age(meta);
-    bl_tasks_count(meta->tasks, request.queue, bl_now_ns(&meta->pool->memory), &counts.waiting,
+    bl_tasks_age(index);
+    bl_tasks_count(index->tasks, request.queue, bl_now_ns(&index->pool->memory), &counts.waiting,
                    &counts.claimed);
     memcpy(call->reply, &counts, sizeof counts);
     call->reply_size = sizeof counts;

@@ -16,72 +16,72 @@ static int bl_tenant_is(const bl_tenant *tenant, const bl_block *block)
 }
 
 /* Return the slot of the block's tenant, which is assigned if there is none. */
-static uint32_t bl_tenant_find(bl_meta *meta, const bl_block *block)
+static uint32_t bl_tenant_find(bl_index *index, const bl_block *block)
 {
     uint64_t mixed = (block->fingerprint ^ block->length) * 0x9e3779b97f4a7c15ull;
     uint32_t sets = (BL_TENANT_COUNT - 1) / BL_TENANT_WAYS;
     uint32_t first = 1 + (uint32_t)((mixed >> 32) % sets) * BL_TENANT_WAYS, found = 0;
     for (uint32_t place = first; place < first + BL_TENANT_WAYS; place++) {
-        if (bl_tenant_is(&meta->tenants[place], block))
+        if (bl_tenant_is(&index->tenants[place], block))
             return place;
-        if (found == 0 && meta->tenants[place].block_count == 0)
+        if (found == 0 && index->tenants[place].block_count == 0)
             found = place;
     }
     for (uint32_t place = first; place < first + BL_TENANT_WAYS; place++)
-        if (meta->tenants[place].length == 0) { /* prefer a slot without counters */
+        if (index->tenants[place].length == 0) { /* prefer a slot without counters */
             found = place;
             break;
         }
     if (found != 0)
-        meta->tenants[found] = (bl_tenant){block->fingerprint, block->length, 0, 0, 0, 0};
+        index->tenants[found] = (bl_tenant){block->fingerprint, block->length, 0, 0, 0, 0};
     return found;
 }
 
-void bl_stat_committed(bl_meta *meta, uint32_t number)
+void bl_stat_committed(bl_index *index, uint32_t number)
 {
-    bl_block *block = &meta->blocks[number];
-    if (!bl_tenant_is(&meta->tenants[meta->tenant], block))
-        meta->tenant = bl_tenant_find(meta, block);
-    block->tenant = (uint16_t)meta->tenant;
-    meta->tenants[meta->tenant].block_count++;
-    meta->stat.block_count++;
-    meta->stat.block_bytes += block->length;
+    bl_block *block = &index->blocks[number];
+    if (!bl_tenant_is(&index->tenants[index->tenant], block))
+        index->tenant = bl_tenant_find(index, block);
+    block->tenant = (uint16_t)index->tenant;
+    index->tenants[index->tenant].block_count++;
+    index->stat.block_count++;
+    index->stat.block_bytes += block->length;
 }
 
-void bl_stat_removed(bl_meta *meta, uint32_t number, enum bl_removal_reason why)
+void bl_stat_removed(bl_index *index, uint32_t number, enum bl_removal_reason why)
 {
     int evicted = why == BL_REMOVED_SPACE || why == BL_REMOVED_ENTRY;
-    const bl_block *block = &meta->blocks[number];
-    bl_tenant *tenant = &meta->tenants[block->tenant];
+    const bl_block *block = &index->blocks[number];
+    bl_tenant *tenant = &index->tenants[block->tenant];
     tenant->block_count--;
-    meta->stat.block_count--;
-    meta->stat.block_bytes -= block->length;
+    index->stat.block_count--;
+    index->stat.block_bytes -= block->length;
     tenant->evict_count += evicted;
-    if (meta->share_count > 1)
-        meta->shares[bl_block_share(block)].evict_count += evicted;
-    meta->stat.evict_count += evicted;
-    bl_removal_log_add(meta, block->key, why);
+    if (index->share_count > 1)
+        index->shares[bl_block_share(block)].evict_count += evicted;
+    index->stat.evict_count += evicted;
+    bl_removal_log_add(index, block->key, why);
 }
 
-void bl_stat_refused(bl_meta *meta, int status)
+void bl_stat_refused(bl_index *index, int status)
 {
     uint32_t place = (uint32_t)(-status - BL_ERROR_FORKED);
-    meta->stat.refuse_count++;
+    index->stat.refuse_count++;
     if (place < BL_REFUSAL_COUNT)
-        meta->refusals[place]++;
+        index->refusals[place]++;
 }
 
-uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error)
+uint64_t bl_index_refused(const bl_index *index, uint32_t error)
 {
     uint32_t place = error - BL_ERROR_FORKED;
-    return place < BL_REFUSAL_COUNT ? meta->refusals[place] : 0;
+    return place < BL_REFUSAL_COUNT ? index->refusals[place] : 0;
 }
 
-uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count)
+uint32_t bl_index_tenants(const bl_index *index, bl_tenant *out, uint32_t count)
 {
     uint32_t found = 0;
     for (uint32_t place = 0; place < BL_TENANT_COUNT && found < count; place++) {
-        const bl_tenant *tenant = &meta->tenants[place];
+        const bl_tenant *tenant = &index->tenants[place];
         if (tenant->length != 0 || tenant->block_count != 0 || tenant->commit_count != 0)
             out[found++] = *tenant;
     }

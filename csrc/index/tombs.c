@@ -26,7 +26,7 @@
 enum { BL_TOMBS_PART = 2 };     /* at most one tombstone per this many lines of the block table */
 
 struct bl_tombs {
-    bl_index *index;            /* key -> number of its first tombstone */
+    bl_hash *hash;            /* key -> number of its first tombstone */
     uint32_t count_max;
     uint32_t count[BL_TOMB_STATES];
     uint64_t id[BL_TOMB_STORES]; /* ids of the tiers; 0: there is no such tier */
@@ -41,39 +41,39 @@ struct bl_tombs {
  * and state; next of BL_LIST_LANE: the next tombstone of the key. The line of a tier has a
  * generation and a fingerprint. */
 
-int bl_tombs_create(bl_meta *meta)
+int bl_tombs_create(bl_index *index)
 {
-    uint32_t most = meta->pool->geometry.block_count_max / BL_TOMBS_PART;
+    uint32_t most = index->pool->geometry.block_count_max / BL_TOMBS_PART;
     bl_tombs *tombs = calloc(1, sizeof *tombs);
     if (tombs == NULL)
         return -ENOMEM;
-    meta->tombs = tombs;
+    index->tombs = tombs;
     tombs->count_max = most ? most : 1;
     for (uint32_t state = 0; state < BL_TOMB_STATES; state++)
         for (uint32_t tier = 0; tier < BL_TOMB_STORES; tier++)
             bl_work_clear(&tombs->lists[state][tier]);
     for (uint32_t tier = 0; tier < BL_TOMB_STORES; tier++)
         tombs->line[tier] = BL_NO_NUMBER;
-    return bl_index_create(&tombs->index, tombs->count_max);
+    return bl_hash_create(&tombs->hash, tombs->count_max);
 }
 
-void bl_tombs_destroy(bl_meta *meta)
+void bl_tombs_destroy(bl_index *index)
 {
-    if (meta->tombs == NULL)
+    if (index->tombs == NULL)
         return;
-    bl_index_destroy(meta->tombs->index);
-    free(meta->tombs);
+    bl_hash_destroy(index->tombs->hash);
+    free(index->tombs);
 }
 
-void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS])
+void bl_tombs_attach(bl_index *index, const uint64_t id[BL_TOMB_TIERS])
 {
     for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
-        meta->tombs->id[tier] = id[tier];
+        index->tombs->id[tier] = id[tier];
 }
 
-int bl_tombs_give_up(bl_meta *meta, uint64_t id)
+int bl_tombs_give_up(bl_index *index, uint64_t id)
 {
-    bl_tombs *tombs = meta->tombs;
+    bl_tombs *tombs = index->tombs;
     if (tombs->given_up_count == BL_TOMB_STORES)
         return -ENOSPC;
     tombs->given_up[tombs->given_up_count++] = id;
@@ -100,98 +100,98 @@ static uint32_t bl_tomb_tier(bl_tombs *tombs, uint64_t id)
     return 0;
 }
 
-int bl_tombs_recover_tier(bl_meta *meta, uint32_t number)
+int bl_tombs_recover_tier(bl_index *index, uint32_t number)
 {
-    uint32_t tier = bl_tomb_tier(meta->tombs, meta->blocks[number].fingerprint);
-    if (tier == 0 || meta->tombs->line[tier] != BL_NO_NUMBER)
+    uint32_t tier = bl_tomb_tier(index->tombs, index->blocks[number].fingerprint);
+    if (tier == 0 || index->tombs->line[tier] != BL_NO_NUMBER)
         return 0;
-    meta->blocks[number].state = BL_NUMBER_TIER;
-    meta->tombs->line[tier] = number;
+    index->blocks[number].state = BL_NUMBER_TIER;
+    index->tombs->line[tier] = number;
     return 1;
 }
 
-uint32_t bl_tombs_unmarked(const bl_meta *meta)
+uint32_t bl_tombs_unmarked(const bl_index *index)
 {
     for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
-        if (meta->tombs->id[tier] != 0 && meta->tombs->line[tier] == BL_NO_NUMBER)
+        if (index->tombs->id[tier] != 0 && index->tombs->line[tier] == BL_NO_NUMBER)
             return tier;
     return 0;
 }
 
 /* Every tier that the pool lists has a number in every server, even in a server with 7 other
  * tiers. */
-int bl_tombs_mark(bl_meta *meta, uint32_t tier, uint32_t number)
+int bl_tombs_mark(bl_index *index, uint32_t tier, uint32_t number)
 {
-    if (bl_tombs_tier_count(meta) >= BL_TOMB_STORES - BL_TOMB_TIERS)
+    if (bl_tombs_tier_count(index) >= BL_TOMB_STORES - BL_TOMB_TIERS)
         return -BL_ERROR_REMOVALS_FULL;
-    meta->blocks[number] = (bl_block){
-        .generation = bl_generation_new(meta),
-        .fingerprint = meta->tombs->id[tier],
+    index->blocks[number] = (bl_block){
+        .generation = bl_generation_new(index),
+        .fingerprint = index->tombs->id[tier],
         .state = BL_NUMBER_TIER,
     };
-    meta->tombs->line[tier] = number;
-    bl_tomb_write(meta, number);
+    index->tombs->line[tier] = number;
+    bl_tomb_write(index, number);
     bl_crash_point("tomb.tier_written");
     return 0;
 }
 
-uint32_t bl_tombs_tier_count(const bl_meta *meta)
+uint32_t bl_tombs_tier_count(const bl_index *index)
 {
     uint32_t count = 0;
     for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++)
-        count += meta->tombs->line[tier] != BL_NO_NUMBER;
+        count += index->tombs->line[tier] != BL_NO_NUMBER;
     return count;
 }
 
 /* ---- The tombstones of a key. */
 
-static uint32_t bl_tomb_first(const bl_meta *meta, const uint64_t key[2])
+static uint32_t bl_tomb_first(const bl_index *index, const uint64_t key[2])
 {
-    int64_t number = bl_index_find(meta->tombs->index, key);
+    int64_t number = bl_hash_find(index->tombs->hash, key);
     return number < 0 ? (uint32_t)BL_NO_NUMBER : (uint32_t)number;
 }
 
-static uint32_t bl_tomb_next(const bl_meta *meta, uint32_t number)
+static uint32_t bl_tomb_next(const bl_index *index, uint32_t number)
 {
-    return meta->blocks[number].links[BL_LIST_LANE].next;
+    return index->blocks[number].links[BL_LIST_LANE].next;
 }
 
 /* Return the tombstone of a key and a tier, or BL_NO_NUMBER. */
-static uint32_t bl_tomb_of(const bl_meta *meta, const uint64_t key[2], uint32_t tier)
+static uint32_t bl_tomb_of(const bl_index *index, const uint64_t key[2], uint32_t tier)
 {
-    uint32_t number = bl_tomb_first(meta, key);
-    while (number != BL_NO_NUMBER && meta->blocks[number].lane != tier)
-        number = bl_tomb_next(meta, number);
+    uint32_t number = bl_tomb_first(index, key);
+    while (number != BL_NO_NUMBER && index->blocks[number].lane != tier)
+        number = bl_tomb_next(index, number);
     return number;
 }
 
 /* Add a number to the tombstones of its key: 0, or -ENOSPC. */
-static int bl_tomb_link(bl_meta *meta, uint32_t number)
+static int bl_tomb_link(bl_index *index, uint32_t number)
 {
-    bl_block *tomb = &meta->blocks[number];
-    uint32_t first = bl_tomb_first(meta, tomb->key);
+    bl_block *tomb = &index->blocks[number];
+    uint32_t first = bl_tomb_first(index, tomb->key);
     if (first == BL_NO_NUMBER) {
         tomb->links[BL_LIST_LANE].next = BL_NO_NUMBER;
-        return bl_index_add(meta->tombs->index, tomb->key, number);
+        return bl_hash_add(index->tombs->hash, tomb->key, number);
     }
-    tomb->links[BL_LIST_LANE].next = bl_tomb_next(meta, first);
-    meta->blocks[first].links[BL_LIST_LANE].next = number;
+    tomb->links[BL_LIST_LANE].next = bl_tomb_next(index, first);
+    index->blocks[first].links[BL_LIST_LANE].next = number;
     return 0;
 }
 
-static void bl_tomb_unlink(bl_meta *meta, uint32_t number)
+static void bl_tomb_unlink(bl_index *index, uint32_t number)
 {
-    const bl_block *tomb = &meta->blocks[number];
-    uint32_t first = bl_tomb_first(meta, tomb->key), next = bl_tomb_next(meta, number);
+    const bl_block *tomb = &index->blocks[number];
+    uint32_t first = bl_tomb_first(index, tomb->key), next = bl_tomb_next(index, number);
     if (first != number) {
-        while (bl_tomb_next(meta, first) != number)
-            first = bl_tomb_next(meta, first);
-        meta->blocks[first].links[BL_LIST_LANE].next = next;
+        while (bl_tomb_next(index, first) != number)
+            first = bl_tomb_next(index, first);
+        index->blocks[first].links[BL_LIST_LANE].next = next;
         return;
     }
-    bl_index_remove(meta->tombs->index, tomb->key);
+    bl_hash_remove(index->tombs->hash, tomb->key);
     if (next != BL_NO_NUMBER)
-        bl_index_add(meta->tombs->index, tomb->key, next);
+        bl_hash_add(index->tombs->hash, tomb->key, next);
 }
 
 /* ---- States. */
@@ -202,146 +202,147 @@ static enum bl_tomb_state bl_tomb_begins(uint32_t tier)
     return tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED;
 }
 
-static void bl_tomb_enter(bl_meta *meta, uint32_t number, enum bl_tomb_state state)
+static void bl_tomb_enter(bl_index *index, uint32_t number, enum bl_tomb_state state)
 {
-    bl_block *tomb = &meta->blocks[number];
+    bl_block *tomb = &index->blocks[number];
     tomb->offload = (uint8_t)state;
-    meta->tombs->count[state]++;
-    bl_work_append(meta, &meta->tombs->lists[state][tomb->lane], bl_work_block_link, number);
+    index->tombs->count[state]++;
+    bl_work_append(index, &index->tombs->lists[state][tomb->lane], bl_work_block_link, number);
 }
 
-static void bl_tomb_leave(bl_meta *meta, uint32_t number)
+static void bl_tomb_leave(bl_index *index, uint32_t number)
 {
-    const bl_block *tomb = &meta->blocks[number];
-    meta->tombs->count[tomb->offload]--;
-    bl_work_unlink(meta, &meta->tombs->lists[tomb->offload][tomb->lane], bl_work_block_link,
+    const bl_block *tomb = &index->blocks[number];
+    index->tombs->count[tomb->offload]--;
+    bl_work_unlink(index, &index->tombs->lists[tomb->offload][tomb->lane], bl_work_block_link,
                    number);
 }
 
-static void bl_tomb_move(bl_meta *meta, uint32_t number, enum bl_tomb_state state)
+static void bl_tomb_move(bl_index *index, uint32_t number, enum bl_tomb_state state)
 {
-    bl_tomb_leave(meta, number);
-    bl_tomb_enter(meta, number, state);
+    bl_tomb_leave(index, number);
+    bl_tomb_enter(index, number, state);
 }
 
 /* Clear the tombstone of a removal that its tier has executed. */
-static void bl_tomb_end(bl_meta *meta, uint32_t number)
+static void bl_tomb_end(bl_index *index, uint32_t number)
 {
-    bl_block *tomb = &meta->blocks[number];
-    bl_tomb_leave(meta, number);
-    bl_tomb_unlink(meta, number);
+    bl_block *tomb = &index->blocks[number];
+    bl_tomb_leave(index, number);
+    bl_tomb_unlink(index, number);
     bl_crash_point("tomb.done");
     *tomb = (bl_block){.generation = tomb->generation};
-    bl_entry_clear(meta, number);
-    bl_number_rest(meta, number);
+    bl_entry_clear(index, number);
+    bl_number_rest(index, number);
     bl_crash_point("tomb.cleared");
 }
 
-int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2])
+int bl_tombs_needed(const bl_index *index, const uint64_t key[2])
 {
     int needed = 0;
     for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++)
-        needed += meta->tombs->id[tier] != 0 && bl_tomb_of(meta, key, tier) == BL_NO_NUMBER;
-    return bl_tombs_count(meta) + (uint32_t)needed <= meta->tombs->count_max
+        needed += index->tombs->id[tier] != 0 && bl_tomb_of(index, key, tier) == BL_NO_NUMBER;
+    return bl_tombs_count(index) + (uint32_t)needed <= index->tombs->count_max
                ? needed
                : -BL_ERROR_REMOVALS_FULL;
 }
 
-void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
+void bl_tombs_add(bl_index *index, const uint64_t key[2], const uint32_t *numbers)
 {
     for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++) {
-        if (meta->tombs->id[tier] == 0)
+        if (index->tombs->id[tier] == 0)
             continue;
-        uint32_t number = bl_tomb_of(meta, key, tier);
+        uint32_t number = bl_tomb_of(index, key, tier);
         if (number != BL_NO_NUMBER) {
             /* Results of earlier attempts no longer match. The line in the pool is not rewritten: a
              * torn write would lose an answered removal. */
-            meta->blocks[number].generation = bl_generation_new(meta);
-            bl_tomb_move(meta, number, bl_tomb_begins(tier));
+            index->blocks[number].generation = bl_generation_new(index);
+            bl_tomb_move(index, number, bl_tomb_begins(tier));
             continue;
         }
         number = *numbers++;
-        meta->blocks[number] = (bl_block){
+        index->blocks[number] = (bl_block){
             .key = {key[0], key[1]},
-            .generation = bl_generation_new(meta),
-            .fingerprint = meta->tombs->id[tier],
+            .generation = bl_generation_new(index),
+            .fingerprint = index->tombs->id[tier],
             .state = BL_NUMBER_REMOVED,
             .lane = tier,
         };
-        bl_tomb_link(meta, number);
-        bl_tomb_enter(meta, number, bl_tomb_begins(tier));
-        bl_tomb_write(meta, number);
+        bl_tomb_link(index, number);
+        bl_tomb_enter(index, number, bl_tomb_begins(tier));
+        bl_tomb_write(index, number);
         bl_crash_point("tomb.written");
     }
 }
 
-int bl_tombs_recover(bl_meta *meta, uint32_t number)
+int bl_tombs_recover(bl_index *index, uint32_t number)
 {
-    bl_tombs *tombs = meta->tombs;
-    bl_block *tomb = &meta->blocks[number];
+    bl_tombs *tombs = index->tombs;
+    bl_block *tomb = &index->blocks[number];
     uint32_t tier = tomb->lane = bl_tomb_tier(tombs, tomb->fingerprint);
-    if (tier == 0 || bl_tomb_of(meta, tomb->key, tier) != BL_NO_NUMBER ||
-        bl_tombs_count(meta) >= tombs->count_max || bl_tomb_link(meta, number) < 0)
+    if (tier == 0 || bl_tomb_of(index, tomb->key, tier) != BL_NO_NUMBER ||
+        bl_tombs_count(index) >= tombs->count_max || bl_tomb_link(index, number) < 0)
         return 0;
     tomb->state = BL_NUMBER_REMOVED;
-    bl_tomb_enter(meta, number, bl_tomb_begins(tier));
+    bl_tomb_enter(index, number, bl_tomb_begins(tier));
     return 1;
 }
 
 /* ---- Queries. */
 
-uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2])
+uint8_t bl_tombs_of(const bl_index *index, const uint64_t key[2])
 {
     uint32_t tiers = 0;
-    if (bl_tombs_count(meta) == 0)
+    if (bl_tombs_count(index) == 0)
         return 0;
-    for (uint32_t n = bl_tomb_first(meta, key); n != BL_NO_NUMBER; n = bl_tomb_next(meta, n))
-        if (meta->blocks[n].lane < BL_TOMB_TIERS)
-            tiers |= 1u << meta->blocks[n].lane;
+    for (uint32_t n = bl_tomb_first(index, key); n != BL_NO_NUMBER; n = bl_tomb_next(index, n))
+        if (index->blocks[n].lane < BL_TOMB_TIERS)
+            tiers |= 1u << index->blocks[n].lane;
     return (uint8_t)tiers;
 }
 
-uint8_t bl_tombs_untried(const bl_meta *meta, const uint64_t key[2])
+uint8_t bl_tombs_untried(const bl_index *index, const uint64_t key[2])
 {
     uint32_t tiers = 0;
-    for (uint32_t n = bl_tomb_first(meta, key); n != BL_NO_NUMBER; n = bl_tomb_next(meta, n))
-        if (meta->blocks[n].offload == BL_TOMB_WAITING || meta->blocks[n].offload == BL_TOMB_TAKEN)
-            tiers |= 1u << meta->blocks[n].lane;
+    for (uint32_t n = bl_tomb_first(index, key); n != BL_NO_NUMBER; n = bl_tomb_next(index, n))
+        if (index->blocks[n].offload == BL_TOMB_WAITING ||
+            index->blocks[n].offload == BL_TOMB_TAKEN)
+            tiers |= 1u << index->blocks[n].lane;
     return (uint8_t)tiers;
 }
 
-int bl_tombs_has(const bl_meta *meta, enum bl_tomb_state state)
+int bl_tombs_has(const bl_index *index, enum bl_tomb_state state)
 {
-    return meta->tombs->count[state] > 0;
+    return index->tombs->count[state] > 0;
 }
 
-uint32_t bl_tombs_count_in(const bl_meta *meta, enum bl_tomb_state state)
+uint32_t bl_tombs_count_in(const bl_index *index, enum bl_tomb_state state)
 {
-    return meta->tombs->count[state];
+    return index->tombs->count[state];
 }
 
-uint32_t bl_tombs_count(const bl_meta *meta)
+uint32_t bl_tombs_count(const bl_index *index)
 {
     uint32_t count = 0;
     for (uint32_t state = 0; state < BL_TOMB_STATES; state++)
-        count += meta->tombs->count[state];
+        count += index->tombs->count[state];
     return count;
 }
 
-uint32_t bl_tombs_max(const bl_meta *meta) { return meta->tombs->count_max; }
+uint32_t bl_tombs_max(const bl_index *index) { return index->tombs->count_max; }
 
 /* ---- The service. */
 
-int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out)
+int bl_tombs_take(bl_index *index, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out)
 {
-    bl_tombs *tombs = meta->tombs;
+    bl_tombs *tombs = index->tombs;
     uint32_t first = tier ? tier : 1, end = tier ? tier + 1 : (uint32_t)BL_TOMB_TIERS;
     for (; first < end; first++) {
         uint32_t number = tombs->lists[state][first].first;
         if (number == BL_NO_NUMBER)
             continue;
-        const bl_block *tomb = &meta->blocks[number];
-        bl_tomb_move(meta, number, BL_TOMB_TAKEN);
+        const bl_block *tomb = &index->blocks[number];
+        bl_tomb_move(index, number, BL_TOMB_TAKEN);
         *out = (bl_lower_record){
             .key = {tomb->key[0], tomb->key[1]},
             .generation = tomb->generation,
@@ -353,36 +354,36 @@ int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_low
     return 0;
 }
 
-uint8_t bl_tombs_tried(bl_meta *meta, const bl_lower_note *note)
+uint8_t bl_tombs_tried(bl_index *index, const bl_lower_note *note)
 {
-    if (note->block >= meta->pool->geometry.block_count_max)
+    if (note->block >= index->pool->geometry.block_count_max)
         return 0;
-    const bl_block *tomb = &meta->blocks[note->block];
+    const bl_block *tomb = &index->blocks[note->block];
     if (tomb->state != BL_NUMBER_REMOVED || tomb->generation != note->generation ||
         tomb->offload != BL_TOMB_TAKEN)
         return 0; /* the block was replaced meanwhile, or the key removed again */
     uint8_t tier = (uint8_t)(1u << tomb->lane);
     if (note->removal == BL_REMOVAL_DONE)
-        bl_tomb_end(meta, note->block);
+        bl_tomb_end(index, note->block);
     else
-        bl_tomb_move(meta, note->block, BL_TOMB_FAILED);
+        bl_tomb_move(index, note->block, BL_TOMB_FAILED);
     return tier;
 }
 
-void bl_tombs_replaced(bl_meta *meta, const uint64_t key[2], uint8_t tiers, uint64_t generation)
+void bl_tombs_replaced(bl_index *index, const uint64_t key[2], uint8_t tiers, uint64_t generation)
 {
     for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++) {
-        uint32_t number = tiers >> tier & 1 ? bl_tomb_of(meta, key, tier) : (uint32_t)BL_NO_NUMBER;
-        if (number != BL_NO_NUMBER && meta->blocks[number].generation < generation)
-            bl_tomb_end(meta, number);
+        uint32_t number = tiers >> tier & 1 ? bl_tomb_of(index, key, tier) : (uint32_t)BL_NO_NUMBER;
+        if (number != BL_NO_NUMBER && index->blocks[number].generation < generation)
+            bl_tomb_end(index, number);
     }
 }
 
-void bl_tombs_untake(bl_meta *meta)
+void bl_tombs_untake(bl_index *index)
 {
     for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++) {
-        const bl_work_list *list = &meta->tombs->lists[BL_TOMB_TAKEN][tier];
+        const bl_work_list *list = &index->tombs->lists[BL_TOMB_TAKEN][tier];
         while (list->first != BL_NO_NUMBER)
-            bl_tomb_move(meta, list->first, BL_TOMB_WAITING);
+            bl_tomb_move(index, list->first, BL_TOMB_WAITING);
     }
 }

@@ -22,66 +22,66 @@ enum bl_tomb_state {
     BL_TOMB_STATES
 };
 
-int bl_tombs_create(bl_meta *meta);
-void bl_tombs_destroy(bl_meta *meta);
+int bl_tombs_create(bl_index *index);
+void bl_tombs_destroy(bl_index *index);
 
 /* Set the ids of the lower tiers, before the server serves: id[n] is unique to tier n; 0: there is
  * no such tier. */
-void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS]);
+void bl_tombs_attach(bl_index *index, const uint64_t id[BL_TOMB_TIERS]);
 
 /* Abandon a tier that this server does not have, before the server serves: recovery drops its line
  * and its tombstones. Returns 0, or -ENOSPC for more than BL_TOMB_STORES. */
-int bl_tombs_give_up(bl_meta *meta, uint64_t id);
+int bl_tombs_give_up(bl_index *index, uint64_t id);
 
 /* Recover a predecessor's line of a tier, which was copied into the block of this number. Returns 0
  * if the tier was abandoned. */
-int bl_tombs_recover_tier(bl_meta *meta, uint32_t number);
+int bl_tombs_recover_tier(bl_index *index, uint32_t number);
 
 /* Return a tier of this server that has no line yet, or 0. */
-uint32_t bl_tombs_unmarked(const bl_meta *meta);
+uint32_t bl_tombs_unmarked(const bl_index *index);
 
 /* Write a tier's line. Returns 0, or -BL_ERROR_REMOVALS_FULL if there are too many tiers. */
-int bl_tombs_mark(bl_meta *meta, uint32_t tier, uint32_t number);
+int bl_tombs_mark(bl_index *index, uint32_t tier, uint32_t number);
 
 /* Return how many unused numbers the tombstones of a key need, or -BL_ERROR_REMOVALS_FULL. */
-int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2]);
+int bl_tombs_needed(const bl_index *index, const uint64_t key[2]);
 
 /* Write a key's tombstones: one for each tier that may have blocks of the pool, whether this server
  * has the tier or not. Existing ones are renewed. numbers has bl_tombs_needed() elements. */
-void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers);
+void bl_tombs_add(bl_index *index, const uint64_t key[2], const uint32_t *numbers);
 
 /* Recover a predecessor's tombstone, which was copied into the block of this number. Returns 0 if
  * there are too many. */
-int bl_tombs_recover(bl_meta *meta, uint32_t number);
+int bl_tombs_recover(bl_index *index, uint32_t number);
 
 /* Return the tiers that may still have a removed block of a key, as bits. */
-uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2]);
+uint8_t bl_tombs_of(const bl_index *index, const uint64_t key[2]);
 
 /* Return the tiers that have not tried a removal yet, as bits. */
-uint8_t bl_tombs_untried(const bl_meta *meta, const uint64_t key[2]);
+uint8_t bl_tombs_untried(const bl_index *index, const uint64_t key[2]);
 
 /* Return 1 if there is a tombstone in this state. */
-int bl_tombs_has(const bl_meta *meta, enum bl_tomb_state state);
+int bl_tombs_has(const bl_index *index, enum bl_tomb_state state);
 
 /* Take the oldest tombstone that waits, or that failed in this tier. Returns 0 if there is none. */
-int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out);
+int bl_tombs_take(bl_index *index, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out);
 
 /* Record the result of a removal. Returns the tier as a bit; 0: there is no such tombstone. */
-uint8_t bl_tombs_tried(bl_meta *meta, const bl_lower_note *note);
+uint8_t bl_tombs_tried(bl_index *index, const bl_lower_note *note);
 
 /* Record that these tiers now have a key's block of this generation, in place of the removed
  * one. */
-void bl_tombs_replaced(bl_meta *meta, const uint64_t key[2], uint8_t tiers, uint64_t generation);
+void bl_tombs_replaced(bl_index *index, const uint64_t key[2], uint8_t tiers, uint64_t generation);
 
 /* Return all taken tombstones to the state WAITING. */
-void bl_tombs_untake(bl_meta *meta);
+void bl_tombs_untake(bl_index *index);
 
 /* Return the number of lines of tiers. */
-uint32_t bl_tombs_tier_count(const bl_meta *meta);
+uint32_t bl_tombs_tier_count(const bl_index *index);
 
 /* Return the number of tombstones: all, those in a state, and the maximum. */
-uint32_t bl_tombs_count(const bl_meta *meta);
-uint32_t bl_tombs_count_in(const bl_meta *meta, enum bl_tomb_state state);
-uint32_t bl_tombs_max(const bl_meta *meta);
+uint32_t bl_tombs_count(const bl_index *index);
+uint32_t bl_tombs_count_in(const bl_index *index, enum bl_tomb_state state);
+uint32_t bl_tombs_max(const bl_index *index);
 
 #endif

@@ -47,7 +47,7 @@ static int bl_prefix_fill(bl_prefix *prefix, uint32_t block_max, uint32_t name_m
 {
     size_t bits = BL_PREFIX_TIERS * prefix->words * sizeof(uint64_t);
     size_t ranks = prefix->words * 64ull;
-    int rc = bl_index_seed(prefix->seed);
+    int rc = bl_hash_seed(prefix->seed);
     if (!rc)
         rc = bl_prefix_make(&prefix->blocks, &prefix->block_table, sizeof(bl_prefix_block) + bits,
                             block_max);

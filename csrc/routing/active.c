@@ -34,7 +34,7 @@ int bl_active_create(bl_active **out)
         return -ENOMEM;
     active->mask = BL_ACTIVE_FIRST - 1;
     active->slot = calloc(BL_ACTIVE_FIRST, sizeof *active->slot);
-    int rc = active->slot ? bl_index_seed(active->seed) : -ENOMEM;
+    int rc = active->slot ? bl_hash_seed(active->seed) : -ENOMEM;
     if (rc)
         bl_active_destroy(active);
     else

@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 
-from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga import IndexServer, KVCache, Namespace, Pool
 from beluga.kvcache import hash_keys
 
 namespace = Namespace({"model": "my model", "dtype": "float32"})
 with (
     Pool.create(["/dev/shm/cache"], device_size=64 << 20, force=True) as pool,
-    MetaServer(pool),
+    IndexServer(pool),
     KVCache(pool, namespace=namespace) as cache,
 ):
     keys = hash_keys([b"first", b"second"])  # or an engine's digests: a list of bytes

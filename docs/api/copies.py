@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.kvcache import Run
 from beluga.transfer import CpuEngine, Slots, View, arrangements
 
@@ -12,7 +12,7 @@ layout = arrangements.vllm([View.of(layer) for layer in layers])
 digests = [bytes([number]) * 16 for number in range(2)]
 with (
     Pool.create(["/dev/shm/copies"], device_size=64 << 20, force=True) as pool,
-    MetaServer(pool),
+    IndexServer(pool),
     KVCache(pool, namespace=layout.declared, engine=CpuEngine(pool, threads=2)) as cache,
 ):
     cache.put(

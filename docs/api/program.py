@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from beluga import Client, Handlers, KVCache, MetaServer, Pool
+from beluga import Client, Handlers, IndexServer, KVCache, Pool
 from beluga.kvcache import Run
 from beluga.router import BlockHasher, Router, Worker, make_policy
 from beluga.transfer import View, arrangements
@@ -19,7 +19,7 @@ def mean(values: NDArray[np.float32]) -> float:
 
 with (
     Pool.create(["/dev/shm/whole"], device_size=128 << 20, force=True) as pool,
-    MetaServer(pool) as server,
+    IndexServer(pool) as server,
     Client(pool) as client,
     KVCache(client, namespace="my model") as cache,
 ):

@@ -1,11 +1,11 @@
 """Serve a pool and limit its sessions."""
 
-from beluga import Client, MetaServer, Pool
+from beluga import Client, IndexServer, Pool
 from beluga.rpc import Quota
 
 with (
     Pool.create(["/dev/shm/served"], device_size=64 << 20, force=True) as pool,
-    MetaServer(pool, quota=Quota(bytes=16 << 20, calls_per_s=100_000)) as server,
+    IndexServer(pool, quota=Quota(bytes=16 << 20, calls_per_s=100_000)) as server,
     Client(pool) as client,
 ):
     client.ping()

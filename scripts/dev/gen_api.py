@@ -72,7 +72,7 @@ SUBJECTS = (
         "Servers",
         "The process that has the index of a pool; there is one at a time. `beluga serve` is one.",
         {
-            "beluga": "MetaServer=server Server=method",
+            "beluga": "IndexServer=server Server=method",
             "beluga.rpc": "Quota=server ServerStat=server Calls=server stand_by",
         },
     ),
@@ -148,7 +148,7 @@ SUBJECTS = (
 INTERNAL = {
     "Pool": "__init__ using handle has_runtime_dir raise_for_status refuse_in_use refuse_removed "
     "run_near host_number reserve before_close",
-    "MetaServer": "attach_lower attach_journal detach_lower fail watch reported",
+    "IndexServer": "attach_lower attach_journal detach_lower fail watch reported",
     "Server": "fail watch reported",
     "ServerStat": "__init__",
     "Client": "tell lock session report",

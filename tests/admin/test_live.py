@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.admin import Admin, request, server_routes
 from beluga.live import CellState, Observer, Snapshot, calls, figures, observer, space_map
 from beluga.pool import STRIPE_SIZE
@@ -36,13 +36,13 @@ def pool(shm: Path, request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[MetaServer]:
-    with MetaServer(pool) as server:
+def server(pool: Pool) -> Iterator[IndexServer]:
+    with IndexServer(pool) as server:
         yield server
 
 
 @pytest.fixture
-def look(server: MetaServer, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Look:
+def look(server: IndexServer, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Look:
     """Request a snapshot each time; clients report with each call."""
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     monkeypatch.setattr(observer, "_INTERVAL_S", 0.0)
@@ -165,7 +165,7 @@ def test_the_map_adds_up_and_shows_block_locations(pool: Pool, look: Look) -> No
 def test_large_devices_have_a_bounded_number_of_cells(shm: Path) -> None:
     with (
         Pool.create([shm / "large"], device_size=16 << 30, sparse=True, max_blocks=512) as pool,
-        MetaServer(pool) as server,
+        IndexServer(pool) as server,
     ):
         drawn = space_map.SpaceMap(server, pool)
         (device,) = drawn.devices()
@@ -176,10 +176,10 @@ def test_large_devices_have_a_bounded_number_of_cells(shm: Path) -> None:
 
 @pytest.mark.parametrize("pool", [1], indirect=True)
 def test_quarantine_is_on_the_map_and_in_the_notes(pool: Pool) -> None:
-    with MetaServer(pool), KVCache(pool, namespace="a") as cache:
+    with IndexServer(pool), KVCache(pool, namespace="a") as cache:
         cache.put(names(4), payload(4))
         assert OtherMachine(pool, host=3, boot_id=(7, 9)).attach(0x5EED) == 0
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         seen = Observer(server, pool).snapshot()
     assert seen.pool.quarantined_bytes > 0
     assert seen.suspect_count == 1
@@ -201,13 +201,13 @@ def test_refusals_are_noted_while_they_happen(pool: Pool, look: Look) -> None:
         reader.release(pins)
 
 
-def test_requests_within_a_second_get_the_same_snapshot(server: MetaServer, pool: Pool) -> None:
+def test_requests_within_a_second_get_the_same_snapshot(server: IndexServer, pool: Pool) -> None:
     watched = Observer(server, pool)
     assert watched.snapshot() is watched.snapshot()
 
 
-def test_a_stopped_server_and_a_standby_are_reported(server: MetaServer, pool: Pool) -> None:
-    standby = MetaServer(pool)
+def test_a_stopped_server_and_a_standby_are_reported(server: IndexServer, pool: Pool) -> None:
+    standby = IndexServer(pool)
     assert Observer(standby, pool).snapshot().server.state == "standby"
     standby.stop()
     watched = Observer(server, pool)
@@ -218,7 +218,7 @@ def test_a_stopped_server_and_a_standby_are_reported(server: MetaServer, pool: P
 
 
 def test_the_response_is_the_snapshot_with_history_on_request(
-    server: MetaServer, pool: Pool
+    server: IndexServer, pool: Pool
 ) -> None:
     admin = Admin(server_routes(server, pool), directory=pool.runtime_dir)
     admin.start()

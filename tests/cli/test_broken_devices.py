@@ -27,7 +27,7 @@ import typer
 from support.emulation import PATIENCE, share
 
 import beluga.pool
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.cli import app, cxl_rpc, lazy, main
 from beluga.pool import default, missing
 
@@ -258,7 +258,7 @@ EXCLUSIVE = {
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
 def test_a_busy_pool_is_a_one_line_error(paths: list[Path], tmp_path: Path, name: str) -> None:
-    with Pool.open(paths) as pool, MetaServer(pool) as server:
+    with Pool.open(paths) as pool, IndexServer(pool) as server:
         ended = ran(name, [*EXCLUSIVE[name], *WITH[name].words(paths)], tmp_path)
         refused(name, ended, "server", "process")
         assert server.failure is None

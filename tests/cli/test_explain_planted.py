@@ -22,7 +22,7 @@ import pytest
 
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.vllm.identity import namespace as vllm_namespace
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.kvcache import fold
 
 pytestmark = pytest.mark.slow
@@ -253,11 +253,11 @@ def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: W
     code = (
         "import sys\n"
         "from beluga import Client, Pool\n"
-        "from beluga.index import MetaClient\n"
+        "from beluga.index import IndexClient\n"
         "import numpy as np\n"
         "with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:\n"
         "    keys = np.array([[int(text) for text in sys.argv[1].split()]], np.uint64)\n"
-        "    MetaClient(client).reserve(keys, length=4096)\n"
+        "    IndexClient(client).reserve(keys, length=4096)\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.read()\n"
     )
@@ -292,7 +292,7 @@ def test_a_block_of_the_previous_epoch_is_explained(world: World) -> None:
 def test_bad_memory_is_explained(world: World) -> None:
     world.store(engine())
     with Pool.open(world.paths) as pool, KVCache(pool, namespace=engine()) as cache:
-        place = MetaClient(cache.client).lookup(cache.keys([KEY])).hits[0].offset
+        place = IndexClient(cache.client).lookup(cache.keys([KEY])).hits[0].offset
     data = bytearray(Path(world.paths[0]).read_bytes())
     at = data.index(bytes([7]) * SIZE)
     assert at % SIZE == place % SIZE

@@ -42,7 +42,7 @@ from beluga.cli.replay import _moved
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
 from beluga.events import EventSettings
 from beluga.gateway.settings import Address
-from beluga.index import MetaStat, Sessions
+from beluga.index import IndexStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
 from beluga.replay.run import ReplayOptions
@@ -211,7 +211,7 @@ class Served:
 @pytest.fixture
 def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     found: list[Served] = []
-    monkeypatch.setattr("beluga.index.MetaServer", lambda pool, **options: options)
+    monkeypatch.setattr("beluga.index.IndexServer", lambda pool, **options: options)
     monkeypatch.setattr("beluga.admin.server_routes", lambda *_: {})
     monkeypatch.setattr("beluga.lease.open_lease", lambda url: f"lease {url}")
     monkeypatch.setattr(
@@ -380,11 +380,11 @@ def test_ping_prints_one_line(trips: dict[str, Any]) -> None:
 
 
 def test_stat_shows_all_counters(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> None:
-    zero = {field.name: 0 for field in dataclasses.fields(MetaStat)}
-    counters = MetaStat(**zero | {"block_count": 20, "grant_count": 2, "block_count_max": 22})
+    zero = {field.name: 0 for field in dataclasses.fields(IndexStat)}
+    counters = IndexStat(**zero | {"block_count": 20, "grant_count": 2, "block_count_max": 22})
     own = SimpleNamespace(epoch=9, nonce=1)
     monkeypatch.setattr("beluga.rpc.Client", lambda *_, **__: Opened(stat=lambda: own))
-    monkeypatch.setattr("beluga.index.MetaClient", lambda client: Opened(stat=lambda: counters))
+    monkeypatch.setattr("beluga.index.IndexClient", lambda client: Opened(stat=lambda: counters))
     monkeypatch.setattr("beluga.index.fetch_counters", lambda client: None)
     monkeypatch.setattr(
         "beluga.index.fetch_sessions", lambda client: Sessions((), Quota(), draining=False)
@@ -450,7 +450,9 @@ def test_a_block_evicted_during_its_fetch_is_a_miss(
     cache = Opened(client=None, keys=list, get=lambda keys, into: SimpleNamespace(hits=0))
     found = SimpleNamespace(hits=[SimpleNamespace(length=5)])
     monkeypatch.setattr("beluga.kvcache.KVCache", lambda *_, **__: cache)
-    monkeypatch.setattr("beluga.index.MetaClient", lambda client: Opened(lookup=lambda keys: found))
+    monkeypatch.setattr(
+        "beluga.index.IndexClient", lambda client: Opened(lookup=lambda keys: found)
+    )
     (tmp_path / "old").write_bytes(b"kept")
     gone = beluga("get", "key", tmp_path / "old")
     assert (

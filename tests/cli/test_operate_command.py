@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from support.blocks import eventually, keys
 
-from beluga import Client, KVCache, MetaServer, Pool
-from beluga.index import MetaClient
+from beluga import Client, IndexServer, KVCache, Pool
+from beluga.index import IndexClient
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -63,11 +63,11 @@ def test_stat_prints_text(run: Run, pool: list[str], server: Server[str], opened
 def test_stat_prints_quarantined_space_and_the_reason(
     run: Run, pool: list[str], opened: Pool
 ) -> None:
-    with MetaServer(opened) as first:
+    with IndexServer(opened) as first:
         client = Client(opened)
-        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        IndexClient(client).reserve(keys([1]), length=1 << 20)
         first.stop()
-    with MetaServer(opened):
+    with IndexServer(opened):
         text = run("stat", *pool).stdout
         found = value(run, "stat", *pool)
         assert narrow(text)
@@ -130,7 +130,7 @@ def test_trace_rejects_unsupported_options(run: Run, pool: list[str]) -> None:
         ended = run("trace", *pool, *words)
         assert ended.returncode in (1, 2)
         assert why in " ".join(ended.stderr.replace("│", " ").split())
-    with Pool.open(pool[1::2]) as opened, MetaServer(opened):
+    with Pool.open(pool[1::2]) as opened, IndexServer(opened):
         ended = run("trace", *pool, "--session", "me")
     assert ended.returncode == 2 and "give pid:N" in ended.stderr
 
@@ -139,17 +139,17 @@ def test_quota_is_shown_and_changed_without_a_restart(
     run: Run, pool: list[str], server: Server[str], opened: Pool
 ) -> None:
     with Client(opened) as client:
-        meta = MetaClient(client)
-        meta.reserve(keys([1]), length=4096)
+        index = IndexClient(client)
+        index.reserve(keys([1]), length=4096)
         assert "no limit" in run("quota", *pool).stdout
         changed = run("quota", *pool, "--set", "grants=1", "--set", "bytes=1M")
         assert "until the server ends" in changed.stderr
         result = value(run, "quota", *pool)
         assert result["quota"] == {"grants": 1, "pins": 0, "bytes": 1 << 20, "calls_per_s": 0}
         assert [(one["grant_count"], one["bytes"]) for one in result["sessions"]] == [(1, 4096)]
-        assert meta.reserve(keys([2]), length=4096)[0].status < 0
+        assert index.reserve(keys([2]), length=4096)[0].status < 0
         assert value(run, "quota", *pool, "--set", "grants=0")["quota"]["bytes"] == 1 << 20
-        assert eventually(lambda: meta.reserve(keys([2]), length=4096)[0].status == 0)
+        assert eventually(lambda: index.reserve(keys([2]), length=4096)[0].status == 0)
         text = run("quota", *pool).stdout
     assert narrow(text) and "1 MiB" in text
 
@@ -182,8 +182,8 @@ def test_drain_waits_for_pending_writes(
 ) -> None:
     run("put", "key", "-", *pool, stdin="some bytes")
     with Client(opened) as client:
-        meta = MetaClient(client)
-        grants = meta.reserve(keys([1]), length=4096)
+        index = IndexClient(client)
+        grants = index.reserve(keys([1]), length=4096)
         late = run("drain", *pool, "--timeout", 0.5)
         assert late.returncode == 1
         assert "not drained in 0.5 s: 1 blocks are being written" in late.stderr
@@ -194,7 +194,7 @@ def test_drain_waits_for_pending_writes(
         assert "the pool is being drained for maintenance" in refused.stderr
         assert run("get", "key", *pool).stdout == "some bytes"
         assert "draining: puts are refused" in run("stat", *pool).stdout
-        assert meta.commit(grants) == [0]
+        assert index.commit(grants) == [0]
     assert "drained: nothing is being written; 2 blocks stay" in waiting.communicate(timeout=60)[1]
     assert waiting.returncode == 0
     assert value(run, "drain", *pool)["done"]
@@ -208,10 +208,10 @@ def test_drain_continues_when_a_writer_is_killed(
     code = (
         "import sys\n"
         "from beluga import Client, Pool\n"
-        "from beluga.index import MetaClient\n"
+        "from beluga.index import IndexClient\n"
         "from numpy import ones\n"
         "with Pool.open(sys.argv[1:]) as pool, Client(pool) as client:\n"
-        "    MetaClient(client).reserve(ones((1, 2), 'u8'), length=4096)\n"
+        "    IndexClient(client).reserve(ones((1, 2), 'u8'), length=4096)\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.read()\n"
     )

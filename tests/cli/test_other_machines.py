@@ -19,7 +19,7 @@ from support.denied import CALLS
 from support.emulation import long
 
 import beluga.pool.runtime
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.errors import RuntimeDirError
 from beluga.gateway.settings import read_workers, workers_text
 from beluga.text import decode_text
@@ -122,7 +122,7 @@ def test_a_hidden_boot_id_is_reported(
     shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Pool.create([shm / "a"], device_size=16 << 20) as pool:
-        MetaServer(pool).stop()
+        IndexServer(pool).stop()
         monkeypatch.setattr(beluga.pool.runtime, "_BOOT_ID", tmp_path / "boot_id")
         with pytest.raises(RuntimeDirError, match=r"boot_id cannot be read \(No such file"):
             pool.raise_for_status(-errno.ENOENT, "starting a server")

@@ -21,7 +21,7 @@ from support.emulation import long
 
 from beluga.cli import serve
 from beluga.errors import DeposedError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.pool import Pool
 from tests.exporter.scraped import scrape, status_of
 
@@ -135,7 +135,7 @@ def test_a_deposed_server_stands_by_again_only_with_watch(
 ) -> None:
     served = []
 
-    def serve_until_stopped(server: MetaServer, **_: object) -> None:
+    def serve_until_stopped(server: IndexServer, **_: object) -> None:
         served.append(server)
         if len(served) == 1:
             raise DeposedError("another server has taken over")

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.child import command
 from beluga.cli.top_frame import draw_frame
 from beluga.live import Note, Observer, SessionFacts, SlowCall, Snapshot, TenantFacts, TierFacts
@@ -34,7 +34,7 @@ def snapshot(shm: Path) -> Snapshot:
     """A snapshot with rows in every table, whose names are hostile."""
     with (
         Pool.create([shm / ("a" * 60)], device_size=32 << 20, sparse=True) as pool,
-        MetaServer(pool) as server,
+        IndexServer(pool) as server,
     ):
         seen = Observer(server, pool)
         found = seen.snapshot()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer
+from beluga import IndexServer, KVCache
 from beluga.cli import verify as command
 from beluga.errors import VerifyError
 from beluga.pool import Pool
@@ -146,7 +146,7 @@ def fill(paths: list[str], count: int) -> None:
     payload = np.arange((1 << 20) - 4096, dtype=np.uint8).reshape(1, -1)
     with (
         Pool.open(paths) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         KVCache(pool, namespace="test") as cache,
     ):
         for i in range(count):

@@ -17,7 +17,7 @@ import pytest
 from lmcache_parts import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
 from support.blocks import eventually
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE_SIZE = 48 << 20
@@ -37,8 +37,8 @@ def pool_name(pool: Pool) -> str:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[MetaServer]:
-    with MetaServer(pool) as server:
+def server(pool: Pool) -> Iterator[IndexServer]:
+    with IndexServer(pool) as server:
         yield server
 
 

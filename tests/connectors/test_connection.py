@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fakes import damage
 
-from beluga import MetaServer, Namespace, Pool
+from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.settings import PoolSettings, settings_of
@@ -66,7 +66,7 @@ def until_attached(connection: Connection) -> None:
         time.sleep(0.01)
 
 
-def test_attempt_calls_the_pool_once_attached(server: MetaServer, connection: Connection) -> None:
+def test_attempt_calls_the_pool_once_attached(server: IndexServer, connection: Connection) -> None:
     assert connection.wait(LONG_S)
     assert connection.attempt("putting", put) == 4
     assert connection.attempt("looking up", lookup) == 4
@@ -78,7 +78,7 @@ def test_an_attempt_without_a_server_fails_at_once_and_a_later_server_is_found(
 ) -> None:
     assert not connection.wait(0.4)
     assert connection.attempt("looking up", lookup) is None
-    with MetaServer(pool):
+    with IndexServer(pool):
         until_attached(connection)
         assert connection.attempt("looking up", lookup) == 0
 
@@ -92,7 +92,7 @@ def test_a_start_waits_until_the_first_attempt_has_ended(
     lost = Connection(settings, name="lost", logger=logger)
     assert not lost.settle()
     lost.close()
-    with MetaServer(pool):
+    with IndexServer(pool):
         found = Connection(settings, name="found", logger=logger)
         assert found.settle()
         found.close()
@@ -113,19 +113,19 @@ def test_a_start_waits_until_the_first_attempt_has_ended(
 
 
 def test_a_lost_server_costs_one_wait_and_is_reattached(connection: Connection, pool: Pool) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         assert connection.wait(LONG_S)
         assert connection.attempt("putting", put) == 4
     assert connection.attempt("looking up", lookup) is None
     assert connection.failure_count >= 1
     assert not connection.attached
-    with MetaServer(pool):
+    with IndexServer(pool):
         until_attached(connection)
         assert connection.attempt("looking up", lookup) == 4
 
 
 def test_each_failed_session_is_closed_once_before_the_next(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
     again = threading.Event()
@@ -161,7 +161,7 @@ def test_each_failed_session_is_closed_once_before_the_next(
     "kind", [NoSpaceError, QuotaError, BadValueError, LayoutError, ChecksumError]
 )
 def test_an_error_of_one_call_leaves_the_session(
-    server: MetaServer, connection: Connection, kind: type[BelugaError]
+    server: IndexServer, connection: Connection, kind: type[BelugaError]
 ) -> None:
     def wrong(_: Attachment) -> int:
         raise kind("of this call")
@@ -173,7 +173,7 @@ def test_an_error_of_one_call_leaves_the_session(
 
 
 def test_warnings_are_logged_once_a_minute(
-    server: MetaServer, connection: Connection, caplog: pytest.LogCaptureFixture
+    server: IndexServer, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: Attachment) -> int:
         raise NoSpaceError("no room")
@@ -186,7 +186,7 @@ def test_warnings_are_logged_once_a_minute(
 
 
 def test_an_engine_outlives_an_error_of_another_library(
-    server: MetaServer, connection: Connection, caplog: pytest.LogCaptureFixture
+    server: IndexServer, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     def out_of_memory(_: Attachment) -> int:
         raise RuntimeError("the accelerator has no memory left")
@@ -223,7 +223,7 @@ def test_an_unavailable_copy_engine_is_rejected_at_start() -> None:
 
 
 def test_a_link_counts_bytes_copied_by_a_dsa_once(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)
     small, large = np.ones((1, 1000), np.uint8), np.ones((3, 300_000), np.uint8)
@@ -242,7 +242,7 @@ def session(pool_name: str | None, **changes: Any) -> Attachment:
     return Attachment(PoolSettings(pool=pool_name, **({"timeout_ms": 5000} | changes)))
 
 
-def test_settings_reach_the_session(server: MetaServer, pool: Pool, pool_name: str) -> None:
+def test_settings_reach_the_session(server: IndexServer, pool: Pool, pool_name: str) -> None:
     block, target = np.arange(4096, dtype=np.uint8), np.zeros((1, 4096), dtype=np.uint8)
     careful, careless = (
         session(pool_name),
@@ -262,7 +262,7 @@ def test_settings_reach_the_session(server: MetaServer, pool: Pool, pool_name: s
 
 
 def test_without_a_pool_setting_the_default_pool_is_used(
-    server: MetaServer, pool: Pool, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool: Pool, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELUGA_POOL", pool_name)
     attachment = session(None)
@@ -270,13 +270,13 @@ def test_without_a_pool_setting_the_default_pool_is_used(
     attachment.close()
 
 
-def test_the_session_uses_the_configured_host_number(server: MetaServer, pool_name: str) -> None:
+def test_the_session_uses_the_configured_host_number(server: IndexServer, pool_name: str) -> None:
     with pytest.raises(SecondHostError):
         session(pool_name, host=1)
 
 
 def test_copies_are_unscheduled_without_a_usable_link(
-    server: MetaServer,
+    server: IndexServer,
     pool_name: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -311,7 +311,7 @@ def test_a_failed_session_leaves_no_pool_mapped(
 
 
 def test_suppressed_messages_are_counted_in_the_next_warning(
-    server: MetaServer,
+    server: IndexServer,
     connection: Connection,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -332,7 +332,7 @@ def test_suppressed_messages_are_counted_in_the_next_warning(
     assert "more of" not in caplog.records[3].message
 
 
-def test_a_stop_ends_copies_until_resume(server: MetaServer, connection: Connection) -> None:
+def test_a_stop_ends_copies_until_resume(server: IndexServer, connection: Connection) -> None:
     with connection.stopped():
         pass  # not attached yet: nothing to stop
     assert connection.wait(LONG_S)
@@ -355,14 +355,14 @@ def test_transfer_stats_outlive_their_session(pool: Pool, connection: Connection
     def bytes_of() -> int:
         return connection.transfer_stats()[TransferClass.OFFLOAD].bytes
 
-    with MetaServer(pool):
+    with IndexServer(pool):
         assert connection.wait(LONG_S)
         assert bytes_of() == 0
         assert connection.attempt("putting", put) == 4
         assert bytes_of() == 4 * 4096
     assert connection.attempt("looking up", lookup) is None
     assert bytes_of() == 4 * 4096
-    with MetaServer(pool):
+    with IndexServer(pool):
         until_attached(connection)
         assert connection.attempt("removing", lambda a: a.cache(NAMESPACE).remove(DIGESTS)) == 4
         assert connection.attempt("putting", put) == 4
@@ -370,7 +370,7 @@ def test_transfer_stats_outlive_their_session(pool: Pool, connection: Connection
 
 
 def test_copied_bytes_are_reported_after_the_end(
-    server: MetaServer, connection: Connection
+    server: IndexServer, connection: Connection
 ) -> None:
     assert connection.wait(LONG_S)
     assert connection.attempt("putting", put) == 4
@@ -380,7 +380,7 @@ def test_copied_bytes_are_reported_after_the_end(
 
 @pytest.mark.parametrize("prefault", [True, False])
 def test_connection_prefaults_the_pool_if_requested(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, prefault: bool
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, prefault: bool
 ) -> None:
     touched = threading.Event()
     monkeypatch.setattr(Pool, "prefault", lambda _: touched.set())
@@ -414,7 +414,7 @@ def test_after_a_failure_the_pool_is_not_accessed_and_close_does_not_wait(
     assert tried == [1]
 
 
-def test_closed_sessions_free_their_lanes(server: MetaServer, pool_name: str) -> None:
+def test_closed_sessions_free_their_lanes(server: IndexServer, pool_name: str) -> None:
     for _ in range(20):  # more than there are lanes
         attachment = session(pool_name)
         assert attachment.cache(NAMESPACE).lookup(DIGESTS) == 0

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
-from beluga import MetaServer, Namespace, Pool
+from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import era, records
 from beluga.connectors.connection import Attachment
 from beluga.connectors.era import Era
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.tiers import TierService
 
 MODEL = Namespace.of("model")
 
 
 @pytest.fixture
-def sessions(server: MetaServer, pool_name: str) -> Iterator[list[Attachment]]:
+def sessions(server: IndexServer, pool_name: str) -> Iterator[list[Attachment]]:
     made = [Attachment(PoolSettings(pool=pool_name, timeout_ms=5000)) for _ in range(2)]
     yield made
     for session in made:
@@ -159,7 +159,7 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
     tier, found = Deaf(remote=remote), list[bytes]()
     with Pool.create([shm / "pool"], device_size=32 << 20, sparse=True) as pool:
         for clears in (0, 1, 0):
-            server = MetaServer(pool)
+            server = IndexServer(pool)
             service = TierService(server, pool, [tier], wait=True)
             with server:
                 service.start()
@@ -235,7 +235,7 @@ def test_a_pending_era_record_raises_immediately(
     sessions: list[Attachment],
 ) -> None:
     one = Era(MODEL)
-    cache, writer = sessions[1].cache(one._namespace), MetaClient(sessions[1].client)
+    cache, writer = sessions[1].cache(one._namespace), IndexClient(sessions[1].client)
     keys = cache.keys(era._RECORD)
     grants = writer.reserve(keys, length=era.SIZE, fingerprint=cache.fingerprint)
     with pytest.raises(CacheError, match="is being written"):

@@ -38,19 +38,19 @@ from lmcache_parts import (
 from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
-from beluga import MetaServer, Namespace, Pool
+from beluga import IndexServer, Namespace, Pool
 from beluga.connectors.connection import Attachment
 from beluga.connectors.identity.models import Files
 from beluga.connectors.lmcache import identity, objects
 from beluga.connectors.lmcache.identity import metadata_fields
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.rpc import KINDS, Client, Figure, report
 from beluga.transfer import TransferClass
 
 
-def test_objects_are_loaded_by_another_server(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_objects_are_loaded_by_another_server(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(8)
     first, second = adapter(), adapter()
     assert store(first, keys, memories) == sum(m.get_size() for m in memories)
@@ -63,7 +63,7 @@ def test_objects_are_loaded_by_another_server(server: MetaServer, adapter: MakeA
     assert second.accessed == keys
 
 
-def test_hits_after_misses_are_found(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_hits_after_misses_are_found(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(12)
     other = [ObjectKey(key.chunk_hash, kv_rank=2, object_group_id=1) for key in keys]
     some = [0, 1, 4, 5, 6, 11]
@@ -88,7 +88,7 @@ def test_blocks_of_a_lower_tier_are_onboarded_and_locked(
     with served(shm / "second", tier) as pool, l2(lmcache, shm / "second") as one:
         assert lookup(one, requested) == [key is not absent for key in requested]
         with Client(pool) as client:
-            assert MetaClient(client).stat().pinned_count == 8
+            assert IndexClient(client).stat().pinned_count == 8
         targets = blank(8)
         assert load(one, keys, targets) == [True] * 8
         assert all(np.array_equal(t.data, m.data) for t, m in zip(targets, memories, strict=True))
@@ -107,7 +107,7 @@ def test_no_block_is_onboarded_for_an_engine_that_does_not_wait(shm: Path, lmcac
 
 
 def test_locked_objects_survive_eviction_until_unlocked(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     shape = (2, 4, 1023, 512)  # 8 MiB: twelve of them exceed the pool
     keys = [ObjectKey(bytes([i]) * 8) for i in range(24)]
@@ -121,12 +121,12 @@ def test_locked_objects_survive_eviction_until_unlocked(
     target = blank(1, shape)
     assert load(one, keys[:1], target) == [True]
     assert np.array_equal(target[0].data, first.data)
-    pinned = server.meta_stat().pinned_count
+    pinned = server.index_stat().pinned_count
     one.submit_unlock(keys[:1])
-    assert eventually(lambda: server.meta_stat().pinned_count == pinned - 1)
+    assert eventually(lambda: server.index_stat().pinned_count == pinned - 1)
 
 
-def test_an_unlocked_lookup_leaves_no_pins(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_an_unlocked_lookup_leaves_no_pins(server: IndexServer, adapter: MakeAdapter) -> None:
     one, memory = adapter(), Memory(SHAPE, seed=1)
     assert store(one, [ObjectKey(b"a")], [memory]) > 0
     key = ObjectKey(b"a")
@@ -138,7 +138,7 @@ def test_an_unlocked_lookup_leaves_no_pins(server: MetaServer, adapter: MakeAdap
     assert lookup(one, [ObjectKey(b"b")]) == [False]  # nor of the last job
     del key
     assert eventually(lambda: known() is None)
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_unlocked_lookup_leaves_no_pins(server: MetaServer, adapter: MakeAdap
     ids=str,
 )
 def test_objects_of_another_owner_are_misses(
-    server: MetaServer, adapter: MakeAdapter, difference: dict[str, Any]
+    server: IndexServer, adapter: MakeAdapter, difference: dict[str, Any]
 ) -> None:
     keys, memories = chunks(2)
     one = adapter()
@@ -164,7 +164,7 @@ def test_objects_of_another_owner_are_misses(
 
 
 def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
-    server: MetaServer, lmcache: Any, pool_name: str
+    server: IndexServer, lmcache: Any, pool_name: str
 ) -> None:
     one = lmcache.BelugaL2Adapter({"pool": pool_name, "timeout_ms": 60_000, "identity": "a test"})
     descriptors = [
@@ -182,7 +182,7 @@ def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "fp8_e5m2"}], ids=str)
 def test_objects_of_another_configuration_are_misses(
-    server: MetaServer, adapter: MakeAdapter, difference: dict[str, str]
+    server: IndexServer, adapter: MakeAdapter, difference: dict[str, str]
 ) -> None:
     keys, memories = chunks(2)
     assert store(adapter(), keys, memories) > 0
@@ -190,7 +190,7 @@ def test_objects_of_another_configuration_are_misses(
 
 
 def test_objects_of_another_layout_of_the_same_size_are_misses(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
     one, other = adapter(), (2, 4, 64, 16)
@@ -201,7 +201,7 @@ def test_objects_of_another_layout_of_the_same_size_are_misses(
 
 @pytest.mark.parametrize(("version", "found"), [("0.5.7", True), ("0.6.0", False)])
 def test_objects_of_another_minor_version_of_lmcache_are_misses(
-    server: MetaServer, adapter: MakeAdapter, version: str, found: bool
+    server: IndexServer, adapter: MakeAdapter, version: str, found: bool
 ) -> None:
     keys, memories = chunks(2)
     assert store(adapter(), keys, memories) > 0
@@ -224,18 +224,18 @@ def test_without_a_server_everything_misses_and_nothing_waits(adapter: MakeAdapt
 
 def test_a_restarted_server_is_reattached(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(4)
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = adapter(timeout_ms=2000)
         assert store(one, keys, memories) > 0
         assert lookup(one, keys) == [True] * 4
     assert lookup(one, keys) == [False] * 4
     assert load(one, keys, blank(4)) == [False] * 4
     one.submit_unlock(keys)
-    with MetaServer(pool):
+    with IndexServer(pool):
         assert eventually(lambda: lookup(one, keys) == [True] * 4, LONG_S)
 
 
-def test_deleted_objects_are_misses(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_deleted_objects_are_misses(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(3)
     one = adapter()
     store(one, keys, memories)
@@ -244,7 +244,7 @@ def test_deleted_objects_are_misses(server: MetaServer, adapter: MakeAdapter) ->
 
 
 def test_an_object_with_a_pending_deletion_is_a_miss(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, (keys, memories) = adapter(), chunks(2)
     store(one, keys, memories)
@@ -257,7 +257,7 @@ def test_an_object_with_a_pending_deletion_is_a_miss(
 
 
 def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
-    server: MetaServer, pool: Pool, adapter: MakeAdapter
+    server: IndexServer, pool: Pool, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(3)
     one = adapter()
@@ -277,7 +277,7 @@ def test_memory_of_a_device_is_refused() -> None:
 
 
 def test_a_task_ends_even_with_invalid_arguments_of_lmcache(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, _ = chunks(1)
     assert store(adapter(), keys, [None]) == -1
@@ -289,7 +289,7 @@ def test_settings_are_checked(adapter: MakeAdapter) -> None:
 
 
 def test_objects_among_many_misses_are_found_with_few_calls(
-    server: MetaServer, pool_name: str
+    server: IndexServer, pool_name: str
 ) -> None:
     """As in the row of a hybrid model's states: 1,000 keys, of which every 250th is there."""
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
@@ -308,7 +308,7 @@ def test_objects_among_many_misses_are_found_with_few_calls(
 
 
 def test_keys_after_a_miss_are_looked_up_in_one_call(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
     requests: list[int] = []
@@ -331,7 +331,7 @@ def test_keys_after_a_miss_are_looked_up_in_one_call(
 
 
 def test_pins_are_released_when_a_batch_fails_half_way(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
     one, other = ((Namespace.of(name), b"a") for name in ("one", "other"))
@@ -349,42 +349,42 @@ def test_pins_are_released_when_a_batch_fails_half_way(
         objects.store(attachment, [one, other], [np.ones(64, dtype=np.uint8)] * 2)
         with pytest.raises(CacheError, match="made up"):
             objects.find(attachment, [one, other], pin=True)
-        assert server.meta_stat().pinned_count == 0
+        assert server.index_stat().pinned_count == 0
     finally:
         attachment.close()
 
 
 def test_objects_are_found_although_the_pin_quota_is_exhausted(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = MetaClient.lookup
+    real = IndexClient.lookup
 
-    def lookup(meta: MetaClient, keys: Any, *, pin: bool = False) -> Any:
+    def lookup(index: IndexClient, keys: Any, *, pin: bool = False) -> Any:
         if pin:
             raise PinLimitError("made up")
-        return real(meta, keys)
+        return real(index, keys)
 
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
     item = (Namespace.of("one"), b"a")
     try:
         objects.store(attachment, [item], [np.ones(64, dtype=np.uint8)])
-        monkeypatch.setattr(MetaClient, "lookup", lookup)
+        monkeypatch.setattr(IndexClient, "lookup", lookup)
         assert objects.find(attachment, [item], pin=True)[0] is not None
     finally:
         attachment.close()
 
 
 def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[bool] = []
 
-    def refused(_: MetaClient, keys: Any, *, pin: bool = False) -> Any:
+    def refused(_: IndexClient, keys: Any, *, pin: bool = False) -> Any:
         requests.append(pin)
         raise QuotaError("made up")
 
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
-    monkeypatch.setattr(MetaClient, "lookup", refused)
+    monkeypatch.setattr(IndexClient, "lookup", refused)
     try:
         with pytest.raises(QuotaError, match="made up"):
             objects.find(attachment, [(Namespace.of("one"), b"a")], pin=False)
@@ -395,7 +395,7 @@ def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
 
 def test_an_adapter_reports_its_status(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(2)
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = adapter(timeout_ms=1000)
         expected = {"is_healthy": True, "type": "BelugaL2Adapter", "attached": True}
         assert one.report_status() == expected | {"failure_count": 0}
@@ -412,7 +412,7 @@ def test_an_adapter_reports_its_status(pool: Pool, adapter: MakeAdapter) -> None
     assert status["failure_count"] >= 2
 
 
-def test_the_descriptors_signal_completed_work(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_the_descriptors_signal_completed_work(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(1)
     one = adapter()
     stores, lookups, loads = (
@@ -441,7 +441,7 @@ def test_the_descriptors_signal_completed_work(server: MetaServer, adapter: Make
 
 
 def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
     keys = [keys[0], ObjectKey(keys[1].chunk_hash, object_group_id=5)]
@@ -472,7 +472,7 @@ def test_the_plugin_finds_objects_of_lower_tiers(
 
 
 def test_chunks_of_an_engine_are_loaded_at_their_length(
-    monkeypatch: pytest.MonkeyPatch, server: MetaServer, backend: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     keys = [ChunkKey(f"model@1@0@{i}@bf16") for i in range(4)]
@@ -513,7 +513,7 @@ class OtherDtype(Metadata):
 
 
 def test_chunks_of_another_layout_or_engine_are_not_found(
-    server: MetaServer, backend: Callable[..., Any]
+    server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     key = ChunkKey("a")
     one = backend()
@@ -528,7 +528,7 @@ def test_chunks_of_another_layout_or_engine_are_not_found(
 
 
 def test_the_hint_of_a_request_applies_to_its_stored_chunks(
-    server: MetaServer, backend: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    server: IndexServer, backend: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = backend()
     stored: list[ChunkKey] = []
@@ -553,7 +553,7 @@ def test_the_hint_of_a_request_applies_to_its_stored_chunks(
 
 
 def test_the_hint_of_a_request_favors_its_loaded_chunks(
-    server: MetaServer, backend: Callable[..., Any]
+    server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     one = backend()
     # A put concurrent with the first record of an era is dropped.
@@ -573,7 +573,7 @@ def test_an_unreadable_chunk_releases_its_memory(
     pool: Pool, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = ChunkKey("model@1@0@0@bf16")
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = backend()
         calls: list[ChunkKey] = []
         one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, calls.append)
@@ -584,7 +584,7 @@ def test_an_unreadable_chunk_releases_its_memory(
 
 
 def test_a_failed_batch_releases_the_memory_of_its_chunks(
-    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, calls = backend(), list[ChunkKey]()
     keys = [ChunkKey("a"), ChunkKey("b")]
@@ -601,7 +601,7 @@ def test_a_failed_batch_releases_the_memory_of_its_chunks(
 
 
 def test_a_plugin_that_is_closed_has_no_session(
-    server: MetaServer, backend: Callable[..., Any]
+    server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     one = backend()
     assert server.stat().live_count == 2
@@ -619,7 +619,7 @@ def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None
 
 
 def test_cleared_chunks_are_found_by_no_engine(
-    server: MetaServer, backend: Callable[..., Any]
+    server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     def put(one: Any) -> None:
         calls: list[ChunkKey] = []
@@ -640,7 +640,7 @@ def test_cleared_chunks_are_found_by_no_engine(
 
 
 def test_chunks_that_a_get_would_confuse_are_not_stored(
-    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [ChunkKey(name) for name in "abc"]
     memories = [Memory(SHAPE, seed=i) for i in range(3)]
@@ -654,7 +654,7 @@ def test_chunks_that_a_get_would_confuse_are_not_stored(
 
 
 def test_a_chunk_longer_than_the_engines_is_a_miss(
-    server: MetaServer, backend: Callable[..., Any]
+    server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     one, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
     one.batched_submit_put_task([key], [Memory((2, 4, 16, 64), seed=1)], None, calls.append)
@@ -666,7 +666,7 @@ def test_a_chunk_longer_than_the_engines_is_a_miss(
 
 
 def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
-    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, keys, calls = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
     memories = [Memory(SHAPE, seed=i) for i in range(2)]
@@ -679,7 +679,9 @@ def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
     assert np.array_equal(second.data, memories[1].data)
 
 
-def test_the_plugin_reports_its_properties(server: MetaServer, backend: Callable[..., Any]) -> None:
+def test_the_plugin_reports_its_properties(
+    server: IndexServer, backend: Callable[..., Any]
+) -> None:
     one, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
     assert one.get_allocator_backend() is one.local_cpu_backend
     assert not one.remove(key)
@@ -704,7 +706,7 @@ def test_a_plugin_without_a_worker_is_rejected(lmcache: Any) -> None:
 
 
 def test_a_pending_put_is_tracked_until_it_ends(
-    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, key, go = backend(), ChunkKey("a"), threading.Event()
     real = objects.store
@@ -736,7 +738,7 @@ def model(folder: Path, content: bytes = b"w") -> str:
 
 
 def test_a_model_in_a_folder_is_identified_by_its_bytes(
-    server: MetaServer, adapter: MakeAdapter, backend: Callable[..., Any], tmp_path: Path
+    server: IndexServer, adapter: MakeAdapter, backend: Callable[..., Any], tmp_path: Path
 ) -> None:
     name = model(tmp_path / "model")
     objects, memories = chunks(2)
@@ -764,7 +766,7 @@ def test_a_model_in_a_folder_is_identified_by_its_bytes(
 
 
 def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
-    server: MetaServer,
+    server: IndexServer,
     adapter: MakeAdapter,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -796,7 +798,7 @@ def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
 
 
 def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name, go = model(tmp_path / "model"), threading.Event()
     real = Files.digest
@@ -814,7 +816,7 @@ def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
 
 
 def test_a_model_name_without_weights_is_rejected_in_one_line(
-    server: MetaServer,
+    server: IndexServer,
     adapter: MakeAdapter,
     backend: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.connectors.lmcache import layouts, ledger, objects, pins
 from beluga.errors import CacheError, LayoutError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 
 OTHER = (2, 4, 64, 16)  # as many bytes as SHAPE
 Make = Callable[..., Any]
@@ -41,7 +41,7 @@ def put(backend: Any, keys: list[ChunkKey], memories: list[Memory] | None = None
 
 
 def test_an_object_is_a_miss_when_its_deletion_returns(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(3)
     one, other = adapter(), adapter()
@@ -54,7 +54,7 @@ def test_an_object_is_a_miss_when_its_deletion_returns(
 
 
 def test_a_deletion_runs_after_earlier_stores(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, memories = chunks(2)
     one, go, real = adapter(), threading.Event(), objects.store
@@ -69,7 +69,7 @@ def test_a_deletion_runs_after_earlier_stores(
 
 
 def test_listeners_are_called_for_each_deleted_object_with_its_size(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
     one, size = adapter(), memories[0].get_size()
@@ -81,7 +81,7 @@ def test_listeners_are_called_for_each_deleted_object_with_its_size(
 
 
 def test_an_object_of_another_process_is_deleted_without_a_size(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(1)
     one, other = adapter(), adapter()
@@ -94,7 +94,7 @@ def test_an_object_of_another_process_is_deleted_without_a_size(
 
 
 def test_objects_are_deleted_in_layouts_unknown_to_this_process(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
     first = adapter()
@@ -108,7 +108,7 @@ def test_objects_are_deleted_in_layouts_unknown_to_this_process(
 
 
 def test_an_object_is_loaded_only_in_its_own_layout(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(1)
     other = Memory(OTHER, seed=9)
@@ -125,12 +125,12 @@ def test_a_deletion_without_a_server_is_executed_after_the_reattachment(
     pool: Pool, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = adapter(timeout_ms=1000)
         store(one, keys, memories)
     one.delete(keys[:1])
     assert one.deleted == []
-    with MetaServer(pool):
+    with IndexServer(pool):
         other = adapter(timeout_ms=1000)
         assert eventually(lambda: lookup(one, keys) == [False, True], LONG_S)
         assert load(one, keys, blank(2)) == [False, True]
@@ -195,11 +195,11 @@ def test_beyond_the_bound_a_whole_model_is_dropped(
     monkeypatch.setattr(ledger, "OWED_MAX", 2)
     keys, memories = chunks(4)
     elsewhere = ObjectKey(b"a", model_name="other")
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = adapter(timeout_ms=1000)
         store(one, [*keys, elsewhere], [*memories, memories[0]])
     one.delete(keys[:3])
-    with MetaServer(pool):
+    with IndexServer(pool):
         other = adapter(timeout_ms=1000)
         assert eventually(lambda: lookup(one, [elsewhere]) == [True], LONG_S)
         assert lookup(one, keys) == [False] * 4
@@ -210,7 +210,7 @@ def test_beyond_the_bound_a_whole_model_is_dropped(
         assert lookup(other, keys) == [True] * 4
 
 
-def test_a_listener_may_delete(server: MetaServer, adapter: MakeAdapter) -> None:
+def test_a_listener_may_delete(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(2)
     one = adapter()
     notify = one._notify_keys_stored
@@ -225,7 +225,7 @@ def test_a_listener_may_delete(server: MetaServer, adapter: MakeAdapter) -> None
 
 
 def test_an_evicted_object_that_is_stored_again_counts_once(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(1)
     one, evicting = adapter(), adapter()
@@ -238,7 +238,7 @@ def test_an_evicted_object_that_is_stored_again_counts_once(
 
 
 def test_evicted_objects_leave_the_usage_count(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "CHECK_MIN", 4)
     keys, memories = chunks(6)
@@ -252,7 +252,7 @@ def test_evicted_objects_leave_the_usage_count(
 
 
 def test_a_model_has_a_bounded_number_of_layouts(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layouts, "LAYOUTS_MAX", 2)
     key, one = ObjectKey(b"a"), adapter()
@@ -266,7 +266,7 @@ def test_a_model_has_a_bounded_number_of_layouts(
 
 
 def test_concurrently_added_layouts_are_found_by_all_processes(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     made = [adapter() for _ in range(4)]
     key = ObjectKey(b"a")
@@ -291,7 +291,7 @@ def test_concurrently_added_layouts_are_found_by_all_processes(
 
 
 def test_tasks_after_close_fail_and_descriptors_are_closed_once(
-    server: MetaServer, adapter: MakeAdapter
+    server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(1)
     one = adapter()
@@ -310,7 +310,7 @@ def test_tasks_after_close_fail_and_descriptors_are_closed_once(
 
 
 def test_an_unlock_that_fails_is_done_later(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, memories = chunks(2)
     one, real, failed = adapter(), objects.release, threading.Event()
@@ -327,39 +327,39 @@ def test_an_unlock_that_fails_is_done_later(
     one.submit_unlock(keys)
     assert failed.wait(LONG_S)
     lookup(one, [ObjectKey(b"x")])
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
 
 
 def test_locks_of_requests_that_never_end_expire(
-    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, memories = chunks(2)
     one = adapter()
     store(one, keys, memories)
     assert lookup(one, keys) == [True, True]
-    assert server.meta_stat().pinned_count == 2
+    assert server.index_stat().pinned_count == 2
     monkeypatch.setattr(pins, "PIN_S", 0.0)
     lookup(one, [ObjectKey(b"x")])
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
     assert len(one._pins) == 0
 
 
-def test_a_plugin_pins_the_requested_chunks(server: MetaServer, backend: Make) -> None:
+def test_a_plugin_pins_the_requested_chunks(server: IndexServer, backend: Make) -> None:
     keys = [ChunkKey(name) for name in "abc"]
     one = backend()
     put(one, keys)
     assert one.contains(keys[0])
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
     assert one.contains(keys[0], pin=True)
     assert one.pin(keys[1])
-    assert server.meta_stat().pinned_count == 2
+    assert server.index_stat().pinned_count == 2
     assert one.unpin(keys[0])
     assert one.unpin(keys[1])
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
     assert one.unpin(keys[0])  # the key exists
 
 
-def test_a_plugin_does_not_pin_missing_chunks(server: MetaServer, backend: Make) -> None:
+def test_a_plugin_does_not_pin_missing_chunks(server: IndexServer, backend: Make) -> None:
     one, key = backend(), ChunkKey("a")
     assert not one.pin(key)
     assert not one.unpin(key)
@@ -370,56 +370,56 @@ def test_a_plugin_does_not_pin_missing_chunks(server: MetaServer, backend: Make)
     assert not one.pin(key)
     assert one.unpin(key)  # the pin that it had
     assert not one.unpin(key)
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
 
 
-def test_a_plugin_pins_only_the_leading_chunks(server: MetaServer, backend: Make) -> None:
+def test_a_plugin_pins_only_the_leading_chunks(server: IndexServer, backend: Make) -> None:
     keys = [ChunkKey(name) for name in "abcd"]
     one = backend()
     put(one, [keys[0], keys[1], keys[3]])
     assert one.batched_contains(keys, pin=True) == 2
-    assert server.meta_stat().pinned_count == 2
+    assert server.index_stat().pinned_count == 2
     assert one.batched_contains(keys[:2], pin=True) == 2  # each chunk is pinned twice
     assert [one.unpin(key) for key in keys] == [True, True, False, True]
-    assert server.meta_stat().pinned_count == 2
+    assert server.index_stat().pinned_count == 2
     for key in keys[:2]:
         assert one.unpin(key)
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
 
 
-def test_a_pinned_chunk_outlives_eviction(server: MetaServer, backend: Make) -> None:
+def test_a_pinned_chunk_outlives_eviction(server: IndexServer, backend: Make) -> None:
     one, first = backend(), ChunkKey("first")
     put(one, [first])
     assert one.pin(first)
     cache = one._reader._attachment.cache(next(iter(one._namespaces.values())))
     for i in range(24):
         cache.put([bytes([i]) * 16], [np.zeros((8 << 20) - 8192, np.uint8)])
-    assert server.meta_stat().evict_count > 0
-    assert server.meta_stat().pinned_count == 1
+    assert server.index_stat().evict_count > 0
+    assert server.index_stat().pinned_count == 1
     assert one.unpin(first)
 
 
 def test_a_pin_refused_by_the_quota_is_not_reported_as_held(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from beluga.errors import PinLimitError
 
-    real = MetaClient.lookup
+    real = IndexClient.lookup
 
-    def lookup_(meta: MetaClient, keys: Any, *, pin: bool = False) -> Any:
+    def lookup_(index: IndexClient, keys: Any, *, pin: bool = False) -> Any:
         if pin:
             raise PinLimitError("made up")
-        return real(meta, keys)
+        return real(index, keys)
 
     one, key = backend(), ChunkKey("a")
     put(one, [key])
-    monkeypatch.setattr(MetaClient, "lookup", lookup_)
+    monkeypatch.setattr(IndexClient, "lookup", lookup_)
     assert one.contains(key, pin=True)
     assert not one.pin(key)
     assert len(one._pins) == 0
 
 
-def test_a_put_after_close_holds_no_memory(server: MetaServer, backend: Make) -> None:
+def test_a_put_after_close_holds_no_memory(server: IndexServer, backend: Make) -> None:
     one, key, memory = backend(), ChunkKey("a"), Memory(SHAPE, seed=1)
     one.close()
     one.close()
@@ -433,7 +433,7 @@ def test_a_put_after_close_holds_no_memory(server: MetaServer, backend: Make) ->
 
 
 def test_puts_that_wait_when_the_plugin_is_closed_are_finished(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, go = backend(), backend(), threading.Event()
     keys, memories = [ChunkKey("a"), ChunkKey("b")], [Memory(SHAPE, seed=i) for i in range(2)]
@@ -450,7 +450,7 @@ def test_puts_that_wait_when_the_plugin_is_closed_are_finished(
 
 
 def test_a_key_is_being_put_until_its_last_put_has_ended(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, key = backend(), ChunkKey("a")
     steps, real = threading.Semaphore(0), objects.store
@@ -467,7 +467,7 @@ def test_a_key_is_being_put_until_its_last_put_has_ended(
     assert eventually(lambda: not one.exists_in_put_tasks(key), LONG_S)
 
 
-def test_a_callback_that_raises_stops_no_other(server: MetaServer, backend: Make) -> None:
+def test_a_callback_that_raises_stops_no_other(server: IndexServer, backend: Make) -> None:
     keys, calls = [ChunkKey(name) for name in "abc"], list[ChunkKey]()
 
     def callback(key: ChunkKey) -> None:
@@ -481,7 +481,7 @@ def test_a_callback_that_raises_stops_no_other(server: MetaServer, backend: Make
 
 
 def test_a_chunk_that_is_being_put_is_removed_after_that(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, key, go = backend(), ChunkKey("a"), threading.Event()
     real = objects.store
@@ -503,7 +503,7 @@ def test_a_chunk_that_is_being_put_is_removed_after_that(
 
 
 def test_batches_of_unequal_length_hold_no_memory(
-    server: MetaServer, backend: Make, adapter: MakeAdapter
+    server: IndexServer, backend: Make, adapter: MakeAdapter
 ) -> None:
     one, keys, memory = backend(), [ChunkKey("a"), ChunkKey("b")], Memory(SHAPE, seed=1)
     one.batched_submit_put_task(keys, [memory])
@@ -529,16 +529,16 @@ def test_an_object_without_memory_is_refused(
 
 def test_pins_of_a_lost_session_are_dropped(pool: Pool, backend: Make) -> None:
     key = ChunkKey("a")
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = backend(timeout_ms=1000)
         put(one, [key])
         assert one.pin(key)
     with contextlib.suppress(CacheError):
         one.contains(key)
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         assert eventually(lambda: one.contains(key), LONG_S)
         assert one.unpin(key)
-        assert server.meta_stat().pinned_count == 0
+        assert server.index_stat().pinned_count == 0
         assert one.pin(key)
         assert one.unpin(key)
-        assert server.meta_stat().pinned_count == 0
+        assert server.index_stat().pinned_count == 0

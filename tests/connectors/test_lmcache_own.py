@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERSION = "0.5.6"
@@ -78,7 +78,7 @@ def theirs(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def roomy(shm: Path) -> Iterator[Pool]:
     """A pool for all the adapters of the tests."""
     paths = [shm / "roomy-a", shm / "roomy-b"]
-    with Pool.create(paths, device_size=256 << 20, sparse=True) as pool, MetaServer(pool):
+    with Pool.create(paths, device_size=256 << 20, sparse=True) as pool, IndexServer(pool):
         yield pool
 
 

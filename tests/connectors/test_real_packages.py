@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONG_S = 200.0  # timeout of events that take ten seconds on an idle machine
@@ -87,7 +87,7 @@ def test_lmcache_loads_objects_stored_by_another_process(
     pool: Pool, start: Callable[..., Role]
 ) -> None:
     everything = {"hits": [8, 8], "whole": 16}
-    with MetaServer(pool):
+    with IndexServer(pool):
         first = start("lmcache_role.py", "20000")
         assert first.request("store") == 16 * 16384
         assert first.request("clear")
@@ -112,7 +112,7 @@ def test_lmcache_finds_windows_and_states_of_a_hybrid_model(
     pool: Pool, start: Callable[..., Role]
 ) -> None:
     """After more than 64 missing chunks."""
-    with MetaServer(pool):
+    with IndexServer(pool):
         first = start("lmcache_role.py", "20000")
         assert first.request("store_sparse") == (130 + 4 + 2) * 16384
         assert first.request("close")
@@ -129,7 +129,7 @@ def test_lmcache_finds_windows_and_states_of_a_hybrid_model(
 
 
 def test_sglang_stores_and_loads_pages_through_the_backend(
-    server: MetaServer, start: Callable[..., Role]
+    server: IndexServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_role.py")
     found = role.receive()
@@ -141,7 +141,7 @@ def test_sglang_stores_and_loads_pages_through_the_backend(
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
-    server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
+    server: IndexServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_controller_role.py", str(tmp_path), str(seed))
     found = role.receive()
@@ -157,7 +157,7 @@ def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
-    server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
+    server: IndexServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_pools_role.py", str(tmp_path), str(seed))
     found = role.receive()
@@ -176,7 +176,7 @@ def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
 
 
 def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
-    server: MetaServer, start: Callable[..., Role]
+    server: IndexServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_weights_role.py")
     found = role.receive()

@@ -34,7 +34,7 @@ from sglang_parts import (
 from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.connectors.sglang.pages import page_buffers
 from beluga.errors import ConnectorError, LayoutError
 from beluga.rpc import KINDS, Figure, report
@@ -49,7 +49,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
 @pytest.mark.parametrize("mla", [False, True], ids=["mha", "mla"])
 def test_pages_are_fetched_to_other_indices(
-    server: MetaServer, backend: Make, layout: str, mla: bool
+    server: IndexServer, backend: Make, layout: str, mla: bool
 ) -> None:
     source, target = HostPool(layout, mla=mla), HostPool(layout, mla=mla)
     source.kv_buffer[:] = np.random.default_rng(1).integers(0, 256, source.kv_buffer.shape)
@@ -88,7 +88,7 @@ def test_pages_that_only_a_lower_tier_has_are_fetched(
 
 
 def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
     one, other = backend(v1=False), backend(v1=False)
@@ -105,7 +105,7 @@ def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(
 
 
 def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
-    server: MetaServer, pool: Pool, backend: Make
+    server: IndexServer, pool: Pool, backend: Make
 ) -> None:
     rows = np.random.default_rng(3).integers(0, 256, (2, 4096), dtype=np.uint8)
     one = backend(v1=False)
@@ -119,7 +119,7 @@ def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
     assert np.array_equal(targets[1].data, rows[1])
 
 
-def test_a_page_of_another_size_is_a_miss(server: MetaServer, backend: Make) -> None:
+def test_a_page_of_another_size_is_a_miss(server: IndexServer, backend: Make) -> None:
     one = backend(v1=False)
     assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
     assert one.get(keys(1)[0], Flat(np.zeros(2048, dtype=np.uint8))) is None
@@ -137,7 +137,7 @@ def test_a_page_of_another_size_is_a_miss(server: MetaServer, backend: Make) -> 
     ids=str,
 )
 def test_pages_of_another_rank_or_model_are_misses(
-    server: MetaServer, backend: Make, difference: dict[str, Any]
+    server: IndexServer, backend: Make, difference: dict[str, Any]
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     assert backend().batch_exists(keys(2)) == 2
@@ -146,7 +146,7 @@ def test_pages_of_another_rank_or_model_are_misses(
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "revision 2"}], ids=str)
 def test_pages_of_another_configuration_are_misses(
-    server: MetaServer, backend: Make, difference: dict[str, str]
+    server: IndexServer, backend: Make, difference: dict[str, str]
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     assert backend(**difference).batch_exists(keys(2)) == 0
@@ -156,7 +156,7 @@ def test_pages_of_another_configuration_are_misses(
     ("layout", "dtype"), [("page_head", "bfloat16"), ("page_first", "float16")]
 )
 def test_pages_of_another_host_pool_are_misses(
-    server: MetaServer, backend: Make, layout: str, dtype: str
+    server: IndexServer, backend: Make, layout: str, dtype: str
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     assert backend(HostPool(layout, dtype=dtype)).batch_exists(keys(2)) == 0
@@ -164,7 +164,7 @@ def test_pages_of_another_host_pool_are_misses(
 
 @pytest.mark.parametrize(("version", "count"), [("0.5.24", 2), ("0.6.0", 0)])
 def test_pages_of_another_minor_version_of_sglang_are_misses(
-    server: MetaServer, backend: Make, version: str, count: int
+    server: IndexServer, backend: Make, version: str, count: int
 ) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     sys.modules[f"{PACKAGE}.backend"].sglang_version = version  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def test_pages_of_another_minor_version_of_sglang_are_misses(
 
 
 def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
-    monkeypatch: pytest.MonkeyPatch, server: MetaServer, backend: Make
+    monkeypatch: pytest.MonkeyPatch, server: IndexServer, backend: Make
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     first = backend(rank=Config(is_mla_model=True))
@@ -186,7 +186,7 @@ def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
     assert not server.reported(0)
 
 
-def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make) -> None:
+def test_ranks_that_have_the_same_kv_share_it(server: IndexServer, backend: Make) -> None:
     source, target = HostPool(mla=True), HostPool(mla=True)
     source.kv_buffer[:] = 7
     writer = backend(source, rank=Config(is_mla_model=True))
@@ -199,7 +199,7 @@ def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make)
 
 
 def test_ranks_that_split_the_kv_share_it_only_with_equal_ranks(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     split = Config(is_mla_model=True, tp_size=4, dcp_size=2)
     assert backend(rank=split).batch_set_v1(keys(1), indices([2])) == [True]
@@ -217,22 +217,22 @@ def test_without_a_server_everything_misses(backend: Make) -> None:
 
 
 def test_a_restarted_server_is_reattached(pool: Pool, backend: Make) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = backend(timeout_ms=2000)
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     assert one.batch_exists(keys(2)) == 0
-    with MetaServer(pool):
+    with IndexServer(pool):
         assert eventually(lambda: one.batch_exists(keys(2)) == 2, LONG_S)
 
 
-def test_a_page_without_room_in_the_pool_is_skipped(server: MetaServer, backend: Make) -> None:
+def test_a_page_without_room_in_the_pool_is_skipped(server: IndexServer, backend: Make) -> None:
     one = backend(v1=False)
     assert not one.set(keys(1)[0], Flat(np.zeros(200 << 20, dtype=np.uint8)))
     assert not one.exists(keys(1)[0])
     assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
 
 
-def test_unknown_host_pools_are_rejected(server: MetaServer, backend: Make) -> None:
+def test_unknown_host_pools_are_rejected(server: IndexServer, backend: Make) -> None:
     with pytest.raises(ConnectorError, match="layout 'page_unified'"):
         backend(HostPool("page_unified"))
     with pytest.raises(ConnectorError, match="pool mamba has no pages that beluga can copy"):
@@ -277,7 +277,7 @@ HOSTILE = {
 @pytest.mark.parametrize("wrong", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
 def test_indices_that_are_not_whole_pages_copy_nothing(
-    server: MetaServer, backend: Make, layout: str, wrong: Any
+    server: IndexServer, backend: Make, layout: str, wrong: Any
 ) -> None:
     host_pool = HostPool(layout)
     host_pool.kv_buffer[:] = 3
@@ -292,7 +292,7 @@ def test_indices_that_are_not_whole_pages_copy_nothing(
     assert one.attached  # the session still works
 
 
-def test_indices_in_device_memory_copy_nothing(server: MetaServer, backend: Make) -> None:
+def test_indices_in_device_memory_copy_nothing(server: IndexServer, backend: Make) -> None:
     class Elsewhere:
         def __array__(self, *_: Any, **__: Any) -> Any:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
@@ -302,7 +302,7 @@ def test_indices_in_device_memory_copy_nothing(server: MetaServer, backend: Make
     assert one.batch_get_v1(keys(2), Elsewhere()) == [False, False]
 
 
-def test_pages_after_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
+def test_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
     source, target = HostPool(), HostPool()
     source.kv_buffer[:] = 5
     one, other = backend(source), backend(target)
@@ -314,7 +314,7 @@ def test_pages_after_a_miss_are_fetched(server: MetaServer, backend: Make) -> No
     assert [bool((target.page(i)[0] == 5).all()) for i in range(1, 6)] == expected
 
 
-def test_flat_pages_after_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
+def test_flat_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
     one = backend(v1=False)
     rows = [Flat(np.full(4096, i + 1, dtype=np.uint8)) for i in range(2)]
     assert one.batch_set([keys(3)[0], keys(3)[2]], rows)
@@ -324,12 +324,12 @@ def test_flat_pages_after_a_miss_are_fetched(server: MetaServer, backend: Make) 
 
 
 def test_clear_raises_without_the_pool(pool: Pool, backend: Make) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = backend(timeout_ms=1000)
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     with pytest.raises(ConnectorError, match="not cleared"):
         one.clear()
-    with MetaServer(pool):
+    with IndexServer(pool):
         assert eventually(lambda: one.attached, LONG_S)
         assert one.batch_exists(keys(2)) == 0
         assert backend().batch_exists(keys(2)) == 0  # the pool was cleared before the first lookup
@@ -337,7 +337,7 @@ def test_clear_raises_without_the_pool(pool: Pool, backend: Make) -> None:
 
 
 def test_a_put_that_began_before_a_clear_is_never_a_hit(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, go, begun = backend(), backend(), threading.Event(), threading.Event()
     real = HostPool.get_page_buffer_meta
@@ -358,7 +358,7 @@ def test_a_put_that_began_before_a_clear_is_never_a_hit(
 
 
 def test_a_pool_without_page_addresses_misses(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Any) -> None:
         raise NotImplementedError("split buffers")
@@ -379,7 +379,7 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         one = backend(timeout_ms=1000)
         assert one.failure_count == 0
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -396,7 +396,7 @@ def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) 
     assert not one.attached
 
 
-def test_a_backend_attaches_at_construction(server: MetaServer, backend: Make) -> None:
+def test_a_backend_attaches_at_construction(server: IndexServer, backend: Make) -> None:
     made = backend()
     one = type(made)(made._config)
     assert one.attached  # otherwise the first requests of an engine would miss
@@ -405,7 +405,7 @@ def test_a_backend_attaches_at_construction(server: MetaServer, backend: Make) -
 
 
 def test_before_sglang_registers_its_pool_everything_misses(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     made = backend()
     one = type(made)(made._config)
@@ -417,7 +417,7 @@ def test_before_sglang_registers_its_pool_everything_misses(
     one.close()
 
 
-def test_calls_without_targets_or_sources_move_nothing(server: MetaServer, backend: Make) -> None:
+def test_calls_without_targets_or_sources_move_nothing(server: IndexServer, backend: Make) -> None:
     one, page = backend(v1=False), Flat(np.ones(4096, dtype=np.uint8))
     assert one.set(keys(1)[0], page)
     assert one.batch_get(keys(2), [page]) == [None, None]
@@ -431,13 +431,13 @@ def test_calls_without_targets_or_sources_move_nothing(server: MetaServer, backe
     assert one.get_stats() is None
 
 
-def test_present_pages_count_as_stored(server: MetaServer, backend: Make) -> None:
+def test_present_pages_count_as_stored(server: IndexServer, backend: Make) -> None:
     one = backend()
     assert one.batch_set_v1(keys(1), indices([0])) == [True]
     assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
 
 
-def test_a_kv_pool_of_sglang_is_accepted(server: MetaServer, backend: Make) -> None:
+def test_a_kv_pool_of_sglang_is_accepted(server: IndexServer, backend: Make) -> None:
     one, host_pool = backend(), HostPool()
     one.register_mem_host_pool_v2(host_pool, "kv")
     assert one.registered_pools == {"kv": host_pool}
@@ -488,7 +488,7 @@ def store_hybrid(one: Any) -> None:
 
 
 def test_a_prefix_is_restored_where_every_pool_has_its_pages(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     (one, _), (other, _) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(one)
@@ -503,7 +503,7 @@ def test_a_prefix_is_restored_where_every_pool_has_its_pages(
 
 
 def test_pages_of_several_pools_are_fetched_to_other_indices(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     (one, source), (other, target) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(one)
@@ -529,7 +529,7 @@ def test_pages_of_several_pools_are_fetched_to_other_indices(
 
 
 def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
-    server: MetaServer, pool: Pool, backend: Make
+    server: IndexServer, pool: Pool, backend: Make
 ) -> None:
     (one, source), (other, _) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(one)
@@ -542,7 +542,7 @@ def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
 
 
 def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     one, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
     other, _ = hybrid(backend, rank=Config(is_mla_model=True, tp_rank=1))
@@ -551,7 +551,7 @@ def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
     assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
 
 
-def test_pages_of_another_page_size_are_misses(server: MetaServer, backend: Make) -> None:
+def test_pages_of_another_page_size_are_misses(server: IndexServer, backend: Make) -> None:
     one, _ = hybrid(backend, 1)
     store_hybrid(one)
     other, wide = backend(), CopiedPool(dtype="float32")
@@ -590,7 +590,7 @@ def test_pools_without_a_server_miss(backend: Make) -> None:
 
 
 def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(
-    server: MetaServer, backend: Make
+    server: IndexServer, backend: Make
 ) -> None:
     logical = HostPool()
     logical.kv_buffer, logical.size_per_token = None, 0  # type: ignore[assignment, attr-defined]

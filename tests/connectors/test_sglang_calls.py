@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from sglang_parts import Flat, HostPool, Make, indices, keys, made_backends
 
-from beluga import MetaServer
+from beluga import IndexServer
 
 RECORDED = json.loads(Path(__file__).with_name("sglang_calls.json").read_text())
 
@@ -75,7 +75,7 @@ class Player:
 
 @pytest.mark.parametrize("way", RECORDED)
 def test_the_recorded_calls_have_the_recorded_results(
-    server: MetaServer, backend: Make, way: str
+    server: IndexServer, backend: Make, way: str
 ) -> None:
     host_pool = HostPool()
     player = Player(backend(host_pool, v1=way == "in place"), host_pool)

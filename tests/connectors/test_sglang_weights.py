@@ -15,7 +15,7 @@ import pytest
 from sglang_parts import LONG_S, Config, HostPool, Make, indices, keys, made_backends
 from support.blocks import eventually
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.connectors.sglang import weights
 from beluga.connectors.sglang.fields import LEFT_OUT
 from beluga.errors import ConnectorError
@@ -59,7 +59,7 @@ def finds(one: Any, count: int = 2) -> int:
     return hits
 
 
-def test_a_cleared_block_is_a_miss_and_can_be_put_again(server: MetaServer, backend: Make) -> None:
+def test_a_cleared_block_is_a_miss_and_can_be_put_again(server: IndexServer, backend: Make) -> None:
     one, other = backend(), backend()
     assert put(one) == [True, True]
     assert finds(other) == 2
@@ -69,14 +69,14 @@ def test_a_cleared_block_is_a_miss_and_can_be_put_again(server: MetaServer, back
     assert finds(one) == 1
 
 
-def test_a_clear_leaves_other_models_and_ranks_alone(server: MetaServer, backend: Make) -> None:
+def test_a_clear_leaves_other_models_and_ranks_alone(server: IndexServer, backend: Make) -> None:
     others = [backend(rank=Config(tp_rank=1)), backend(rank=Config(model_name="other"))]
     assert [put(other) for other in others] == [[True, True]] * 2
     backend().clear()
     assert [finds(other) for other in others] == [2, 2]
 
 
-def test_ranks_that_share_their_pages_may_all_clear(server: MetaServer, backend: Make) -> None:
+def test_ranks_that_share_their_pages_may_all_clear(server: IndexServer, backend: Make) -> None:
     ranks = [
         backend(HostPool(mla=True), rank=Config(is_mla_model=True, tp_rank=rank)) for rank in (0, 1)
     ]
@@ -88,13 +88,13 @@ def test_ranks_that_share_their_pages_may_all_clear(server: MetaServer, backend:
 
 
 def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         one, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
         assert put(one) == [True, True]
     assert finds(one) == 0
     with pytest.raises(ConnectorError, match="not cleared"):
         one.clear()
-    with MetaServer(pool):
+    with IndexServer(pool):
         assert eventually(lambda: other.batch_exists(keys(2)) == 2, LONG_S)
         assert eventually(lambda: one.attached, LONG_S)
         assert finds(one) == 0
@@ -102,7 +102,7 @@ def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -
 
 
 def test_weights_of_another_version_have_another_identity(
-    server: MetaServer, backend: Make, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
@@ -115,7 +115,7 @@ def test_weights_of_another_version_have_another_identity(
 
 
 def test_a_named_update_starts_empty_and_engines_with_its_name_share(
-    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
@@ -138,7 +138,7 @@ def test_a_named_update_starts_empty_and_engines_with_its_name_share(
     ids=["unnamed", "not flushed", "not idle", "by others' hands"],
 )
 def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
-    server: MetaServer,
+    server: IndexServer,
     backend: Make,
     updater: Any,
     caplog: pytest.LogCaptureFixture,
@@ -166,7 +166,7 @@ def update_request(version: str | None = "step-1", **fields: Any) -> Any:
 @pytest.mark.parametrize("fault", [RuntimeError("half of them are written"), False])
 @pytest.mark.parametrize("how", WRITES)
 def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
-    server: MetaServer, backend: Make, updater: Any, how: str, fault: Any
+    server: IndexServer, backend: Make, updater: Any, how: str, fault: Any
 ) -> None:
     """The weights may be a mix of old and new."""
     one = backend()
@@ -185,7 +185,7 @@ def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
 
 
 def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
-    server: MetaServer, backend: Make, updater: Any
+    server: IndexServer, backend: Make, updater: Any
 ) -> None:
     """Each update of a session has its version and its flush, before the last one is written."""
     one = backend()
@@ -203,7 +203,7 @@ def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
 
 
 def test_a_reused_version_has_another_identity_after_an_update(
-    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
@@ -213,7 +213,7 @@ def test_a_reused_version_has_another_identity_after_an_update(
 
 @pytest.mark.parametrize("tags", [None, [], ["weights"], ["kv_cache", "weights"]])
 def test_released_weights_are_unknown_until_an_update_writes_them(
-    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any], tags: Any
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any], tags: Any
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
@@ -224,7 +224,7 @@ def test_released_weights_are_unknown_until_an_update_writes_them(
 
 
 def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
-    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     assert put(one) == [True, True]
@@ -236,7 +236,7 @@ def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
 
 
 def test_an_update_without_its_draft_model_has_an_unknown_outcome(
-    server: MetaServer, backend: Make, updater: Any
+    server: IndexServer, backend: Make, updater: Any
 ) -> None:
     one = backend()
     updater.flush_cache_after_weight_update(update_request(), False, "the draft model failed")
@@ -244,7 +244,7 @@ def test_an_update_without_its_draft_model_has_an_unknown_outcome(
 
 
 def test_weights_can_be_named_after_an_update(
-    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     one = backend()
     updater.update()
@@ -257,7 +257,7 @@ def test_weights_can_be_named_after_an_update(
 
 
 def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
-    server: MetaServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     """Between the new name and the flush, SGLang's threads store what the old weights have
     computed.
@@ -285,7 +285,7 @@ def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     ids=lambda difference: next(iter(difference)),
 )
 def test_other_weights_of_the_same_name_get_only_misses(
-    server: MetaServer,
+    server: IndexServer,
     backend: Make,
     settings_in_context: dict[str, Any],
     difference: dict[str, Any],
@@ -312,7 +312,7 @@ def test_settings_that_change_the_bytes_of_a_page_are_part_of_the_identity() -> 
 
 
 def test_scales_in_a_file_are_identified_by_their_bytes(
-    server: MetaServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
+    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     scales = tmp_path / "scales.json"
     scales.write_text("1")
@@ -327,7 +327,7 @@ def test_scales_in_a_file_are_identified_by_their_bytes(
     "name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGL_USE_FP8_GEMM"]
 )
 def test_environment_variables_that_select_kernels_are_part_of_the_identity(
-    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch, name: str
+    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert put(backend()) == [True, True]
     for other in ("SGLANG_LOG_GC", "SGLANG_PORT", "OTHER_FP8"):
@@ -341,7 +341,7 @@ def test_environment_variables_that_select_kernels_are_part_of_the_identity(
 
 
 def test_an_adapter_retrained_in_place_has_another_identity(
-    server: MetaServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
+    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter.safetensors"
     adapter.write_bytes(b"one")
@@ -355,7 +355,7 @@ def test_an_adapter_retrained_in_place_has_another_identity(
 
 
 def test_dummy_weights_are_identified_by_their_seed(
-    server: MetaServer, backend: Make, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, settings_in_context: dict[str, Any]
 ) -> None:
     settings_in_context |= {"load_format": "dummy", "random_seed": 1}
     assert put(backend()) == [True, True]
@@ -369,7 +369,7 @@ def test_dummy_weights_are_identified_by_their_seed(
     ids=lambda difference: next(iter(difference)),
 )
 def test_engines_that_compute_the_same_bytes_share_blocks(
-    server: MetaServer,
+    server: IndexServer,
     backend: Make,
     settings_in_context: dict[str, Any],
     tmp_path: Path,
@@ -384,7 +384,7 @@ def test_engines_that_compute_the_same_bytes_share_blocks(
 
 
 def test_the_context_length_is_part_of_the_identity_if_positions_depend_on_it(
-    server: MetaServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
+    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"w")
     (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "longrope"}}')
@@ -408,7 +408,7 @@ def test_the_context_length_is_part_of_the_identity_if_positions_depend_on_it(
     ids=lambda difference: next(iter(difference)),
 )
 def test_unidentified_weights_are_rejected_without_an_operators_identity(
-    server: MetaServer,
+    server: IndexServer,
     backend: Make,
     settings_in_context: dict[str, Any],
     difference: dict[str, Any],
@@ -433,7 +433,7 @@ def test_a_release_that_mixes_adapters_is_refused(backend: Make, version: str) -
 
 @pytest.mark.parametrize("version", ["0.5.20", "0.5.20.post1", "0.5.23", "0.6.0", "1.0.0.dev1"])
 def test_a_release_whose_keys_include_adapters_is_accepted(
-    server: MetaServer, backend: Make, version: str
+    server: IndexServer, backend: Make, version: str
 ) -> None:
     sys.modules["sglang.version"].__version__ = version  # type: ignore[attr-defined]
     assert put(backend()) == [True, True]
@@ -448,7 +448,7 @@ def test_a_scheduler_whose_updates_cannot_be_observed_is_rejected(
 
 
 def test_a_change_is_reported_once_for_any_number_of_backends(
-    server: MetaServer, backend: Make, updater: Any, caplog: pytest.LogCaptureFixture
+    server: IndexServer, backend: Make, updater: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend()
     backend()

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from beluga import MetaServer
+from beluga import IndexServer
 from beluga.connectors.connection import Connection
 from beluga.connectors.lmcache.worker import JobWorker
 from beluga.connectors.settings import PoolSettings
@@ -18,7 +18,7 @@ LONG_S = 60.0
 
 
 @pytest.fixture
-def worker(server: MetaServer, pool_name: str) -> JobWorker:
+def worker(server: IndexServer, pool_name: str) -> JobWorker:
     settings = PoolSettings(pool=pool_name, timeout_ms=5000)
     worker = JobWorker(settings, name="test", logger=logging.getLogger("test"))
     assert worker.connection.wait(LONG_S)

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from one_block import TIMEOUT_NS, batch_of
 
-from beluga import Client, MetaServer, Pool
+from beluga import Client, IndexServer, Pool
 from beluga._ffi import ffi, lib
 
 HEADERS = Path(__file__).resolve().parents[2] / "csrc" / "api"
-POOLED = r"bl_(?:pool|session|server|meta|acceptance|dsa_engine|kv_pending)"
+POOLED = r"bl_(?:pool|session|server|index|acceptance|dsa_engine|kv_pending)"
 SIZE = 8 << 20
 
 
@@ -49,7 +49,7 @@ class Scene:
     paths: list[Path]
     client: Client | None = None
     server: Any = None
-    meta: Any = None
+    index: Any = None
     keep: list[Any] = dataclasses.field(default_factory=list)
 
     def session(self) -> Any:
@@ -86,7 +86,7 @@ def _session(make: Callable[[Scene, Any], Call]) -> Ready:
     """Call the function with an attached session."""
 
     def ready(scene: Scene) -> Call:
-        scene.keep.append(MetaServer(scene.pool))
+        scene.keep.append(IndexServer(scene.pool))
         scene.keep[-1].start()
         scene.client = Client(scene.pool)
         return make(scene, scene.client.session)
@@ -119,10 +119,10 @@ def _server(make: Callable[[Scene, Any], Call], *, serving: bool = False) -> Rea
     return ready
 
 
-def _meta(make: Callable[[Scene, Any], Call]) -> Ready:
+def _index(make: Callable[[Scene, Any], Call]) -> Ready:
     def with_meta(scene: Scene, server: Any) -> Call:
-        out = ffi.new("bl_meta **")
-        assert lib.bl_meta_create(server, lib.BL_EVICT_LRU, out) == 0
+        out = ffi.new("bl_index **")
+        assert lib.bl_index_create(server, lib.BL_EVICT_LRU, out) == 0
         return make(scene, out[0])
 
     return _server(with_meta)
@@ -208,7 +208,7 @@ def _begun_get(scene: Scene, session: Any) -> Call:
 
 
 def _opening(scene: Scene) -> Call:
-    scene.keep.append(MetaServer(scene.pool))
+    scene.keep.append(IndexServer(scene.pool))
     scene.keep[-1].start()
     out = ffi.new("bl_session **")
     directory = os.fsencode(scene.pool.runtime_dir)
@@ -312,7 +312,7 @@ FAULTS: dict[str, Ready] = {
     "bl_server_declare_gone": _server(_no_word(lib.bl_server_declare_gone)),
     "bl_server_watch": _server(_no_word(lambda server: lib.bl_server_watch(server, T, T))),
     "bl_server_run": _server(_no_word(lib.bl_server_run), serving=True),
-    "bl_meta_serve": _meta(_no_word(lib.bl_meta_serve)),
+    "bl_index_serve": _index(_no_word(lib.bl_index_serve)),
     "bl_session_open": _opening,
     "bl_session_call": _session(_message),
     "bl_session_call_bytes": _session(
@@ -333,8 +333,8 @@ FAULTS: dict[str, Ready] = {
         _no_word(lambda s: lib.bl_release_blocks(s, _a("bl_block_record[1]"), 1, T))
     ),
     "bl_remove_blocks": _keyed(lambda s, key: lib.bl_remove_blocks(s, key, 1, T)),
-    "bl_meta_get_stat": _session(
-        _no_word(lambda s: lib.bl_meta_get_stat(s, _a("bl_meta_stat *"), T))
+    "bl_index_get_stat": _session(
+        _no_word(lambda s: lib.bl_index_get_stat(s, _a("bl_index_stat *"), T))
     ),
     "bl_task_claim": _session(_no_word(lambda s: lib.bl_task_claim(s, 1, 1, _a("bl_task *"), T))),
     "bl_task_extend": _session(_no_word(lambda s: lib.bl_task_extend(s, _a("bl_task *"), 1, T))),
@@ -433,37 +433,43 @@ SURVIVES: dict[str, Ready] = {
         _no_word(lambda s: lib.bl_server_reported(s, 0, _a("uint64_t[]", lib.BL_REPORT_FIGURES))),
         serving=True,
     ),
-    "bl_meta_map": _meta(_no_word(lambda m: lib.bl_meta_map(m, 1, _a("bl_map_cell[64]")))),
-    "bl_meta_tenants": _meta(_no_word(lambda m: lib.bl_meta_tenants(m, _a("bl_tenant[1]"), 1))),
-    "bl_meta_share": _meta(
+    "bl_index_map": _index(_no_word(lambda m: lib.bl_index_map(m, 1, _a("bl_map_cell[64]")))),
+    "bl_index_tenants": _index(_no_word(lambda m: lib.bl_index_tenants(m, _a("bl_tenant[1]"), 1))),
+    "bl_index_share": _index(
         _no_word(
-            lambda m: lib.bl_meta_share(
+            lambda m: lib.bl_index_share(
                 m, ffi.new("uint32_t[]", [1]), 1, _a("bl_share_rule[1]", [(0, 0, 1, 0)]), 1
             )
         )
     ),
-    "bl_meta_shares": _meta(
-        _no_word(lambda m: lib.bl_meta_shares(m, _a("bl_share_view[32]"), 32) - 1)
+    "bl_index_shares": _index(
+        _no_word(lambda m: lib.bl_index_shares(m, _a("bl_share_view[32]"), 32) - 1)
     ),
-    "bl_meta_hints": _meta(_no_word(lambda m: lib.bl_meta_hints(m, _a("bl_hint_stat *")))),
-    "bl_meta_hint_part": _meta(_no_word(lambda m: lib.bl_meta_hint_part(m, 1))),
-    "bl_meta_refused": _meta(_no_word(lambda m: lib.bl_meta_refused(m, 1))),
-    "bl_meta_create": _meta(_no_word(lambda meta: None)),
-    "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),
-    "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, False, 0, 1))),
-    "bl_journal_attach": _meta(_no_word(lambda m: lib.bl_journal_attach(m, 1))),
-    "bl_journal_take": _meta(
+    "bl_index_hints": _index(_no_word(lambda m: lib.bl_index_hints(m, _a("bl_hint_stat *")))),
+    "bl_index_hint_part": _index(_no_word(lambda m: lib.bl_index_hint_part(m, 1))),
+    "bl_index_refused": _index(_no_word(lambda m: lib.bl_index_refused(m, 1))),
+    "bl_index_create": _index(_no_word(lambda index: None)),
+    "bl_index_destroy": _index(_no_word(lib.bl_index_destroy)),
+    "bl_lower_attach": _index(_no_word(lambda m: lib.bl_lower_attach(m, 1, False, 0, 1))),
+    "bl_journal_attach": _index(_no_word(lambda m: lib.bl_journal_attach(m, 1))),
+    "bl_journal_take": _index(
         _no_word(lambda m: lib.bl_journal_take(m, _a("bl_change[1]"), 1, _a("uint64_t *")))
     ),
-    "bl_lower_name_tiers": _meta(_no_word(lambda m: lib.bl_lower_name_tiers(m, _a("uint64_t[8]")))),
-    "bl_lower_give_up": _meta(_no_word(lambda m: lib.bl_lower_give_up(m, 1))),
-    "bl_lower_reported": _meta(_no_word(lib.bl_lower_reported)),
-    "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
-    "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),
-    "bl_meta_sessions": _meta(
-        _no_word(lambda m: lib.bl_meta_sessions(m, 0, _a("bl_session_view[1]"), 1))
+    "bl_lower_name_tiers": _index(
+        _no_word(lambda m: lib.bl_lower_name_tiers(m, _a("uint64_t[8]")))
     ),
-    "bl_meta_describe": _meta(_no_word(lambda m: lib.bl_meta_describe(m, _a("bl_meta_stat *")))),
+    "bl_lower_give_up": _index(_no_word(lambda m: lib.bl_lower_give_up(m, 1))),
+    "bl_lower_reported": _index(_no_word(lib.bl_lower_reported)),
+    "bl_lower_wait": _index(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
+    "bl_lower_describe": _index(
+        _no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))
+    ),
+    "bl_index_sessions": _index(
+        _no_word(lambda m: lib.bl_index_sessions(m, 0, _a("bl_session_view[1]"), 1))
+    ),
+    "bl_index_describe": _index(
+        _no_word(lambda m: lib.bl_index_describe(m, _a("bl_index_stat *")))
+    ),
     "bl_session_close": _session(lambda scene, session: scene.client.close),
     "bl_session_describe": _session(
         _no_word(lambda s: lib.bl_session_describe(s, _a("bl_session_stat *")))
@@ -498,7 +504,7 @@ def main(directory: Path) -> None:
         print(json.dumps({"calls": name}), flush=True)
         print(json.dumps({"name": name, "status": call()}), flush=True)
         for server in scene.keep:
-            if isinstance(server, MetaServer):
+            if isinstance(server, IndexServer):
                 server.stop()
     os._exit(0)  # unfinished work does not matter here
 

@@ -28,7 +28,7 @@ import numpy as np
 from beluga import KVCache, Pool
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, DeviceFaultError
-from beluga.index import MetaClient, check_pool
+from beluga.index import IndexClient, check_pool
 MIB = 1 << 20
 STRIPE = 2 * MIB
 LENGTH = MIB - 4096  # two and their checksums fill an extent of one stripe
@@ -49,7 +49,7 @@ def faults(call):
     return False
 
 def found(cache, names):
-    return MetaClient(cache.client).lookup(cache.keys(names)).hits
+    return IndexClient(cache.client).lookup(cache.keys(names)).hits
 
 def report_fault(cache, offset):
     "How many stripes the server retires if a client reports that memory failed there."
@@ -218,8 +218,8 @@ assert faults(lambda: verify_pool(pool))
 """
 
 SERVER = """
-from beluga import MetaServer
-server = MetaServer(pool)
+from beluga import IndexServer
+server = IndexServer(pool)
 server.start()
 cut(paths[0])
 while server.failure is None:

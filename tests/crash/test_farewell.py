@@ -16,7 +16,7 @@ from support.elsewhere import imitate
 from support.processes import Process
 
 from beluga.errors import CallTimeoutError, NoServerError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -77,15 +77,15 @@ def test_a_client_that_lost_its_server_and_then_closes_leaves_no_lane_behind(
 
 
 def test_grants_of_a_detached_client_are_released(pool: Pool, elsewhere: Pool) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         client = Client(elsewhere)
-        granted = MetaClient(client).reserve(keys([1, 2, 3]), length=2 << 20)
+        granted = IndexClient(client).reserve(keys([1, 2, 3]), length=2 << 20)
         assert states(granted) == ["GRANTED"] * 3
     client.close()
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         assert settles(server)
-        assert server.meta_stat().held_bytes == 0
-        assert server.meta_stat().grant_count == 0
+        assert server.index_stat().held_bytes == 0
+        assert server.index_stat().grant_count == 0
 
 
 def test_attempts_that_timed_out_leave_no_lane_behind(

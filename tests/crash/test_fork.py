@@ -19,7 +19,7 @@ from support.emulation import needs_a_cpu
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ForkedSessionError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 
@@ -30,7 +30,7 @@ FORKED = -1001
 def cache(paths: list[Path]) -> Iterator[KVCache]:
     with (
         Pool.create(paths, device_size=16 << 20, sparse=True, max_blocks=64) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         KVCache(pool, namespace="fork") as cache,
     ):
         yield cache
@@ -55,22 +55,22 @@ def in_child(fork: Callable[[], int], work: Callable[[], dict[str, Any]]) -> dic
 
 
 def test_every_python_call_is_rejected_after_a_fork(cache: KVCache) -> None:
-    client, meta = cache.client, MetaClient(cache.client)
+    client, index = cache.client, IndexClient(cache.client)
     data = np.arange(512, dtype=np.uint64)
     assert cache.put(keys([1]), [data]).stored == 1
-    grants = meta.reserve(keys([2]), length=4096)
-    pinned = meta.lookup(keys([1]), pin=True).hits
+    grants = index.reserve(keys([2]), length=4096)
+    pinned = index.lookup(keys([1]), pin=True).hits
     calls: dict[str, Callable[[], object]] = {
         "call": lambda: client.call(0, b"x"),
         "ping": client.ping,
         "stat": client.stat,
-        "lookup": lambda: meta.lookup(keys([1])),
-        "reserve": lambda: meta.reserve(keys([3]), length=4096),
-        "commit": lambda: meta.commit(grants),
-        "abort": lambda: meta.abort(grants),
-        "release": lambda: meta.release(pinned),
-        "remove": lambda: meta.remove(keys([1])),
-        "counters": meta.stat,
+        "lookup": lambda: index.lookup(keys([1])),
+        "reserve": lambda: index.reserve(keys([3]), length=4096),
+        "commit": lambda: index.commit(grants),
+        "abort": lambda: index.abort(grants),
+        "release": lambda: index.release(pinned),
+        "remove": lambda: index.remove(keys([1])),
+        "counters": index.stat,
         "put": lambda: cache.put(keys([4]), [data]),
         "get": lambda: cache.get(keys([1]), [np.empty_like(data)]),
         "find": lambda: cache.lookup(keys([1])),
@@ -87,8 +87,8 @@ def test_every_python_call_is_rejected_after_a_fork(cache: KVCache) -> None:
 
     results = in_child(os.fork, lambda: {name: refused(call) for name, call in calls.items()})
     assert results == dict.fromkeys(calls, True)
-    assert meta.commit(grants) == [0]
-    assert meta.release(pinned) == 1
+    assert index.commit(grants) == [0]
+    assert index.release(pinned) == 1
     assert cache.lookup(keys([1, 2])) == 2
 
 
@@ -118,7 +118,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_release_blocks": lambda: lib.bl_release_blocks(session, records, 1, t),
         "bl_remove_blocks": lambda: lib.bl_remove_blocks(session, key, 1, t),
         "bl_task_withdraw": lambda: lib.bl_task_withdraw(session, key, t),
-        "bl_meta_get_stat": lambda: lib.bl_meta_get_stat(session, ffi.new("bl_meta_stat *"), t),
+        "bl_index_get_stat": lambda: lib.bl_index_get_stat(session, ffi.new("bl_index_stat *"), t),
         "bl_kv_put": lambda: lib.bl_kv_put(session, batch[0], states, statuses),
         "bl_kv_get": lambda: lib.bl_kv_get(session, batch[0], states, count),
         "bl_kv_put_begin": lambda: lib.bl_kv_put_begin(

@@ -23,7 +23,7 @@ import os, sys
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
-from beluga import KVCache, MetaServer, Pool
+from beluga import KVCache, IndexServer, Pool
 from beluga.errors import DeviceFaultError, NoRoomError
 from beluga.index import BlockState, check_pool
 from beluga.transfer import CpuEngine
@@ -70,7 +70,7 @@ def holds(cache, stored):
 
 PUT = """
 pool = make()
-with MetaServer(pool) as server, KVCache(pool, namespace="full"ENGINE) as cache:
+with IndexServer(pool) as server, KVCache(pool, namespace="full"ENGINE) as cache:
     assert cache.put(names[:4], blocks[:4]).stored == 4
     fill(keep=10 * MIB)
     result = cache.put(names, blocks)
@@ -95,7 +95,7 @@ assert check_pool(pool, payload=True).findings == ()
 # In one call, blocks whose pages are allocated are stored.
 PARTS = """
 pool = make()
-with MetaServer(pool) as server, KVCache(pool, namespace="full") as cache:
+with IndexServer(pool) as server, KVCache(pool, namespace="full") as cache:
     fill(keep=10 * MIB)
     lost = refused(cache.put(names, blocks))
     assert 0 < len(lost) < 40
@@ -111,7 +111,7 @@ assert not any(path.exists() for path in paths)
 free()
 pool = make()
 fill()
-with MetaServer(pool) as server:
+with IndexServer(pool) as server:
     fill()
     with KVCache(pool, namespace="full") as cache:
         assert refused(cache.put(names, blocks)) == list(range(40))
@@ -119,14 +119,14 @@ with MetaServer(pool) as server:
         free()
         cache.put(names, blocks).raise_for_refused()
     fill()
-with MetaServer(pool), KVCache(pool, namespace="full") as cache:  # writes its half again
+with IndexServer(pool), KVCache(pool, namespace="full") as cache:  # writes its half again
     assert holds(cache, range(40))
 """
 
 # A truncated file is a fault, even if the file system has free space.
 CUT = """
 pool = make()
-with MetaServer(pool) as server, KVCache(pool, namespace="full") as cache:
+with IndexServer(pool) as server, KVCache(pool, namespace="full") as cache:
     cache.put(names, blocks).raise_for_refused()
     fill()
     os.truncate(paths[1], 4 * MIB)
@@ -160,7 +160,7 @@ from beluga.tiers import TierService
 
 @contextmanager
 def served(pool):
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         service = TierService(server, pool, [tier], wait=True)
         service.start()
         try:

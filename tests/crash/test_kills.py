@@ -19,7 +19,7 @@ import pytest
 from support.blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
 from support.processes import Process
 
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 
@@ -72,7 +72,7 @@ def test_killed_clients_leave_nothing_behind(
     paths: list[Path], coherence: str, rounds: int
 ) -> None:
     dice = random.Random(rounds)
-    with make(paths, SMALL, coherence) as pool, MetaServer(pool) as server, ExitStack() as ends:
+    with make(paths, SMALL, coherence) as pool, IndexServer(pool) as server, ExitStack() as ends:
         workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
         for turn in range(rounds):
             time.sleep(dice.uniform(0.05, 0.3))
@@ -110,7 +110,7 @@ def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds:
         stored = {number for counted in reports for number in counted["stored"]}
         assert stored
         server.kill()
-        with MetaServer(pool) as last, KVCache(pool, namespace="churn") as cache:
+        with IndexServer(pool) as last, KVCache(pool, namespace="churn") as cache:
             assert right(cache, range(CHAINS * CHAIN)) >= stored
             assert eventually(lambda: last.stat().inherited_count == 0)
             assert eventually(lambda: nothing_is_stuck(cache))
@@ -136,6 +136,6 @@ def test_clients_and_servers_are_killed_together(
         reports = [report(worker) for worker in workers]
         assert [counted["wrong"] for counted in reports] == [0] * WORKERS
         server.kill()
-        with MetaServer(pool), KVCache(pool, namespace="churn") as cache:
+        with IndexServer(pool), KVCache(pool, namespace="churn") as cache:
             assert eventually(lambda: nothing_is_stuck(cache))
             assert len(right(cache, range(CHAINS * CHAIN))) == cache.stat().block_count

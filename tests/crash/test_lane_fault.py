@@ -21,7 +21,7 @@ from support.processes import Process
 
 from beluga._ffi import lib
 from beluga.errors import DeviceFaultError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -29,7 +29,7 @@ TURN_S = 60.0
 
 SERVER = """
 import ctypes, json, os, sys, tempfile
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga._ffi import ffi, lib
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -43,13 +43,13 @@ def fail(offset):
         libc.mmap(address & ~(PAGE - 1), PAGE, READ_WRITE, SHARED | FIXED, nothing.fileno(), 0)
 
 pool = Pool.open(sys.argv[1:])
-server = MetaServer(pool)
+server = IndexServer(pool)
 server.start()
 print("ready", flush=True)
 for line in sys.stdin:
     if line.strip():
         fail(int(line))
-    stat, held = server.stat(), server.meta_stat().held_bytes
+    stat, held = server.stat(), server.index_stat().held_bytes
     facts = {"live": stat.live_count, "held": held}
     print(json.dumps({**facts, "failure": type(server.failure).__name__}), flush=True)
 os._exit(0)
@@ -103,7 +103,7 @@ def test_a_memory_fault_in_one_lane_affects_only_that_lane(
     pages = {"heartbeat": 0, "request": requests, "reply": requests + 2 * size}
     with failing(paths) as server, Client(pool) as bad, Client(pool) as good:
         assert (bad.stat().lane, good.stat().lane) == (0, 1)
-        reserved = MetaClient(bad).reserve(keys([1, 2]), length=1 << 20)
+        reserved = IndexClient(bad).reserve(keys([1, 2]), length=1 << 20)
         assert states(reserved) == ["GRANTED"] * 2
         server.fail_memory(lane_start(pool, 0) + pages[page])
         if page == "heartbeat":  # the server reads it although the lane is quiet

@@ -12,7 +12,7 @@ import pytest
 from support.blocks import CHAIN, content, keys
 from support.processes import Process
 
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 
@@ -36,7 +36,7 @@ def test_a_get_that_outlives_its_server_misses_without_a_mismatch(
             reader.send(json.dumps(NUMBERS))
             assert reader.stopped()
             first.kill()
-            with MetaServer(pool):
+            with IndexServer(pool):
                 reader.signal(signal.SIGCONT)
                 assert json.loads(reader.receive()) == [0, 0, 0]
                 assert json.loads(reader.request(json.dumps(NUMBERS))) == [CHAIN, 0, 0]

@@ -17,7 +17,7 @@ from support.emulation import PATIENCE
 from support.processes import Process
 
 from beluga.errors import CallTimeoutError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -48,13 +48,13 @@ class DeadServer:
     def __init__(self, pool: Pool, first: Process) -> None:
         self.pool, self.first = pool, first
         self.client = Client(pool, timeout_s=60)
-        self.meta = MetaClient(self.client)
+        self.index = IndexClient(self.client)
 
-    def call(self, action: Callable[[], T]) -> tuple[T, MetaServer]:
+    def call(self, action: Callable[[], T]) -> tuple[T, IndexServer]:
         with ThreadPoolExecutor(1) as thread:
             answer = thread.submit(action)
             assert self.first.died() == -signal.SIGKILL
-            successor = MetaServer(self.pool)
+            successor = IndexServer(self.pool)
             successor.start()
             return answer.result(timeout=120 * PATIENCE), successor
 
@@ -72,16 +72,16 @@ def test_a_resent_reserve_grants_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
-        meta = dead.meta
-        grants, successor = dead.call(lambda: meta.reserve(keys([1]), length=4096))
+        index = dead.index
+        grants, successor = dead.call(lambda: index.reserve(keys([1]), length=4096))
         assert states(grants) == ["GRANTED"]
-        assert (meta.stat().grant_count, meta.stat().refuse_count) == (1, 0)
-        assert meta.commit(grants) == [0]
-        assert held(meta, [1]) == {1}
-        assert eventually(lambda: meta.stat().held_bytes == 0)
-        assert (meta.stat().grant_count, meta.stat().block_count) == (0, 1)
-        assert meta.remove(keys([1])) == 1
-        assert meta.stat().free_stripe_count == meta.stat().stripe_count
+        assert (index.stat().grant_count, index.stat().refuse_count) == (1, 0)
+        assert index.commit(grants) == [0]
+        assert held(index, [1]) == {1}
+        assert eventually(lambda: index.stat().held_bytes == 0)
+        assert (index.stat().grant_count, index.stat().block_count) == (0, 1)
+        assert index.remove(keys([1])) == 1
+        assert index.stat().free_stripe_count == index.stat().stripe_count
         successor.stop()
 
 
@@ -95,16 +95,16 @@ def test_a_resent_commit_counts_once(
     passage = 2 if point.startswith("serve") else 1
     armed_server = armed(monkeypatch, paths, f"{point}:{passage}")
     with armed_server as first, DeadServer(pool, first) as dead:
-        meta = dead.meta
-        grants = meta.reserve(keys([1]), length=4096)
-        statuses, successor = dead.call(lambda: meta.commit(grants))
+        index = dead.index
+        grants = index.reserve(keys([1]), length=4096)
+        statuses, successor = dead.call(lambda: index.commit(grants))
         entered = point != "commit.claimed"
         assert statuses == [0 if entered else NO_GRANT]
-        assert held(meta, [1]) == ({1} if entered else set())
-        stat = meta.stat()
+        assert held(index, [1]) == ({1} if entered else set())
+        stat = index.stat()
         assert (stat.block_count, stat.commit_count) == (int(entered), 0)
-        assert eventually(lambda: meta.stat().held_bytes == 0)
-        assert meta.stat().grant_count == 0
+        assert eventually(lambda: index.stat().held_bytes == 0)
+        assert index.stat().grant_count == 0
         successor.stop()
 
 
@@ -115,14 +115,14 @@ def test_a_resent_remove_removes_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
-        meta = dead.meta
-        put(meta, [1], length=4096)
-        removed, successor = dead.call(lambda: meta.remove(keys([1])))
+        index = dead.index
+        put(index, [1], length=4096)
+        removed, successor = dead.call(lambda: index.remove(keys([1])))
         assert removed == (1 if point == "remove.found" else 0)
-        stat = meta.stat()
+        stat = index.stat()
         assert (stat.block_count, stat.remove_count) == (0, removed)
-        assert held(meta, [1]) == set()
-        assert eventually(lambda: meta.stat().free_stripe_count == meta.stat().stripe_count)
+        assert held(index, [1]) == set()
+        assert eventually(lambda: index.stat().free_stripe_count == index.stat().stripe_count)
         successor.stop()
 
 
@@ -131,16 +131,16 @@ def test_a_resent_release_unpins_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with armed(monkeypatch, paths, point) as first, DeadServer(pool, first) as dead:
-        meta = dead.meta
-        put(meta, [1], length=4096)
-        pinned = meta.lookup(keys([1]), pin=True).hits
-        released, successor = dead.call(lambda: meta.release(pinned))
+        index = dead.index
+        put(index, [1], length=4096)
+        pinned = index.lookup(keys([1]), pin=True).hits
+        released, successor = dead.call(lambda: index.release(pinned))
         assert released == 0  # the successor had no record of a pin
-        again = meta.lookup(keys([1]), pin=True).hits
-        assert meta.stat().pinned_count == 1
-        assert meta.release(again) == 1
-        assert meta.release(again) == 0
-        assert meta.stat().pinned_count == 0
+        again = index.lookup(keys([1]), pin=True).hits
+        assert index.stat().pinned_count == 1
+        assert index.release(again) == 1
+        assert index.release(again) == 0
+        assert index.stat().pinned_count == 0
         successor.stop()
 
 
@@ -151,21 +151,21 @@ def test_a_call_that_timed_out_is_applied_once(
     with ExitStack() as ends:
         server = ends.enter_context(armed(monkeypatch, paths, f"{point}:stop"))
         client = ends.enter_context(Client(pool, timeout_s=60))
-        look = MetaClient(ends.enter_context(Client(pool, timeout_s=60)))
-        meta, hasty = MetaClient(client), MetaClient(_Hasty(client, 0.5))
+        look = IndexClient(ends.enter_context(Client(pool, timeout_s=60)))
+        index, hasty = IndexClient(client), IndexClient(_Hasty(client, 0.5))
         with pytest.raises(CallTimeoutError):
             if point != "commit.entered":
                 hasty.reserve(keys([1]), length=4096)
-            grants = meta.reserve(keys([1]), length=4096)
+            grants = index.reserve(keys([1]), length=4096)
             hasty.commit(grants)
         assert server.stopped()
         server.signal(signal.SIGCONT)
         if point != "commit.entered":
-            grants = meta.reserve(keys([1]), length=4096)
+            grants = index.reserve(keys([1]), length=4096)
             # the grant whose reply was lost ended with its session
             assert states(grants) == ["GRANTED"]
             assert look.stat().grant_count == 1
-        statuses = meta.commit(grants)
+        statuses = index.commit(grants)
         assert statuses in ([0], [NO_GRANT])
         stat = look.stat()
         assert stat.block_count == stat.commit_count == (1 if statuses == [0] else 0)
@@ -183,9 +183,9 @@ def test_an_abort_of_a_lost_grant_has_no_effect(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with armed(monkeypatch, paths, "abort.unindexed") as first, DeadServer(pool, first) as dead:
-        meta = dead.meta
-        grants = meta.reserve(keys([1]), length=4096)
-        aborted, successor = dead.call(lambda: meta.abort(grants))
+        index = dead.index
+        grants = index.reserve(keys([1]), length=4096)
+        aborted, successor = dead.call(lambda: index.abort(grants))
         assert aborted == 0
-        assert eventually(lambda: meta.stat().free_stripe_count == meta.stat().stripe_count)
+        assert eventually(lambda: index.stat().free_stripe_count == index.stat().stripe_count)
         successor.stop()

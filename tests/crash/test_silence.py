@@ -18,7 +18,7 @@ import pytest
 from support.blocks import eventually, keys, states
 
 from beluga._ffi import lib
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -33,13 +33,13 @@ from support.blocks import keys
 from support.elsewhere import imitate
 from support.roles import hold_interpreter
 from beluga.errors import CallTimeoutError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.rpc import Client
 
 real = Pool.runtime_dir
 Pool.runtime_dir = property(lambda pool: imitate(real.fget(pool), Path(sys.argv[1])))
 with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:
-    grants = MetaClient(client).reserve(keys([1, 2]), length=1 << 20)
+    grants = IndexClient(client).reserve(keys([1, 2]), length=1 << 20)
     print("reserved", flush=True)
     for line in sys.stdin:
         verb, *seconds = line.split()
@@ -51,7 +51,7 @@ with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:
                 break
             except CallTimeoutError:
                 pass
-        lost = MetaClient(client).commit(grants) if verb == "commit" else ""
+        lost = IndexClient(client).commit(grants) if verb == "commit" else ""
         print(client.stat().reattach_count, lost, flush=True)
 """
 
@@ -79,10 +79,10 @@ class Elsewhere:
 @contextmanager
 def elsewhere(
     pool: Pool, paths: list[Path], directory: Path, heartbeat_lost_s: float
-) -> Iterator[tuple[MetaServer, Elsewhere]]:
+) -> Iterator[tuple[IndexServer, Elsewhere]]:
     """Yield a server, and a process whose life it cannot determine."""
     directory.mkdir()
-    server = MetaServer(pool, heartbeat_lost_s=heartbeat_lost_s)
+    server = IndexServer(pool, heartbeat_lost_s=heartbeat_lost_s)
     server.start()
     process = subprocess.Popen(
         [sys.executable, "-c", ELSEWHERE, str(directory), *map(str, paths)],
@@ -107,21 +107,21 @@ def test_a_silent_session_is_quarantined_until_its_next_heartbeat(
 ) -> None:
     with elsewhere(pool, paths, tmp_path / "elsewhere", 3.0) as (server, client):
         assert (server.stat().live_count, server.stat().watched_count) == (1, 0)
-        assert server.meta_stat().grant_count == 2
+        assert server.index_stat().grant_count == 2
         client.process.send_signal(signal.SIGSTOP)
         assert eventually(lambda: server.stat().live_count == 0, timeout_s=60)
-        assert server.meta_stat().grant_count == 0
-        held = server.meta_stat().held_bytes
+        assert server.index_stat().grant_count == 0
+        held = server.index_stat().held_bytes
         assert held >= 2 << 20
         time.sleep(1.0)  # space is not freed by the passing of time
-        assert server.meta_stat().held_bytes == held
+        assert server.index_stat().held_bytes == held
         with Client(pool) as other:  # quarantined space is not granted
-            again = MetaClient(other).reserve(keys([1, 2]), length=1 << 20)
+            again = IndexClient(other).reserve(keys([1, 2]), length=1 << 20)
             assert states(again) == ["GRANTED"] * 2
-            assert server.meta_stat().held_bytes == held
+            assert server.index_stat().held_bytes == held
         client.process.send_signal(signal.SIGCONT)
         assert client.request("call") == "1"  # a new session, which abandoned the grants
-        assert eventually(lambda: server.meta_stat().held_bytes == 0)
+        assert eventually(lambda: server.index_stat().held_bytes == 0)
         assert server.stat().live_count == 1
 
 
@@ -135,7 +135,7 @@ def test_a_client_with_an_abandoned_session_gets_an_error_at_once(
         lost = -lib.BL_ERROR_NO_GRANT
         assert client.request("commit") == f"1 [{lost}, {lost}]"  # and no call has timed out
         assert server.stat().live_count == 1
-        assert eventually(lambda: server.meta_stat().held_bytes == 0)
+        assert eventually(lambda: server.index_stat().held_bytes == 0)
 
 
 def test_a_session_killed_on_another_host_stays_quarantined(
@@ -144,9 +144,9 @@ def test_a_session_killed_on_another_host_stays_quarantined(
     with elsewhere(pool, paths, tmp_path / "elsewhere", 0.5) as (server, client):
         client.process.kill()
         assert eventually(lambda: server.stat().live_count == 0, timeout_s=60)
-        assert server.meta_stat().held_bytes > 0
+        assert server.index_stat().held_bytes > 0
         time.sleep(1.0)
-        assert server.meta_stat().held_bytes > 0
+        assert server.index_stat().held_bytes > 0
 
 
 @pytest.mark.long
@@ -161,4 +161,4 @@ def test_a_process_that_holds_the_interpreter_keeps_its_session(
         assert client.request("call") == "0"
         stat = server.stat()
         assert (stat.attach_count, stat.end_count) == (1, 0)
-        assert server.meta_stat().grant_count == 2
+        assert server.index_stat().grant_count == 2

@@ -20,7 +20,7 @@ from support.blocks import BLOCK_WORDS, content, eventually, keys
 from support.emulation import long
 from support.processes import Process
 
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -160,5 +160,5 @@ def test_a_standby_takes_over_a_pool_without_a_server_at_once(
 ) -> None:
     with stand_by(paths) as standby:
         assert standby.receive(TURN_S) == "1"
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         assert server.stat().epoch == 2

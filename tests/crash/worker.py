@@ -26,9 +26,9 @@ from beluga.errors import NoServerError, RpcError, SessionLostError
 from beluga.index import (
     LOWER_NOTE,
     BlockState,
+    IndexClient,
+    IndexServer,
     LowerWork,
-    MetaClient,
-    MetaServer,
     Removal,
     Work,
     chain_names,
@@ -99,7 +99,7 @@ def serve(talk: Talk, paths: list[Path], first: Message) -> None:
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:
-        server = MetaServer(pool, shares={"killloop": 0.4})
+        server = IndexServer(pool, shares={"killloop": 0.4})
         # One server has another tier, which its successors abandon.
         brings = first.get("brings_tier", False)
         if not brings:
@@ -119,13 +119,13 @@ def serve(talk: Talk, paths: list[Path], first: Message) -> None:
                 server.stop()
             else:
                 check_budgets(server)
-                counters = dataclasses.asdict(server.meta_stat())
+                counters = dataclasses.asdict(server.index_stat())
                 answer = counters | dataclasses.asdict(server.stat())
                 answer["failure"] = str(server.failure or "")
             message = talk(answer)
 
 
-def check_budgets(server: MetaServer) -> None:
+def check_budgets(server: IndexServer) -> None:
     """Compare what hints favor with the budget of each share."""
     for share in server.shares():
         if share.hinted_bytes > share.hint_bytes:
@@ -137,7 +137,7 @@ class Remover:
     so that successors find tombstones.
     """
 
-    def __init__(self, server: MetaServer, pool: Pool, token: int) -> None:
+    def __init__(self, server: IndexServer, pool: Pool, token: int) -> None:
         self._server = server
         self._client = RpcClient(pool)
         self._work = LowerWork(self._client, token)
@@ -263,20 +263,20 @@ class Client:
 
     def _doom(self, dice: random.Random) -> None:
         """Remove a block while it is pinned, and one that is not."""
-        meta = MetaClient(self._cache.client)
+        index = IndexClient(self._cache.client)
         number = dice.randrange(KEPT, NUMBERS)
         self._put([number])
-        hits = meta.lookup(keys([number]), pin=True).hits
-        meta.remove(keys([number, dice.randrange(KEPT, NUMBERS)]))
-        meta.release(hits)
+        hits = index.lookup(keys([number]), pin=True).hits
+        index.remove(keys([number, dice.randrange(KEPT, NUMBERS)]))
+        index.release(hits)
         self._stored -= {number}
 
     def _give_up(self, dice: random.Random) -> None:
         """Reserve blocks, write none, and abort the grants."""
-        meta = MetaClient(self._cache.client)
+        index = IndexClient(self._cache.client)
         numbers = [number for number in self._chain(dice) if number >= KEPT]
-        grants = meta.reserve(keys(numbers), length=WORDS[0] * 8)
-        meta.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
+        grants = index.reserve(keys(numbers), length=WORDS[0] * 8)
+        index.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
 
     def _own_class(self, _: random.Random) -> None:
         """Open extents and empty them; removed blocks are absent, whichever server serves."""

@@ -20,7 +20,7 @@ import pytest
 
 from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue, pool_queue
 from beluga.errors import QueueError, QueueFullError
-from beluga.index import Lookup, MetaClient
+from beluga.index import IndexClient, Lookup
 from beluga.pool import Pool
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def test_one_poll_serves_all_waiting_senders(
 ) -> None:
     """Their number does not delay a claim, which needs the same thread."""
     looks: list[int] = []
-    lookup = MetaClient.lookup
+    lookup = IndexClient.lookup
 
-    def counted(self: MetaClient, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
+    def counted(self: IndexClient, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
         looks.append(len(keys))
         return lookup(self, keys, pin=pin)
 
@@ -120,7 +120,7 @@ def test_one_poll_serves_all_waiting_senders(
         async with opened(backend) as queue:
             tickets = [await queue.enqueue_task(task(str(number))) for number in range(30)]
             claims = [await claimed(queue) for _ in tickets]
-            monkeypatch.setattr(MetaClient, "lookup", counted)
+            monkeypatch.setattr(IndexClient, "lookup", counted)
             waiting = [asyncio.create_task(ticket.done(LONG_S)) for ticket in tickets]
             while looks[-2:] != [30, 30]:
                 await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from beluga.errors import RouterError
 from beluga.events import EventService, EventSettings
 from beluga.gateway.cache import Cache
 from beluga.gateway.metrics import Metrics
-from beluga.index import MetaServer, chain_names
+from beluga.index import IndexServer, chain_names
 from beluga.pool import Pool
 from beluga.router import RouterEvent, Stored, Tier, Worker
 from tests.events.follower import Follower, endpoints, table
@@ -39,7 +39,7 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 @contextmanager
 def serving(pool: Pool, path: Path, **more: Any) -> Iterator[EventService]:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     service = EventService(server, pool, EventSettings(*endpoints(path), **more))
     with server:
         service.start()
@@ -92,7 +92,7 @@ def test_a_late_subscriber_gets_the_table_first(pool: Pool, tmp_path: Path) -> N
 
 
 def test_blocks_from_before_the_server_are_in_the_table(pool: Pool, tmp_path: Path) -> None:
-    with MetaServer(pool), KVCache(pool, namespace="x") as cache:
+    with IndexServer(pool), KVCache(pool, namespace="x") as cache:
         put(cache, 0, 9)
     with serving(pool, tmp_path), follow(tmp_path) as router:
         assert eventually(lambda: len(router.blocks()) == 9)
@@ -199,7 +199,7 @@ def test_events_have_the_format_of_dynamo(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_cannot_be_bound_is_reported(pool: Pool) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     foreign = "tcp://203.0.113.9:5558"  # no address of this machine
     service = EventService(server, pool, EventSettings(foreign, "tcp://127.0.0.1:0"))
     with (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.prometheus_lint import complaints
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.admin import Admin, server_routes
 from beluga.exporter import METRICS, REGISTRY_PREFIXES
 from beluga.index import fetch_counters
@@ -36,13 +36,13 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[MetaServer]:
-    with MetaServer(pool) as server:
+def server(pool: Pool) -> Iterator[IndexServer]:
+    with IndexServer(pool) as server:
         yield server
 
 
 @pytest.fixture
-def exporter(server: MetaServer, pool: Pool) -> Iterator[Admin]:
+def exporter(server: IndexServer, pool: Pool) -> Iterator[Admin]:
     exporter = Admin(server_routes(server, pool), address=("127.0.0.1", 0))
     exporter.start()
     yield exporter
@@ -137,10 +137,10 @@ def test_blocks_are_counted_by_tenant_and_block_size(
 
 
 def test_a_successor_counts_the_blocks_that_it_takes_over(pool: Pool) -> None:
-    with MetaServer(pool), KVCache(pool, namespace="a") as cache:
+    with IndexServer(pool), KVCache(pool, namespace="a") as cache:
         cache.put(names(3), payload(3))
         tenant = cache.fingerprint
-    with MetaServer(pool) as successor:
+    with IndexServer(pool) as successor:
         (found,) = successor.tenants()
     assert (found.fingerprint, found.length, found.block_count) == (tenant, LENGTH, 3)
     assert found.commit_count == 0
@@ -151,7 +151,7 @@ def test_tenants_beyond_the_table_are_counted_together(shm: Path) -> None:
     options = {"device_size": 64 << 20, "sparse": True, "max_blocks": many}
     with (
         Pool.create([shm / "many"], **options) as pool,
-        MetaServer(pool) as server,
+        IndexServer(pool) as server,
         KVCache(pool, namespace="a") as cache,
     ):
         for length in range(64, 64 + many):
@@ -246,7 +246,7 @@ def test_promtool_accepts_the_metrics(pool: Pool, exporter: Admin) -> None:
 
 
 def test_an_ended_server_is_reported_until_the_exporter_stops(
-    pool: Pool, server: MetaServer, look: Callable[[], Scrape]
+    pool: Pool, server: IndexServer, look: Callable[[], Scrape]
 ) -> None:
     assert look().value("beluga_server_serving") == 1
     server.stop()

@@ -183,7 +183,7 @@ static void call(const uint64_t *keys)
     bl_commit commits[FUZZ_KEYS] = {0};
     bl_block_request what = {.length = fuzz_length, .chunk_size = fuzz_chunk};
     int32_t statuses[FUZZ_KEYS];
-    bl_meta_stat stat;
+    bl_index_stat stat;
     bl_task task;
     uint32_t state;
     switch (fuzz_byte() % 12) {
@@ -199,7 +199,7 @@ static void call(const uint64_t *keys)
         bl_remove_blocks(&session, keys, FUZZ_KEYS, 0);
         bl_task_withdraw(&session, keys, 0);
         break;
-    case 5: bl_meta_get_stat(&session, &stat, 0); break;
+    case 5: bl_index_get_stat(&session, &stat, 0); break;
     case 6:
         if (bl_task_claim(&session, 0, 1, &task, 0) == 0)
             fuzz_must(task.deliveries == 0 || task.length <= pool->geometry.size,

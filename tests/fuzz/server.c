@@ -14,7 +14,7 @@ enum { FUZZ_HOSTILE_HOST = 2, FUZZ_STEPS = 48, FUZZ_NAMES = 8, FUZZ_CHANGES = 4,
 
 static bl_pool *pool;
 static bl_server *server;
-static bl_meta *meta;
+static bl_index *meta;
 static uint32_t valid, hostile;
 static uint64_t hostile_nonce = 1;
 
@@ -78,10 +78,10 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)count, (void)arguments;
     pool = fuzz_pool();
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, &server) == 0, "a server is made");
-    fuzz_must(bl_meta_create(server, BL_EVICT_LRU, &meta) == 0, "an index is made");
+    fuzz_must(bl_index_create(server, BL_EVICT_LRU, &meta) == 0, "an index is made");
     fuzz_must(bl_lower_attach(meta, FUZZ_NAMES, 0, 0, FUZZ_TOKEN) == 0, "tiers are attached");
     fuzz_must(bl_journal_attach(meta, FUZZ_CHANGES) == 0, "a journal is attached");
-    fuzz_must(bl_meta_serve(meta) == 0, "the server serves");
+    fuzz_must(bl_index_serve(meta) == 0, "the server serves");
     valid = attach(1, FUZZ_VALID_NONCE);
     valid_start();
     return 0;
@@ -198,7 +198,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         step();
     region_size = 0;
     bl_hint_stat hints;
-    bl_meta_hints(meta, &hints);
+    bl_index_hints(meta, &hints);
     fuzz_must(hints.favored_bytes <= meta->shares[0].bytes / 4, "hints keep to their budget");
     fuzz_must(bl_pins_count(meta->pins[valid]) == 1, "the valid session's pin");
     fuzz_must(meta->holds[valid].grant_count == 1, "the valid session's grant");
@@ -207,7 +207,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             bl_housekeeping_end(server, lane, BL_END_GONE);
     fuzz_must(server->live_count == 1, "the valid session is left");
     fuzz_must(meta->stat.grant_count == 1, "no other grant is left");
-    bl_meta_hints(meta, &hints);
+    bl_index_hints(meta, &hints);
     fuzz_must(hints.hint_count == 0 && hints.favored_bytes == 0, "no hint is left");
     fuzz_must(meta->stat.pinned_count == 1, "no other pin is left");
     return 0;

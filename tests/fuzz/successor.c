@@ -14,19 +14,19 @@ enum { FUZZ_CHANGES = 12 };
 static bl_pool *pool;
 static uint8_t *healthy;        /* the regions before the data, as a server left them */
 
-static bl_meta *serve(bl_server **server, int *status)
+static bl_index *serve(bl_server **server, int *status)
 {
-    bl_meta *meta = NULL;
+    bl_index *meta = NULL;
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, server) == 0, "a server is made");
-    fuzz_must(bl_meta_create(*server, BL_EVICT_LRU, &meta) == 0, "an index is made");
-    *status = bl_meta_serve(meta);
+    fuzz_must(bl_index_create(*server, BL_EVICT_LRU, &meta) == 0, "an index is made");
+    *status = bl_index_serve(meta);
     return meta;
 }
 
-static void end(bl_server *server, bl_meta *meta)
+static void end(bl_server *server, bl_index *meta)
 {
     bl_server_destroy(server);
-    bl_meta_destroy(meta);
+    bl_index_destroy(meta);
 }
 
 static void copy_front(uint8_t *to, const uint8_t *from)
@@ -45,7 +45,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     bl_server *server;
     int status;
     pool = fuzz_pool();
-    bl_meta *meta = serve(&server, &status);
+    bl_index *meta = serve(&server, &status);
     fuzz_must(status == 0, "a new pool is served");
     for (uint64_t i = 0; i < 8; i++) {
         bl_block_request head = {.count = 1, .length = 4096u << (i % 3)};
@@ -92,7 +92,7 @@ static void change(void)
     }
 }
 
-static void served_check(const bl_meta *meta)
+static void served_check(const bl_index *meta)
 {
     const bl_geometry *g = &pool->geometry;
     uint64_t end_of_data = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
@@ -121,7 +121,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         change();
     region_start = bl_entry_offset(&pool->geometry, 0, 1);
     region_size = (uint64_t)pool->geometry.block_count_max * BL_LINE_SIZE;
-    bl_meta *meta = serve(&server, &status);
+    bl_index *meta = serve(&server, &status);
     region_size = 0;
     if (status == 0)
         served_check(meta);

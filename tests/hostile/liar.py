@@ -23,7 +23,7 @@ from support.forge import LINE, PAGE, line_hash, write
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError
-from beluga.index import BlockState, MetaClient
+from beluga.index import BlockState, IndexClient
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -92,11 +92,11 @@ def main(directory: Path, cases: list[list[int]]) -> None:
             )
             key = cache.keys([bytes(16)])
             word = plant(pool, half, key, cache.fingerprint, case)
-            meta = MetaClient(client)
+            index = IndexClient(client)
             calls: dict[str, Callable[[], object]] = {
                 "get": lambda c=cache, k=key, t=target: c.get(k, t).hits,
                 "put": lambda c=cache, k=key, t=target: c.put(k, t).stored,
-                "lookup": lambda m=meta, k=key: len(m.lookup(k).hits),
+                "lookup": lambda m=index, k=key: len(m.lookup(k).hits),
             }
             for name, call in calls.items():
                 print(json.dumps([case, name, engine is not None]), flush=True)

@@ -60,7 +60,7 @@ sys.path[:0] = {sys.path!r}
 from support.blocks import keys
 from beluga._ffi import lib
 from beluga.errors import BadReplyError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 pool = Pool.create([{str(shm / "a")!r}], device_size=16 << 20, sparse=True, max_blocks=64)
@@ -68,7 +68,7 @@ server = Server(pool)
 server.handle(lib.BL_METHOD_LOOKUP, lambda _: bytes(4) + (1).to_bytes(4, "little"))
 server.start()
 try:
-    MetaClient(Client(pool)).lookup(keys([1]))
+    IndexClient(Client(pool)).lookup(keys([1]))
 except BadReplyError:
     print("refused")
 pool.close()

@@ -17,7 +17,7 @@ from support.emulation import fewer
 from support.forge import LINE, line_hash, read, sealed, write
 
 from beluga._ffi import ffi, lib
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -41,7 +41,7 @@ class Target:
             lane_count=8,
             coherence="software",
         )
-        self.server = MetaServer(self.pool)
+        self.server = IndexServer(self.pool)
         self.server.start()
         self.cache = KVCache(self.pool, namespace="hostile")
         self.blocks = np.arange(len(NAMES) * LENGTH, dtype=np.uint32).astype(np.uint8)
@@ -51,7 +51,7 @@ class Target:
     def entry(self, number: int) -> int:
         """Return the offset of a block's entry."""
         geometry, half = self.pool.geometry, self.cache.client.stat().epoch % 2
-        (hit,) = MetaClient(self.cache.client).lookup(self.cache.keys([NAMES[number]])).hits
+        (hit,) = IndexClient(self.cache.client).lookup(self.cache.keys([NAMES[number]])).hits
         return geometry.table_offset + (half * geometry.block_count_max + hit.block) * LINE
 
     def get(self, number: int) -> bool:

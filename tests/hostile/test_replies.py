@@ -21,7 +21,7 @@ from support.forge import LINE, Lane, bulk_payload, read, sealed, write
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadReplyError, BelugaError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
 
@@ -189,8 +189,8 @@ def test_arbitrary_records_are_inside_the_pool_or_an_error(
     for line in lines if aligned else ():
         line.offset &= (1 << 64) - 4096
     liar.word = bytes(ffi.buffer(head)) + bytes(ffi.buffer(lines)) + spare
-    meta, geometry = MetaClient(liar.client), liar.pool.geometry
-    for call in (meta.lookup, lambda keys: meta.reserve(keys, length=4096)):
+    index, geometry = IndexClient(liar.client), liar.pool.geometry
+    for call in (index.lookup, lambda keys: index.reserve(keys, length=4096)):
         try:
             found = call(keys(range(4)))
         except (BelugaError, OSError):
@@ -206,6 +206,6 @@ def test_arbitrary_records_are_inside_the_pool_or_an_error(
 
 @pytest.mark.parametrize("more", [-8, 8])
 def test_checksums_of_another_length_are_an_error(liar: Liar, more: int) -> None:
-    liar.word = bytes(ffi.sizeof("bl_meta_stat") + more)
+    liar.word = bytes(ffi.sizeof("bl_index_stat") + more)
     with pytest.raises(BadReplyError):
-        MetaClient(liar.client).stat()
+        IndexClient(liar.client).stat()

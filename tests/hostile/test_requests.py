@@ -18,7 +18,7 @@ from support.emulation import fewer
 from support.forge import LINE, Lane, bulk_payload, read, request_line, write
 
 from beluga._ffi import lib
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -28,14 +28,14 @@ class Target:
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
-        self.server = MetaServer(self.pool)
+        self.server = IndexServer(self.pool)
         self.server.start()
         self.rude, self.polite = Client(self.pool), Client(self.pool)
-        self.meta = MetaClient(self.polite)
+        self.index = IndexClient(self.polite)
         self.lane = Lane(self.rude)
         self.sequence = 0
-        put(self.meta, range(2), length=4096)
-        assert len(self.meta.lookup(keys(range(2)), pin=True).hits) == 2
+        put(self.index, range(2), length=4096)
+        assert len(self.index.lookup(keys(range(2)), pin=True).hits) == 2
 
     def send(self, method: int, payload: bytes, **fields: int) -> int:
         """Return the server's status for a whole line."""
@@ -49,8 +49,8 @@ class Target:
         return int.from_bytes(reply[12:16], "little", signed=True)
 
     def check(self) -> None:
-        assert held(self.meta, range(2)) == {0, 1}
-        assert self.meta.stat().pinned_count == 2
+        assert held(self.index, range(2)) == {0, 1}
+        assert self.index.stat().pinned_count == 2
         assert self.server.failure is None
 
 

@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 
-from beluga import Client, MetaServer, Pool
-from beluga.index import LowerWork, MetaClient, Work
+from beluga import Client, IndexServer, Pool
+from beluga.index import IndexClient, LowerWork, Work
 
 STORE = 2  # the bit of the tier
 
@@ -20,14 +20,14 @@ STORE = 2  # the bit of the tier
 def main() -> None:
     wind = ctypes.CDLL(None).wind
     with Pool.create([sys.argv[1]], device_size=16 << 20, sparse=True) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         token = server.attach_lower(10, wait=False, unknown=STORE, names=["store"])
         with server, Client(pool) as client:
             server.lower_reported()
             work = LowerWork(client, token)
             for first, seconds in ((0, 0), (10, 50), (20, 70)):
                 numbers = range(first, first + 3)
-                MetaClient(client).onboard(np.array([(n, n) for n in numbers], np.uint64))
+                IndexClient(client).onboard(np.array([(n, n) for n in numbers], np.uint64))
                 wind(seconds)
                 print([int(key[0]) for key in work.take(Work.COLD, 10)["key"]])
             print(server.lower_stat().wanted_count)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -32,18 +32,18 @@ def pool(paths: list[Path]) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[MetaServer]:
-    with MetaServer(pool) as server:
+def server(pool: Pool) -> Iterator[IndexServer]:
+    with IndexServer(pool) as server:
         yield server
 
 
 @pytest.fixture
-def attach(pool: Pool, server: MetaServer) -> Iterator[Callable[[], MetaClient]]:
+def attach(pool: Pool, server: IndexServer) -> Iterator[Callable[[], IndexClient]]:
     """Creates clients with a session each."""
     with ExitStack() as clients:
-        yield lambda: MetaClient(clients.enter_context(Client(pool)))
+        yield lambda: IndexClient(clients.enter_context(Client(pool)))
 
 
 @pytest.fixture
-def meta(attach: Callable[[], MetaClient]) -> MetaClient:
+def index(attach: Callable[[], IndexClient]) -> IndexClient:
     return attach()

@@ -12,23 +12,23 @@ from support.blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError
-from beluga.index import EVICTIONS, BlockState, MetaClient, MetaServer
+from beluga.index import EVICTIONS, BlockState, IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
 MIB = 1 << 20
 DATA_BLOCKS = 58  # blocks of 1 MiB that certainly fit in the pool of conftest.py
 
-Attach = Callable[[], MetaClient]
+Attach = Callable[[], IndexClient]
 
 
-def test_a_new_key_is_granted_committed_and_found(meta: MetaClient, pool: Pool) -> None:
-    assert meta.lookup(keys([1])).state is BlockState.MISS
-    (grant,) = meta.reserve(keys([1]), length=MIB)
+def test_a_new_key_is_granted_committed_and_found(index: IndexClient, pool: Pool) -> None:
+    assert index.lookup(keys([1])).state is BlockState.MISS
+    (grant,) = index.reserve(keys([1]), length=MIB)
     assert grant.state is BlockState.GRANTED
     assert grant.offset >= pool.geometry.data_offset
-    assert meta.commit([grant]) == [0]
-    found = meta.lookup(keys([1]))
+    assert index.commit([grant]) == [0]
+    found = index.lookup(keys([1]))
     assert found.state is BlockState.HIT
     (hit,) = found.hits
     assert (hit.offset, hit.length, hit.generation) == (grant.offset, MIB, grant.generation)
@@ -37,9 +37,9 @@ def test_a_new_key_is_granted_committed_and_found(meta: MetaClient, pool: Pool) 
 def test_a_granted_key_is_pending_for_all_clients(attach: Attach) -> None:
     writer, other = attach(), attach()
     (grant,) = writer.reserve(keys([1]), length=MIB)
-    for meta in (writer, other):
-        assert meta.lookup(keys([1])).state is BlockState.PENDING
-        assert states(meta.reserve(keys([1]), length=MIB)) == ["PENDING"]
+    for index in (writer, other):
+        assert index.lookup(keys([1])).state is BlockState.PENDING
+        assert states(index.reserve(keys([1]), length=MIB)) == ["PENDING"]
     writer.commit([grant])
     assert states(other.reserve(keys([1]), length=MIB)) == ["HIT"]
 
@@ -52,14 +52,14 @@ def test_a_pending_key_can_be_granted_after_the_abort(attach: Attach) -> None:
     assert states(other.reserve(keys([1]), length=MIB)) == ["GRANTED"]
 
 
-def test_a_key_twice_in_one_call_is_granted_once(meta: MetaClient) -> None:
-    assert states(meta.reserve(keys([1, 1, 2]), length=MIB)) == ["GRANTED", "PENDING", "GRANTED"]
+def test_a_key_twice_in_one_call_is_granted_once(index: IndexClient) -> None:
+    assert states(index.reserve(keys([1, 1, 2]), length=MIB)) == ["GRANTED", "PENDING", "GRANTED"]
 
 
-def test_a_commit_may_be_repeated(meta: MetaClient) -> None:
-    grants = meta.reserve(keys([1]), length=MIB)
-    assert meta.commit(grants) == meta.commit(grants) == [0]
-    assert meta.stat().commit_count == 1
+def test_a_commit_may_be_repeated(index: IndexClient) -> None:
+    grants = index.reserve(keys([1]), length=MIB)
+    assert index.commit(grants) == index.commit(grants) == [0]
+    assert index.stat().commit_count == 1
 
 
 def test_only_a_sessions_own_grants_can_be_committed_or_aborted(attach: Attach) -> None:
@@ -83,37 +83,37 @@ def test_an_old_grant_of_reused_space_is_invalid(attach: Attach) -> None:
     assert second.commit([new]) == [0]
 
 
-def test_a_session_cannot_commit_an_expired_grant(meta: MetaClient) -> None:
-    (old,) = meta.reserve(keys([1]), length=MIB)
-    meta.abort([old])
-    (new,) = meta.reserve(keys([1]), length=MIB)
+def test_a_session_cannot_commit_an_expired_grant(index: IndexClient) -> None:
+    (old,) = index.reserve(keys([1]), length=MIB)
+    index.abort([old])
+    (new,) = index.reserve(keys([1]), length=MIB)
     assert (new.block, new.offset) == (old.block, old.offset)
-    assert meta.abort([old]) == 0
-    assert meta.commit([old]) == [-lib.BL_ERROR_NO_GRANT]
-    assert meta.commit([new]) == [0]
+    assert index.abort([old]) == 0
+    assert index.commit([old]) == [-lib.BL_ERROR_NO_GRANT]
+    assert index.commit([new]) == [0]
 
 
-def test_lookup_returns_the_leading_hits(meta: MetaClient) -> None:
-    put(meta, [0, 1, 2, 4])
-    found = meta.lookup(keys(range(5)))
+def test_lookup_returns_the_leading_hits(index: IndexClient) -> None:
+    put(index, [0, 1, 2, 4])
+    found = index.lookup(keys(range(5)))
     assert len(found.hits) == 3
     assert found.state is BlockState.MISS
-    assert len(meta.lookup(keys([4])).hits) == 1
+    assert len(index.lookup(keys([4])).hits) == 1
 
 
-def test_a_chain_longer_than_a_message_is_found_whole(meta: MetaClient, pool: Pool) -> None:
+def test_a_chain_longer_than_a_message_is_found_whole(index: IndexClient, pool: Pool) -> None:
     count = pool.geometry.block_count_max
     assert pool.geometry.bulk_size < 5000 * 32
-    put(meta, range(count), length=4096)
+    put(index, range(count), length=4096)
     many = keys([n % count for n in range(5000)])
-    assert len(meta.lookup(many).hits) == 5000
+    assert len(index.lookup(many).hits) == 5000
 
 
-def test_removed_blocks_are_missed_and_their_space_is_free(meta: MetaClient) -> None:
-    put(meta, [1, 2, 3])
-    assert meta.remove(keys([1, 3, 9])) == 2
-    assert held(meta, [1, 2, 3]) == {2}
-    assert meta.stat().used_bytes == meta.stat().block_bytes == MIB
+def test_removed_blocks_are_missed_and_their_space_is_free(index: IndexClient) -> None:
+    put(index, [1, 2, 3])
+    assert index.remove(keys([1, 3, 9])) == 2
+    assert held(index, [1, 2, 3]) == {2}
+    assert index.stat().used_bytes == index.stat().block_bytes == MIB
 
 
 def test_a_removed_block_keeps_its_bytes_while_it_is_pinned(attach: Attach) -> None:
@@ -127,62 +127,62 @@ def test_a_removed_block_keeps_its_bytes_while_it_is_pinned(attach: Attach) -> N
     assert other.stat().used_bytes == 0
 
 
-def test_the_coldest_block_makes_room(meta: MetaClient) -> None:
+def test_the_coldest_block_makes_room(index: IndexClient) -> None:
     for number in range(2 * DATA_BLOCKS):
-        put(meta, [number])
-    there = held(meta, range(2 * DATA_BLOCKS))
+        put(index, [number])
+    there = held(index, range(2 * DATA_BLOCKS))
     assert there == set(range(2 * DATA_BLOCKS - len(there), 2 * DATA_BLOCKS))
     assert len(there) >= DATA_BLOCKS
-    assert meta.stat().evict_count == 2 * DATA_BLOCKS - len(there)
+    assert index.stat().evict_count == 2 * DATA_BLOCKS - len(there)
 
 
-def test_a_chain_is_evicted_from_its_end(meta: MetaClient) -> None:
-    put(meta, range(20))
-    put(meta, range(100, 138))
-    assert len(meta.lookup(keys(range(20))).hits) == 20
-    assert len(meta.lookup(keys(range(100, 138))).hits) == 38
+def test_a_chain_is_evicted_from_its_end(index: IndexClient) -> None:
+    put(index, range(20))
+    put(index, range(100, 138))
+    assert len(index.lookup(keys(range(20))).hits) == 20
+    assert len(index.lookup(keys(range(100, 138))).hits) == 38
     size = 20
     for number in range(200, 240):
-        put(meta, [number])
-        there = held(meta, range(20))
+        put(index, [number])
+        there = held(index, range(20))
         assert there == set(range(len(there)))
         assert len(there) <= size
         size = len(there)
     assert size < 20
 
 
-def test_a_chain_that_was_only_committed_is_evicted_from_its_end(meta: MetaClient) -> None:
-    grants = meta.reserve(keys(range(20)), length=MIB)
-    assert meta.commit(grants) == [0] * 20
+def test_a_chain_that_was_only_committed_is_evicted_from_its_end(index: IndexClient) -> None:
+    grants = index.reserve(keys(range(20)), length=MIB)
+    assert index.commit(grants) == [0] * 20
     for number in range(200, 200 + DATA_BLOCKS - 10):
-        put(meta, [number])
-    there = held(meta, range(20))
+        put(index, [number])
+    there = held(index, range(20))
     assert 0 < len(there) < 20
     assert there == set(range(len(there)))
 
 
-def test_pinned_blocks_stay_and_released_ones_are_evicted(meta: MetaClient) -> None:
-    put(meta, range(3))
-    pinned = meta.lookup(keys([0, 1]), pin=True).hits
-    assert meta.stat().pinned_count == 2
-    put(meta, range(100, 100 + 2 * DATA_BLOCKS))
-    assert held(meta, range(3)) == {0, 1}
-    assert meta.release(pinned) == 2
-    assert meta.release(pinned) == 0
-    put(meta, range(300, 300 + 2 * DATA_BLOCKS))
-    assert held(meta, range(3)) == set()
+def test_pinned_blocks_stay_and_released_ones_are_evicted(index: IndexClient) -> None:
+    put(index, range(3))
+    pinned = index.lookup(keys([0, 1]), pin=True).hits
+    assert index.stat().pinned_count == 2
+    put(index, range(100, 100 + 2 * DATA_BLOCKS))
+    assert held(index, range(3)) == {0, 1}
+    assert index.release(pinned) == 2
+    assert index.release(pinned) == 0
+    put(index, range(300, 300 + 2 * DATA_BLOCKS))
+    assert held(index, range(3)) == set()
 
 
-def test_a_commit_that_is_repeated_leaves_a_pinned_block_unevictable(meta: MetaClient) -> None:
-    grants = meta.reserve(keys([0, 1]), length=MIB)
-    assert meta.commit(grants) == [0, 0]
-    pinned = meta.lookup(keys([0]), pin=True).hits
-    assert meta.commit(grants) == [0, 0]
-    put(meta, range(100, 100 + 2 * DATA_BLOCKS))
-    assert held(meta, range(2)) == {0}
-    assert meta.release(pinned) == 1
-    put(meta, range(300, 300 + 2 * DATA_BLOCKS))
-    assert held(meta, range(2)) == set()
+def test_a_commit_that_is_repeated_leaves_a_pinned_block_unevictable(index: IndexClient) -> None:
+    grants = index.reserve(keys([0, 1]), length=MIB)
+    assert index.commit(grants) == [0, 0]
+    pinned = index.lookup(keys([0]), pin=True).hits
+    assert index.commit(grants) == [0, 0]
+    put(index, range(100, 100 + 2 * DATA_BLOCKS))
+    assert held(index, range(2)) == {0}
+    assert index.release(pinned) == 1
+    put(index, range(300, 300 + 2 * DATA_BLOCKS))
+    assert held(index, range(2)) == set()
 
 
 def test_a_block_pinned_twice_needs_two_releases(attach: Attach) -> None:
@@ -198,44 +198,44 @@ def test_a_block_pinned_twice_needs_two_releases(attach: Attach) -> None:
     assert one.stat().pinned_count == 0
 
 
-def test_a_grant_is_refused_if_all_blocks_are_pinned(meta: MetaClient) -> None:
-    put(meta, range(DATA_BLOCKS + 20))
-    there = sorted(held(meta, range(DATA_BLOCKS + 20)))
-    hits = meta.lookup(keys(there), pin=True).hits
-    (refused,) = meta.reserve(keys([999]), length=MIB)
+def test_a_grant_is_refused_if_all_blocks_are_pinned(index: IndexClient) -> None:
+    put(index, range(DATA_BLOCKS + 20))
+    there = sorted(held(index, range(DATA_BLOCKS + 20)))
+    hits = index.lookup(keys(there), pin=True).hits
+    (refused,) = index.reserve(keys([999]), length=MIB)
     assert refused.state is BlockState.REFUSED
     assert refused.status == -lib.BL_ERROR_NO_SPACE
-    assert meta.stat().refuse_count == 1
-    meta.release(hits)
-    put(meta, [999])
+    assert index.stat().refuse_count == 1
+    index.release(hits)
+    put(index, [999])
 
 
-def test_the_table_takes_as_many_blocks_as_it_has_lines(meta: MetaClient, pool: Pool) -> None:
+def test_the_table_takes_as_many_blocks_as_it_has_lines(index: IndexClient, pool: Pool) -> None:
     count = pool.geometry.block_count_max
-    put(meta, [0], length=4096)
-    put(meta, range(1, count), length=4096)
-    assert meta.stat().block_count == count
-    put(meta, [count], length=4096)
-    assert held(meta, range(count + 1)) == set(range(1, count + 1))
-    hits = meta.lookup(keys(range(1, count + 1)), pin=True).hits
+    put(index, [0], length=4096)
+    put(index, range(1, count), length=4096)
+    assert index.stat().block_count == count
+    put(index, [count], length=4096)
+    assert held(index, range(count + 1)) == set(range(1, count + 1))
+    hits = index.lookup(keys(range(1, count + 1)), pin=True).hits
     assert len(hits) == count
-    (refused,) = meta.reserve(keys([5000]), length=4096)
+    (refused,) = index.reserve(keys([5000]), length=4096)
     assert refused.status == -lib.BL_ERROR_TABLE_FULL
 
 
 @pytest.fixture
-def roomy(shm: Path) -> Iterator[MetaClient]:
+def roomy(shm: Path) -> Iterator[IndexClient]:
     """A pool with room for blocks of many sizes."""
     paths = [shm / "roomy"]
     with (
         Pool.create(paths, device_size=512 * MIB, sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        yield MetaClient(client)
+        yield IndexClient(client)
 
 
-def test_any_number_of_sizes_share_a_pool(roomy: MetaClient) -> None:
+def test_any_number_of_sizes_share_a_pool(roomy: IndexClient) -> None:
     for number in range(1000):
         put(roomy, [number], length=4096 * (number % 120) + number + 1)
     assert held(roomy, range(1000)) == set(range(1000))
@@ -243,62 +243,62 @@ def test_any_number_of_sizes_share_a_pool(roomy: MetaClient) -> None:
 
 
 @pytest.mark.parametrize(("length", "chunk_size"), [(0, 0), (4096, 1), (4096, 63), (0, 16384)])
-def test_invalid_sizes_are_rejected(meta: MetaClient, length: int, chunk_size: int) -> None:
+def test_invalid_sizes_are_rejected(index: IndexClient, length: int, chunk_size: int) -> None:
     with pytest.raises(BadRequestError):
-        meta.reserve(keys([1]), length=length, chunk_size=chunk_size)
+        index.reserve(keys([1]), length=length, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("length", [64 * MIB, 1024 * MIB, 1024 * MIB + 1, 0xFFFFFFFF])
 def test_a_block_larger_than_the_pool_is_rejected_without_an_eviction(
-    meta: MetaClient, length: int
+    index: IndexClient, length: int
 ) -> None:
-    put(meta, range(DATA_BLOCKS))
-    (refused,) = meta.reserve(keys([99]), length=length)
+    put(index, range(DATA_BLOCKS))
+    (refused,) = index.reserve(keys([99]), length=length)
     assert refused.status == -lib.BL_ERROR_TOO_LARGE
-    assert held(meta, range(DATA_BLOCKS)) == set(range(DATA_BLOCKS))
+    assert held(index, range(DATA_BLOCKS)) == set(range(DATA_BLOCKS))
 
 
-def test_freed_space_can_hold_any_other_size(meta: MetaClient) -> None:
+def test_freed_space_can_hold_any_other_size(index: IndexClient) -> None:
     for turn, length in enumerate([MIB, 3 * MIB, 4096, 5 * MIB // 2, MIB]):
         numbers = range(turn * 1000, turn * 1000 + 10)
-        put(meta, numbers, length=length)
-        assert meta.remove(keys(numbers)) == 10
-        stat = meta.stat()
+        put(index, numbers, length=length)
+        assert index.remove(keys(numbers)) == 10
+        stat = index.stat()
         assert (stat.used_bytes, stat.extent_count, stat.evict_count) == (0, 0, 0)
         assert stat.free_stripe_count == stat.stripe_count
 
 
-def test_a_pool_whose_blocks_were_removed_accepts_other_sizes(meta: MetaClient) -> None:
-    put(meta, range(DATA_BLOCKS))
-    meta.remove(keys(range(DATA_BLOCKS)))
-    put(meta, range(100, 110), length=5 * MIB // 2)
-    aborted = meta.reserve(keys(range(200, 208)), length=5 * MIB // 2)
-    meta.abort(aborted)
-    put(meta, range(300, 330))
+def test_a_pool_whose_blocks_were_removed_accepts_other_sizes(index: IndexClient) -> None:
+    put(index, range(DATA_BLOCKS))
+    index.remove(keys(range(DATA_BLOCKS)))
+    put(index, range(100, 110), length=5 * MIB // 2)
+    aborted = index.reserve(keys(range(200, 208)), length=5 * MIB // 2)
+    index.abort(aborted)
+    put(index, range(300, 330))
 
 
-def test_an_empty_batch_has_no_effect(meta: MetaClient) -> None:
-    assert meta.lookup(keys([])).hits == ()
-    assert meta.reserve(keys([]), length=MIB) == []
-    assert meta.commit([]) == []
-    assert meta.abort([]) == meta.release([]) == meta.remove(keys([])) == 0
+def test_an_empty_batch_has_no_effect(index: IndexClient) -> None:
+    assert index.lookup(keys([])).hits == ()
+    assert index.reserve(keys([]), length=MIB) == []
+    assert index.commit([]) == []
+    assert index.abort([]) == index.release([]) == index.remove(keys([])) == 0
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_each_policy_evicts_unused_chains_before_a_used_one(pool: Pool, eviction: str) -> None:
-    with MetaServer(pool, eviction=eviction), Client(pool) as client:
-        meta = MetaClient(client)
-        put(meta, range(8))
+    with IndexServer(pool, eviction=eviction), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, range(8))
         for number in range(100, 100 + 2 * DATA_BLOCKS):
-            found = meta.lookup(keys(range(8)), pin=True).hits
+            found = index.lookup(keys(range(8)), pin=True).hits
             assert len(found) == 8
-            meta.release(found)
-            put(meta, [number])
-        assert meta.stat().evict_count > DATA_BLOCKS
+            index.release(found)
+            put(index, [number])
+        assert index.stat().evict_count > DATA_BLOCKS
 
 
 def test_an_unknown_policy_is_refused(pool: Pool) -> None:
     with pytest.raises(
         ValueError, match="there is no eviction policy 'x'; choose one of lru, s3fifo, cost"
     ):
-        MetaServer(pool, eviction="x")
+        IndexServer(pool, eviction="x")

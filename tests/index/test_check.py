@@ -31,15 +31,15 @@ SHAPES = {
 HISTORY = """
 import os, signal, sys
 import numpy as np
-from beluga import KVCache, MetaServer, Pool
+from beluga import KVCache, IndexServer, Pool
 from beluga.index import chain_names
 pool = Pool.open(sys.argv[2:])
 blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
 names = [bytes([i]) * 16 for i in range(COUNT)]
 chain = chain_names(range(1, COUNT + 1), range(1, COUNT + 1), block_tokens=16)
-with MetaServer(pool), KVCache(pool, namespace="check") as cache:
+with IndexServer(pool), KVCache(pool, namespace="check") as cache:
     assert cache.put(names[:10], blocks[:10], names=chain[:10]).stored == 10
-server = MetaServer(pool)
+server = IndexServer(pool)
 server.start()
 cache = KVCache(pool, namespace="check")
 assert cache.put(names, blocks, names=chain).stored == COUNT - 10

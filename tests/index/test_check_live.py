@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import NoServerError
 from beluga.index import check_pool
 from beluga.rpc import Client
@@ -75,7 +75,7 @@ def load(pool: Pool) -> Iterator[None]:
 def test_a_pool_under_load_has_no_findings(pool: Pool) -> None:
     found: list[str] = []
     looks = 0
-    with MetaServer(pool), load(pool):
+    with IndexServer(pool), load(pool):
         while looks < LOOKS:
             report = check_pool(pool, payload=looks % 2 == 0)
             found.extend(report.findings)
@@ -95,14 +95,14 @@ def test_a_pool_whose_server_changes_has_no_findings(pool: Pool) -> None:
         return looks
 
     with ThreadPoolExecutor(1) as thread:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         server.start()
         with load(pool):
             looking = thread.submit(look)
             try:
                 for _ in range(5):
                     server.stop()
-                    server = MetaServer(pool)
+                    server = IndexServer(pool)
                     server.start()
                     threading.Event().wait(0.2)
             finally:

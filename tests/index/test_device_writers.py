@@ -20,7 +20,7 @@ import pytest
 from support.blocks import eventually, keys, states
 from support.processes import Process
 
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -116,40 +116,40 @@ def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep servers of this process from getting pidfds: there is no socket to connect to."""
-    monkeypatch.setattr("beluga.index.server.MetaServer.start", _start_unseen)
+    monkeypatch.setattr("beluga.index.server.IndexServer.start", _start_unseen)
 
 
-def _start_unseen(server: MetaServer) -> None:
+def _start_unseen(server: IndexServer) -> None:
     Server.start(server)
     for socket in server._pool.runtime_dir.glob("pidfds-*"):
         socket.unlink()
 
 
 def test_a_free_lock_does_not_end_a_session_whose_device_may_write(
-    server: MetaServer, meta: MetaClient, writer: Callable[[], Writer]
+    server: IndexServer, index: IndexClient, writer: Callable[[], Writer]
 ) -> None:
     one = writer()
     assert server.stat().live_count == 3
     one.request("unlock")
     assert eventually(lambda: server.stat().live_count == 2)  # the session that has no device
-    assert meta.stat().grant_count == 1
+    assert index.stat().grant_count == 1
     one.zombie()
     assert eventually(lambda: server.stat().live_count == 1)
-    assert meta.stat().grant_count == 0
+    assert index.stat().grant_count == 0
 
 
 @pytest.mark.usefixtures("unseen")
 def test_the_lock_file_has_the_pid_for_servers_without_pidfds(
-    server: MetaServer, meta: MetaClient, writer: Callable[[], Writer]
+    server: IndexServer, index: IndexClient, writer: Callable[[], Writer]
 ) -> None:
     one = writer()
     assert server.stat().watched_count == 0
     one.request("unlock")
     assert eventually(lambda: server.stat().live_count == 2)
-    assert meta.stat().grant_count == 1
+    assert index.stat().grant_count == 1
     one.zombie()
     assert eventually(lambda: server.stat().live_count == 1)
-    assert meta.stat().used_bytes == 0
+    assert index.stat().used_bytes == 0
 
 
 def test_a_successor_reads_the_list_of_devices(
@@ -159,13 +159,13 @@ def test_a_successor_reads_the_list_of_devices(
         one = writer()
         first.kill()
     one.request("unlock")
-    with MetaServer(pool) as server, Client(pool) as client:
-        meta = MetaClient(client)
+    with IndexServer(pool) as server, Client(pool) as client:
+        index = IndexClient(client)
         assert eventually(lambda: server.stat().inherited_count == 1)
-        assert meta.stat().held_bytes > 0
+        assert index.stat().held_bytes > 0
         one.zombie()
         assert eventually(lambda: server.stat().inherited_count == 0)
-        assert meta.stat().held_bytes == 0
+        assert index.stat().held_bytes == 0
 
 
 def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
@@ -176,9 +176,9 @@ def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
         first.signal(signal.SIGSTOP)  # the server cannot detect the death
         one.end()
         first.kill()
-    with MetaServer(pool) as server, Client(pool) as client:
+    with IndexServer(pool) as server, Client(pool) as client:
         assert eventually(lambda: server.stat().inherited_count == 0)
-        assert states(MetaClient(client).reserve(keys([1]), length=1 << 20)) == ["GRANTED"]
+        assert states(IndexClient(client).reserve(keys([1]), length=1 << 20)) == ["GRANTED"]
 
 
 def test_a_process_of_another_pid_namespace_stays_suspect(
@@ -190,9 +190,9 @@ def test_a_process_of_another_pid_namespace_stays_suspect(
     one.request("move")
     one.end()
     other.end()
-    with MetaServer(pool) as server, Client(pool) as client:
+    with IndexServer(pool) as server, Client(pool) as client:
         assert eventually(lambda: server.stat().inherited_count == 1)
-        assert MetaClient(client).stat().held_bytes > 0
+        assert IndexClient(client).stat().held_bytes > 0
 
 
 def test_a_closed_session_is_not_suspect(pool: Pool, paths: list[Path]) -> None:
@@ -201,5 +201,5 @@ def test_a_closed_session_is_not_suspect(pool: Pool, paths: list[Path]) -> None:
         assert client.request("put") == "1"
         first.kill()
         assert client.request("close") == "closed"
-        with MetaServer(pool) as server:
+        with IndexServer(pool) as server:
             assert eventually(lambda: server.stat().inherited_count == 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.blocks import held, keys, put
 
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -26,10 +26,10 @@ each_pool = pytest.mark.parametrize(
 )
 
 
-def fill(meta: MetaClient, size: int, pool_size: int, first: int = 0) -> range:
+def fill(index: IndexClient, size: int, pool_size: int, first: int = 0) -> range:
     """Put a third more blocks than fit."""
     numbers = range(first, first + pool_size * 4 // (3 * size))
-    put(meta, numbers, length=size, chunk_size=CHUNK_SIZE)
+    put(index, numbers, length=size, chunk_size=CHUNK_SIZE)
     return numbers
 
 
@@ -51,17 +51,17 @@ def test_blocks_of_one_size_and_then_of_another_fill_the_pool(
     device_size = pool_size // device_count
     with (
         Pool.create(paths, device_size=device_size, sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        meta = MetaClient(client)
-        numbers = fill(meta, size, pool_size)
-        assert len(held(meta, numbers)) * size >= FILL_MIN * pool_size
+        index = IndexClient(client)
+        numbers = fill(index, size, pool_size)
+        assert len(held(index, numbers)) * size >= FILL_MIN * pool_size
         if order == "at random":
             for number in shuffled(numbers):
-                meta.lookup(keys([number]))
-        others = fill(meta, second, pool_size, first=1 << 20)
-        assert len(held(meta, others)) * second >= FILL_MIN * pool_size
+                index.lookup(keys([number]))
+        others = fill(index, second, pool_size, first=1 << 20)
+        assert len(held(index, others)) * second >= FILL_MIN * pool_size
 
 
 @each_size
@@ -69,12 +69,12 @@ def test_a_pool_is_filled_before_anything_is_evicted(shm: Path, size: int) -> No
     pool_size = 512 * MIB
     with (
         Pool.create([shm / "a"], device_size=pool_size, sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        meta = MetaClient(client)
-        put(meta, range(int(FILL_MIN * pool_size / size) + 1), length=size, chunk_size=CHUNK_SIZE)
-        stat = meta.stat()
+        index = IndexClient(client)
+        put(index, range(int(FILL_MIN * pool_size / size) + 1), length=size, chunk_size=CHUNK_SIZE)
+        stat = index.stat()
         assert stat.evict_count == 0
         assert stat.block_bytes >= FILL_MIN * pool_size
 
@@ -87,14 +87,14 @@ def test_a_change_of_models_keeps_the_pool_in_use(shm: Path) -> None:
     old, new = SIZES["2.5 MiB"], SIZES["3 MiB"]
     with (
         Pool.create([shm / "a"], device_size=pool_size, sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        meta = MetaClient(client)
-        for number in shuffled(fill(meta, old, pool_size)):
-            meta.lookup(keys([number]))
+        index = IndexClient(client)
+        for number in shuffled(fill(index, old, pool_size)):
+            index.lookup(keys([number]))
         used = []
         for number in range(1 << 20, (1 << 20) + 320):
-            put(meta, [number], length=new, chunk_size=CHUNK_SIZE)
-            used.append(meta.stat().block_bytes / pool_size)
+            put(index, [number], length=new, chunk_size=CHUNK_SIZE)
+            used.append(index.stat().block_bytes / pool_size)
         assert min(used) > 0.7

@@ -17,7 +17,7 @@ from support.emulation import fewer
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError, BelugaError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -36,12 +36,12 @@ class Target:
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
-        self.server = MetaServer(self.pool)
+        self.server = IndexServer(self.pool)
         self.server.start()
         self.rude, self.polite = Client(self.pool), Client(self.pool)
-        self.meta = MetaClient(self.polite)
-        put(self.meta, range(4), length=4096)
-        self.hits = self.meta.lookup(keys(range(4)), pin=True).hits
+        self.index = IndexClient(self.polite)
+        put(self.index, range(4), length=4096)
+        self.hits = self.index.lookup(keys(range(4)), pin=True).hits
 
     def send(self, method: str, request: bytes) -> None:
         with suppress(BelugaError):
@@ -51,8 +51,8 @@ class Target:
         """Check that the other session's pinned blocks are present, and that the effects of the
         hostile one can be undone.
         """
-        assert held(self.meta, range(4)) == {0, 1, 2, 3}
-        assert self.meta.stat().pinned_count >= 4
+        assert held(self.index, range(4)) == {0, 1, 2, 3}
+        assert self.index.stat().pinned_count >= 4
         assert self.server.failure is None
 
 
@@ -62,7 +62,7 @@ def target() -> Iterator[Target]:
         target = Target(Path(directory))
         yield target
         target.rude.close()
-        end = target.meta.stat()
+        end = target.index.stat()
         assert (end.grant_count, end.pinned_count) == (0, 4)
         target.pool.close()
 
@@ -90,10 +90,10 @@ def test_a_count_that_does_not_match_the_bytes_is_refused(
 def test_a_block_number_of_another_session_has_no_effect(
     target: Target, method: str, block: int
 ) -> None:
-    before = target.meta.stat()
+    before = target.index.stat()
     commit = ffi.new("bl_commit *", {"block": block, "key": target.hits[0].key})
     target.send(method, head(1) + bytes(ffi.buffer(commit)))
-    after = target.meta.stat()
+    after = target.index.stat()
     for name in ("block_count", "grant_count", "pinned_count", "commit_count", "abort_count"):
         assert getattr(after, name) == getattr(before, name), name
 

@@ -18,9 +18,9 @@ COUNT_MAX = 9
 
 
 def create(count: int) -> Any:
-    out = ffi.new("bl_index **")
-    assert lib.bl_index_create(out, count) == 0
-    return ffi.gc(out[0], lib.bl_index_destroy)
+    out = ffi.new("bl_hash **")
+    assert lib.bl_hash_create(out, count) == 0
+    return ffi.gc(out[0], lib.bl_hash_destroy)
 
 
 # There are few keys, so that they repeat, and their half words are equal, so that both halves
@@ -34,13 +34,13 @@ def test_index_agrees_with_a_dict(steps: list[tuple[str, Key]]) -> None:
     index, model = create(COUNT_MAX), Index(COUNT_MAX)
     for block, (name, key) in enumerate(steps):
         arguments = (key, block) if name == "add" else (key,)
-        got = getattr(lib, f"bl_index_{name}")(index, *arguments)
+        got = getattr(lib, f"bl_hash_{name}")(index, *arguments)
         assert got == getattr(model, name)(*arguments)
-        assert lib.bl_index_count(index) == len(model.block)
+        assert lib.bl_hash_count(index) == len(model.block)
     for first in range(4):
         for second in range(4):
-            lib.bl_index_prefetch(index, (first, second))
-            assert lib.bl_index_find(index, (first, second)) == model.find((first, second))
+            lib.bl_hash_prefetch(index, (first, second))
+            assert lib.bl_hash_find(index, (first, second)) == model.find((first, second))
 
 
 @pytest.mark.parametrize("pattern", ["random", "counting", "one half"])
@@ -54,10 +54,10 @@ def test_full_index_survives_turnover(pattern: str) -> None:
         )
         if len(model.block) == count:
             victim = rng.choice(tuple(model.block)) if step % 97 == 0 else next(iter(model.block))
-            assert lib.bl_index_remove(index, victim) == model.remove(victim) == 0
-            assert lib.bl_index_find(index, victim) == -1
-        assert lib.bl_index_add(index, key, step) == model.add(key, step) == 0
-    assert all(lib.bl_index_find(index, key) == block for key, block in model.block.items())
+            assert lib.bl_hash_remove(index, victim) == model.remove(victim) == 0
+            assert lib.bl_hash_find(index, victim) == -1
+        assert lib.bl_hash_add(index, key, step) == model.add(key, step) == 0
+    assert all(lib.bl_hash_find(index, key) == block for key, block in model.block.items())
 
 
 def miss_s(index: Any) -> float:
@@ -65,7 +65,7 @@ def miss_s(index: Any) -> float:
     tries = []
     for _ in range(5):
         begin = time.perf_counter()
-        assert all(lib.bl_index_find(index, (key, 0)) == -1 for key in range(1000))
+        assert all(lib.bl_hash_find(index, (key, 0)) == -1 for key in range(1000))
         tries.append(time.perf_counter() - begin)
     return min(tries)
 
@@ -77,20 +77,20 @@ def test_misses_stay_as_fast_as_in_a_new_index() -> None:
     index = create(count)
     for step, key in enumerate(keys):
         if step >= count:
-            assert lib.bl_index_remove(index, keys[step - count]) == 0
-        assert lib.bl_index_add(index, key, step) == 0
+            assert lib.bl_hash_remove(index, keys[step - count]) == 0
+        assert lib.bl_hash_add(index, key, step) == 0
     assert miss_s(index) < 5 * miss_s(create(count))
 
 
 def test_the_only_bucket_is_searched() -> None:
     index = create(2)
     for block, key in enumerate([(1, 2), (3, 4)]):
-        assert lib.bl_index_add(index, key, block) == 0
-        assert lib.bl_index_find(index, key) == block
-    assert lib.bl_index_find(index, (5, 6)) == -1
+        assert lib.bl_hash_add(index, key, block) == 0
+        assert lib.bl_hash_find(index, key) == block
+    assert lib.bl_hash_find(index, (5, 6)) == -1
 
 
 def test_an_index_without_room_stores_nothing() -> None:
     index = create(0)
-    assert lib.bl_index_add(index, (1, 2), 3) < 0
-    assert lib.bl_index_find(index, (1, 2)) == -1
+    assert lib.bl_hash_add(index, (1, 2), 3) < 0
+    assert lib.bl_hash_find(index, (1, 2)) == -1

@@ -16,7 +16,7 @@ from support.blocks import hasty_client, keys, put
 from support.watched_core import WatchedCore
 
 from beluga.errors import BelugaError, RpcError, ServerAliveError
-from beluga.index import MetaClient, MetaServer, TaskClient, TaskRecord, check_devices, check_pool
+from beluga.index import IndexClient, IndexServer, TaskClient, TaskRecord, check_devices, check_pool
 from beluga.index import check as check_module
 from beluga.index.repair import repair_pool
 from beluga.pool import Pool
@@ -48,86 +48,88 @@ def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
     ids=["list", "float", "signed", "flat", "narrow", "wide", "deep"],
 )
 @pytest.mark.parametrize("name", ["lookup", "pin", "remove", "reserve"])
-def test_keys_of_another_kind_or_shape_are_refused(meta: MetaClient, name: str, wrong: Any) -> None:
+def test_keys_of_another_kind_or_shape_are_refused(
+    index: IndexClient, name: str, wrong: Any
+) -> None:
     options = {"length": 64} if name == "reserve" else {}
     with pytest.raises(ValueError, match=r"uint64 array of shape \(count, 2\)"):
-        getattr(meta, name)(wrong, **options)
+        getattr(index, name)(wrong, **options)
 
 
-def test_strided_keys_equal_contiguous_keys(meta: MetaClient) -> None:
-    put(meta, range(4))
-    assert len(meta.lookup(keys(range(8))[0:4:2]).hits) == 2
-    assert len(meta.lookup(np.asfortranarray(keys(range(4)))).hits) == 4
+def test_strided_keys_equal_contiguous_keys(index: IndexClient) -> None:
+    put(index, range(4))
+    assert len(index.lookup(keys(range(8))[0:4:2]).hits) == 2
+    assert len(index.lookup(np.asfortranarray(keys(range(4)))).hits) == 4
 
 
 CALLS: dict[str, Callable[..., object]] = {
-    "lookup": lambda meta, hits, pins: meta.lookup(keys([1])),
-    "pin": lambda meta, hits, pins: meta.pin(keys([1])),
-    "unpin": lambda meta, hits, pins: meta.unpin(pins),
-    "reserve": lambda meta, hits, pins: meta.reserve(keys([1]), length=64),
-    "commit": lambda meta, hits, pins: meta.commit(hits),
-    "abort": lambda meta, hits, pins: meta.abort(hits),
-    "release": lambda meta, hits, pins: meta.release(hits),
-    "remove": lambda meta, hits, pins: meta.remove(keys([1])),
-    "stat": lambda meta, hits, pins: meta.stat(),
-    "claim": lambda meta, hits, pins: TaskClient(meta._client).claim(1, visible_s=1),
-    "extend": lambda meta, hits, pins: TaskClient(meta._client).extend(RECORD, visible_s=1),
-    "count": lambda meta, hits, pins: TaskClient(meta._client).count(1),
+    "lookup": lambda index, hits, pins: index.lookup(keys([1])),
+    "pin": lambda index, hits, pins: index.pin(keys([1])),
+    "unpin": lambda index, hits, pins: index.unpin(pins),
+    "reserve": lambda index, hits, pins: index.reserve(keys([1]), length=64),
+    "commit": lambda index, hits, pins: index.commit(hits),
+    "abort": lambda index, hits, pins: index.abort(hits),
+    "release": lambda index, hits, pins: index.release(hits),
+    "remove": lambda index, hits, pins: index.remove(keys([1])),
+    "stat": lambda index, hits, pins: index.stat(),
+    "claim": lambda index, hits, pins: TaskClient(index._client).claim(1, visible_s=1),
+    "extend": lambda index, hits, pins: TaskClient(index._client).extend(RECORD, visible_s=1),
+    "count": lambda index, hits, pins: TaskClient(index._client).count(1),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call_reports_a_missing_server(pool: Pool, name: str) -> None:
-    with MetaServer(pool), Client(pool) as client:
-        put(MetaClient(client), [1])
-        meta = MetaClient(client)
-        hits, pins = meta.lookup(keys([1])).hits, meta.pin(keys([1]))
-    with MetaServer(pool) as server, hasty_client(pool, 0.05) as client:
-        meta = MetaClient(client)
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), [1])
+        index = IndexClient(client)
+        hits, pins = index.lookup(keys([1])).hits, index.pin(keys([1]))
+    with IndexServer(pool) as server, hasty_client(pool, 0.05) as client:
+        index = IndexClient(client)
         server.stop()
         with pytest.raises(RpcError):  # no server, or none in time
-            CALLS[name](meta, hits, pins)
+            CALLS[name](index, hits, pins)
 
 
 def test_calls_use_the_timeout_of_their_client(
-    pool: Pool, server: MetaServer, core: WatchedCore
+    pool: Pool, server: IndexServer, core: WatchedCore
 ) -> None:
     with Client(pool, timeout_s=1.5) as client:
-        MetaClient(client).lookup(keys([1]))
+        IndexClient(client).lookup(keys([1]))
         TaskClient(client).count(1)
     assert core.last("bl_lookup")[-1] == core.last("bl_task_count")[-1] == 1_500_000_000
 
 
 def test_a_grant_has_by_default_no_fingerprint_and_no_chunks(
-    meta: MetaClient, core: WatchedCore
+    index: IndexClient, core: WatchedCore
 ) -> None:
-    (grant,) = meta.reserve(keys([1]), length=4096)
+    (grant,) = index.reserve(keys([1]), length=4096)
     requested = core.last("bl_reserve")[3]
     assert (requested.length, requested.fingerprint, requested.chunk_size) == (4096, 0, 0)
-    meta.reserve(keys([2]), length=4096, fingerprint=7, chunk_size=64)
+    index.reserve(keys([2]), length=4096, fingerprint=7, chunk_size=64)
     requested = core.last("bl_reserve")[3]
     assert (requested.fingerprint, requested.chunk_size) == (7, 64)
-    meta.commit([grant])
+    index.commit([grant])
     assert core.last("bl_commit_blocks")[1][0].checksums_crc == 0
 
 
-def test_pins_are_dropped_once_each(meta: MetaClient) -> None:
-    put(meta, range(3))
-    one, three = meta.pin(keys([0])), meta.pin(keys(range(5)))
+def test_pins_are_dropped_once_each(index: IndexClient) -> None:
+    put(index, range(3))
+    one, three = index.pin(keys([0])), index.pin(keys(range(5)))
     assert (one.count, three.count) == (1, 3)
-    assert meta.stat().pinned_count == 3
-    assert [meta.unpin(three), meta.unpin(three), meta.unpin(one)] == [3, 0, 1]
-    assert meta.stat().pinned_count == 0
-    assert meta.unpin(meta.pin(keys([9]))) == 0
+    assert index.stat().pinned_count == 3
+    assert [index.unpin(three), index.unpin(three), index.unpin(one)] == [3, 0, 1]
+    assert index.stat().pinned_count == 0
+    assert index.unpin(index.pin(keys([9]))) == 0
 
 
 @pytest.mark.parametrize(
     ("visible_s", "ms"), [(0.25, 250), (2, 2000), (0, 0), (-1.0, 0), (1e6, 600_000)]
 )
 def test_claims_have_lifetimes_in_milliseconds(
-    meta: MetaClient, core: WatchedCore, visible_s: float, ms: int
+    index: IndexClient, core: WatchedCore, visible_s: float, ms: int
 ) -> None:
-    assert TaskClient(meta._client).claim(1, visible_s=visible_s) is None
+    assert TaskClient(index._client).claim(1, visible_s=visible_s) is None
     assert core.last("bl_task_claim")[2] == ms
 
 
@@ -139,22 +141,22 @@ def test_by_default_no_process_is_declared_gone_and_heartbeats_time_out_after_5_
 ) -> None:
     core = WatchedCore()
     monkeypatch.setattr("beluga.rpc.server.lib", core)
-    MetaServer(pool).stop()
+    IndexServer(pool).stop()
     assert core.last("bl_server_heartbeat_lost")[1] == 5_000_000_000
     assert "bl_server_declare_gone" not in core.names()
 
 
 def test_the_index_is_freed_with_its_server(pool: Pool, core: WatchedCore) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     server.stop()
     server.stop()
-    assert core.names().count("bl_meta_destroy") == 1
+    assert core.names().count("bl_index_destroy") == 1
 
 
 def test_a_failed_creation_of_an_index_is_an_error(pool: Pool, core: WatchedCore) -> None:
-    core.fails["bl_meta_create"] = -errno.ENOMEM
+    core.fails["bl_index_create"] = -errno.ENOMEM
     with pytest.raises((OSError, BelugaError, MemoryError)):
-        MetaServer(pool)
+        IndexServer(pool)
     pool.close()
 
 
@@ -190,10 +192,10 @@ def test_devices_are_checked_with_payload_on_request_only(
 def test_findings_beyond_the_buffer_are_counted(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         pass  # the half of the second epoch is the first half in the pool
-    with MetaServer(pool), Client(pool) as client:
-        put(MetaClient(client), range(8))
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), range(8))
     ground = Ground(pool)
     for block in range(8):
         ground.flip(ground.entry(block), 8)
@@ -217,7 +219,7 @@ def test_a_server_of_another_host_stops_a_repair(
     paths = [shm / "a"]
     with (
         Pool.create(paths, device_size=SIZE, sparse=True, coherence="software") as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         pytest.raises(ServerAliveError, match="--declare-gone"),
     ):
         repair_pool(pool)

@@ -19,7 +19,7 @@ from support.blocks import eventually, keys
 from support.emulation import fewer
 
 from beluga._ffi import lib
-from beluga.index import BlockState, Grant, MetaClient, MetaServer
+from beluga.index import BlockState, Grant, IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -40,10 +40,10 @@ class IndexMachine(RuleBasedStateMachine):
         self.pool = self.cleanup.enter_context(
             Pool.create([directory / "a"], device_size=64 * MIB, sparse=True, max_blocks=24)
         )
-        self.server = MetaServer(self.pool)
+        self.server = IndexServer(self.pool)
         self.server.start()
         self.sessions = [Client(self.pool) for _ in range(CLIENTS)]
-        self.metas = [MetaClient(session) for session in self.sessions]
+        self.metas = [IndexClient(session) for session in self.sessions]
         self.committed: dict[int, Grant] = {}  # may have been evicted since then
         self.granted: dict[int, tuple[int, Grant]] = {}
         self.pinned: list[list[Grant]] = [[] for _ in range(CLIENTS)]
@@ -111,12 +111,12 @@ class IndexMachine(RuleBasedStateMachine):
         self.sessions[who].close()
         self.forget(who)
         self.sessions[who] = Client(self.pool)
-        self.metas[who] = MetaClient(self.sessions[who])
+        self.metas[who] = IndexClient(self.sessions[who])
 
     @rule()
     def replace_server(self) -> None:
         self.server.stop()
-        self.server = MetaServer(self.pool)
+        self.server = IndexServer(self.pool)
         self.server.start()
         for who in range(CLIENTS):
             self.sessions[who].ping()

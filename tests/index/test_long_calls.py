@@ -12,7 +12,7 @@ from support.blocks import keys
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadReplyError, HandlerError
-from beluga.index import BlockState, Grant, MetaClient
+from beluga.index import BlockState, Grant, IndexClient
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -60,18 +60,20 @@ def script(pool: Pool) -> Iterator[Script]:
 
 
 @pytest.fixture
-def meta(pool: Pool, script: Script) -> Iterator[MetaClient]:
+def index(pool: Pool, script: Script) -> Iterator[IndexClient]:
     with Client(pool) as client:
-        yield MetaClient(client)
+        yield IndexClient(client)
 
 
 def hits(count: int) -> list[Grant]:
     return [Grant(BlockState.HIT, 0, 0, 7 + i, i, 0, (i, i)) for i in range(count)]
 
 
-def test_pins_of_several_messages_are_each_released_once(script: Script, meta: MetaClient) -> None:
+def test_pins_of_several_messages_are_each_released_once(
+    script: Script, index: IndexClient
+) -> None:
     script.answers[lib.BL_METHOD_RELEASE] = reply
-    assert meta.release(hits(2 * MOST + 40)) == 2 * MOST + 40
+    assert index.release(hits(2 * MOST + 40)) == 2 * MOST + 40
     sent = b"".join(script.items[lib.BL_METHOD_RELEASE])
     commits = ffi.from_buffer("bl_commit[]", sent)
     assert [(one.block, one.generation) for one in commits] == [
@@ -80,7 +82,9 @@ def test_pins_of_several_messages_are_each_released_once(script: Script, meta: M
     assert script.calls(lib.BL_METHOD_RELEASE) == 3
 
 
-def test_a_release_whose_second_message_fails_is_an_error(script: Script, meta: MetaClient) -> None:
+def test_a_release_whose_second_message_fails_is_an_error(
+    script: Script, index: IndexClient
+) -> None:
     def answer(count: int) -> bytes:
         if script.calls(lib.BL_METHOD_RELEASE) > 1:
             raise ValueError("no more")
@@ -88,22 +92,24 @@ def test_a_release_whose_second_message_fails_is_an_error(script: Script, meta: 
 
     script.answers[lib.BL_METHOD_RELEASE] = answer
     with pytest.raises(HandlerError):
-        meta.release(hits(MOST + 1))
+        index.release(hits(MOST + 1))
 
 
 def test_keys_of_several_messages_are_each_removed_and_polled_once(
-    script: Script, meta: MetaClient
+    script: Script, index: IndexClient
 ) -> None:
     names = keys(range(MOST + 40))
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(count, after=bytes(count))
-    assert meta.remove(names) == len(names)
+    assert index.remove(names) == len(names)
     for method in (lib.BL_METHOD_REMOVE, lib.BL_METHOD_REMOVING):
         assert b"".join(script.items[method]) == names.tobytes()
         assert script.calls(method) == 2
 
 
-def test_a_removal_polls_until_the_disk_has_attempted_it(script: Script, meta: MetaClient) -> None:
+def test_a_removal_polls_until_the_disk_has_attempted_it(
+    script: Script, index: IndexClient
+) -> None:
     names = keys(range(MOST + 40))
 
     def requested(count: int) -> bytes:
@@ -111,13 +117,13 @@ def test_a_removal_polls_until_the_disk_has_attempted_it(script: Script, meta: M
 
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = requested
-    assert meta.remove(names) == len(names)
+    assert index.remove(names) == len(names)
     first, rest = names[:MOST].tobytes(), names[MOST:].tobytes()
     assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, rest]
 
 
 def test_the_wait_of_a_removal_for_an_idle_disk_is_bounded(
-    script: Script, meta: MetaClient
+    script: Script, index: IndexClient
 ) -> None:
     def requested(count: int) -> bytes:
         pending = script.calls(lib.BL_METHOD_REMOVING) <= 2 * LOOKS
@@ -125,31 +131,31 @@ def test_the_wait_of_a_removal_for_an_idle_disk_is_bounded(
 
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = requested
-    assert meta.remove(keys(range(3))) == 3
+    assert index.remove(keys(range(3))) == 3
     assert 1 < script.calls(lib.BL_METHOD_REMOVING) < LOOKS
 
 
-def test_a_removal_without_a_disk_takes_one_call(script: Script, meta: MetaClient) -> None:
+def test_a_removal_without_a_disk_takes_one_call(script: Script, index: IndexClient) -> None:
     script.answers[lib.BL_METHOD_REMOVE] = reply
-    assert meta.remove(keys(range(3))) == 3
+    assert index.remove(keys(range(3))) == 3
     assert script.calls(lib.BL_METHOD_REMOVE) == 1
     assert script.calls(lib.BL_METHOD_REMOVING) == 0
 
 
 @pytest.mark.parametrize("fewer", [1, MOST])
 def test_a_reply_for_fewer_keys_than_requested_is_an_error(
-    script: Script, meta: MetaClient, fewer: int
+    script: Script, index: IndexClient, fewer: int
 ) -> None:
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(
         count - fewer, after=bytes(count - fewer)
     )
     with pytest.raises(BadReplyError):
-        meta.remove(keys(range(MOST)))
+        index.remove(keys(range(MOST)))
 
 
 def test_a_removal_that_a_server_cannot_report_on_is_an_error(
-    script: Script, meta: MetaClient
+    script: Script, index: IndexClient
 ) -> None:
     def requested(count: int) -> bytes:
         raise ValueError("no report")
@@ -157,4 +163,4 @@ def test_a_removal_that_a_server_cannot_report_on_is_an_error(
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = requested
     with pytest.raises(HandlerError):
-        meta.remove(keys(range(3)))
+        index.remove(keys(range(3)))

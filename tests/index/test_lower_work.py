@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from support.blocks import eventually
 from support.forge import LINE, read, write
 
-from beluga import Client, MetaServer, Pool
+from beluga import Client, IndexServer, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError
-from beluga.index import LOWER_NOTE, BlockState, Grant, LowerWork, MetaClient, Removal, Work
+from beluga.index import LOWER_NOTE, BlockState, Grant, IndexClient, LowerWork, Removal, Work
 
 DISK, STORE = 2, 4  # bits of the tiers
 FIRST, TURN = 16, 8  # cold keys of a new chain; keys of one turn of a chain (csrc/index/lower.c)
@@ -38,11 +38,11 @@ class Below:
     """A server with a disk, which has the keys from 0 to 99, and a store."""
 
     def __init__(self, pool: Pool) -> None:
-        self.pool, self.server = pool, MetaServer(pool)
+        self.pool, self.server = pool, IndexServer(pool)
         self.token = self.server.attach_lower(200, wait=False, unknown=STORE, names=["a", "b"])
         self.server.start()
         self.client = Client(pool)
-        self.meta = MetaClient(self.client)
+        self.index = IndexClient(self.client)
         self.serve()
         self.work.report(notes(*range(100), stored=DISK))
         self.server.lower_reported()
@@ -82,8 +82,8 @@ def test_a_damaged_tombstone_is_dropped(shm: Path) -> None:
     other = np.array([(4, 5)], np.uint64)  # the key of the damaged lines
     with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
         made, count = Below(pool), pool.geometry.block_count_max
-        made.meta.remove(keys(5))
-        assert made.meta.removing(keys(5)) == [DISK | STORE]
+        made.index.remove(keys(5))
+        assert made.index.removing(keys(5)) == [DISK | STORE]
         first = pool.geometry.table_offset + made.server.stat().epoch % 2 * count * LINE
         made.close()
         for offset in range(first, first + count * LINE, LINE):
@@ -92,14 +92,14 @@ def test_a_damaged_tombstone_is_dropped(shm: Path) -> None:
                 write(pool, offset, other.tobytes() + line[16:])
         made = Below(pool)
         try:
-            assert made.meta.removing(other) == [0]
-            assert made.meta.removing(keys(5)) == [0]
+            assert made.index.removing(other) == [0]
+            assert made.index.removing(keys(5)) == [0]
         finally:
             made.close()
 
 
 def test_few_cold_keys_of_a_chain_are_requested_until_some_arrive(below: Below) -> None:
-    assert below.meta.onboard(keys(*range(1000, 1100))) == 100
+    assert below.index.onboard(keys(*range(1000, 1100))) == 100
     assert below.take(Work.COLD, 200) == list(range(1000, 1000 + FIRST))
     below.work.report(notes(1000, stored=STORE, ended=1))
     more = below.take(Work.COLD, 200)
@@ -108,104 +108,104 @@ def test_few_cold_keys_of_a_chain_are_requested_until_some_arrive(below: Below) 
 
 def test_chains_are_served_in_turn(below: Below) -> None:
     with Client(below.pool) as other:
-        below.meta.onboard(keys(*range(50)))
-        MetaClient(other).onboard(keys(*range(50, 100)))
+        below.index.onboard(keys(*range(50)))
+        IndexClient(other).onboard(keys(*range(50, 100)))
         turns = [first + place for first in (0, 50, TURN, 50 + TURN) for place in range(TURN)]
         assert below.take(Work.ONBOARD, 4 * TURN) == turns
 
 
 def test_onboards_have_priority_over_prefetches_also_from_a_store(below: Below) -> None:
-    below.meta.onboard(keys(1000, 1001), prefetch=True)
-    below.meta.onboard(keys(2000, 2001))
+    below.index.onboard(keys(1000, 1001), prefetch=True)
+    below.index.onboard(keys(2000, 2001))
     assert below.take(Work.COLD, 4) == [2000, 2001, 1000, 1001]
 
 
 def test_requests_of_an_ended_client_are_dropped(below: Below) -> None:
     with Client(below.pool) as other:
-        MetaClient(other).onboard(keys(*range(50)))
+        IndexClient(other).onboard(keys(*range(50)))
         assert below.server.lower_stat().wanted_count == 50
-    below.meta.lookup(keys(1))  # after the end of the session
+    below.index.lookup(keys(1))  # after the end of the session
     assert below.take(Work.ONBOARD, 100) == []
     assert below.server.lower_stat().wanted_count == 0
 
 
 def test_nothing_is_onboarded_while_the_pool_is_drained(below: Below) -> None:
     below.server.drain()
-    assert eventually(lambda: below.meta.onboard(keys(1)) == 0)
+    assert eventually(lambda: below.index.onboard(keys(1)) == 0)
     below.server.drain(False)
-    assert eventually(lambda: below.meta.onboard(keys(1)) == 1)
+    assert eventually(lambda: below.index.onboard(keys(1)) == 1)
 
 
 def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> None:
-    assert below.meta.tiers(keys(1))[0] == DISK
-    below.meta.remove(keys(1))
-    assert below.meta.tiers(keys(1))[0] == 0
-    below.meta.onboard(keys(1))  # the store may have the key again
+    assert below.index.tiers(keys(1))[0] == DISK
+    below.index.remove(keys(1))
+    assert below.index.tiers(keys(1))[0] == 0
+    below.index.onboard(keys(1))  # the store may have the key again
     assert below.take(Work.ONBOARD, 1) == []  # the disk is not searched
     assert below.take(Work.COLD, 1) == []  # nor the store, before it has removed the key
-    assert below.meta.lookup(keys(1)).state == BlockState.MISS
+    assert below.index.lookup(keys(1)).state == BlockState.MISS
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)
     done["generation"], done["block"] = removals["generation"], removals["block"]
     below.work.report(done)
-    assert below.meta.onboard(keys(1)) == 1
+    assert below.index.onboard(keys(1)) == 1
     assert below.take(Work.COLD, 1) == [1]
 
 
 def test_a_key_that_its_disk_has_not_removed_is_work_of_the_store(below: Below) -> None:
-    below.meta.remove(keys(1))
+    below.index.remove(keys(1))
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1)
     done["generation"], done["block"] = removals["generation"], removals["block"]
     done["removal"] = np.where(removals["tiers"] == STORE, Removal.DONE, Removal.FAILED)
     below.work.report(done)
-    assert below.meta.onboard(keys(1)) == 1
+    assert below.index.onboard(keys(1)) == 1
     assert below.take(Work.ONBOARD, 1) == []
     assert below.work.take(Work.COLD, 1)[["tiers", "stale"]].tolist() == [(0, DISK)]
 
 
 def test_a_block_removed_during_its_onboard_is_not_committed(below: Below) -> None:
-    below.meta.onboard(keys(1))
+    below.index.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
     grant = below.reserve_brought(1)
-    below.meta.remove(keys(1))
-    assert MetaClient(below.service).commit([grant]) == [-lib.BL_ERROR_NO_GRANT]
+    below.index.remove(keys(1))
+    assert IndexClient(below.service).commit([grant]) == [-lib.BL_ERROR_NO_GRANT]
     below.work.report(notes(1, ended=1))
-    assert below.meta.lookup(keys(1)).state == BlockState.MISS
+    assert below.index.lookup(keys(1)).state == BlockState.MISS
 
 
 def test_a_key_removed_during_an_offload_is_requested_after_the_report(
     below: Below,
 ) -> None:
-    below.meta.onboard(keys(1))
+    below.index.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
-    below.meta.remove(keys(1))
+    below.index.remove(keys(1))
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)
     done["generation"], done["block"] = removals["generation"], removals["block"]
     below.work.report(done)
-    assert below.meta.onboard(keys(1)) == 0
+    assert below.index.onboard(keys(1)) == 0
     below.work.report(notes(1, ended=1))
-    assert below.meta.onboard(keys(1)) == 1
+    assert below.index.onboard(keys(1)) == 1
 
 
 def test_a_late_result_does_not_end_a_later_removal(below: Below) -> None:
-    below.meta.remove(keys(1))
+    below.index.remove(keys(1))
     first = below.work.take(Work.REMOVE, 10)
     assert sorted(first["tiers"].tolist()) == [DISK, STORE]
-    below.meta.remove(keys(1))
+    below.index.remove(keys(1))
     late = notes(1, 1, removal=Removal.DONE)
     late["generation"], late["block"] = first["generation"], first["block"]
     below.work.report(late)
     below.work.report(
         notes(1, stored=DISK, removal=Removal.REPLACED, generation=int(first["generation"].min()))
     )
-    assert below.meta.removing(keys(1))[0] == DISK | STORE
+    assert below.index.removing(keys(1))[0] == DISK | STORE
     assert below.server.lower_stat().removal_count == 2
 
 
 def test_removals_of_an_ended_service_are_requested_again(below: Below) -> None:
-    below.meta.remove(keys(1))
+    below.index.remove(keys(1))
     assert below.take(Work.REMOVE, 10) == [1, 1]
     assert below.take(Work.REMOVE, 10) == []
     below.service.close()
@@ -214,7 +214,7 @@ def test_removals_of_an_ended_service_are_requested_again(below: Below) -> None:
 
 
 def test_too_many_tiers_to_drop_are_rejected(pool: Pool) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     with pytest.raises(BadValueError, match="drop fewer"):
         for number in range(100):
             server.give_up_tier(f"disk:{number}")

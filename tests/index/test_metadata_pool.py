@@ -13,7 +13,7 @@ import pytest
 from support.blocks import held, keys, put
 from support.processes import Process
 
-from beluga.index import MetaClient, MetaServer, check_pool, repair_pool
+from beluga.index import IndexClient, IndexServer, check_pool, repair_pool
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.rpc import Client
 from beluga.verify import verify_pool
@@ -42,32 +42,32 @@ def pool(paths: list[Path]) -> Iterator[Pool]:
 
 
 def test_hosts_share_the_pool(pool: Pool) -> None:
-    with MetaServer(pool, host=2), Client(pool, host=1) as one, Client(pool, host=3) as other:
-        put(MetaClient(one), range(10))
-        assert held(MetaClient(other), range(12)) == set(range(10))
-        MetaClient(other).remove(keys(range(4)))
-        assert held(MetaClient(one), range(12)) == set(range(4, 10))
+    with IndexServer(pool, host=2), Client(pool, host=1) as one, Client(pool, host=3) as other:
+        put(IndexClient(one), range(10))
+        assert held(IndexClient(other), range(12)) == set(range(10))
+        IndexClient(other).remove(keys(range(4)))
+        assert held(IndexClient(one), range(12)) == set(range(4, 10))
 
 
 def test_blocks_survive_a_kill_and_a_restart(pool: Pool, paths: list[Path]) -> None:
     with Process("serve_index", paths) as first, Client(pool) as client:
-        meta = MetaClient(client)
-        put(meta, range(20))
-        meta.remove(keys(range(5)))
+        index = IndexClient(client)
+        put(index, range(20))
+        index.remove(keys(range(5)))
         first.kill()
         with Process("serve_index", paths) as second:
-            assert held(meta, range(20)) == set(range(5, 20))
-            put(meta, range(30, 40))
+            assert held(index, range(20)) == set(range(5, 20))
+            put(index, range(30, 40))
             assert second.end() == 0
-        with MetaServer(pool):
-            assert held(meta, range(40)) == {*range(5, 20), *range(30, 40)}
+        with IndexServer(pool):
+            assert held(index, range(40)) == {*range(5, 20), *range(30, 40)}
     report = check_pool(pool, payload=True)
     assert (report.finding_count, report.block_count) == (0, 25)
 
 
 def test_all_space_of_the_data_devices_is_for_blocks(pool: Pool) -> None:
-    with MetaServer(pool) as server, Client(pool) as client:
-        put(MetaClient(client), range(40))
+    with IndexServer(pool) as server, Client(pool) as client:
+        put(IndexClient(client), range(40))
         cells = server.space_map(15)
         tables, used = cells["table_count"].sum(axis=1), cells["used_bytes"].sum(axis=1)
         own = pool.devices[0].stripe_count - 1
@@ -75,12 +75,12 @@ def test_all_space_of_the_data_devices_is_for_blocks(pool: Pool) -> None:
         assert cells["stripe_count"].sum(axis=1).tolist() == [own, 15, 15]
         assert used[0] == 0
         assert min(used[1:]) > 0
-        assert server.meta_stat().used_bytes == used.sum()
+        assert server.index_stat().used_bytes == used.sum()
 
 
 def test_damage_on_the_metadata_device_is_found_and_dropped(pool: Pool) -> None:
-    with MetaServer(pool), Client(pool) as client:
-        put(MetaClient(client), range(6))
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), range(6))
     report = check_pool(pool)
     line = pool.geometry.table_offset
     line += (report.half * pool.geometry.block_count_max + 2) * 64
@@ -97,6 +97,6 @@ def test_the_metadata_device_is_verified_too(pool: Pool) -> None:
     report = verify_pool(pool, seconds=0.2)
     assert {found.device for found in report.findings} == {0, 1, 2}
     assert report.good
-    with MetaServer(pool), Client(pool) as client:  # and nothing of the pool was overwritten
-        put(MetaClient(client), range(3))
+    with IndexServer(pool), Client(pool) as client:  # and nothing of the pool was overwritten
+        put(IndexClient(client), range(3))
     assert check_pool(pool).finding_count == 0

@@ -20,8 +20,8 @@ from beluga.index import (
     NAME,
     REMOVED,
     STORED,
-    MetaClient,
-    MetaServer,
+    IndexClient,
+    IndexServer,
     chain_names,
     check_pool,
     read_names,
@@ -68,7 +68,7 @@ def test_a_chain_returns_its_names() -> None:
         named(range(1), rank=2, rank_count=2)
 
 
-def test_names_are_stored_with_the_entries(pool: Pool, server: MetaServer) -> None:
+def test_names_are_stored_with_the_entries(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(40), named(range(40)))
         put(cache, range(40, 50), None)
@@ -81,7 +81,7 @@ def test_names_are_stored_with_the_entries(pool: Pool, server: MetaServer) -> No
     assert not check_pool(pool).findings
 
 
-def test_a_line_of_an_earlier_block_is_not_a_name(pool: Pool, server: MetaServer) -> None:
+def test_a_line_of_an_earlier_block_is_not_a_name(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(1), named(range(1)))
         cache.remove([digest(0)])
@@ -91,7 +91,7 @@ def test_a_line_of_an_earlier_block_is_not_a_name(pool: Pool, server: MetaServer
     assert not check_pool(pool).findings
 
 
-def test_a_name_of_another_generation_is_not_read(pool: Pool, server: MetaServer) -> None:
+def test_a_name_of_another_generation_is_not_read(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(3), named(range(3)))
     row = read_names(pool, half(pool))[1]
@@ -103,12 +103,12 @@ def test_a_name_of_another_generation_is_not_read(pool: Pool, server: MetaServer
     assert len(read_names(pool, half(pool))) == 2
 
 
-def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: MetaServer) -> None:
+def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: IndexServer) -> None:
     """A server may die after an entry was written and before its name. The client then commits
     again.
     """
     with Client(pool) as client:
-        (grant,) = MetaClient(client).reserve(np.array([[5, 5]], np.uint64), length=LENGTH)
+        (grant,) = IndexClient(client).reserve(np.array([[5, 5]], np.uint64), length=LENGTH)
         name = dict(zip(NAME.names or (), named(range(1))[0].tolist(), strict=True))
         head = ffi.new("bl_block_request *", {"count": 1, "flags": lib.BL_COMMIT_NAMED})
         commit = ffi.new(
@@ -163,7 +163,7 @@ def test_a_name_of_two_epochs_ago_is_not_found(pool: Pool, paths: list[Path]) ->
 
 
 def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     server.attach_journal(100)
     with server, KVCache(pool, namespace="named") as cache:
         put(cache, range(4), named(range(4)))
@@ -180,7 +180,7 @@ def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
 
 
 def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     server.attach_journal(10_000)
     with server, KVCache(pool, namespace="named") as cache:
         put(cache, range(2), named(range(2)))
@@ -202,7 +202,7 @@ def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:
 
 
 def test_changes_beyond_the_journal_are_counted(pool: Pool) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     server.attach_journal(8)
     with server, KVCache(pool, namespace="named") as cache:
         put(cache, range(11), named(range(11)))
@@ -213,7 +213,7 @@ def test_changes_beyond_the_journal_are_counted(pool: Pool) -> None:
         assert len(server.take_changes(100)[0]) == 2
 
 
-def test_a_server_without_a_journal_reports_no_changes(pool: Pool, server: MetaServer) -> None:
+def test_a_server_without_a_journal_reports_no_changes(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(2), named(range(2)))
     changes, lost = server.take_changes(10)
@@ -221,7 +221,7 @@ def test_a_server_without_a_journal_reports_no_changes(pool: Pool, server: MetaS
 
 
 def test_only_one_journal_can_be_opened_and_it_has_a_capacity(pool: Pool) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     with pytest.raises(ValueError, match="keeps from 1 to"):
         server.attach_journal(0)
     server.attach_journal(1)
@@ -231,7 +231,7 @@ def test_only_one_journal_can_be_opened_and_it_has_a_capacity(pool: Pool) -> Non
 
 
 def test_a_count_of_names_that_differs_from_the_count_of_blocks_is_rejected(
-    pool: Pool, server: MetaServer
+    pool: Pool, server: IndexServer
 ) -> None:
     blocks = np.zeros((2, LENGTH), np.uint8)
     with KVCache(pool, namespace="named") as cache:

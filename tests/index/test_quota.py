@@ -15,12 +15,12 @@ from support.blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import PinLimitError, QuotaError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Quota
 
 LENGTH = 4096
-Serve = Callable[[Quota], tuple[MetaServer, MetaClient, MetaClient]]
+Serve = Callable[[Quota], tuple[IndexServer, IndexClient, IndexClient]]
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def serve(pool: Pool) -> Iterator[Serve]:
     """A server with a quota, and two sessions."""
     with ExitStack() as stack:
 
-        def serve(quota: Quota) -> tuple[MetaServer, MetaClient, MetaClient]:
-            server = stack.enter_context(MetaServer(pool, quota=quota))
-            one, other = (MetaClient(stack.enter_context(Client(pool))) for _ in range(2))
+        def serve(quota: Quota) -> tuple[IndexServer, IndexClient, IndexClient]:
+            server = stack.enter_context(IndexServer(pool, quota=quota))
+            one, other = (IndexClient(stack.enter_context(Client(pool))) for _ in range(2))
             return server, one, other
 
         yield serve
@@ -91,11 +91,11 @@ def test_a_reused_lane_has_a_full_quota(serve: Serve, pool: Pool) -> None:
     serve(Quota(grants=2, pins=1, bytes=3 * LENGTH))
     for turn in range(3):
         with Client(pool) as client:
-            meta = MetaClient(client)
-            (grant,) = meta.reserve(keys([100 + turn]), length=LENGTH)
-            assert meta.commit([grant]) == [0]
-            assert len(meta.lookup(keys([100 + turn]), pin=True).hits) == 1
-            found = meta.reserve(keys([200 + turn, 300 + turn]), length=LENGTH)
+            index = IndexClient(client)
+            (grant,) = index.reserve(keys([100 + turn]), length=LENGTH)
+            assert index.commit([grant]) == [0]
+            assert len(index.lookup(keys([100 + turn]), pin=True).hits) == 1
+            found = index.reserve(keys([200 + turn, 300 + turn]), length=LENGTH)
             assert states(found) == ["GRANTED"] * 2
 
 

@@ -14,7 +14,7 @@ from lines import LINE
 from plants import STRIPE, Ground
 from support.blocks import held, keys, put, states
 
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -27,83 +27,83 @@ def test_after_restarts_the_oldest_blocks_are_evicted_first(pool: Pool) -> None:
     """Numbers and space are reused in another order; generations of several epochs differ in many
     bits, so that a sort by some of the bits would fail.
     """
-    with MetaServer(pool), Client(pool) as client:
-        meta = MetaClient(client)
-        put(meta, range(COUNT))
-        meta.remove(keys([3, 11, 7]))
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, range(COUNT))
+        index.remove(keys([3, 11, 7]))
         for number in range(ROUNDS):
-            meta.abort(meta.reserve(keys(range(1000, 1064)), length=4096))
+            index.abort(index.reserve(keys(range(1000, 1064)), length=4096))
             if number % 10 == 0:
-                put(meta, [100 + number])
-    with MetaServer(pool), Client(pool) as client:
-        meta = MetaClient(client)
-        meta.remove(keys([0, 110]))
-        put(meta, [200, 201, 202])
+                put(index, [100 + number])
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        index.remove(keys([0, 110]))
+        put(index, [200, 201, 202])
     old = [n for n in range(1, COUNT) if n not in (3, 11, 7)]
     order = [*old, 100, 120, 130, 200, 201, 202]
-    with MetaServer(pool) as server, Client(pool) as client:
-        meta = MetaClient(client)
-        assert server.meta_stat().block_count == len(order)
+    with IndexServer(pool) as server, Client(pool) as client:
+        index = IndexClient(client)
+        assert server.index_stat().block_count == len(order)
         for number in range(300, 400):
-            put(meta, [number])
-            if server.meta_stat().evict_count == GONE:
+            put(index, [number])
+            if server.index_stat().evict_count == GONE:
                 break
-        assert held(meta, order) == set(order[GONE:])
+        assert held(index, order) == set(order[GONE:])
 
 
-def numbers(meta: MetaClient, names: list[int]) -> set[int]:
-    return {meta.lookup(keys([name])).hits[0].block for name in names}
+def numbers(index: IndexClient, names: list[int]) -> set[int]:
+    return {index.lookup(keys([name])).hits[0].block for name in names}
 
 
 def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -> None:
-    with MetaServer(pool), Client(pool) as client:
-        meta = MetaClient(client)
-        put(meta, range(COUNT))
-        first = numbers(meta, [*range(COUNT)])
-        meta.remove(keys([3, 7]))
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, range(COUNT))
+        first = numbers(index, [*range(COUNT)])
+        index.remove(keys([3, 7]))
     kept = [name for name in range(COUNT) if name not in (3, 7)]
-    with MetaServer(pool), Client(pool) as client:
-        meta = MetaClient(client)
-        put(meta, [103, 107])
-        assert numbers(meta, [*kept, 103, 107]) == first
-        put(meta, [200, 201])
-        assert numbers(meta, [200, 201]) == {max(first) + 1, max(first) + 2}
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, [103, 107])
+        assert numbers(index, [*kept, 103, 107]) == first
+        put(index, [200, 201])
+        assert numbers(index, [200, 201]) == {max(first) + 1, max(first) + 2}
 
 
 @pytest.mark.parametrize("unused", [1, 2, 3, 4, 7, 8, 63, 64, 100])
 def test_blocks_after_numbers_without_entries_survive_restarts(pool: Pool, unused: int) -> None:
-    with MetaServer(pool), Client(pool) as client:
-        meta = MetaClient(client)
-        grants = meta.reserve(keys(range(1000, 1000 + unused)), length=4096)
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        grants = index.reserve(keys(range(1000, 1000 + unused)), length=4096)
         assert states(grants) == ["GRANTED"] * unused
-        put(meta, [0], length=4096)
+        put(index, [0], length=4096)
     for epoch in range(1, 5):
-        with MetaServer(pool) as server, Client(pool) as client:
-            meta = MetaClient(client)
-            assert held(meta, range(epoch)) == set(range(epoch))
-            assert server.meta_stat().block_count == epoch
-            put(meta, [epoch], length=4096)
+        with IndexServer(pool) as server, Client(pool) as client:
+            index = IndexClient(client)
+            assert held(index, range(epoch)) == set(range(epoch))
+            assert server.index_stat().block_count == epoch
+            put(index, [epoch], length=4096)
 
 
 def test_blocks_removed_in_any_epoch_do_not_return(pool: Pool) -> None:
     for epoch, count in enumerate([5, 0, 40, 3, 1, 0, 100, 0, 0, 0]):
-        with MetaServer(pool) as server, Client(pool) as client:
-            meta = MetaClient(client)
-            assert server.meta_stat().block_count == 0
+        with IndexServer(pool) as server, Client(pool) as client:
+            index = IndexClient(client)
+            assert server.index_stat().block_count == 0
             mine = [1000 * epoch + number for number in range(count)]
-            put(meta, mine, length=4096)
-            assert meta.remove(keys(mine)) == count
+            put(index, mine, length=4096)
+            assert index.remove(keys(mine)) == count
 
 
 def places(pool: Pool) -> dict[int, tuple[int, range]]:
     """Store blocks, restart the server, and return each one's number and stripes. Both halves have
     the blocks then, and half 0 is the valid one.
     """
-    with MetaServer(pool), Client(pool) as client:
-        put(MetaClient(client), range(COUNT))
-    with MetaServer(pool), Client(pool) as client:
-        meta = MetaClient(client)
-        hits = {name: meta.lookup(keys([name])).hits[0] for name in range(COUNT)}
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), range(COUNT))
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        hits = {name: index.lookup(keys([name])).hits[0] for name in range(COUNT)}
     start = pool.geometry.data_offset
     return {
         name: (
@@ -120,8 +120,8 @@ def found_after_restarts(pool: Pool) -> set[int]:
     """Return the blocks that a server finds. Its successor finds the same."""
     found = []
     for _ in range(2):
-        with MetaServer(pool), Client(pool) as client:
-            found.append(held(MetaClient(client), range(COUNT)))
+        with IndexServer(pool), Client(pool) as client:
+            found.append(held(IndexClient(client), range(COUNT)))
     assert found[0] == found[1]
     return found[0]
 
@@ -162,8 +162,8 @@ def test_a_restart_takes_no_memory_for_unused_numbers(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
         for _ in range(3):
             before = resident("Anon")
-            with MetaServer(pool), Client(pool) as client:
-                put(MetaClient(client), [len(taken)])
+            with IndexServer(pool), Client(pool) as client:
+                put(IndexClient(client), [len(taken)])
                 taken.append(resident("Anon") - before)
     first, *later = taken
     assert max(later) < first + (12 << 20)
@@ -173,10 +173,10 @@ def test_a_restart_touches_the_used_part_of_the_tables(shm: Path) -> None:
     """The tables of 64 GiB have 36 MiB of entries and marks; nearly all of them are empty."""
     with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
         for number in range(3):
-            with MetaServer(pool), Client(pool) as client:
-                put(MetaClient(client), [number])
+            with IndexServer(pool), Client(pool) as client:
+                put(IndexClient(client), [number])
     with Pool.open([shm / "a"]) as pool:
         before = resident("Shmem")
-        with MetaServer(pool), Client(pool) as client:
-            assert held(MetaClient(client), range(3)) == {0, 1, 2}
+        with IndexServer(pool), Client(pool) as client:
+            assert held(IndexClient(client), range(3)) == {0, 1, 2}
         assert resident("Shmem") - before < 4 << 20

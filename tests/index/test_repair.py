@@ -16,7 +16,7 @@ from support.blocks import held, put
 from support.emulation import long
 
 from beluga.errors import DeviceBusyError, EpochDamagedError, ServerAliveError
-from beluga.index import MetaClient, MetaServer, check_pool, repair_pool
+from beluga.index import IndexClient, IndexServer, check_pool, repair_pool
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -25,15 +25,15 @@ COUNT = 20
 
 def fill(pool: Pool) -> None:
     """Store blocks in two epochs, so that the second one's half, 0, is valid."""
-    with MetaServer(pool):
+    with IndexServer(pool):
         pass
-    with MetaServer(pool), Client(pool) as client:
-        put(MetaClient(client), range(COUNT))
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), range(COUNT))
 
 
 def kept(pool: Pool) -> set[int]:
-    with MetaServer(pool), Client(pool) as client:
-        return held(MetaClient(client), range(COUNT))
+    with IndexServer(pool), Client(pool) as client:
+        return held(IndexClient(client), range(COUNT))
 
 
 def test_a_repair_does_not_change_a_healthy_pool(pool: Pool) -> None:
@@ -139,7 +139,7 @@ def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
     names_repair = "'beluga pool check --repair'"
     with (
         pytest.raises(EpochDamagedError, match=names_repair),
-        MetaServer(pool, declared_gone=True),
+        IndexServer(pool, declared_gone=True),
     ):
         pass
     assert bytes(ground.at(ground.epoch(half))) == damaged
@@ -187,7 +187,7 @@ def test_a_pool_in_use_is_not_changed(pool: Pool) -> None:
     ground = Ground(pool)
     ground.flip(ground.entry(3), 20)
     before = bytes(ground.at(ground.entry(3)))
-    with MetaServer(pool), pytest.raises(DeviceBusyError):
+    with IndexServer(pool), pytest.raises(DeviceBusyError):
         repair_pool(pool)
     assert bytes(ground.at(ground.entry(3))) == before
 

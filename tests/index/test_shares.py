@@ -25,8 +25,8 @@ from beluga.index import (
     EVICTIONS,
     OTHERS,
     BlockState,
-    MetaClient,
-    MetaServer,
+    IndexClient,
+    IndexServer,
     TenantShare,
     fingerprint_of,
     read_entries,
@@ -43,30 +43,30 @@ VICTIM, FLOOD = (Namespace.of(name).fingerprint for name in ("victim", "flood"))
 @contextmanager
 def serving(
     pool: Pool, shares: dict[str, float] | None = None, eviction: str = "lru"
-) -> Iterator[tuple[MetaServer, MetaClient]]:
+) -> Iterator[tuple[IndexServer, IndexClient]]:
     with (
-        MetaServer(pool, shares=shares, eviction=eviction) as server,
+        IndexServer(pool, shares=shares, eviction=eviction) as server,
         Client(pool) as client,
     ):
-        yield server, MetaClient(client)
+        yield server, IndexClient(client)
 
 
-def put(meta: MetaClient, number: int, fingerprint: int, length: int = MIB) -> bool:
+def put(index: IndexClient, number: int, fingerprint: int, length: int = MIB) -> bool:
     """Put a block unless it is there; a block that is there is touched. Returns whether it was."""
-    if meta.lookup(keys([number])).hits:
+    if index.lookup(keys([number])).hits:
         return True
-    (grant,) = meta.reserve(keys([number]), length=length, fingerprint=fingerprint)
+    (grant,) = index.reserve(keys([number]), length=length, fingerprint=fingerprint)
     assert grant.state is BlockState.GRANTED
-    assert meta.commit([grant]) == [0]
+    assert index.commit([grant]) == [0]
     return False
 
 
-def room(server: MetaServer) -> int:
+def room(server: IndexServer) -> int:
     """How many blocks of a MiB the pool has room for."""
-    return server.meta_stat().data_bytes // MIB
+    return server.index_stat().data_bytes // MIB
 
 
-def by_name(server: MetaServer) -> dict[str, TenantShare]:
+def by_name(server: IndexServer) -> dict[str, TenantShare]:
     return {share.name: share for share in server.shares()}
 
 
@@ -86,17 +86,17 @@ def requests(pool: Pool, shares: dict[str, float], eviction: str, *, floods: int
     blocks; put misses. Returns the hits.
     """
     hits, fresh, random = 0, 10_000, Random(1)
-    with serving(pool, shares, eviction) as (server, meta):
+    with serving(pool, shares, eviction) as (server, index):
         count = room(server) // 4  # 25 %, within its share of 30 %
         for _ in range(10 * count):
             for _ in range(floods):
                 fresh += 1
-                put(meta, fresh, FLOOD)
-            hits += put(meta, random.randrange(count), VICTIM)
+                put(index, fresh, FLOOD)
+            hits += put(index, random.randrange(count), VICTIM)
         if floods and "victim" in shares:
             assert by_name(server)["victim"].evictions == 0
             assert by_name(server)[OTHERS].evictions > 0
-        meta.remove(keys(range(count)))
+        index.remove(keys(range(count)))
     return hits
 
 
@@ -111,36 +111,36 @@ def test_a_flood_costs_a_tenant_within_its_share_no_hit(pool: Pool, eviction: st
 
 def test_a_flood_of_small_blocks_evicts_no_table_lines_of_others(pool: Pool) -> None:
     lines = pool.geometry.block_count_max
-    with serving(pool, {"victim": 0.3}) as (server, meta):
+    with serving(pool, {"victim": 0.3}) as (server, index):
         for number in range(lines // 4):
-            put(meta, number, VICTIM, PAGE)
+            put(index, number, VICTIM, PAGE)
         for number in range(1000, 1000 + 2 * lines):
-            put(meta, number, FLOOD, PAGE)
-        assert held(meta, range(lines // 4)) == set(range(lines // 4))
-        assert server.meta_stat().table_evict_count > 0
+            put(index, number, FLOOD, PAGE)
+        assert held(index, range(lines // 4)) == set(range(lines // 4))
+        assert server.index_stat().table_evict_count > 0
 
 
 @pytest.mark.parametrize("length", [PAGE, 3 * MIB // 4, 5 * MIB])
 def test_a_flood_of_other_sizes_evicts_no_blocks_of_others(pool: Pool, length: int) -> None:
-    with serving(pool, {"victim": 0.3}) as (server, meta):
+    with serving(pool, {"victim": 0.3}) as (server, index):
         own = range(room(server) // 5)
         for number in own:
-            put(meta, number, VICTIM)
-            put(meta, 1000 + number, FLOOD)  # blocks of both tenants are adjacent
+            put(index, number, VICTIM)
+            put(index, 1000 + number, FLOOD)  # blocks of both tenants are adjacent
         for number in range(2000, 2000 + 4 * room(server)):
-            put(meta, number, FLOOD, length)
-        assert held(meta, own) == set(own)
+            put(index, number, FLOOD, length)
+        assert held(index, own) == set(own)
 
 
 def test_others_use_an_unused_share_until_its_tenant_needs_it(pool: Pool) -> None:
-    with serving(pool, {"victim": 0.3, "idle": 0.5}) as (server, meta):
+    with serving(pool, {"victim": 0.3, "idle": 0.5}) as (server, index):
         count = room(server)
         for number in range(1000, 1000 + count):
-            put(meta, number, FLOOD)
+            put(index, number, FLOOD)
         assert by_name(server)[OTHERS].used_bytes == count * MIB
-        assert server.meta_stat().evict_count == 0, "nobody wants this room"
+        assert server.index_stat().evict_count == 0, "nobody wants this room"
         for number in range(count):
-            put(meta, number, VICTIM)
+            put(index, number, VICTIM)
         shares = by_name(server)
         assert shares["victim"].bytes // MIB == int(count * 0.3)
         # Both tenants use the idle share; the one that uses more of it loses blocks first.
@@ -150,27 +150,27 @@ def test_others_use_an_unused_share_until_its_tenant_needs_it(pool: Pool) -> Non
 
 
 def test_a_tenant_within_its_share_evicts_its_own_coldest_blocks(pool: Pool) -> None:
-    with serving(pool, {"victim": 0.5}) as (server, meta):
+    with serving(pool, {"victim": 0.5}) as (server, index):
         half = room(server) // 2
         for number in range(half):
-            put(meta, number, VICTIM)
+            put(index, number, VICTIM)
         for number in range(1000, 1000 + room(server) - half):
-            put(meta, number, FLOOD)
-        put(meta, 500, VICTIM)
-        assert 0 not in held(meta, [0])
-        put(meta, 2000, FLOOD)
-        assert held(meta, [1000, 1001, 1, 2]) == {1001, 1, 2}
+            put(index, number, FLOOD)
+        put(index, 500, VICTIM)
+        assert 0 not in held(index, [0])
+        put(index, 2000, FLOOD)
+        assert held(index, [1000, 1001, 1, 2]) == {1001, 1, 2}
 
 
 def test_a_successor_counts_what_each_tenant_has_in_the_pool(pool: Pool) -> None:
     shares = {"victim": 0.3, f"{FLOOD:016x}": 0.4, "nobody": 0.1}
     other = Namespace.of("other").fingerprint
-    with serving(pool, shares) as (_, meta):
+    with serving(pool, shares) as (_, index):
         for number in range(40):
             length = (PAGE, MIB, 3 * PAGE // 2)[number % 3]
-            put(meta, number, (VICTIM, FLOOD, other)[number * 7 % 3], length)
-        meta.remove(keys(range(0, 40, 5)))
-    with serving(pool, shares) as (server, meta):
+            put(index, number, (VICTIM, FLOOD, other)[number * 7 % 3], length)
+        index.remove(keys(range(0, 40, 5)))
+    with serving(pool, shares) as (server, index):
         found, counts = by_name(server), walked(pool, server.stat().epoch)
         for name, fingerprint in ("victim", VICTIM), (f"{FLOOD:016x}", FLOOD), (OTHERS, other):
             assert found[name].used_bytes == counts[fingerprint] > 0
@@ -179,7 +179,7 @@ def test_a_successor_counts_what_each_tenant_has_in_the_pool(pool: Pool) -> None
         )
         assert sum(share.blocks for share in found.values()) == 32
         for number in range(100, 100 + 2 * room(server)):  # the successor protects, too
-            put(meta, number, other)
+            put(index, number, other)
         assert by_name(server)["victim"].used_bytes == counts[VICTIM]
 
 
@@ -196,11 +196,11 @@ def test_a_tenants_namespaces_have_one_share() -> None:
 
 
 def test_tenants_are_identified_by_name_with_any_namespace_and_salt(pool: Pool) -> None:
-    with serving(pool, {"acme": 0.2}) as (server, meta):
+    with serving(pool, {"acme": 0.2}) as (server, index):
         for number, salt in enumerate(("", "x", "y")):
             own = Namespace({"model": "m"}, salt=salt).of_tenant("acme")
-            put(meta, number, own.fingerprint)
-        put(meta, 100, Namespace({"model": "m"}).fingerprint)
+            put(index, number, own.fingerprint)
+        put(index, 100, Namespace({"model": "m"}).fingerprint)
         assert by_name(server)["acme"].blocks == 3
         assert by_name(server)[OTHERS].blocks == 1
 
@@ -220,21 +220,21 @@ def test_tenants_are_identified_by_name_with_any_namespace_and_salt(pool: Pool) 
 )
 def test_invalid_shares_are_rejected(pool: Pool, shares: dict[str, float], why: str) -> None:
     with pytest.raises(BadValueError, match=why):
-        MetaServer(pool, shares=shares)
+        IndexServer(pool, shares=shares)
     for wrong in {1: 0.3}, {"a": "30%"}, ["a"]:
         with pytest.raises(BadTypeError):
-            MetaServer(pool, shares=wrong)  # type: ignore[arg-type]
+            IndexServer(pool, shares=wrong)  # type: ignore[arg-type]
 
 
 def test_shares_may_cover_the_whole_pool(pool: Pool) -> None:
     shares = {f"t{n}": 0.03 for n in range(30)} | {"victim": 0.1}
-    with serving(pool, shares) as (server, meta):
+    with serving(pool, shares) as (server, index):
         assert by_name(server)[OTHERS].bytes == 0
-        put(meta, 1, VICTIM)
+        put(index, 1, VICTIM)
         for number in range(1000, 1000 + 2 * room(server)):
-            put(meta, number, FLOOD)
-        assert held(meta, [1]) == {1}
-        assert server.meta_stat().block_count == room(server)
+            put(index, number, FLOOD)
+        assert held(index, [1]) == {1}
+        assert server.index_stat().block_count == room(server)
 
 
 class SharesMachine(RuleBasedStateMachine):
@@ -258,10 +258,10 @@ class SharesMachine(RuleBasedStateMachine):
         self.epochs: list[int] = []  # the blocks in the order of their commits
 
     def start(self) -> None:
-        self.server = MetaServer(self.pool, shares=self.shares)
+        self.server = IndexServer(self.pool, shares=self.shares)
         self.server.start()
         self.session = Client(self.pool)
-        self.meta = MetaClient(self.session)
+        self.index = IndexClient(self.session)
 
     def teardown(self) -> None:
         self.pool.close()
@@ -270,7 +270,7 @@ class SharesMachine(RuleBasedStateMachine):
     @rule(share=st.integers(0, 2), first=st.integers(0, 20), count=st.integers(1, 6))
     def puts(self, share: int, first: int, count: int) -> None:
         batch = [100 * share + first + place for place in range(count)]
-        grants = self.meta.reserve(keys(batch), length=MIB, fingerprint=self.prints[share])
+        grants = self.index.reserve(keys(batch), length=MIB, fingerprint=self.prints[share])
         new = []
         for number, grant in zip(batch, grants, strict=True):
             if number in self.model.share:
@@ -279,7 +279,7 @@ class SharesMachine(RuleBasedStateMachine):
                 self.model.take(number, share)
                 new.append((number, grant))
         assert len(new) == sum(grant.state is BlockState.GRANTED for grant in grants)
-        assert self.meta.commit([grant for _, grant in new]) == [0] * len(new)
+        assert self.index.commit([grant for _, grant in new]) == [0] * len(new)
         for number, _ in reversed(new):
             self.model.touch(number)
         self.epochs = [n for n in self.epochs if n in self.model.share] + [n for n, _ in new]
@@ -287,7 +287,7 @@ class SharesMachine(RuleBasedStateMachine):
     @rule(share=st.integers(0, 2), first=st.integers(0, 25), count=st.integers(1, 6))
     def looks_up(self, share: int, first: int, count: int) -> None:
         batch = [100 * share + first + place for place in range(count)]
-        hits = len(self.meta.lookup(keys(batch)).hits)
+        hits = len(self.index.lookup(keys(batch)).hits)
         for number in reversed(batch[:hits]):
             self.model.touch(number)
 
@@ -295,7 +295,7 @@ class SharesMachine(RuleBasedStateMachine):
     def removes(self, share: int, first: int) -> None:
         number = 100 * share + first
         there = number in self.model.share
-        assert self.meta.remove(keys([number])) == there
+        assert self.index.remove(keys([number])) == there
         if there:
             self.model.leave(number)
 
@@ -324,7 +324,7 @@ class SharesMachine(RuleBasedStateMachine):
     @rule()
     def finds_what_the_model_has(self) -> None:
         for number in sorted(self.model.share):
-            assert len(self.meta.lookup(keys([number])).hits) == 1, number
+            assert len(self.index.lookup(keys([number])).hits) == 1, number
             self.model.touch(number)
 
 

@@ -18,7 +18,7 @@ from support.emulation import fewer, long
 from support.forge import line_hash
 
 from beluga._ffi import ffi, lib
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.kvcache import KVCache, hash_keys
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -38,42 +38,42 @@ def quick(shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def meta(quick: Pool) -> Iterator[MetaClient]:
-    with MetaServer(quick), Client(quick) as client:
-        yield MetaClient(client)
+def index(quick: Pool) -> Iterator[IndexClient]:
+    with IndexServer(quick), Client(quick) as client:
+        yield IndexClient(client)
 
 
 def rounded(length: int) -> int:
     return -(-length // PAGE) * PAGE
 
 
-def put_one(meta: MetaClient, number: int, length: int) -> Interval | None:
+def put_one(index: IndexClient, number: int, length: int) -> Interval | None:
     """Put a block without checksums. Returns its place, or None if it was refused."""
-    (grant,) = meta.reserve(keys([number]), length=length)
+    (grant,) = index.reserve(keys([number]), length=length)
     if states([grant]) != ["GRANTED"]:
         return None
-    assert meta.commit([grant]) == [0]
+    assert index.commit([grant]) == [0]
     return grant.offset, grant.offset + rounded(length)
 
 
-def fill(meta: MetaClient, lengths: Iterable[int], first: int = 0) -> dict[int, Interval]:
+def fill(index: IndexClient, lengths: Iterable[int], first: int = 0) -> dict[int, Interval]:
     """Put blocks until one is evicted. Returns the places of the stored ones."""
     there: dict[int, Interval] = {}
     for number, length in enumerate(lengths, first):
-        place = put_one(meta, number, length)
+        place = put_one(index, number, length)
         assert place is not None
         there[number] = place
-        if meta.stat().evict_count:
+        if index.stat().evict_count:
             break
-    return {number: there[number] for number in held(meta, there)}
+    return {number: there[number] for number in held(index, there)}
 
 
 def test_twelve_files_of_any_size_are_kept_in_the_pool_of_the_quick_start(
-    meta: MetaClient,
+    index: IndexClient,
 ) -> None:
     for number in range(12):
-        put(meta, [number], length=(number + 1) * 512 * KIB, chunk_size=16 * KIB)
-    assert held(meta, range(12)) == set(range(12))
+        put(index, [number], length=(number + 1) * 512 * KIB, chunk_size=16 * KIB)
+    assert held(index, range(12)) == set(range(12))
 
 
 LEAST = 32 * KIB  # smallest size of many blocks, because puts take most of the time
@@ -126,42 +126,42 @@ def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
             sparse=True,
             max_blocks=100_000,
         ) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        meta = MetaClient(client)
+        index = IndexClient(client)
         for number, length in enumerate(lengths_of(kind, rng)):
-            used = meta.stat().used_bytes
-            assert put_one(meta, number, length) is not None
-            stat = meta.stat()
+            used = index.stat().used_bytes
+            assert put_one(index, number, length) is not None
+            stat = index.stat()
             if stat.evict_count:
                 break
             if removes and rng.random() < 0.4:
-                meta.remove(keys([rng.randrange(number + 1)]))
+                index.remove(keys([rng.randrange(number + 1)]))
         fuller = used + rounded(length)
         assert used / stat.data_bytes >= least or fuller > stat.data_bytes
         assert stat.table_evict_count == 0
 
 
 @pytest.mark.parametrize("length", [4 * KIB, 68 * KIB, 300 * KIB, MIB + PAGE, 5 * MIB // 2])
-def test_blocks_of_one_size_fill_the_pool(meta: MetaClient, length: int) -> None:
-    count = meta.stat().data_bytes // length
-    count = min(count, meta.stat().block_count_max)
-    put(meta, range(count), length=length)
-    stat = meta.stat()
+def test_blocks_of_one_size_fill_the_pool(index: IndexClient, length: int) -> None:
+    count = index.stat().data_bytes // length
+    count = min(count, index.stat().block_count_max)
+    put(index, range(count), length=length)
+    stat = index.stat()
     assert stat.evict_count == 0
     assert stat.data_bytes - count * length < length or count == stat.block_count_max
 
 
-def test_a_large_block_takes_the_place_of_the_oldest_small_ones(meta: MetaClient) -> None:
-    numbers = fill(meta, iter(lambda: 68 * KIB, 0))
+def test_a_large_block_takes_the_place_of_the_oldest_small_ones(index: IndexClient) -> None:
+    numbers = fill(index, iter(lambda: 68 * KIB, 0))
     numbers = [number for number in sorted(numbers) if number]  # all but the evicted one
-    before = meta.stat().evict_count
-    assert put_one(meta, 1 << 20, MIB) is not None
-    gone = set(numbers) - held(meta, numbers)
+    before = index.stat().evict_count
+    assert put_one(index, 1 << 20, MIB) is not None
+    gone = set(numbers) - held(index, numbers)
     assert gone == set(numbers[: len(gone)])
     assert len(gone) <= -(-MIB // (68 * KIB))
-    assert meta.stat().evict_count == before + len(gone)
+    assert index.stat().evict_count == before + len(gone)
 
 
 def gaps(taken: list[Interval], space: Interval) -> Iterator[Interval]:
@@ -192,74 +192,74 @@ def test_no_other_choice_of_victims_would_have_an_older_youngest(
     with (
         tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
         Pool.create([Path(folder) / "a"], device_size=32 * MIB, sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        meta, g = MetaClient(client), pool.geometry
+        index, g = IndexClient(client), pool.geometry
         space = (g.data_offset, g.data_offset + g.stripe_count * STRIPE)
         sizes = [rng.randrange(1, MIB) for _ in range(rng.choice([2, 5, 100]))]
-        there = fill(meta, iter(lambda: rng.choice(sizes), 0))
+        there = fill(index, iter(lambda: rng.choice(sizes), 0))
         order = rng.sample(sorted(there), len(there))
         for number in order:
-            meta.lookup(keys([number]))
+            index.lookup(keys([number]))
         kept = order[:: rng.choice([3, 7, 1000])]
-        pins = [meta.lookup(keys([number]), pin=True).hits for number in kept]
+        pins = [index.lookup(keys([number]), pin=True).hits for number in kept]
         movable = [number for number in order if number not in set(kept)]
         ages = [there[number] for number in movable]
         fixed = [there[number] for number in kept]
         widest = max(end - first for first, end in gaps(sorted(ages + fixed), space))
         size = widest + PAGE * rng.choice([1, 5, 50, 300, 5000])
         needed = youngest_needed(ages, fixed, size, space)
-        placed = put_one(meta, 1 << 20, size)
-        gone = [number for number in movable if not meta.lookup(keys([number])).hits]
+        placed = put_one(index, 1 << 20, size)
+        gone = [number for number in movable if not index.lookup(keys([number])).hits]
         assert (placed is None) == (needed == 0) == (gone == [])
         assert not gone or movable.index(gone[-1]) == needed - 1
         for hits in pins:
-            meta.release(hits)
+            index.release(hits)
 
 
-def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(meta: MetaClient) -> None:
-    there = sorted(fill(meta, iter(lambda: MIB, 0)))
-    places = {number: meta.lookup(keys([number])).hits[0].offset for number in there}
+def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(index: IndexClient) -> None:
+    there = sorted(fill(index, iter(lambda: MIB, 0)))
+    places = {number: index.lookup(keys([number])).hits[0].offset for number in there}
     by_place = sorted(there, key=places.__getitem__)
-    pins = [meta.lookup(keys([number]), pin=True).hits for number in by_place[::4]]
-    (refused,) = meta.reserve(keys([1 << 20]), length=4 * MIB)
+    pins = [index.lookup(keys([number]), pin=True).hits for number in by_place[::4]]
+    (refused,) = index.reserve(keys([1 << 20]), length=4 * MIB)
     assert refused.status == -lib.BL_ERROR_NO_SPACE
-    assert held(meta, there) == set(there)
-    (granted,) = meta.reserve(keys([1 << 20]), length=3 * MIB)
+    assert held(index, there) == set(there)
+    (granted,) = index.reserve(keys([1 << 20]), length=3 * MIB)
     assert states([granted]) == ["GRANTED"]
     for hits in pins:
-        meta.release(hits)
+        index.release(hits)
 
 
 def test_more_blocks_than_one_walk_visits_are_evicted_at_once(shm: Path) -> None:
     """The coldest thousands lie between blocks that are pinned; space is freed elsewhere."""
     with (
         Pool.create([shm / "a"], device_size=260 * MIB, sparse=True, max_blocks=70_000) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as client,
     ):
-        meta, count = MetaClient(client), 60_000
+        index, count = IndexClient(client), 60_000
         for first in range(0, count, 1000):
-            meta.commit(meta.reserve(keys(range(first, first + 1000)), length=PAGE))
+            index.commit(index.reserve(keys(range(first, first + 1000)), length=PAGE))
         pinned = [n for first in range(0, 9000, 1000) for n in range(first, first + 1000, 2)]
-        pins = [meta.lookup(keys([number]), pin=True).hits for number in pinned]
-        left = meta.stat()
+        pins = [index.lookup(keys([number]), pin=True).hits for number in pinned]
+        left = index.stat()
         free = (left.data_bytes - left.used_bytes) // PAGE - 1
-        put(meta, range(count, count + free), length=PAGE)
-        (granted,) = meta.reserve(keys([1 << 20]), length=MIB)
+        put(index, range(count, count + free), length=PAGE)
+        (granted,) = index.reserve(keys([1 << 20]), length=MIB)
         assert states([granted]) == ["GRANTED"]
-        assert meta.stat().evict_count <= 2 * MIB // PAGE
+        assert index.stat().evict_count <= 2 * MIB // PAGE
         for hits in pins:
-            meta.release(hits)
+            index.release(hits)
 
 
-def test_a_task_that_is_refused_evicts_nothing(meta: MetaClient, quick: Pool) -> None:
-    there = fill(meta, iter(lambda: MIB, 0))
-    task = np.zeros((1, meta.stat().data_bytes // 8 + PAGE), np.uint8)
+def test_a_task_that_is_refused_evicts_nothing(index: IndexClient, quick: Pool) -> None:
+    there = fill(index, iter(lambda: MIB, 0))
+    task = np.zeros((1, index.stat().data_bytes // 8 + PAGE), np.uint8)
     with KVCache(quick, namespace="tasks", kept=True) as tasks:
         assert tasks.put(tasks.keys(hash_keys(["task"])), task).stored == 0
-    assert held(meta, there) == set(there)
+    assert held(index, there) == set(there)
 
 
 def old_mark(stripe: int, count: int, block_size: int, epoch: int, state: int = 1) -> bytes:
@@ -283,9 +283,9 @@ def former(pool: Pool) -> dict[int, int]:
     """
     g, half = pool.geometry, 1
     shapes = [(0, 5, 5 * MIB // 2), (5, 1, 64 * KIB), (6, 3, 3 * MIB)]
-    with MetaServer(pool), Client(pool) as client:
+    with IndexServer(pool), Client(pool) as client:
         for number in range(8):
-            put(MetaClient(client), [number], length=shapes[number % 3][2])
+            put(IndexClient(client), [number], length=shapes[number % 3][2])
     for stripe in range(g.stripe_count):
         free = bytes(16) + stripe.to_bytes(4, "little") + bytes(40)
         line = free + line_hash(free + bytes(4), stripe).to_bytes(4, "little")
@@ -313,22 +313,22 @@ def former(pool: Pool) -> dict[int, int]:
 
 def test_a_pool_of_an_earlier_release_is_taken_over(quick: Pool) -> None:
     places = former(quick)
-    with MetaServer(quick), Client(quick) as client:
-        meta = MetaClient(client)
-        found = {number: meta.lookup(keys([number])).hits for number in places}
+    with IndexServer(quick), Client(quick) as client:
+        index = IndexClient(client)
+        found = {number: index.lookup(keys([number])).hits for number in places}
         assert {number: hits[0].offset for number, hits in found.items() if hits} == places
-        assert eventually(lambda: meta.stat().held_bytes == 0)
-        there = fill(meta, iter(lambda: MIB, 0), first=100)
-        stat = meta.stat()
+        assert eventually(lambda: index.stat().held_bytes == 0)
+        there = fill(index, iter(lambda: MIB, 0), first=100)
+        stat = index.stat()
         assert stat.used_bytes / stat.data_bytes > 0.97
         assert len(there) > 400
-    with MetaServer(quick), Client(quick) as client:
-        assert held(MetaClient(client), there) == set(there)
+    with IndexServer(quick), Client(quick) as client:
+        assert held(IndexClient(client), there) == set(there)
 
 
-def test_a_mark_is_valid_for_earlier_releases(meta: MetaClient, quick: Pool) -> None:
+def test_a_mark_is_valid_for_earlier_releases(index: IndexClient, quick: Pool) -> None:
     """They have the extents that it opens, and treat them as extents of one-page blocks."""
-    put(meta, range(40), length=MIB)
+    put(index, range(40), length=MIB)
     g = quick.geometry
     opened = 0
     for stripe in range(g.stripe_count):

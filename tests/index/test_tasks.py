@@ -22,7 +22,7 @@ from support.processes import Process
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, NoGrantError, QueueFullError
-from beluga.index import MetaClient, MetaServer, TaskClient
+from beluga.index import IndexClient, IndexServer, TaskClient
 from beluga.kvcache import KVCache, hash_keys
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -128,7 +128,7 @@ class Queue:
 
 
 @pytest.fixture
-def queues(pool: Pool, server: MetaServer) -> Iterator[tuple[Queue, Queue]]:
+def queues(pool: Pool, server: IndexServer) -> Iterator[tuple[Queue, Queue]]:
     with ExitStack() as stack:
         made = Queue(pool), Queue(pool)
         for queue in made:
@@ -240,7 +240,7 @@ def test_a_block_that_is_not_a_task_is_not_withdrawn(
     with KVCache(pool, namespace="blocks") as blocks:
         key = blocks.keys(hash_keys(["block"]))
         assert blocks.put(key, [np.zeros(TASK_SIZE, np.uint8)]).stored == 1
-        granted = MetaClient(blocks.client).reserve(blocks.keys(hash_keys(["begun"])), length=4096)
+        granted = IndexClient(blocks.client).reserve(blocks.keys(hash_keys(["begun"])), length=4096)
         assert not queue.tasks.withdraw(key)
         assert not queue.tasks.withdraw(np.array([granted[0].key], np.uint64))
         assert blocks.lookup(key) == 1
@@ -289,13 +289,13 @@ def test_completed_tasks_free_their_space(pool: Pool, queues: tuple[Queue, Queue
     ids=["nothing", "short", "for too long", "ones"],
 )
 def test_foreign_requests_are_refused(
-    pool: Pool, server: MetaServer, method: int, request_bytes: bytes
+    pool: Pool, server: IndexServer, method: int, request_bytes: bytes
 ) -> None:
     with Client(pool) as client, pytest.raises(BadRequestError):
         client.call(method, request_bytes)
 
 
-def test_a_missing_claim_cannot_be_extended(pool: Pool, server: MetaServer) -> None:
+def test_a_missing_claim_cannot_be_extended(pool: Pool, server: IndexServer) -> None:
     with Client(pool) as client:
         for block in (0, 255, 256, 2**32 - 1):
             with pytest.raises((NoGrantError, BadRequestError)):

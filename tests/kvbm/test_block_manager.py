@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import TierError, TransferError, UnsettledError
 from beluga.kvbm import BlockManager, CacheTier
 from beluga.metrics import Registry
@@ -502,7 +502,7 @@ def test_an_offload_policy_that_does_not_exist_is_refused() -> None:
 def test_blocks_are_offloaded_to_a_pool_and_onboarded_through_a_cache(shm: Path) -> None:
     with (
         Pool.create([shm / "a"], device_size=32 << 20) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         KVCache(pool, namespace="x") as up,
         KVCache(pool, namespace="x") as down,
     ):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 
 DEVICE_SIZE = 48 << 20
 
@@ -26,13 +26,13 @@ def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[MetaServer]:
-    with MetaServer(pool) as server:
+def server(pool: Pool) -> Iterator[IndexServer]:
+    with IndexServer(pool) as server:
         yield server
 
 
 @pytest.fixture
-def cache(pool: Pool, server: MetaServer) -> Iterator[KVCache]:
+def cache(pool: Pool, server: IndexServer) -> Iterator[KVCache]:
     with KVCache(pool, namespace="test") as cache:
         yield cache
 

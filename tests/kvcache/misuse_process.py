@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from beluga import KVCache, MetaServer, Pool, coherence
-from beluga.index import Grant, MetaClient
+from beluga import IndexServer, KVCache, Pool, coherence
+from beluga.index import Grant, IndexClient
 from beluga.index.client import Pins
 from beluga.kvcache import Run
 from beluga.transfer import (
@@ -223,8 +223,8 @@ def settings(pool: Pool) -> Iterator[Case]:
         yield f"class {kind}", lambda n=kind: scheduled(n)
 
 
-def meta(cache: KVCache) -> Iterator[Case]:
-    client = MetaClient(cache.client)
+def index(cache: KVCache) -> Iterator[Case]:
+    client = IndexClient(cache.client)
     grant = Grant(
         state=3, offset=HUGE, length=HUGE, generation=7, block=2**32 - 1, status=0, key=(1, 2)
     )  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def cases(pool: Pool) -> Iterator[Case]:
                 )
     yield from wild_plans()
     yield from settings(pool)
-    yield from meta(caches[0])
+    yield from index(caches[0])
     yield from buffers()
     yield from tokens(caches[0])
     for cache in caches:
@@ -324,7 +324,7 @@ def main() -> None:
     size = 48 << 20
     with (
         Pool.create([folder / "a"], device_size=size, coherence="hardware", sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
     ):
         for name, call in cases(pool):
             print(f"{name} ...", end=" ", flush=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.emulation import PATIENCE
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import LayoutError
 from beluga.kvcache import Run
 from beluga.transfer import BlockLayout, CpuEngine, Slots, View, arrangements
@@ -130,14 +130,14 @@ def test_invalid_arguments_to_c_do_not_crash_the_interpreter(shm: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"chunk_size": 100}, {"chunk_size": -64}])
 def test_invalid_settings_of_a_cache_are_rejected(
-    pool: Pool, server: MetaServer, wrong: dict[str, Any]
+    pool: Pool, server: IndexServer, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(LayoutError):
         KVCache(pool, namespace="wrong", **wrong)
 
 
 def test_tokens_are_fetched_by_the_configured_number_of_threads(
-    pool: Pool, server: MetaServer, target: BlockLayout, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, server: IndexServer, target: BlockLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
     read = CpuEngine.scatter_read

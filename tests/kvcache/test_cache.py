@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.emulation import fewer
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError, LayoutError, NoServerError, TooLargeError
-from beluga.index import BlockState, MetaClient, check_pool
+from beluga.index import BlockState, IndexClient, check_pool
 from beluga.kvcache import CHUNK_SIZE
 from tests.kvcache.conftest import DEVICE_SIZE, digests, payload
 
 
 def place(cache: KVCache, digest: bytes) -> int:
     """Return the pool offset of a block."""
-    return MetaClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
+    return IndexClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
 
 
 def flip(pool: Pool, offset: int) -> None:
@@ -72,7 +72,7 @@ def test_the_leading_hits_end_at_the_first_of_two_damaged_blocks(
     assert list(result.states == int(BlockState.HIT)) == [True, False, True, False, True]
 
 
-def test_without_a_server_a_put_raises(pool: Pool, server: MetaServer) -> None:
+def test_without_a_server_a_put_raises(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
@@ -80,7 +80,7 @@ def test_without_a_server_a_put_raises(pool: Pool, server: MetaServer) -> None:
             cache.put(digests(1, start=1), payload(1, 64))
 
 
-def test_without_a_server_a_get_raises_and_is_not_a_miss(pool: Pool, server: MetaServer) -> None:
+def test_without_a_server_a_get_raises_and_is_not_a_miss(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
@@ -196,7 +196,7 @@ def test_without_verification_the_entry_is_still_checked(cache: KVCache, pool: P
         assert careless.get(digests(1), targets).hits == 1
         assert (targets != blocks).sum() == 1
         g, half = pool.geometry, cache.client.stat().epoch % 2
-        block = MetaClient(cache.client).lookup(cache.keys(digests(1))).hits[0].block
+        block = IndexClient(cache.client).lookup(cache.keys(digests(1))).hits[0].block
         flip(pool, g.table_offset + (half * g.block_count_max + block) * 64 + 20)
         assert careless.get(digests(1), targets).hits == 0
 
@@ -217,7 +217,7 @@ def test_a_full_pool_evicts_the_least_recently_used_blocks(cache: KVCache) -> No
 def test_a_block_that_cannot_fit_is_refused_with_its_reason(cache: KVCache) -> None:
     result = cache.put(digests(1), np.zeros((1, 8 * DEVICE_SIZE), dtype=np.uint8))
     assert result.refused == 1
-    space = MetaClient(cache.client).stat().data_bytes
+    space = IndexClient(cache.client).stat().data_bytes
     words = rf"{8 * DEVICE_SIZE} bytes and its checksums in a pool of {space} bytes"
     with pytest.raises(TooLargeError, match=words):
         result.raise_for_refused()
@@ -236,13 +236,13 @@ def test_two_sessions_share_blocks(cache: KVCache, pool: Pool) -> None:
     assert np.array_equal(blocks, targets)
 
 
-def test_a_grant_of_another_session_is_pending(cache: KVCache, server: MetaServer) -> None:
+def test_a_grant_of_another_session_is_pending(cache: KVCache, server: IndexServer) -> None:
     with KVCache(cache.client.pool, namespace="test") as other:
         keys = cache.keys(digests(1))
-        grants = MetaClient(other.client).reserve(keys, length=100)
+        grants = IndexClient(other.client).reserve(keys, length=100)
         assert cache.put(digests(1), payload(1, 100)).pending == 1
         assert cache.get(digests(1), payload(1, 100)).states[0] == int(BlockState.PENDING)
-        MetaClient(other.client).abort(grants)
+        IndexClient(other.client).abort(grants)
         assert cache.put(digests(1), payload(1, 100)).stored == 1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import (
     ENGINES,
@@ -44,7 +44,7 @@ def fetched(cache: KVCache, start: int, blocks: NDArray[np.uint8]) -> bool:
 @pytest.mark.parametrize("linked", [False, True], ids=["alone", "linked"])
 def test_small_batches_use_the_cpu_and_large_ones_the_dsa(
     pool: Pool,
-    server: MetaServer,
+    server: IndexServer,
     cache: KVCache,
     linked: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,7 +69,7 @@ def test_small_batches_use_the_cpu_and_large_ones_the_dsa(
 
 def test_a_failed_dsa_gets_no_more_plans(
     pool: Pool,
-    server: MetaServer,
+    server: IndexServer,
     cache: KVCache,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -94,7 +94,7 @@ def test_a_failed_dsa_gets_no_more_plans(
 @pytest.mark.parametrize("pool", ["hardware"], indirect=True)  # takes seconds
 def test_a_dsa_that_stalls_is_disabled(
     pool: Pool,
-    server: MetaServer,
+    server: IndexServer,
     cache: KVCache,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -112,7 +112,7 @@ def test_a_dsa_that_stalls_is_disabled(
     assert "has completed nothing for 0.3 s" in caplog.text
 
 
-def test_every_engine_name_selects_its_engine(pool: Pool, server: MetaServer) -> None:
+def test_every_engine_name_selects_its_engine(pool: Pool, server: IndexServer) -> None:
     if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     for name in ("auto", "cpu"):
@@ -124,7 +124,7 @@ def test_every_engine_name_selects_its_engine(pool: Pool, server: MetaServer) ->
 
 
 def test_only_the_dsa_copies_if_it_is_selected(
-    pool: Pool, server: MetaServer, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, server: IndexServer, cache: KVCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)
     small = payload(2, SMALL)

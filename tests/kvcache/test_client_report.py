@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError
 from beluga.rpc import KINDS, Figure, Operation, report
@@ -25,14 +25,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
 
 
-def call_count(server: MetaServer) -> int:
+def call_count(server: IndexServer) -> int:
     found = server.calls().get("report")
     return found.calls if found else 0
 
 
 @pytest.mark.parametrize("own_engine", [False, True])
 def test_a_damaged_block_counts_as_a_checksum_and_a_removed_one_does_not(
-    pool: Pool, server: MetaServer, at_once: None, own_engine: bool
+    pool: Pool, server: IndexServer, at_once: None, own_engine: bool
 ) -> None:
     engine = CpuEngine(pool) if own_engine else "auto"
     with KVCache(pool, namespace="test", engine=engine) as cache:
@@ -48,7 +48,7 @@ def test_a_damaged_block_counts_as_a_checksum_and_a_removed_one_does_not(
 
 
 def test_a_client_reports_at_most_once_per_interval(
-    cache: KVCache, server: MetaServer, monkeypatch: pytest.MonkeyPatch
+    cache: KVCache, server: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(20):
         cache.put(digests(2), payload(2, 100))
@@ -63,7 +63,7 @@ def test_a_client_reports_at_most_once_per_interval(
 
 
 def test_a_server_without_support_gets_no_reports(
-    at_once: None, cache: KVCache, server: MetaServer
+    at_once: None, cache: KVCache, server: IndexServer
 ) -> None:
     with server._running() as handle:
         lib.bl_server_handle_method(handle, lib.BL_METHOD_REPORT, ffi.NULL, ffi.NULL)
@@ -73,7 +73,7 @@ def test_a_server_without_support_gets_no_reports(
 
 
 def test_a_report_that_fails_is_lost_and_no_call_fails_for_it(
-    at_once: None, cache: KVCache, server: MetaServer, monkeypatch: pytest.MonkeyPatch
+    at_once: None, cache: KVCache, server: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "KINDS", (*("x",) * lib.BL_REPORT_KINDS, *KINDS))
     assert cache.put(digests(2), payload(2, 100)).stored == 2  # of a kind that the server rejects
@@ -85,7 +85,7 @@ def test_a_report_that_fails_is_lost_and_no_call_fails_for_it(
 
 
 def test_times_fall_into_the_bucket_of_their_bound(
-    at_once: None, cache: KVCache, server: MetaServer, monkeypatch: pytest.MonkeyPatch
+    at_once: None, cache: KVCache, server: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds in (report.SECONDS[0], 0.3, 1.0, 1.5, 7.0):
         with monkeypatch.context() as clock:
@@ -110,7 +110,7 @@ def test_times_fall_into_the_bucket_of_their_bound(
     ids=["empty", "short", "long", "uneven", "kind", "far kind"],
 )
 def test_a_malformed_report_is_rejected(
-    cache: KVCache, server: MetaServer, request_: bytes
+    cache: KVCache, server: IndexServer, request_: bytes
 ) -> None:
     with pytest.raises(BadRequestError):
         cache.client.call(lib.BL_METHOD_REPORT, request_)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.stormy import stormy_portal
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.index import BlockState, check_pool
 from beluga.kvcache import CHUNK_SIZE
 from beluga.transfer import DsaEngine
@@ -29,7 +29,7 @@ STORM = {"fault": 9000, "list_fault": 9000, "full": 9000, "full_run": 4, "error"
 
 @pytest.mark.parametrize("length", [63, 3 * CHUNK_SIZE - 7, 5 << 19])
 def test_cpu_and_faulty_dsa_read_each_others_blocks(
-    pool: Pool, server: MetaServer, cache: KVCache, length: int
+    pool: Pool, server: IndexServer, cache: KVCache, length: int
 ) -> None:
     faults = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
     engine = DsaEngine(pool, stormy_portal(faults))
@@ -68,7 +68,7 @@ print("stored", flush=True)
 
 
 def test_copies_in_flight_of_a_killed_process_are_never_visible(
-    pool: Pool, server: MetaServer, cache: KVCache
+    pool: Pool, server: IndexServer, cache: KVCache
 ) -> None:
     paths = [str(device.path) for device in pool.devices]
     victim = subprocess.Popen(

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError, TransferError
-from beluga.index import BlockState, MetaClient, check_pool
+from beluga.index import BlockState, IndexClient, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
 from beluga.transfer import (
     BlockLayout,
@@ -84,7 +84,7 @@ class Later:
 
 
 @pytest.fixture
-def caches(pool: Pool, server: MetaServer) -> Iterator[Callable[[CopyEngine | None], KVCache]]:
+def caches(pool: Pool, server: IndexServer) -> Iterator[Callable[[CopyEngine | None], KVCache]]:
     made: list[KVCache] = []
 
     def make(engine: CopyEngine | None = None, *, check_checksums: bool = True) -> KVCache:
@@ -105,7 +105,7 @@ def flip(pool: Pool, offset: int) -> None:
 
 def place(cache: KVCache, digest: bytes) -> int:
     """Return the pool offset of a block."""
-    return MetaClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
+    return IndexClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
 
 
 @pytest.mark.parametrize("late", [False, True])

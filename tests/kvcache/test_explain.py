@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from beluga import Client, KVCache, MetaServer, Namespace, Pool
-from beluga.index import MetaClient, RemovalReason
+from beluga import Client, IndexServer, KVCache, Namespace, Pool
+from beluga.index import IndexClient, RemovalReason
 from beluga.kvcache import Explanation, explain, known_namespaces
 from beluga.kvcache.known import leave_namespace
 
@@ -53,7 +53,7 @@ def why(pool: Pool, namespace: Namespace, digest: bytes = DIGEST) -> Explanation
 def test_blocks_of_another_namespace_are_found(
     pool: Pool, other: dict[str, str | int], cause: str
 ) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, Namespace(FIELDS | other))
         found = why(pool, Namespace(FIELDS))
     assert (found.state, found.cause) == ("miss", cause)
@@ -62,7 +62,7 @@ def test_blocks_of_another_namespace_are_found(
 
 
 def test_an_unexpected_salt_is_explained(pool: Pool) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, Namespace(FIELDS))
         found = why(pool, Namespace(FIELDS, salt="secret"))
     assert found.cause == "salt"
@@ -70,7 +70,7 @@ def test_an_unexpected_salt_is_explained(pool: Pool) -> None:
 
 
 def test_a_salt_that_is_missing_is_suspected_and_never_guessed(pool: Pool) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, Namespace(FIELDS, salt="secret"), count=3)
         assert why(pool, Namespace(FIELDS, salt="secret")).cause == "stored"
         for salt in ("", "wrong"):
@@ -82,7 +82,7 @@ def test_a_salt_that_is_missing_is_suspected_and_never_guessed(pool: Pool) -> No
 
 
 def test_blocks_that_were_never_stored_leave_no_trace(pool: Pool) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, Namespace(FIELDS), b"another block...")
         found = why(pool, Namespace(FIELDS))
         assert (found.state, found.cause) == ("miss", "never")
@@ -93,7 +93,7 @@ def test_blocks_that_were_never_stored_leave_no_trace(pool: Pool) -> None:
 
 
 def test_evicted_blocks_are_distinguished_from_removed_ones(pool: Pool) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, Namespace(FIELDS))
         with KVCache(pool, namespace=Namespace(FIELDS)) as cache:
             assert cache.remove([DIGEST]) == 1
@@ -102,18 +102,18 @@ def test_evicted_blocks_are_distinguished_from_removed_ones(pool: Pool) -> None:
 
 def test_an_evicted_block_is_explained(pool: Pool) -> None:
     """Blocks of 1 MiB fill the space long before the table, whose lines keep their last keys."""
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         put(pool, Namespace(FIELDS), count=24, size=1 << 20)
-        assert server.meta_stat().evict_count > 0
+        assert server.index_stat().evict_count > 0
         assert why(pool, Namespace(FIELDS)).cause == "evicted"
 
 
 def test_a_block_evicted_by_a_full_table_is_explained_after_its_line_is_reused(pool: Pool) -> None:
     """Blocks of 4 KiB fill the table, of 64 lines, long before the space."""
     namespace = Namespace(FIELDS)
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         put(pool, namespace, count=70)
-        assert server.meta_stat().table_evict_count > 0
+        assert server.index_stat().table_evict_count > 0
         found = why(pool, namespace)
         assert (found.state, found.cause) == ("miss", "evicted")
         assert "the block table was full" in found.text and "--block-bytes" in found.text
@@ -127,21 +127,21 @@ def test_a_block_evicted_by_a_full_table_is_explained_after_its_line_is_reused(p
 
 def test_a_block_that_is_being_written_is_pending(pool: Pool) -> None:
     namespace = Namespace(FIELDS)
-    with MetaServer(pool), Client(pool) as writer, KVCache(writer, namespace=namespace) as cache:
-        meta = MetaClient(writer)
-        grants = meta.reserve(cache.keys([DIGEST]), length=SIZE)
+    with IndexServer(pool), Client(pool) as writer, KVCache(writer, namespace=namespace) as cache:
+        index = IndexClient(writer)
+        grants = index.reserve(cache.keys([DIGEST]), length=SIZE)
         found = why(pool, namespace)
         assert (found.state, found.cause) == ("pending", "pending")
-        meta.abort(grants)
+        index.abort(grants)
 
 
 def test_damaged_bytes_are_explained(pool: Pool) -> None:
     namespace = Namespace(FIELDS)
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, namespace)
         assert (why(pool, namespace).state, why(pool, namespace).cause) == ("hit", "stored")
         with Client(pool) as client, KVCache(client, namespace=namespace) as cache:
-            place = MetaClient(client).lookup(cache.keys([DIGEST])).hits[0].offset
+            place = IndexClient(client).lookup(cache.keys([DIGEST])).hits[0].offset
         with Path(pool.devices[0].path).open("r+b") as device:
             device.seek(place + (2 << 20))  # after the superblock's stripe
             assert device.read(8) == bytes(8)
@@ -158,16 +158,18 @@ def test_a_block_lost_by_a_takeover_is_of_the_previous_epoch(
     block.
     """
     namespace = Namespace(FIELDS)
-    with MetaServer(pool):
+    with IndexServer(pool):
         put(pool, namespace)
-    with MetaServer(pool):
+    with IndexServer(pool):
         with KVCache(pool, namespace=namespace) as cache:
             assert cache.remove([DIGEST]) == 1
         assert why(pool, namespace).cause == "removed"
         put(pool, Namespace({"name": "next"}), b"takes every line", count=64)
         assert why(pool, namespace).cause == "removed"
         forgotten = [RemovalReason.UNKNOWN]
-        monkeypatch.setattr(MetaClient, "removal_reasons", lambda self, keys: forgotten * len(keys))
+        monkeypatch.setattr(
+            IndexClient, "removal_reasons", lambda self, keys: forgotten * len(keys)
+        )
         found = why(pool, namespace)
     assert (found.state, found.cause) == ("miss", "epoch")
     assert "the server of epoch 1 had it, but that of epoch 2 does not" in found.text

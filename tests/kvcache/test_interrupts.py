@@ -21,7 +21,7 @@ import pytest
 from support.cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
 from support.interrupts import PACKAGE, Interrupts, within_beluga
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import RpcError, UnsettledError
 from beluga.transfer import CopyEngine, DsaEngine
 from beluga.transfer.engines.cuda import CudaEngine
@@ -112,7 +112,7 @@ def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator
     paths = [shm / "a", shm / "b"]
     with (
         Pool.create(paths, device_size=12 * STRIPE, coherence="hardware", sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
     ):
         made = Scene(pool, *ENGINES[request.param](pool))
         yield made

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from support.cuda_gpu import STRIPE
 from support.interrupts import Interrupts
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import TransferCancelledError, UnsettledError
 from beluga.transfer.engines.cuda import DriverError
 from tests.kvcache.conftest import payload
@@ -86,7 +86,7 @@ class Interrupted(RuleBasedStateMachine):
         self.pool = self.ended.enter_context(
             Pool.create(paths, device_size=14 * STRIPE, coherence="hardware", sparse=True)
         )
-        self.ended.enter_context(MetaServer(self.pool))
+        self.ended.enter_context(IndexServer(self.pool))
         self.scene = Scene(self.pool, *ENGINES[name](self.pool))
         self.ended.callback(self.scene.close)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from beluga_bench.system.throttlers import Queue
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import TransferCancelledError, TransferError
 from beluga.index import check_pool
 from beluga.transfer import (
@@ -53,7 +53,7 @@ def link(pool: Pool, shm: Path) -> Iterator[Link]:
 @pytest.mark.parametrize(("fragments", "chunk_size"), [(1, 16 << 10), (1, LENGTH), (7, LENGTH)])
 def test_bytes_on_a_link_are_correct_and_counted_by_class(
     pool: Pool,
-    server: MetaServer,
+    server: IndexServer,
     link: Link,
     *,
     threads: int,
@@ -83,7 +83,7 @@ def test_bytes_on_a_link_are_correct_and_counted_by_class(
 
 
 def test_blocks_stored_with_a_link_are_found_without(
-    pool: Pool, server: MetaServer, link: Link
+    pool: Pool, server: IndexServer, link: Link
 ) -> None:
     blocks = payload(2, LENGTH)
     targets = np.zeros_like(blocks)
@@ -102,7 +102,7 @@ def test_blocks_stored_with_a_link_are_found_without(
 
 
 def test_an_engine_of_a_cache_is_scheduled_on_the_link(
-    pool: Pool, server: MetaServer, link: Link
+    pool: Pool, server: IndexServer, link: Link
 ) -> None:
     blocks = payload(2, LENGTH)
     targets = np.zeros_like(blocks)
@@ -114,7 +114,7 @@ def test_an_engine_of_a_cache_is_scheduled_on_the_link(
 
 
 def test_a_put_that_is_stopped_ends_at_the_next_piece(
-    pool: Pool, server: MetaServer, shm: Path
+    pool: Pool, server: IndexServer, shm: Path
 ) -> None:
     """At 4 MiB/s the put would take seconds; the link admits a piece every 60 ms."""
     blocks = payload(4, LENGTH)
@@ -181,7 +181,7 @@ def test_threads_without_contention_acquire_all_parts_at_once(pool: Pool, link: 
 
 
 def test_a_copy_that_waited_too_long_continues_without_tokens(
-    pool: Pool, server: MetaServer, link: Link
+    pool: Pool, server: IndexServer, link: Link
 ) -> None:
     """A stopped process holds all tokens of the link."""
     held = Queue(link.directions[Direction.READ], now_ns=time.monotonic_ns())
@@ -197,7 +197,7 @@ def test_a_copy_that_waited_too_long_continues_without_tokens(
 
 
 def test_a_shared_handle_counts_the_copies_of_all_its_caches(
-    pool: Pool, server: MetaServer, link: Link
+    pool: Pool, server: IndexServer, link: Link
 ) -> None:
     handle = IoHandle(link)
     with KVCache(pool, namespace="test", link=handle) as cache:
@@ -208,7 +208,7 @@ def test_a_shared_handle_counts_the_copies_of_all_its_caches(
 
 
 def test_copies_on_a_full_link_are_unthrottled(
-    pool: Pool, server: MetaServer, link: Link, caplog: pytest.LogCaptureFixture
+    pool: Pool, server: IndexServer, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     direction = link.directions[Direction.READ]
     queues = []
@@ -226,7 +226,7 @@ def test_copies_on_a_full_link_are_unthrottled(
         queue.close()
 
 
-def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: Link) -> None:
+def test_a_check_of_payload_is_scrubbing(pool: Pool, server: IndexServer, link: Link) -> None:
     handle = IoHandle(link)
     with KVCache(pool, namespace="test") as cache:
         cache.put(digests(2), payload(2, LENGTH))
@@ -262,7 +262,7 @@ def test_the_link_of_a_pool_is_shared_and_removed_with_its_last_user(pool: Pool,
     third.close()
 
 
-def test_a_cache_creates_the_link_of_the_host(pool: Pool, server: MetaServer) -> None:
+def test_a_cache_creates_the_link_of_the_host(pool: Pool, server: IndexServer) -> None:
     blocks = payload(1, LENGTH)
     with KVCache(pool, namespace="test", link=FAST) as cache:
         link = host_link(pool)

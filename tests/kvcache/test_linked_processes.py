@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.emulation import needs_a_cpu
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.transfer import Direction, Link, TransferClass
 from tests.kvcache.linked_process import COUNT, LENGTH, PIECE, RATE, SLOW, digests
 
@@ -31,7 +31,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def link(pool: Pool, server: MetaServer, shm: Path) -> Iterator[Link]:
+def link(pool: Pool, server: IndexServer, shm: Path) -> Iterator[Link]:
     """Make a link, after the blocks for the gets were put without it."""
     with KVCache(pool, namespace="test") as cache:
         assert cache.put(digests(0), np.ones((COUNT, LENGTH), np.uint8)).stored == COUNT

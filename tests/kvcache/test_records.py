@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError
 from beluga.index import BLOCK_RECORD, BlockState
@@ -21,7 +21,7 @@ HIT, MISS = BlockState.HIT, BlockState.MISS
 
 
 @pytest.fixture
-def finder(pool: Pool, server: MetaServer) -> Iterator[KVCache]:
+def finder(pool: Pool, server: IndexServer) -> Iterator[KVCache]:
     """The session that stores blocks, looks them up and pins them."""
     with KVCache(pool, namespace="test") as finder:
         assert finder.put(digests(COUNT), payload(COUNT, SIZE)).stored == COUNT
@@ -29,14 +29,14 @@ def finder(pool: Pool, server: MetaServer) -> Iterator[KVCache]:
 
 
 @pytest.fixture(params=["C", "an engine"])
-def reader(request: pytest.FixtureRequest, pool: Pool, server: MetaServer) -> Iterator[KVCache]:
+def reader(request: pytest.FixtureRequest, pool: Pool, server: IndexServer) -> Iterator[KVCache]:
     engine = CpuEngine(pool, threads=1) if request.param == "an engine" else "auto"
     with KVCache(pool, namespace="test", engine=engine) as reader:
         yield reader
 
 
 def test_unmoved_blocks_are_read_without_a_call(
-    finder: KVCache, reader: KVCache, server: MetaServer
+    finder: KVCache, reader: KVCache, server: IndexServer
 ) -> None:
     records = finder.pin(digests(COUNT)).records()
     assert (records.dtype, records.shape) == (BLOCK_RECORD, (COUNT,))
@@ -75,7 +75,7 @@ def test_a_damaged_block_is_counted_once_and_a_miss(
 
 @pytest.mark.parametrize("field", ["block", "generation", "offset"])
 def test_records_of_another_pool_only_cost_a_call(
-    finder: KVCache, reader: KVCache, server: MetaServer, field: str
+    finder: KVCache, reader: KVCache, server: IndexServer, field: str
 ) -> None:
     records = finder.pin(digests(COUNT)).records().copy()
     records[field][1:] = np.iinfo(records[field].dtype).max - 7
@@ -88,13 +88,13 @@ def test_records_of_another_pool_only_cost_a_call(
 
 
 def test_a_reader_finds_blocks_of_a_dead_server_after_a_takeover(
-    pool: Pool, reader: KVCache, server: MetaServer
+    pool: Pool, reader: KVCache, server: IndexServer
 ) -> None:
     """Without a call, a session does not detect a takeover."""
     with KVCache(pool, namespace="test") as finder:
         finder.put(digests(COUNT), payload(COUNT, SIZE))
     server.stop()
-    with MetaServer(pool), KVCache(pool, namespace="test") as finder:
+    with IndexServer(pool), KVCache(pool, namespace="test") as finder:
         records = finder.pin(digests(COUNT)).records()
         target = np.zeros((COUNT, SIZE), np.uint8)
         for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from beluga import KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError
-from beluga.index import BlockState, MetaClient, MetaServer
+from beluga.index import BlockState, IndexClient, IndexServer
 from beluga.kvcache import Run
 from tests.kvcache.conftest import digests, payload
 
@@ -36,7 +36,7 @@ def test_a_run_is_gathered_and_scattered(cache: KVCache) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_several_threads_read_and_detect_the_damaged_block(
-    pool: Pool, server: MetaServer, threads: int
+    pool: Pool, server: IndexServer, threads: int
 ) -> None:
     count, size = 12, 100_000
     source = payload(count, size)
@@ -45,7 +45,7 @@ def test_several_threads_read_and_detect_the_damaged_block(
         assert cache.put(digests(count), source).stored == count
         assert cache.get(digests(count), target).hits == count
         assert (source == target).all()
-        place = MetaClient(cache.client).lookup(cache.keys(digests(count))).hits[7].offset
+        place = IndexClient(cache.client).lookup(cache.keys(digests(count))).hits[7].offset
         ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, place + 64))[0] ^= 1
         result = cache.get(digests(count), target)
         assert (result.hits, result.mismatches) == (7, 1)
@@ -69,7 +69,7 @@ def test_pins_hold_blocks_until_they_are_released_once(pool: Pool, cache: KVCach
     assert cache.pin(digests(2, start=10)).count == 0
 
 
-def test_pins_end_with_the_session(pool: Pool, server: MetaServer, cache: KVCache) -> None:
+def test_pins_end_with_the_session(pool: Pool, server: IndexServer, cache: KVCache) -> None:
     cache.put(digests(3), payload(3, SIZE))
     with KVCache(pool, namespace="test") as other:
         assert other.pin(digests(3)).count == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.transfer import (
     CpuEngine,
     IoHandle,
@@ -36,7 +36,7 @@ def handle(pool: Pool, shm: Path) -> Iterator[IoHandle]:
 
 @pytest.mark.parametrize("check_checksums", [True, False])
 def test_a_cache_with_a_link_stores_and_loads_blocks(
-    pool: Pool, server: MetaServer, handle: IoHandle, *, check_checksums: bool
+    pool: Pool, server: IndexServer, handle: IoHandle, *, check_checksums: bool
 ) -> None:
     engine = ScheduledEngine(CpuEngine(pool, 1), handle, read=TransferClass.PREFETCH)
     blocks = payload(4, LENGTH)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from tests.kvcache.conftest import digests, payload
 
 SCRIPT = Path(__file__).with_name("signals_process.py")
@@ -29,7 +29,7 @@ def test_pairs_of_signals_do_not_damage_blocks(shm: Path) -> None:
     blocks = payload(COUNT, LENGTH, seed=99)
     with (
         Pool.create(paths, device_size=12 * STRIPE, coherence="hardware", sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         KVCache(pool, namespace="test", engine="cpu") as cache,
         subprocess.Popen(
             [sys.executable, SCRIPT, str(WANTED), *paths], stdout=subprocess.PIPE, text=True

@@ -16,7 +16,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import beluga
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError, LayoutError
 from beluga.transfer import View
@@ -115,7 +115,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVCache]:
     path = Path("/dev/shm") / f"beluga-tensors-{tmp_path_factory.getbasetemp().name}"
     with (
         Pool.create([path], device_size=16 << 20, force=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         KVCache(pool, namespace="tensors") as made,
     ):
         yield made

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool, config
+from beluga import IndexServer, KVCache, Pool, config
 from beluga.cli import pool as pool_command
 from beluga.connectors.settings import PoolSettings, settings_of
 from beluga.errors import ConnectorError, EngineUnavailableError
@@ -52,7 +52,7 @@ def stored_and_fetched(cache: KVCache, first: int, size: int = SIZE) -> bool:
     return cache.get(names, found).hits == 2 and bool((found == blocks).all())
 
 
-def test_cache_copies_with_the_named_engine(pool: Pool, server: MetaServer) -> None:
+def test_cache_copies_with_the_named_engine(pool: Pool, server: IndexServer) -> None:
     with KVCache(pool, namespace="test", engine="toy") as cache:
         engine = cache.engine
         assert isinstance(engine, ToyEngine)
@@ -62,7 +62,7 @@ def test_cache_copies_with_the_named_engine(pool: Pool, server: MetaServer) -> N
 
 
 def test_an_engine_measured_as_faster_is_used_in_addition_to_the_cpu(
-    pool: Pool, server: MetaServer, measured: dict[str, Cost]
+    pool: Pool, server: IndexServer, measured: dict[str, Cost]
 ) -> None:
     with KVCache(pool, namespace="test") as cache:
         assert isinstance(cache.engine, PlannedEngine)
@@ -81,7 +81,7 @@ def test_an_engine_measured_as_faster_is_used_in_addition_to_the_cpu(
 
 
 def test_an_engine_measured_as_slower_is_not_used(
-    pool: Pool, server: MetaServer, measured: dict[str, Cost]
+    pool: Pool, server: IndexServer, measured: dict[str, Cost]
 ) -> None:
     measured["toy"] = Cost(100_000, 0, 2)
     with KVCache(pool, namespace="test") as cache:
@@ -91,14 +91,16 @@ def test_an_engine_measured_as_slower_is_not_used(
     assert crossovers(pool, 1)["toy"].read is None
 
 
-def test_an_engine_without_costs_or_measurement_is_not_used(pool: Pool, server: MetaServer) -> None:
+def test_an_engine_without_costs_or_measurement_is_not_used(
+    pool: Pool, server: IndexServer
+) -> None:
     with KVCache(pool, namespace="test") as cache:
         assert isinstance(cache.engine, PlannedEngine)
         assert stored_and_fetched(cache, 0)
         assert cache.engine.stat.plans == {"cpu": 0, "toy": 0}
 
 
-def test_a_registered_engines_name_is_listed_everywhere(pool: Pool, server: MetaServer) -> None:
+def test_a_registered_engines_name_is_listed_everywhere(pool: Pool, server: IndexServer) -> None:
     assert engine_names() == ("auto", "cpu", "dsa", "cuda", "toy")
     with pytest.raises(EngineUnavailableError, match=r"use auto, cpu, dsa, cuda, toy$"):
         KVCache(pool, namespace="test", engine="tow")
@@ -108,7 +110,7 @@ def test_a_registered_engines_name_is_listed_everywhere(pool: Pool, server: Meta
 
 
 def test_an_unavailable_engine_is_rejected_with_its_reason(
-    pool: Pool, server: MetaServer, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Cost]
+    pool: Pool, server: IndexServer, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Cost]
 ) -> None:
     entry = dataclasses.replace(ENTRY, why_none=lambda: "nobody has wound it up")
     monkeypatch.setitem(ENGINES, "toy", entry)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from beluga import Client, KVCache, MetaServer, Pool
+from beluga import Client, IndexServer, KVCache, Pool
 from beluga.rpc import nanoseconds
 
 WRONG: Any = 3
@@ -46,4 +46,4 @@ def test_a_session_requires_a_pool() -> None:
     with pytest.raises(TypeError, match="not 'foo'"):
         Client(wrong)
     with pytest.raises(TypeError, match="a server needs a Pool, not 'foo'"):
-        MetaServer(wrong)
+        IndexServer(wrong)

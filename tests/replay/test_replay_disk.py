@@ -19,7 +19,7 @@ from support.blocks import eventually
 from test_replay import TRACES, pool_directory, wait_for_children
 
 from beluga.errors import NoServerError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.pool import Pool
 from beluga.replay import TraceRequest, write_trace
 from beluga.rpc import Client
@@ -87,7 +87,7 @@ def has_stored(devices: list[Path], epoch: int) -> bool:
     """Return whether a server of this epoch serves, and has committed blocks."""
     try:
         with Pool.open(devices) as pool, Client(pool, timeout_s=60) as client:
-            return client.stat().epoch == epoch and MetaClient(client).stat().commit_count > 0
+            return client.stat().epoch == epoch and IndexClient(client).stat().commit_count > 0
     except NoServerError:
         return False
 

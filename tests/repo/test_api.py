@@ -82,7 +82,7 @@ def test_every_type_that_the_page_names_is_explained_on_it() -> None:
     python = {name for one in gen_api.FOREIGN for name in vars(one)} | {"Path", "Event", "Any"}
     errors = {name for name in named if hasattr(beluga.errors, name)}
     assert named - explained - python - errors - gen_api.UNEXPLAINED == set()
-    assert {"LookupResult", "HintResult", "Pins", "MetaStat", "Matches"} <= explained
+    assert {"LookupResult", "HintResult", "Pins", "IndexStat", "Matches"} <= explained
 
 
 def test_the_page_has_what_the_sources_note_about_a_field() -> None:
@@ -95,7 +95,7 @@ def test_the_page_has_what_the_sources_note_about_a_field() -> None:
 def test_an_example_of_forty_lines_shows_all_subjects() -> None:
     lines = (gen_api.EXAMPLES / "program.py").read_text().splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 40
-    needed = ("Pool", "MetaServer", "torch", "np.", "Handlers", "Run.of", "Router")
+    needed = ("Pool", "IndexServer", "torch", "np.", "Handlers", "Run.of", "Router")
     assert [one for one in needed if one not in "\n".join(lines)] == []
 
 

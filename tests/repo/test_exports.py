@@ -9,7 +9,7 @@ import importlib
 import pytest
 
 EXPORTS: dict[str, str] = {
-    "beluga": "AsyncClient BelugaError Client Handlers KVCache MetaServer Namespace Pool Server",
+    "beluga": "AsyncClient BelugaError Client Handlers KVCache IndexServer Namespace Pool Server",
     "beluga._ffi": "core ffi lib record_dtype",
     "beluga.coherence": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
@@ -28,7 +28,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.index": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork "
-        "RemovalReason MetaClient MetaServer MetaStat Pins Removal CheckReport TaskClient "
+        "RemovalReason IndexClient IndexServer IndexStat Pins Removal CheckReport TaskClient "
         "TaskRecord Work check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED "
         "STORED chain_names "
         "names_at read_names "

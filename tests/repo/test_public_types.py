@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga import Client, KVCache, MetaServer, Namespace, Pool
+from beluga import Client, IndexServer, KVCache, Namespace, Pool
 from beluga.errors import BadTypeError, BelugaError, GreenThreadsError, NoServerError
 from beluga.kvcache import hash_keys
 from beluga.rpc import Quota
@@ -51,7 +51,7 @@ def pool(folder: Path) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def cache(pool: Pool) -> Iterator[KVCache]:
-    with MetaServer(pool), KVCache(pool, namespace="x") as made:
+    with IndexServer(pool), KVCache(pool, namespace="x") as made:
         made.put(KEYS, ROWS)
         yield made
 
@@ -78,11 +78,11 @@ def calls(pool: Pool, cache: KVCache, folder: Path) -> Iterator[tuple[str, Calla
     yield "client that waits", lambda wrong: Client(pool, timeout_s=wrong).close()
     yield "call number", cache.client.call
     yield "call with", lambda wrong: cache.client.call(1, wrong)
-    yield "server of", MetaServer
+    yield "server of", IndexServer
     for name in ("host", "heartbeat_lost_s", "quota", "eviction"):
         yield (
             f"server with {name}",
-            lambda wrong, name=name: MetaServer(pool, **{name: wrong}).stop(),
+            lambda wrong, name=name: IndexServer(pool, **{name: wrong}).stop(),
         )
     yield "namespace", Namespace
     yield "namespace of", Namespace.of
@@ -130,15 +130,15 @@ def test_numpy_integers_give_the_same_namespace() -> None:
 def test_objects_of_one_process_can_be_neither_copied_nor_pickled(
     pool: Pool, cache: KVCache, way: Callable[[object], object]
 ) -> None:
-    for one in (pool, cache, cache.client, MetaServer(pool)):
+    for one in (pool, cache, cache.client, IndexServer(pool)):
         with pytest.raises(BadTypeError, match=f"a {type(one).__name__} belongs to the process"):
             way(one)
 
 
 def test_an_unstarted_server_is_reported(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=16 << 20) as pool:
-        server = MetaServer(pool)
-        with pytest.raises(NoServerError, match=r"MetaServer that this process made .* start"):
+        server = IndexServer(pool)
+        with pytest.raises(NoServerError, match=r"IndexServer that this process made .* start"):
             KVCache(pool, namespace="x")
         server.stop()
         with pytest.raises(NoServerError, match="start one with 'beluga serve'"):
@@ -159,7 +159,7 @@ def test_threads_that_are_greenlets_are_refused(shm: Path, monkeypatch: pytest.M
 
     get_ident.__module__ = "gevent.thread"
     with Pool.create([shm / "a"], device_size=16 << 20) as pool, monkeypatch.context() as patched:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         patched.setattr("threading.get_ident", get_ident)
         with pytest.raises(GreenThreadsError, match=r"gevent makes greenlets .*beluga serve"):
             server.start()
@@ -178,11 +178,11 @@ def test_a_server_with_patched_threading_raises(shm: Path, library: str, patch: 
     pytest.importorskip(library)
     program = (
         f"import {library}; {library}.{patch}\n"
-        "from beluga import MetaServer, Pool\n"
+        "from beluga import IndexServer, Pool\n"
         "from beluga.errors import GreenThreadsError\n"
         f"with Pool.create([{str(shm / 'a')!r}], device_size=16 << 20) as pool:\n"
         "    try:\n"
-        "        with MetaServer(pool): pass\n"
+        "        with IndexServer(pool): pass\n"
         "    except GreenThreadsError as error: print('refused', error)\n"
     )
     ran = subprocess.run(
@@ -206,7 +206,7 @@ def test_only_one_module_starts_threads() -> None:
 
 
 def test_a_block_with_an_object_has_an_object_of_its_own_class() -> None:
-    """A type checker gave ``with MetaServer(pool) as server`` the type of its base class."""
+    """A type checker gave ``with IndexServer(pool) as server`` the type of its base class."""
     entries = [
         (one.value, vars(one.value)[name])
         for one in gen_api.ALL

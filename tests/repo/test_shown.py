@@ -27,10 +27,10 @@ TIMEOUT_S = 60
 GIVEN = {
     "copy-engines.md": """
 import numpy as np
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.transfer import CpuEngine as ToyEngine
 pool = Pool.create(["/dev/shm/plans"], device_size=64 << 20, force=True)
-server = MetaServer(pool)
+server = IndexServer(pool)
 server.start()
 kv_tensors = [np.zeros((2, 64, 16, 2, 8), np.float32) for _ in range(2)]
 digests = [bytes([i]) * 16 for i in range(2)]

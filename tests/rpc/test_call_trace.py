@@ -21,7 +21,7 @@ from support.processes import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError, NoTraceError, RpcError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, CallTrace, Client, read_trace
 
@@ -45,10 +45,10 @@ def read(pool: Pool) -> CallTrace:
 
 def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
     began = time.time()
-    with MetaServer(pool) as server, Client(pool) as client:
-        meta = MetaClient(client)
-        put(meta, range(3), length=LENGTH)
-        assert len(meta.lookup(keys(range(3)), pin=False).hits) == 3
+    with IndexServer(pool) as server, Client(pool) as client:
+        index = IndexClient(client)
+        put(index, range(3), length=LENGTH)
+        assert len(index.lookup(keys(range(3)), pin=False).hits) == 3
         with pytest.raises(RpcError):
             client.call(200, b"nobody")
         nonce, lane = f"{client.stat().nonce:016x}", client.stat().lane
@@ -71,7 +71,7 @@ def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
 
 
 def test_calls_are_filtered_by_time_method_and_session(pool: Pool) -> None:
-    with MetaServer(pool) as server, Client(pool) as one, Client(pool) as other:
+    with IndexServer(pool) as server, Client(pool) as one, Client(pool) as other:
         server.handle(METHOD_USER, lambda request: time.sleep(0.02) or request)
         for _ in range(3):
             one.ping()
@@ -96,7 +96,7 @@ def test_calls_are_filtered_by_time_method_and_session(pool: Pool) -> None:
 
 def test_the_ring_wraps_around(pool: Pool) -> None:
     many = lib.BL_TRACE_ENTRIES + 100
-    with MetaServer(pool), Client(pool) as client:
+    with IndexServer(pool), Client(pool) as client:
         requests = ffi.new("uint8_t[]", many * 8)
         pump = ffi.new("bl_pump *", {"requests": requests, "count": many, "size": 8, "depth": 16})
         with client.lock:
@@ -118,7 +118,7 @@ def test_calls_of_a_killed_server_are_kept_across_the_restart(
         assert [call.method for call in killed.calls()] == ["ping"]
         assert not killed.ended
         assert eventually(lambda: not read(pool).alive)
-        with MetaServer(pool):
+        with IndexServer(pool):
             client.ping()
             before = read_trace(pool.runtime_dir, before=True)
             assert before.calls() == killed.calls()
@@ -129,8 +129,8 @@ def test_calls_of_a_killed_server_are_kept_across_the_restart(
 def test_a_call_during_which_the_server_died_is_unfinished(pool: Pool, paths: list[Path]) -> None:
     code = (
         "import os, sys, time\n"
-        "from beluga import Pool, MetaServer\n"
-        "with Pool.open(sys.argv[1:]) as pool, MetaServer(pool) as server:\n"
+        "from beluga import Pool, IndexServer\n"
+        "with Pool.open(sys.argv[1:]) as pool, IndexServer(pool) as server:\n"
         "    server.handle(64, lambda _: os.kill(os.getpid(), 9))\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
@@ -153,11 +153,11 @@ def test_a_server_without_room_for_its_trace_serves_and_logs_it(
 ) -> None:
     code = (
         "import resource, signal, sys\n"
-        "from beluga import Client, Pool, MetaServer\n"
+        "from beluga import Client, Pool, IndexServer\n"
         "with Pool.open(sys.argv[1:]) as pool:\n"
         "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "    with MetaServer(pool) as server, Client(pool) as client:\n"
+        "    with IndexServer(pool) as server, Client(pool) as client:\n"
         "        client.ping()\n"
         "        print(server.stat().trace_status)\n"
     )
@@ -178,7 +178,7 @@ def test_a_server_without_room_for_its_trace_serves_and_logs_it(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_arbitrary_contents_of_the_file_are_only_displayed(pool: Pool, seed: int) -> None:
-    with MetaServer(pool), Client(pool) as client:
+    with IndexServer(pool), Client(pool) as client:
         for _ in range(20):
             client.ping()
     path, chance = pool.runtime_dir / "trace", random.Random(seed)
@@ -198,7 +198,7 @@ def test_arbitrary_contents_of_the_file_are_only_displayed(pool: Pool, seed: int
 
 @pytest.mark.parametrize("size", [0, 7, 4096, 4096 + 65, lib.BL_TRACE_HEAD_SIZE + 64])
 def test_a_truncated_file_is_not_a_trace(pool: Pool, size: int) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         pass
     path = pool.runtime_dir / "trace"
     path.write_bytes(path.read_bytes()[:size])
@@ -210,7 +210,7 @@ def test_a_torn_entry_is_left_out(pool: Pool) -> None:
     """An entry whose two sequences differ was overwritten while it was read; so was one that has no
     end and is not the last.
     """
-    with MetaServer(pool), Client(pool) as client:
+    with IndexServer(pool), Client(pool) as client:
         for _ in range(4):
             client.ping()
     path = pool.runtime_dir / "trace"

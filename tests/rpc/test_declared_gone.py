@@ -12,7 +12,7 @@ from support.blocks import eventually, keys
 
 from beluga.cli import serve
 from beluga.errors import DeposedError, ServerAliveError, SessionAliveError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -46,18 +46,18 @@ def test_a_session_with_a_moving_heartbeat_is_not_gone(pool: Pool) -> None:
 
 
 def test_listed_processes_are_declared_gone(pool: Pool) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         first.stop()
-    with MetaServer(pool) as second:
+    with IndexServer(pool) as second:
         assert second.stat().inherited_count == 1
-    with MetaServer(pool, declared_gone=True) as third:
+    with IndexServer(pool, declared_gone=True) as third:
         assert eventually(lambda: third.stat().inherited_count == 0)
 
 
 def test_a_process_that_started_later_is_not_declared_gone(pool: Pool) -> None:
-    word = MetaServer(pool, declared_gone=True)
-    with MetaServer(pool) as first:
+    word = IndexServer(pool, declared_gone=True)
+    with IndexServer(pool) as first:
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         first.stop()
     with word:
@@ -65,15 +65,15 @@ def test_a_process_that_started_later_is_not_declared_gone(pool: Pool) -> None:
 
 
 def test_a_process_that_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         client = Client(pool)
-        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        IndexClient(client).reserve(keys([1]), length=1 << 20)
         first.stop()
-    with MetaServer(pool, declared_gone=True) as second:
+    with IndexServer(pool, declared_gone=True) as second:
         assert second.stat().inherited_count == 1
-        assert second.meta_stat().held_bytes >= 1 << 20
+        assert second.index_stat().held_bytes >= 1 << 20
         client.close()
-        assert eventually(lambda: second.meta_stat().held_bytes == 0)
+        assert eventually(lambda: second.index_stat().held_bytes == 0)
 
 
 def test_the_command_prints_the_declaration_once(
@@ -89,7 +89,7 @@ def test_the_command_prints_the_declaration_once(
         if len(messages) < 3:
             raise DeposedError("another server has taken this pool over")
 
-    monkeypatch.setattr("beluga.index.MetaServer", Deposed)
+    monkeypatch.setattr("beluga.index.IndexServer", Deposed)
     monkeypatch.setattr(serve, "serve_until_stopped", run)
     serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
     assert messages == [True, False, False]

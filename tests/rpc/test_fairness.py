@@ -18,7 +18,7 @@ from support.blocks import eventually, keys
 from support.forge import Lane, bulk_payload, write
 
 from beluga._ffi import ffi, lib
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, ServerStat
 
@@ -40,7 +40,7 @@ class Crowd:
 
     def __init__(self, pool: Pool, stack: ExitStack) -> None:
         self.pool = pool
-        self.server = MetaServer(pool)
+        self.server = IndexServer(pool)
         self.served: list[ServerStat] = []
         self._held, self._go = threading.Event(), threading.Event()
         self.server.handle(HOLD, self._hold)

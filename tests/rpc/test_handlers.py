@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 from sizes import BULK, LANES
 
-from beluga import Client, Handlers, MetaServer, Pool, Server
+from beluga import Client, Handlers, IndexServer, Pool, Server
 from beluga._ffi import ffi, lib
 from beluga.errors import (
     BadRequestError,
@@ -290,7 +290,7 @@ def test_a_call_outside_of_a_message_is_rejected(client: Client, call: bytes) ->
 
 def test_a_slow_handler_delays_neither_the_index_nor_other_handlers(pool: Pool) -> None:
     held, answers = Held(), list[object]()
-    with MetaServer(pool) as server, Client(pool) as slow, Client(pool) as other:
+    with IndexServer(pool) as server, Client(pool) as slow, Client(pool) as other:
         server.register(Handlers(held.hold, length), threads=2)
         thread = on_thread(slow, "a", answers)
         assert held.entered.acquire(timeout=60)

@@ -21,7 +21,7 @@ from support.processes import Process
 
 import beluga.pool.runtime
 import beluga.rpc.server
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import DeviceMissingError, NoServerError
 from beluga.rpc import Server
 
@@ -52,7 +52,7 @@ def replaced(path: Path) -> None:
 def test_an_embedded_server_ends_once_a_file_is_removed(
     paths: list[Path], remove: Callable[[Path], object], place: int
 ) -> None:
-    with Pool.open(paths) as pool, MetaServer(pool) as server, KVCache(pool, namespace="a") as one:
+    with Pool.open(paths) as pool, IndexServer(pool) as server, KVCache(pool, namespace="a") as one:
         assert one.put([KEY], [b"x" * 1000]).stored == 1
         remove(paths[place])
         assert eventually(lambda: server.failure is not None)
@@ -90,7 +90,7 @@ def test_a_server_continues_if_files_are_renamed_or_proc_is_hidden(
         looked.release()
 
     monkeypatch.setattr(Pool, "refuse_removed", counted)
-    with Pool.open(paths) as pool, MetaServer(pool) as server, KVCache(pool, namespace="a") as one:
+    with Pool.open(paths) as pool, IndexServer(pool) as server, KVCache(pool, namespace="a") as one:
         renamed = paths[0].rename(paths[0].with_name("c"))
         assert all(looked.acquire(timeout=60) for _ in range(3))
         monkeypatch.setattr(beluga.pool.runtime, "_MAPS", Path("/proc/self/hidden"))
@@ -102,7 +102,7 @@ def test_a_server_continues_if_files_are_renamed_or_proc_is_hidden(
 
 def test_the_check_of_the_files_ends_with_the_server(paths: list[Path]) -> None:
     with Pool.open(paths) as pool:
-        with MetaServer(pool) as server:
+        with IndexServer(pool) as server:
             pass
         paths[0].unlink()
         assert eventually(lambda: "beluga-files" not in {one.name for one in threading.enumerate()})

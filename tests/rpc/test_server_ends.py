@@ -17,7 +17,7 @@ from support.emulation import PATIENCE
 from support.interrupts import Interrupts
 
 import beluga.rpc.server
-from beluga import Client, MetaServer, Pool
+from beluga import Client, IndexServer, Pool
 from beluga.errors import NoServerError, RpcError, ServerAliveError
 from beluga.rpc import Server
 
@@ -31,7 +31,7 @@ def names(pool: Pool) -> list[str]:
     return sorted(path.name for path in pool.runtime_dir.iterdir())
 
 
-@pytest.mark.parametrize("kind", [Server, MetaServer])
+@pytest.mark.parametrize("kind", [Server, IndexServer])
 def test_a_second_start_is_rejected_and_changes_nothing(pool: Pool, kind: type[Server]) -> None:
     with kind(pool) as server, Client(pool) as client:
         before = names(pool)
@@ -88,7 +88,7 @@ def answers(pool: Pool) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", [Server, MetaServer])
+@pytest.mark.parametrize("kind", [Server, IndexServer])
 def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> None:
     idle, server = kind(pool), kind(pool)
     failures: list[BaseException] = []
@@ -159,12 +159,12 @@ def test_an_interrupted_start_leaves_no_thread_in_a_closing_pool(shm: Path) -> N
 BESIDE = """
 import sys, threading
 import beluga.rpc.server
-from beluga import Client, MetaServer, Pool
+from beluga import Client, IndexServer, Pool
 from beluga.errors import BelugaError
 for round in range(6):
     pool = Pool.create(sys.argv[1:], device_size=16 << 20, sparse=True, max_blocks=64, force=True)
-    server = MetaServer(pool)
-    calls = [server.stat, server.meta_stat, lambda: server.handle(70, bytes), server.request_stop,
+    server = IndexServer(pool)
+    calls = [server.stat, server.index_stat, lambda: server.handle(70, bytes), server.request_stop,
              lambda: server.watch(0.001, silent_s=1), lambda: Client(pool, timeout_s=0.2),
              server.start, pool.prefault, lambda: pool.geometry]
     over = threading.Event()

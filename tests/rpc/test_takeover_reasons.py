@@ -15,7 +15,7 @@ from support.processes import Process
 from beluga._ffi import lib
 from beluga.cli.trace import _headline
 from beluga.exporter import Collector
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.pool import Pool
 from beluga.rpc import REASONS, Server, read_trace
 
@@ -101,7 +101,7 @@ def test_a_server_replaces_one_declared_gone(pool: Pool) -> None:
 
 
 def test_metrics_count_takeovers_by_reason_from_zero(pool: Pool, paths: list[Path]) -> None:
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     collector = Collector(server, pool)
 
     def taken() -> dict[str, float]:

@@ -12,7 +12,7 @@ from support.blocks import eventually, keys
 from support.forge import line_hash, read, write
 
 from beluga._ffi import ffi, lib
-from beluga.index import MetaClient, MetaServer, check_pool
+from beluga.index import IndexClient, IndexServer, check_pool
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -41,34 +41,34 @@ def mixed(before: bytes, after: bytes, stores: set[int]) -> bytes:
 def test_a_session_whose_line_is_torn_keeps_its_grants(
     pool: Pool, state: str, stores: set[int]
 ) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         client = Client(pool)
-        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        IndexClient(client).reserve(keys([1]), length=1 << 20)
         first.stop()
     offset = session_offset(pool, 0, epoch=1)
     line = read(pool, offset)
     after = changed(line, state=getattr(lib, f"BL_SESSION_{state}"))
     write(pool, offset, mixed(line, after, stores))
-    with MetaServer(pool) as second:
+    with IndexServer(pool) as second:
         assert second.stat().inherited_count == 1
-        assert second.meta_stat().held_bytes >= 1 << 20
+        assert second.index_stat().held_bytes >= 1 << 20
         with Client(pool) as other:
             assert other.stat().lane == 1
         client.close()
         assert eventually(lambda: second.stat().inherited_count == 0)
-        assert second.meta_stat().held_bytes == 0
+        assert second.index_stat().held_bytes == 0
 
 
 @pytest.mark.parametrize("byte", [8, 24, 28, 32, 60])
 def test_a_damaged_line_keeps_the_lane_until_its_process_is_gone(pool: Pool, byte: int) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         client = Client(pool)
         first.stop()
     offset = session_offset(pool, 0, epoch=1)
     line = bytearray(read(pool, offset))
     line[byte] ^= 1
     write(pool, offset, bytes(line))
-    with MetaServer(pool) as second:
+    with IndexServer(pool) as second:
         assert second.stat().inherited_count == 1
         client.close()
         assert eventually(lambda: second.stat().inherited_count == 0)
@@ -76,24 +76,24 @@ def test_a_damaged_line_keeps_the_lane_until_its_process_is_gone(pool: Pool, byt
 
 @pytest.mark.parametrize("epoch", [0, 2, 1 << 40], ids=["none", "the successor's", "a late one"])
 def test_a_line_with_a_damaged_epoch_is_of_an_earlier_session(pool: Pool, epoch: int) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         client = Client(pool)
-        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        IndexClient(client).reserve(keys([1]), length=1 << 20)
         first.stop()
     offset = session_offset(pool, 0, epoch=1)
     line = bytearray(read(pool, offset))
     line[32:40] = epoch.to_bytes(8, "little")
     write(pool, offset, bytes(line))
-    with MetaServer(pool) as second:
+    with IndexServer(pool) as second:
         assert second.stat().inherited_count == 1
         assert not check_pool(pool).findings  # the line that it has written
         client.close()
         assert eventually(lambda: second.stat().inherited_count == 0)
-        assert second.meta_stat().held_bytes == 0
+        assert second.index_stat().held_bytes == 0
 
 
 def test_a_client_without_a_reply_has_no_lane(pool: Pool) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         client = Client(pool)
         given = read(pool, session_offset(pool, 0, epoch=1))
         client.close()
@@ -101,6 +101,6 @@ def test_a_client_without_a_reply_has_no_lane(pool: Pool) -> None:
         assert free[:8] == bytes(8)  # not the name of a session
         first.stop()
     write(pool, session_offset(pool, 0, epoch=1), mixed(free, given, {1, 2, 3, 4, 7}))
-    with MetaServer(pool) as second, Client(pool) as client:
+    with IndexServer(pool) as second, Client(pool) as client:
         assert second.stat().inherited_count == 0
         assert client.stat().lane == 0

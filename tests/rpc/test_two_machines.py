@@ -19,7 +19,7 @@ from support.processes import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError, HostClashError, ServerAliveError
-from beluga.index import MetaClient, MetaServer
+from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -96,24 +96,24 @@ def test_a_server_whose_epoch_has_another_owner_stops(pool: Pool) -> None:
 def test_a_grant_of_another_machine_is_kept_while_its_client_has_a_heartbeat(
     pool: Pool, elsewhere: Elsewhere
 ) -> None:
-    with MetaServer(pool) as first:
+    with IndexServer(pool) as first:
         real = pool.runtime_dir
         with elsewhere():
             imitate(real, pool.runtime_dir)
             client = Client(pool)
-        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        IndexClient(client).reserve(keys([1]), length=1 << 20)
         lane = client.stat().lane
         rewrite(pool, "bl_session_line", session_offset(pool, lane, epoch=1), lane, boot_id=OTHER)
         first.stop()
-    with MetaServer(pool) as second:
+    with IndexServer(pool) as second:
         time.sleep(1.0)  # twice the heartbeat timeout
         assert second.stat().inherited_count == 1
-        assert second.meta_stat().held_bytes >= 1 << 20
+        assert second.index_stat().held_bytes >= 1 << 20
         with Client(pool, host=5) as other:
             assert other.stat().lane != lane
         client.close()  # the client reported its own end
         assert eventually(lambda: second.stat().inherited_count == 0)
-        assert second.meta_stat().held_bytes == 0
+        assert second.index_stat().held_bytes == 0
 
 
 def test_a_session_of_an_earlier_boot_ends_when_its_heartbeat_stops(pool: Pool) -> None:

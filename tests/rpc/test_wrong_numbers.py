@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from beluga import Client, KVCache, MetaServer, Pool
+from beluga import Client, IndexServer, KVCache, Pool
 from beluga.errors import BadValueError
 from beluga.rpc import Server
 
@@ -28,7 +28,7 @@ def pool(shm: Path) -> Pool:
 def test_an_invalid_host_number_is_rejected(pool: Pool, host: Any) -> None:
     assert issubclass(BadValueError, ValueError)
     with pool, Server(pool):
-        for kind in (Client, Server, MetaServer):
+        for kind in (Client, Server, IndexServer):
             with pytest.raises(BadValueError, match=r"from 0 to 63; .* is not"):
                 kind(pool, host=host)
         with pytest.raises(BadValueError, match=r"from 0 to 63; .* is not"):
@@ -43,7 +43,7 @@ def test_the_last_host_number_is_accepted(pool: Pool) -> None:
 
 @pytest.mark.parametrize("seconds", TIMES)
 def test_an_invalid_time_is_rejected(pool: Pool, seconds: float) -> None:
-    with pool, MetaServer(pool) as server, Client(pool) as client:
+    with pool, IndexServer(pool) as server, Client(pool) as client:
         calls = (
             lambda: Client(pool, timeout_s=seconds),
             lambda: client.call(0, timeout_s=seconds),

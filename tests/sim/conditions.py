@@ -42,7 +42,7 @@ PROTOCOL = (
     *("index/pins.c", "index/reclaim.c", "index/lookup.c", "index/grant.c"),
     *("index/numbers.c", "index/tombs.c", "index/journal.c"),
     *("index/task_call.c", "index/retire.c", "index/recover_sort.h", "index/recover.c"),
-    *("index/stat.c", "index/meta.c", "index/client.c", "index/task_client.c"),
+    *("index/stat.c", "index/index.c", "index/client.c", "index/task_client.c"),
     *(
         "transfer/device_range.h",
         "transfer/cache_maintenance.c",

@@ -153,11 +153,11 @@ REASONED: Conditions = {
         ),
     },
     ("index/tombs.c", "bl_tombs_of"): {
-        (("meta->blocks[n].lane < BL_TOMB_TIERS"), 0, ("true")): (
+        (("index->blocks[n].lane < BL_TOMB_TIERS"), 0, ("true")): (
             "the bits of other tiers are masked out"
         ),
         (
-            "bl_tombs_count(meta) == 0",
+            "bl_tombs_count(index) == 0",
             0,
             "false",
         ): "looks for a tombstone that does not exist, which costs time",
@@ -189,7 +189,7 @@ REASONED: Conditions = {
     },
     ("index/grant.c", "bl_handle_commit"): {
         ("kept", 0, "true"): _LOOKED,
-        ("meta->blocks[commit.block].task != 0", 0, "true"): _LOOKED,
+        ("index->blocks[commit.block].task != 0", 0, "true"): _LOOKED,
         ("status < 0", 0, "false"): _STATE,
         ("status < 0", 0, "true"): _STATE,
         ("status == 0", 1, "true"): _UNREAD,
@@ -211,7 +211,7 @@ REASONED: Conditions = {
         ("status == 0", 0, "true"): _UNREAD,
     },
     ("index/grant.c", "bl_reuse_check"): {
-        ("!meta->reused", 0, "false"): (
+        ("!index->reused", 0, "false"): (
             "reads the epoch though no space was reused, which costs time"
         ),
     },
@@ -521,12 +521,12 @@ REASONED: Conditions = {
     ("pool/message.h", "bl_request_whole"): {
         ("request->sequence == request->sequence_end", 0, "true"): _PIECE,
     },
-    ("index/meta.c", "bl_meta_ended"): {
-        ("bl_lane_has_devices(meta->server, lane)", 0, "true"): _FLUSH,
+    ("index/index.c", "bl_index_ended"): {
+        ("bl_lane_has_devices(index->server, lane)", 0, "true"): _FLUSH,
         ("end == BL_END_GONE", 0, "true"): _FLUSH,
     },
-    ("index/meta.c", "bl_meta_settled"): {
-        ("meta->server->inherited_devices", 0, "true"): _FLUSH,
+    ("index/index.c", "bl_index_settled"): {
+        ("index->server->inherited_devices", 0, "true"): _FLUSH,
     },
     ("index/recover.c", "bl_recover"): {
         ("old_epoch == 0", 0, "false"): (
@@ -537,7 +537,7 @@ REASONED: Conditions = {
         ("!bl_table_milestone(line)", 0, "false"): "prefaults each line, which costs time",
     },
     ("index/recover.c", "bl_recover_entries"): {
-        ("meta->blocks[number].named", 0, "true"): (
+        ("index->blocks[number].named", 0, "true"): (
             "copies the line of a block without a name, which is never read"
         ),
         ("!whole", 0, "false"): "counts for statistics, which no decision depends on",
@@ -853,7 +853,7 @@ REASONED: Conditions = {
         ("status == 0", 0, "true"): ("a deposed server refuses the first key with another error"),
     },
     ("index/reclaim.c", "bl_block_place"): {
-        ("meta->share_count > 1", 0, "true"): (
+        ("index->share_count > 1", 0, "true"): (
             "counts for the only share, whose count is not read"
         ),
     },
@@ -880,7 +880,7 @@ REASONED: Conditions = {
         ("server->epoch != 0", 1, "true"): ("stops a heartbeat that was never started"),
     },
     ("index/reclaim.c", "bl_space_evict"): {
-        ("bl_eviction_plain(meta)", 0, "false"): (
+        ("bl_eviction_plain(index)", 0, "false"): (
             "with one share and no hints, the other path evicts the same blocks in the same order"
         ),
     },
@@ -922,8 +922,8 @@ TESTED: Conditions = {
     },
     ("index/recover.c", "bl_recover_block"): {
         (
-            "bl_extents_cover(meta->extents, first, "
-            "bl_stripe_of(meta, block->offset + size - 1) - first + 1)",
+            "bl_extents_cover(index->extents, first, "
+            "bl_stripe_of(index, block->offset + size - 1) - first + 1)",
             0,
             "true",
         ): "tests/index/test_takeover.py::test_a_damaged_open_mark_only_affects_its_extent",
@@ -951,11 +951,11 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_commit_block"): {
-        ("commit->block >= meta->pool->geometry.block_count_max", 0, "false"): (
+        ("commit->block >= index->pool->geometry.block_count_max", 0, "false"): (
             "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
             "fect"
         ),
-        ("meta->blocks[commit->block].generation != commit->generation", 0, "false"): (
+        ("index->blocks[commit->block].generation != commit->generation", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_session_cannot_commit_an_expired_grant"
         ),
     },
@@ -982,7 +982,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_grant"): {
-        ("bl_keep_full(meta, stored)", 0, "true"): (
+        ("bl_keep_full(index, stored)", 0, "true"): (
             "tests/index/test_tasks.py::test_each_task_is_delivered_to_one_worker_in_order"
         ),
         ("head->flags & BL_RESERVE_KEPT", 0, "true"): (
@@ -993,17 +993,17 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_grant_refused"): {
-        ("!bl_hold_full(meta, lane, length)", 0, "true"): (
+        ("!bl_hold_full(index, lane, length)", 0, "true"): (
             "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
-        ("meta->holds[lane].grant_count < most", 0, "false"): (
+        ("index->holds[lane].grant_count < most", 0, "false"): (
             "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("most == 0", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
             "without_an_eviction"
         ),
-        ("meta->server->stat.draining", 0, "false"): (
+        ("index->server->stat.draining", 0, "false"): (
             "tests/index/test_operate.py::test_a_drained_pool_rejects_new_blocks_and_serves_other_"
             "calls"
         ),
@@ -1261,10 +1261,10 @@ TESTED: Conditions = {
         ),
     },
     ("index/lookup.c", "bl_pin"): {
-        ("bl_hold_full(meta, lane, meta->blocks[number].length)", 0, "false"): (
+        ("bl_hold_full(index, lane, index->blocks[number].length)", 0, "false"): (
             "tests/index/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
-        ("bl_pins_count(meta->pins[lane]) > most", 0, "true"): (
+        ("bl_pins_count(index->pins[lane]) > most", 0, "true"): (
             "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
@@ -1279,7 +1279,7 @@ TESTED: Conditions = {
         ("many", 1, "true"): (
             "tests/index/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
-        ("meta->blocks[number].pin_count++ == 0", 0, "true"): (
+        ("index->blocks[number].pin_count++ == 0", 0, "true"): (
             "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
         ("pins == 1", 0, "true"): (
@@ -1304,11 +1304,11 @@ TESTED: Conditions = {
             "tests/index/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
         ),
         (
-            "(flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(meta, &meta->blocks[number])",
+            "(flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(index, &index->blocks[number])",
             0,
             "false",
         ): ("tests/index/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
-        ("!bl_unclaimed(meta, &meta->blocks[number])", 0, "true"): (
+        ("!bl_unclaimed(index, &index->blocks[number])", 0, "true"): (
             "tests/index/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"
         ),
     },
@@ -1317,7 +1317,7 @@ TESTED: Conditions = {
             "tests/index/test_tasks.py::test_a_block_that_is_not_a_task_is_not_withdrawn"
         ),
         (
-            "bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory))",
+            "bl_tasks_waits(index->tasks, block->task - 1, bl_now_ns(&index->pool->memory))",
             0,
             "true",
         ): ("tests/index/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
@@ -1340,12 +1340,12 @@ TESTED: Conditions = {
             "released"
         ),
     },
-    ("index/client.c", "bl_meta_call"): {
+    ("index/client.c", "bl_index_call"): {
         ("reply->count > query->head.count", 0, "false"): (
             "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
     },
-    ("index/client.c", "bl_meta_sum"): {
+    ("index/client.c", "bl_index_sum"): {
         ("status < 0", 0, "false"): (
             "tests/index/test_index_calls.py::test_every_call_reports_a_missing_server"
         ),
@@ -1535,12 +1535,12 @@ TESTED: Conditions = {
             "tests/index/test_tasks.py::test_an_old_claim_does_not_apply_to_a_reused_block"
         ),
         (
-            "bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns, "
+            "bl_tasks_extend(index->tasks, block->task - 1, call->lane, now_ns, "
             "bl_task_until_ns(now_ns, &request)) < 0",
             0,
             "false",
         ): ("tests/index/test_tasks.py::test_only_the_claiming_session_can_complete_a_task"),
-        ("request.block >= meta->pool->geometry.block_count_max", 0, "false"): (
+        ("request.block >= index->pool->geometry.block_count_max", 0, "false"): (
             "tests/index/test_tasks.py::test_a_missing_claim_cannot_be_extended"
         ),
         ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_foreign_requests_are_refused",
@@ -1644,7 +1644,7 @@ TESTED: Conditions = {
             "tests/kvcache/test_cache.py::test_a_grant_of_another_session_is_pending"
         ),
     },
-    ("index/client.c", "bl_meta_get_stat"): {
+    ("index/client.c", "bl_index_get_stat"): {
         ("size != sizeof *out", 0, "false"): (
             "tests/hostile/test_replies.py::test_checksums_of_another_length_are_an_error"
         ),
@@ -1684,7 +1684,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/reclaim.c", "bl_space_take"): {
-        ("!bl_space_evict(meta, size, offset)", 0, "true"): (
+        ("!bl_space_evict(index, size, offset)", 0, "true"): (
             "tests/index/test_block_calls.py::test_the_coldest_block_makes_room"
         ),
     },
@@ -1713,7 +1713,7 @@ TESTED: Conditions = {
     },
     ("index/tombs.c", "bl_tombs_unmarked"): {
         (
-            "meta->tombs->id[tier] != 0 && meta->tombs->line[tier] == BL_NO_NUMBER",
+            "index->tombs->id[tier] != 0 && index->tombs->line[tier] == BL_NO_NUMBER",
             0,
             "false",
         ): ("tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"),

@@ -78,10 +78,10 @@ _LEFT_OUT: dict[Name, str] = {
     ("rpc/lobby.c", "bl_lobby_line", "fence_full", 0): _REVIVED,
     ("rpc/lobby.c", "bl_lobby_line", "invalidate", 0): _REVIVED,
     ("rpc/lobby.c", "bl_lobby_line", "fence_full", 1): _REVIVED,
-    ("index/meta.c", "bl_meta_flush", "fence_full", 0): _PROVEN,
-    ("index/meta.c", "bl_meta_flush_held", "fence_full", 0): _PROVEN,
-    ("index/meta.c", "bl_meta_flush", "fence_full", 1): _FLUSHED,
-    ("index/meta.c", "bl_meta_flush_held", "fence_full", 1): _FLUSHED,
+    ("index/index.c", "bl_index_flush", "fence_full", 0): _PROVEN,
+    ("index/index.c", "bl_index_flush_held", "fence_full", 0): _PROVEN,
+    ("index/index.c", "bl_index_flush", "fence_full", 1): _FLUSHED,
+    ("index/index.c", "bl_index_flush_held", "fence_full", 1): _FLUSHED,
     ("rpc/housekeeping.c", "bl_housekeeping_write", "fence_store", 0): (
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
@@ -155,7 +155,7 @@ _LONGER: dict[Name, str] = {
 }
 
 _RANGES: dict[Name, str] = {
-    ("index/meta.c", "bl_meta_flush_held", "invalidate", 0): (
+    ("index/index.c", "bl_index_flush_held", "invalidate", 0): (
         "its last line is the last of a run of blocks, which no payload that a device of the "
         "simulator writes reaches"
     ),
@@ -180,8 +180,8 @@ _SERVING = (
 _HINTED = "the verb that then comes before it is a prefetch: no loaded value is used"
 
 _DEFERRED: dict[Name, str] = {
-    ("index/meta.c", "bl_meta_flush", "invalidate", 0): _BEHIND,
-    ("index/meta.c", "bl_meta_flush_held", "invalidate", 0): _BEHIND,
+    ("index/index.c", "bl_index_flush", "invalidate", 0): _BEHIND,
+    ("index/index.c", "bl_index_flush_held", "invalidate", 0): _BEHIND,
     ("kvcache/put.c", "bl_kv_flush_guarded", "invalidate", 0): (
         "comes after its own fence, but before the store fence of bl_bulk_send(), which every "
         "abort executes: a CPU orders a flush with that, the simulator does not"

@@ -64,7 +64,9 @@ def test_reuse_of_space_before_its_dma_has_ended_is_detected() -> None:
     assert caught("device_zombie", 0, seeds=HUNT)
 
 
-@pytest.mark.parametrize("function", ["bl_meta_flush", "bl_meta_flush_held", "bl_kv_flush_guarded"])
+@pytest.mark.parametrize(
+    "function", ["bl_index_flush", "bl_index_flush_held", "bl_kv_flush_guarded"]
+)
 def test_space_of_a_dead_writer_or_a_failed_put_is_flushed_before_it_is_granted(
     function: str,
 ) -> None:

@@ -33,7 +33,7 @@ MUTANTS = {
         ("bl_lobby_exchange", "verify", 0),  # check that the reply belongs to this session
         ("bl_lobby_publish", "stream_line", 0),
     ),
-    "meta": (
+    "index": (
         ("bl_blocks_copy", "fence_full", 0),  # the payload is invalidated after the lookup
         ("bl_blocks_copy", "invalidate", 0),  # and not taken from the cache
         ("bl_blocks_same", "verify", 0),  # the second read

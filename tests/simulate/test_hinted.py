@@ -14,7 +14,7 @@ import pytest
 from support.blocks import keys
 
 from beluga._ffi import lib
-from beluga.index import BlockState, MetaClient, MetaServer
+from beluga.index import BlockState, IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 from beluga.simulate.hinted import LEVELS, HintedPool
@@ -30,9 +30,9 @@ def ids(*blocks: int) -> np.ndarray:
 class Indexed:
     """A server's pool in which only that many pages are left for blocks."""
 
-    def __init__(self, server: MetaServer, meta: MetaClient, capacity: int) -> None:
+    def __init__(self, server: IndexServer, meta: IndexClient, capacity: int) -> None:
         self._meta = meta
-        stat = server.meta_stat()
+        stat = server.index_stat()
         pages = stat.data_bytes // PAGE
         for number in range(pages - capacity):  # blocks that are pinned fill the rest
             self._stored(10_000 + number)
@@ -69,10 +69,10 @@ def test_a_simulated_pool_evicts_the_same_blocks_as_a_server(small: Pool, seed: 
     chains = [[100 * tree + depth for depth in range(chance.randint(1, 30))] for tree in range(12)]
     with (
         small,
-        MetaServer(small, hint_budget=1.0) as server,
+        IndexServer(small, hint_budget=1.0) as server,
         Client(small) as client,
     ):
-        real = Indexed(server, MetaClient(client), CAPACITY)
+        real = Indexed(server, IndexClient(client), CAPACITY)
         made = HintedPool(2000, CAPACITY, CAPACITY)
         for _ in range(150):
             chain = chance.choice(chains)

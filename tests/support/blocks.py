@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.emulation import PATIENCE
 
-from beluga.index import Grant, MetaClient
+from beluga.index import Grant, IndexClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -37,7 +37,7 @@ def states(grants: Iterable[Grant]) -> list[str]:
 
 
 def put(
-    meta: MetaClient, numbers: Iterable[int], length: int = 1 << 20, chunk_size: int = 0
+    index: IndexClient, numbers: Iterable[int], length: int = 1 << 20, chunk_size: int = 0
 ) -> list[Grant]:
     """Reserve and commit blocks, a few at a time. Returns the grants. Every number must be new, and
     there must be room.
@@ -45,16 +45,16 @@ def put(
     left, done = list(numbers), []
     while left:
         part, left = left[:8], left[8:]
-        grants = meta.reserve(keys(part), length=length, chunk_size=chunk_size)
+        grants = index.reserve(keys(part), length=length, chunk_size=chunk_size)
         assert states(grants) == ["GRANTED"] * len(part)
-        assert meta.commit(grants) == [0] * len(part)
+        assert index.commit(grants) == [0] * len(part)
         done += grants
     return done
 
 
-def held(meta: MetaClient, numbers: Iterable[int]) -> set[int]:
+def held(index: IndexClient, numbers: Iterable[int]) -> set[int]:
     """Return the committed numbers."""
-    return {number for number in numbers if meta.lookup(keys([number])).hits}
+    return {number for number in numbers if index.lookup(keys([number])).hits}
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:

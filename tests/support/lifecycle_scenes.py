@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import beluga
-from beluga import Client, Handlers, KVCache, MetaServer, Pool
+from beluga import Client, Handlers, IndexServer, KVCache, Pool
 from beluga._ffi import ffi
 from beluga.errors import RpcError
-from beluga.index import MetaClient, TaskClient, TaskRecord
+from beluga.index import IndexClient, TaskClient, TaskRecord
 from beluga.kvcache import Run
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.pool import STRIPE_SIZE
@@ -90,8 +90,8 @@ class Scene:
         self.layout = arrangements.vllm([View.of(self.memory)])
 
     @functools.cached_property
-    def server(self) -> MetaServer:
-        server = MetaServer(self.pool)
+    def server(self) -> IndexServer:
+        server = IndexServer(self.pool)
         server.start()
         return server
 
@@ -282,11 +282,11 @@ def _copy(scene: Scene, engine: Any) -> None:
 MAKERS: dict[str, Kind] = {
     "Pool": Kind(lambda s: s.pool, lambda s, p: p.prefault() or p.handle),
     "Server": Kind(Scene.serve_user, lambda s, v: v.stat()),
-    "MetaServer": Kind(
-        lambda s: s.server, lambda s, v: v.meta_stat(), skip=("attach_lower", "attach_journal")
+    "IndexServer": Kind(
+        lambda s: s.server, lambda s, v: v.index_stat(), skip=("attach_lower", "attach_journal")
     ),
     "Client": Kind(lambda s: s.client, lambda s, c: c.ping()),
-    "MetaClient": Kind(lambda s: MetaClient(s.client), lambda s, m: m.stat(), _POOLS),
+    "IndexClient": Kind(lambda s: IndexClient(s.client), lambda s, m: m.stat(), _POOLS),
     "TaskClient": Kind(lambda s: TaskClient(s.client), lambda s, t: t.count(1), _POOLS),
     "KVCache": Kind(lambda s: s.cache, Scene.put_and_get),
     "Selection": Kind(Scene.selection),

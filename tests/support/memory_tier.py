@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.tiers import StoredBlock, TierService
 
 
@@ -91,7 +91,7 @@ def served(path: Path, tier: MemoryTier) -> Iterator[Pool]:
         Pool.create([path], device_size=32 << 20, sparse=True) as pool,
         contextlib.ExitStack() as e,
     ):
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         service = TierService(server, pool, [tier], wait=True)
         e.enter_context(server)
         e.callback(service.stop)

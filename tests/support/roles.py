@@ -19,7 +19,7 @@ import numpy as np
 from support.blocks import BLOCK_WORDS, CHAIN, content, keys, states
 
 from beluga.errors import BelugaError
-from beluga.index import BlockState, Grant, MetaClient, MetaServer
+from beluga.index import BlockState, Grant, IndexClient, IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server, stand_by
@@ -47,17 +47,17 @@ def serve(pool: Pool) -> None:
 def serve_index(pool: Pool) -> None:
     """A server with the block index; prints the duration of its start in seconds."""
     start = time.perf_counter()
-    with MetaServer(pool) as server:
+    with IndexServer(pool) as server:
         took = time.perf_counter() - start
         for line in lines():
-            answer(took if line == "start" else server.meta_stat())
+            answer(took if line == "start" else server.index_stat())
 
 
 def stand_by_index(pool: Pool) -> None:
     """A standby server with the block index, which prints its epoch after the takeover. Its first
     input line is the number of seconds without a heartbeat before it takes over.
     """
-    server = MetaServer(pool)
+    server = IndexServer(pool)
     output = lines()
     stand_by(server, threading.Event(), silent_s=float(next(output)))
     answer(server.stat().epoch)
@@ -116,18 +116,18 @@ def fork_and_call(client: Client) -> str:
 def hold_blocks(pool: Pool) -> None:
     """A client of the index: reads JSON ``[verb, numbers]`` per line, and replies with JSON."""
     with Client(pool) as client:
-        meta = MetaClient(client)
+        index = IndexClient(client)
         grants: dict[int, Grant] = {}
         for line in lines():
             verb, numbers = json.loads(line)
             if verb == "reserve":
-                found = meta.reserve(keys(numbers), length=1 << 20)
+                found = index.reserve(keys(numbers), length=1 << 20)
                 grants.update(zip(numbers, found, strict=True))
                 answer(json.dumps(states(found)))
             elif verb == "commit":
-                answer(json.dumps(meta.commit([grants[number] for number in numbers])))
+                answer(json.dumps(index.commit([grants[number] for number in numbers])))
             elif verb == "pin":
-                answer(json.dumps(states(meta.lookup(keys(numbers), pin=True).hits)))
+                answer(json.dumps(states(index.lookup(keys(numbers), pin=True).hits)))
             elif verb == "ping":
                 client.ping()
                 answer("[]")

@@ -15,7 +15,7 @@ from remote_blocks import DictStore
 from support.blocks import eventually
 from support.disk_faults import SIZE, FaultyEngine
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.tiers import LowerTier, TierService
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
@@ -112,7 +112,7 @@ class Scene:
             )
         if self.store is not None and not self.away:
             self.tiers.append(RemoteTier(self.store, name="test://store", settings=SETTINGS))
-        self.server = MetaServer(self.pool)
+        self.server = IndexServer(self.pool)
         for name in self.given_up:
             self.server.give_up_tier(name)
         self.service = TierService(self.server, self.pool, self.tiers, wait=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.tiers import TierService
 from beluga.tiers.remote import RefusedError, RemoteTier
 
@@ -51,7 +51,7 @@ def main() -> None:
     path, *words = sys.argv[1:]
     folders = [Path(word) for word in words if not word.startswith("-")]
     with Pool.open([path]) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         for word in words:
             if word.startswith("-"):
                 server.give_up_tier(word[1:])

@@ -20,7 +20,7 @@ from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 from beluga import KVCache, Pool
 from beluga.coherence import crc32c
 from beluga.errors import TierError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.tiers.disk import DiskTier, adopt_disk
 from beluga.tiers.disk import file as disk_file
 from beluga.tiers.disk.owner import NAME_SIZE, Owner, owner_of
@@ -215,8 +215,8 @@ def save(path: Path, disk: Path) -> None:
     with caching(path) as cache:
         for number, name in enumerate(NAMES):
             assert cache.put([name], block(number)).stored == 1
-        meta, keys = MetaClient(cache.client), cache.keys(NAMES)
-        assert eventually(lambda: set(meta.tiers(keys).tolist()) == {0b11})
+        index, keys = IndexClient(cache.client), cache.keys(NAMES)
+        assert eventually(lambda: set(index.tiers(keys).tolist()) == {0b11})
 
 
 def has_all(path: Path) -> bool:

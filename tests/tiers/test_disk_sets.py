@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from support.blocks import eventually
 from support.disk_tiers import payload_of, records_of
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.tiers import TierService, TierSettings
 from beluga.tiers.disk import DiskTier, file
 
@@ -36,7 +36,7 @@ def content(name: str) -> NDArray[np.uint8]:
 class Served:
     """A cache of a served pool over some disks."""
 
-    def __init__(self, cache: KVCache, server: MetaServer, service: TierService) -> None:
+    def __init__(self, cache: KVCache, server: IndexServer, service: TierService) -> None:
         self.cache, self.server, self._service = cache, server, service
 
     def save(self, *names: str) -> None:
@@ -67,7 +67,7 @@ def serving(path: Path, *disks: Path, forget: str = "") -> Iterator[Served]:
     names = tuple(map(str, disks))
     tiers = TierSettings(disks=names, disk_bytes=SIZE * len(names), admission="always")
     with Pool.open([path]) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         if forget:
             server.give_up_tier(forget)
         service = TierService(server, pool, tiers)

@@ -22,7 +22,7 @@ from support.memory_tier import MemoryTier
 
 from beluga import KVCache, Pool
 from beluga.errors import TierError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.metrics import REGISTRY, Labels
 from beluga.rpc import Client
 from beluga.tiers import TierService, TierSettings
@@ -72,8 +72,8 @@ def _breakers() -> Mapping[Labels, object]:
 @contextmanager
 def serving(
     pool: Pool, disk: Path, *, patient: bool, offload: str = "drop"
-) -> Iterator[tuple[MetaServer, KVCache]]:
-    server = MetaServer(pool)
+) -> Iterator[tuple[IndexServer, KVCache]]:
+    server = IndexServer(pool)
     settings = TierSettings(
         disks=(str(disk),), disk_bytes=DISK, offload=offload, admission="always"
     )

@@ -15,7 +15,7 @@ from redis_server import RedisServer, need_redis_server
 from support.blocks import eventually
 
 from beluga import KVCache, Pool
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.tiers import TierService
 from beluga.tiers.remote import RemoteSettings, open_remote
 
@@ -25,12 +25,12 @@ SETTINGS = RemoteSettings(operation_s=20, load_s=40, save_s=40)
 
 
 @contextlib.contextmanager
-def rack(folder: Path, url: str, settings: RemoteSettings) -> Iterator[tuple[KVCache, MetaServer]]:
+def rack(folder: Path, url: str, settings: RemoteSettings) -> Iterator[tuple[KVCache, IndexServer]]:
     """Serve a pool with a remote tier below it."""
     folder.mkdir()
     tier = open_remote(url, settings=settings)
     with Pool.create([folder / "pool"], device_size=24 << 20, sparse=True) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         service = TierService(server, pool, [tier])
         with server:
             service.start()

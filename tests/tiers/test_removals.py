@@ -20,7 +20,7 @@ from support.blocks import eventually
 from support.disk_faults import VolatileEngine
 from support.disk_tiers import MIB, keys_of, payload_of, records_of
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.errors import RemovalsFullError
 from beluga.tiers import TierService
 from beluga.tiers.disk import DiskTier
@@ -314,16 +314,16 @@ def test_a_dropped_tier_costs_no_tombstones(make: Make) -> None:
 def test_a_pool_records_a_bounded_number_of_tiers(shm: Path) -> None:
     with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
         for number in range(8):
-            server = MetaServer(pool)
+            server = IndexServer(pool)
             server.attach_lower(1, wait=False, unknown=0, names=[f"{number} {i}" for i in range(7)])
             server.start()
             assert server.lower_stat().tier_count == 7 * (number + 1)
             server.stop()
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         server.attach_lower(1, wait=False, unknown=0, names=["one more"])
         with pytest.raises(RemovalsFullError):
             server.start()  # gives the pool back
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         server.attach_lower(1, wait=False, unknown=0, names=["one more"])
         server.give_up_tier("0 0")
         server.start()
@@ -402,7 +402,7 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
     store = FaultyStore()
     store.refused = {"delete"}
     with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         tier = RemoteTier(store, name="test://stubborn", settings=SETTINGS)
         service = TierService(server, pool, [tier])
         with server, caplog.at_level(logging.WARNING):

@@ -15,10 +15,10 @@ import pytest
 from support.blocks import keys, put
 from typer.testing import CliRunner, Result
 
-from beluga import Client, MetaServer, Pool
+from beluga import Client, IndexServer, Pool
 from beluga.cli.app import app
 from beluga.errors import BelugaError, TierError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.tiers import BLOCK, KvShape, TierSize, advise, read_model
 from beluga.tiers.disk import DiskTier
 
@@ -156,10 +156,10 @@ def test_a_pool_that_is_made_as_advised_holds_as_many_blocks_as_advised(
     assert tier.max_blocks is not None
     with (
         Pool.create([shm / "a"], device_size=size, max_blocks=tier.max_blocks, sparse=True) as pool,
-        MetaServer(pool),
+        IndexServer(pool),
         Client(pool) as session,
     ):
-        client = MetaClient(session)
+        client = IndexClient(session)
         more = tier.blocks // 20 + 8
         put(client, range(tier.blocks), length=advice.block_bytes, chunk_size=16 << 10)
         assert client.stat().evict_count == 0

@@ -24,9 +24,9 @@ from beluga.index import (
     LOWER_RECORD,
     NAME,
     BlockState,
+    IndexClient,
+    IndexServer,
     LowerWork,
-    MetaClient,
-    MetaServer,
     Work,
     chain_names,
     check_pool,
@@ -87,7 +87,7 @@ class OldTier(MemoryTier):
 class Served:
     """A pool of 24 MiB, its server, and tiers below it."""
 
-    def __init__(self, pool: Pool, cache: KVCache, service: TierService, server: MetaServer):
+    def __init__(self, pool: Pool, cache: KVCache, service: TierService, server: IndexServer):
         self.pool, self.cache, self.service, self.server = pool, cache, service, server
 
     def put_all(self, numbers: range, step: int = 20) -> None:
@@ -130,7 +130,7 @@ def serving(
     else:
         pool = Pool.create([path], device_size=24 << 20, coherence=coherence, sparse=True)
     with pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         service = TierService(server, pool, tiers, wait=wait, admission=admission)
         with server:
             service.start()
@@ -145,7 +145,7 @@ def test_evicted_blocks_are_onboarded(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
-        assert served.server.meta_stat().evict_count > MANY // 4
+        assert served.server.index_stat().evict_count > MANY // 4
         assert served.offered()
         assert len(tier.blocks) == MANY
         assert served.wrong(range(MANY)) == []
@@ -271,7 +271,7 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
         assert served.offered()
     (shm / "other").mkdir()
     with serving(shm / "other", [tier]) as served:
-        client, pins = MetaClient(served.cache.client), []
+        client, pins = IndexClient(served.cache.client), []
         for number in range(1, MANY):  # until the pool is full
             if not served.cache.put(NAMES[number : number + 1], contents(range(1))).stored:
                 break
@@ -292,7 +292,7 @@ def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> No
         assert served.offered()
     store.open.clear()
     with Pool.create([shm / "other"], device_size=24 << 20, sparse=True) as pool:
-        server = MetaServer(pool)
+        server = IndexServer(pool)
         service = TierService(server, pool, [store, disk], onboard_threads=1)
         with server, KVCache(pool, namespace="test") as cache:
             service.start()
@@ -680,11 +680,11 @@ def test_blocks_left_at_a_stop_do_not_count_as_offered(
 def test_a_service_ends_when_it_is_stopped_or_its_pool_is_closed(shm: Path) -> None:
     for end in ("stop", "close"):
         with Pool.create([shm / end], device_size=24 << 20, sparse=True) as pool:
-            server = MetaServer(pool)
+            server = IndexServer(pool)
             service = TierService(server, pool, [MemoryTier()])
             service.stop()  # the service was not started
         with Pool.open([shm / end]) as pool:
-            server = MetaServer(pool)
+            server = IndexServer(pool)
             service = TierService(server, pool, [MemoryTier(), MemoryTier(remote=True)])
             server.start()
             service.start()
@@ -703,7 +703,7 @@ def test_a_pool_has_a_bounded_number_of_tiers(shm: Path) -> None:
     with Pool.create([shm / "pool"], device_size=24 << 20, sparse=True) as pool:
         for tiers in ([], [MemoryTier() for _ in range(8)]):
             with pytest.raises(TierError, match="1 to 7"):
-                TierService(MetaServer(pool), pool, tiers)
+                TierService(IndexServer(pool), pool, tiers)
 
 
 def chain_of(count: int) -> NDArray[np.void]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
-from beluga.index import BlockState, Grant, MetaClient
+from beluga.index import BlockState, Grant, IndexClient
 from beluga.kvcache import Namespace, hash_keys
 
 if TYPE_CHECKING:
@@ -60,20 +60,20 @@ def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Hi
     """Find each object; a miss is None. With ``pin``, hits are pinned if the session's quota allows
     it. Objects that only a lower tier has are onboarded first.
     """
-    meta = MetaClient(attachment.client)
+    index = IndexClient(attachment.client)
     found: list[Hit | None] = [None] * len(items)
     try:
-        _find(attachment, meta, items, found, pin=pin)
+        _find(attachment, index, items, found, pin=pin)
     except (CacheError, QuotaError):  # the session continues, and so do its pins
         if pin:
-            meta.release([hit.grant for hit in found if hit is not None and hit.pinned])
+            index.release([hit.grant for hit in found if hit is not None and hit.pinned])
         raise
     return found
 
 
 def _find(
     attachment: Attachment,
-    meta: MetaClient,
+    index: IndexClient,
     items: Sequence[Item],
     found: list[Hit | None],
     *,
@@ -81,7 +81,7 @@ def _find(
 ) -> None:
     for namespace, start, digests in _spans(items):
         cache = attachment.cache(namespace)
-        row = _Row(attachment, meta, cache, cache.keys(digests), pin=pin)
+        row = _Row(attachment, index, cache, cache.keys(digests), pin=pin)
         try:
             row.find()
         finally:
@@ -98,14 +98,14 @@ class _Row:
     def __init__(
         self,
         attachment: Attachment,
-        meta: MetaClient,
+        index: IndexClient,
         cache: KVCache,
         keys: NDArray[np.uint64],
         *,
         pin: bool,
     ) -> None:
         self.found: list[Hit | None] = [None] * len(keys)
-        self._attachment, self._meta, self._cache = attachment, meta, cache
+        self._attachment, self._index, self._cache = attachment, index, cache
         self._keys, self._pin = keys, pin
 
     def find(self) -> None:
@@ -114,7 +114,7 @@ class _Row:
         behind = count + 1
         if behind >= len(self._keys):
             return
-        there = self._meta.tiers(self._keys[behind:]) != 0
+        there = self._index.tiers(self._keys[behind:]) != 0
         for first, end in _runs(behind + np.flatnonzero(there)):
             place = first
             while place < end:
@@ -128,11 +128,11 @@ class _Row:
         key at the first lookup.
         """
         keys = self._keys[first:end]
-        hits, state = _lookup(self._meta, keys, pin=self._pin)
+        hits, state = _lookup(self._index, keys, pin=self._pin)
         self.found[first : first + len(hits)] = hits
         rest = keys[len(hits) :]
         if state.is_coming and self._cache.onboard(rest, wait_s=self._attachment.onboard_s):
-            hits += _lookup(self._meta, rest, pin=self._pin)[0]
+            hits += _lookup(self._index, rest, pin=self._pin)[0]
             self.found[first : first + len(hits)] = hits
         return len(hits), state
 
@@ -146,7 +146,7 @@ def _runs(places: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
 
 def release(attachment: Attachment, grants: Sequence[Grant]) -> int:
     """Release the pins of grants. Returns how many were released."""
-    return MetaClient(attachment.client).release(grants)
+    return IndexClient(attachment.client).release(grants)
 
 
 def load(attachment: Attachment, items: Sequence[Item], targets: Sequence[Any]) -> list[bool]:
@@ -186,9 +186,9 @@ def exist(attachment: Attachment, items: Sequence[Item]) -> list[bool]:
     """Return whether the pool or a lower tier has each object. Unlike :func:`find`, this does not
     count as a use, and does not query remote tiers.
     """
-    meta, there = MetaClient(attachment.client), list[bool]()
+    index, there = IndexClient(attachment.client), list[bool]()
     for namespace, _, digests in _spans(items):
-        tiers = meta.tiers(attachment.cache(namespace).keys(digests))
+        tiers = index.tiers(attachment.cache(namespace).keys(digests))
         there += [bool(bits) for bits in tiers]
     return there
 
@@ -209,13 +209,13 @@ def _spans(items: Sequence[Item]) -> Iterator[tuple[Namespace, int, NDArray[np.u
 
 
 def _lookup(
-    meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool
+    index: IndexClient, keys: NDArray[np.uint64], *, pin: bool
 ) -> tuple[list[Hit], BlockState]:
     """Return the leading hits, and the state of the next key."""
     try:
-        found = meta.lookup(keys, pin=pin)
+        found = index.lookup(keys, pin=pin)
     except (PinLimitError, QuotaError):
         if not pin:
             raise
-        pin, found = False, meta.lookup(keys)
+        pin, found = False, index.lookup(keys)
     return [Hit(grant, pin) for grant in found.hits], found.state

@@ -23,7 +23,7 @@ from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
-from beluga.index import BlockState, MetaClient
+from beluga.index import BlockState, IndexClient
 from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.transfer import TransferClass, TransferStats
 
@@ -233,7 +233,7 @@ class Pages:
 
         def look(attachment: Attachment, names: Names) -> NDArray[np.bool_]:
             all_keys = [attachment.cache(self._space(form)).keys(names) for form in forms]
-            tiers = MetaClient(attachment.client).tiers(np.concatenate(all_keys))
+            tiers = IndexClient(attachment.client).tiers(np.concatenate(all_keys))
             return tiers.reshape(len(forms), len(keys)).astype(bool)
 
         found = None

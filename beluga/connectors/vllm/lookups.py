@@ -22,7 +22,7 @@ from beluga.connectors.vllm.media import private_from
 from beluga.connectors.vllm.parts import distinct, heads_name
 from beluga.connectors.vllm.updates import WeightsEra
 from beluga.errors import ConnectorError
-from beluga.index import MetaClient
+from beluga.index import IndexClient
 from beluga.kvcache import fold
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Lookups:
         started = time.perf_counter()
         keys = self._keys(digests[:1], spaces)
         tiers = self._connection.attempt(
-            "looking blocks up", lambda attachment: MetaClient(attachment.client).tiers(keys)
+            "looking blocks up", lambda attachment: IndexClient(attachment.client).tiers(keys)
         )
         found, place = None, 0
         there = np.zeros(len(spaces), bool) if tiers is None else (tiers & _POOL).astype(bool)
@@ -286,7 +286,7 @@ class Lookups:
         started = time.perf_counter()
         keys = self._keys(digests)
         found = self._connection.attempt(
-            "looking blocks up", lambda attachment: MetaClient(attachment.client).tiers(keys)
+            "looking blocks up", lambda attachment: IndexClient(attachment.client).tiers(keys)
         )
         self._counters.add(
             lookups=1,

@@ -63,7 +63,7 @@ typedef struct bl_below {
     uint32_t removing[BL_BELOW_KEYS]; /* removals not answered yet */
     uint32_t calm;              /* 1: no removal fails */
     /* the last started server: */
-    bl_meta *meta;
+    bl_index *index;
     uint64_t token;
     uint32_t number[BL_BELOW_COUNT]; /* number of each tier in the server; 0: none */
 } bl_below;
@@ -84,7 +84,7 @@ static bl_below *bl_below_of(const bl_blocks_client *client)
 /* ---- Servers. */
 
 /* Attach a disk, a store, both or none, under random numbers. */
-static int bl_below_attach(bl_path *path, bl_meta *meta)
+static int bl_below_attach(bl_path *path, bl_index *index)
 {
     bl_below *tiers = (bl_below *)path;
     uint64_t id[8] = {0}, random = bl_sim_random(path->world);
@@ -98,30 +98,30 @@ static int bl_below_attach(bl_path *path, bl_meta *meta)
         if (tiers->number[tier] != 0)
             id[tiers->number[tier]] = 1 + tier;
     uint8_t unknown = remote ? (uint8_t)(1u << remote) : 0;
-    int status = bl_lower_attach(meta, BL_BELOW_KEYS, 0, unknown, ++tiers->token);
-    bl_lower_name_tiers(meta, id);
-    tiers->meta = meta;
+    int status = bl_lower_attach(index, BL_BELOW_KEYS, 0, unknown, ++tiers->token);
+    bl_lower_name_tiers(index, id);
+    tiers->index = index;
     return status;
 }
 
 /* Return 1 if the tombstones match their count, with at most one for each key and tier, and have
  * keys of the scenario. This must be true at every verb of the server. */
-static int bl_below_sane(const bl_meta *meta)
+static int bl_below_sane(const bl_index *index)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; meta != NULL && i < meta->pool->geometry.block_count_max; i++) {
-        const bl_block *tomb = &meta->blocks[i];
+    for (uint32_t i = 0; index != NULL && i < index->pool->geometry.block_count_max; i++) {
+        const bl_block *tomb = &index->blocks[i];
         if (tomb->state != BL_NUMBER_REMOVED)
             continue;
         count++;
         if (tomb->key[0] != tomb->key[1])
             return 0; /* the line was torn */
         for (uint32_t k = 0; k < i; k++)
-            if (meta->blocks[k].state == BL_NUMBER_REMOVED && tomb->lane != 0 &&
-                meta->blocks[k].lane == tomb->lane && meta->blocks[k].key[0] == tomb->key[0])
+            if (index->blocks[k].state == BL_NUMBER_REMOVED && tomb->lane != 0 &&
+                index->blocks[k].lane == tomb->lane && index->blocks[k].key[0] == tomb->key[0])
                 return 0;
     }
-    return meta == NULL || (count == bl_tombs_count(meta) && count <= bl_tombs_max(meta));
+    return index == NULL || (count == bl_tombs_count(index) && count <= bl_tombs_max(index));
 }
 
 /* ---- Blocks and their versions. */
@@ -267,7 +267,7 @@ static int bl_below_work_on(bl_pool *pool, void *argument)
             status = bl_below_remove(&client, key);
         if (status == 0 && what != 0)
             status = bl_below_get(&client, key);
-        if (status == 0 && !bl_below_sane(tiers->meta))
+        if (status == 0 && !bl_below_sane(tiers->index))
             status = -EBADMSG;
     }
     bl_session_close(client.session);
@@ -304,7 +304,7 @@ static int bl_below_begin(bl_below_service *service, bl_pool *pool)
     bl_below *tiers = bl_below_of(&service->client);
     service->taken_count = 0;
     int status = bl_path_attach(&tiers->blocks.path, pool, &service->client.session);
-    bl_meta *meta = tiers->meta;
+    bl_index *index = tiers->index;
     service->token = tiers->token;
     memcpy(service->number, tiers->number, sizeof service->number);
     for (uint64_t key = 0; status == 0 && key < BL_BELOW_KEYS; key++) {
@@ -314,7 +314,7 @@ static int bl_below_begin(bl_below_service *service, bl_pool *pool)
             status = bl_below_report(service, note);
     }
     if (status == 0 && service->token == tiers->token)
-        bl_lower_reported(meta);
+        bl_lower_reported(index);
     return status;
 }
 

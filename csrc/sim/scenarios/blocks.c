@@ -277,34 +277,34 @@ int bl_blocks_work(bl_pool *pool, void *argument)
 
 /* Check the counts of a server that stops cleanly: every grant is counted once, and all space is
  * used by a block, held, or free. Returns 0 or -EBADMSG. */
-static int bl_blocks_sums(const bl_meta *meta)
+static int bl_blocks_sums(const bl_index *index)
 {
-    bl_meta_stat stat;
+    bl_index_stat stat;
     uint64_t grants = 0, used = 0, held = 0;
-    bl_meta_describe(meta, &stat);
-    for (uint32_t i = 0; i < meta->pool->geometry.block_count_max; i++) {
-        const bl_block *block = &meta->blocks[i];
+    bl_index_describe(index, &stat);
+    for (uint32_t i = 0; i < index->pool->geometry.block_count_max; i++) {
+        const bl_block *block = &index->blocks[i];
         uint64_t size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
-        if (i >= meta->fresh_number || block->state == BL_NUMBER_FREE ||
+        if (i >= index->fresh_number || block->state == BL_NUMBER_FREE ||
             block->state == BL_NUMBER_REMOVED || block->state == BL_NUMBER_TIER)
             continue;
         grants += block->state == BL_NUMBER_GRANTED;
         held += block->state == BL_NUMBER_HELD ? size : 0;
         used += block->state == BL_NUMBER_HELD ? 0 : size;
     }
-    if (meta->server->inherited_count > 0) /* space is held for these sessions, too */
+    if (index->server->inherited_count > 0) /* space is held for these sessions, too */
         held = stat.held_bytes;
     int same = stat.grant_count == grants && stat.used_bytes == used && stat.held_bytes == held;
     return same ? 0 : -EBADMSG;
 }
 
 /* Attach a remote store that may have any key and never executes a removal. */
-static int bl_blocks_below(bl_path *path, bl_meta *meta)
+static int bl_blocks_below(bl_path *path, bl_index *index)
 {
     (void)path;
     static const uint64_t id[8] = {0, 1};
-    int status = bl_lower_attach(meta, 0, 0, 1u << 1, 1);
-    bl_lower_name_tiers(meta, id);
+    int status = bl_lower_attach(index, 0, 0, 1u << 1, 1);
+    bl_lower_name_tiers(index, id);
     return status;
 }
 
@@ -312,16 +312,16 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     bl_server *server;
-    bl_meta *meta;
+    bl_index *index;
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
     bl_server_heartbeat_lost(server, path->heartbeat_lost_ns);
-    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
+    status = bl_index_create(server, BL_EVICT_LRU, &index);
     if (status == 0 && path->prepare)
-        status = path->prepare(path, meta);
+        status = path->prepare(path, index);
     if (status == 0) {
-        status = bl_meta_serve(meta);
+        status = bl_index_serve(index);
         path->world->stat.takeovers += status == 0;
         bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
         path->server = server;
@@ -329,19 +329,19 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
         if (status == 0)
             status = bl_path_served(server, bl_server_run(server));
         if (status == 0)
-            status = bl_blocks_sums(meta);
+            status = bl_blocks_sums(index);
         if (status == -BL_ERROR_SERVER_ALIVE)
             status = 0; /* not proven gone on this host: the keeper tries the other one */
         path->server = NULL;
-        bl_meta_destroy(meta);
+        bl_index_destroy(index);
     }
     bl_server_destroy(server);
     return status;
 }
 
-/* ---- meta: more keys than lines in the table, on three hosts. */
+/* ---- index: more keys than lines in the table, on three hosts. */
 
-int bl_path_meta(bl_sim_world *world)
+int bl_path_index(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
                                  .server_host_count = 1},

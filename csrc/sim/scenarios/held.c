@@ -144,10 +144,10 @@ int bl_path_reserves(bl_sim_world *world)
 /* Use the session between the halves, against the rules. Returns 1 if it has lost what it held. */
 static int bl_held_meddle(bl_kv *kv, bl_session *session, uint64_t nonce)
 {
-    bl_meta_stat stat;
+    bl_index_stat stat;
     if (bl_sim_below(kv->path.world, 4)) {
         bl_held_doom(&kv->path);
-        bl_meta_get_stat(session, &stat, bl_path_timeout_ns(&kv->path));
+        bl_index_get_stat(session, &stat, bl_path_timeout_ns(&kv->path));
     }
     return !session->attached || session->nonce != nonce;
 }

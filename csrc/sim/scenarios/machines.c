@@ -94,9 +94,9 @@ static int bl_machine_work(bl_pool *pool, void *argument)
 
 /* ---- machines: each has a server to start; while one serves, the other is refused. */
 
-static int bl_machine_take(bl_machines *machines, bl_server *server, bl_meta *meta, uint32_t self)
+static int bl_machine_take(bl_machines *machines, bl_server *server, bl_index *index, uint32_t self)
 {
-    int status = bl_meta_serve(meta);
+    int status = bl_index_serve(index);
     if (status == -BL_ERROR_HOST_CLASH)
         machines->blocks.path.world->stat.results++;
     if (status < 0)
@@ -113,14 +113,14 @@ static int bl_machine_serve(bl_pool *pool, void *argument)
 {
     bl_machines *machines = argument;
     bl_server *server;
-    bl_meta *meta;
+    bl_index *index;
     int status = bl_server_create(pool, "", 0, &server);
     if (status < 0)
         return status;
-    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
+    status = bl_index_create(server, BL_EVICT_LRU, &index);
     if (status == 0) {
-        status = bl_machine_take(machines, server, meta, pool->memory.host);
-        bl_meta_destroy(meta);
+        status = bl_machine_take(machines, server, index, pool->memory.host);
+        bl_index_destroy(index);
     }
     bl_server_destroy(server);
     return status;
@@ -277,20 +277,20 @@ static int bl_declared_work(bl_pool *pool, void *argument)
 static int bl_declared_try(bl_pool *pool)
 {
     bl_server *server;
-    bl_meta *meta;
+    bl_index *index;
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
+    status = bl_index_create(server, BL_EVICT_LRU, &index);
     if (status == 0) {
         status = bl_server_declare_gone(server);
         if (status == 0)
-            status = bl_meta_serve(meta);
+            status = bl_index_serve(index);
         if (status == 0)
             status = bl_housekeeping_keep(server, bl_now_ns(&pool->memory));
         if (status == 0 && server->inherited_count > 0)
             status = -EEXIST;
-        bl_meta_destroy(meta);
+        bl_index_destroy(index);
     }
     bl_server_destroy(server);
     return status;

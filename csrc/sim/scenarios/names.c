@@ -28,7 +28,7 @@ enum {
 
 typedef struct bl_follow {
     bl_kv kv;                   /* its path is that of the scenario */
-    bl_meta *meta;
+    bl_index *index;
     uint32_t room;
 } bl_follow;
 
@@ -39,11 +39,11 @@ typedef struct bl_follow_table {
     uint32_t valid;
 } bl_follow_table;
 
-static int bl_follow_attach(bl_path *path, bl_meta *meta)
+static int bl_follow_attach(bl_path *path, bl_index *index)
 {
     bl_follow *follow = (bl_follow *)path;
-    follow->meta = meta;
-    return bl_journal_attach(meta, follow->room);
+    follow->index = index;
+    return bl_journal_attach(index, follow->room);
 }
 
 /* Apply a change, unless the line is newer. */
@@ -62,7 +62,7 @@ static int64_t bl_follow_take(const bl_follow *follow, bl_follow_table *one, bl_
     bl_change changes[BL_FOLLOW_PART];
     uint32_t most = 1 + (uint32_t)bl_sim_below(follow->kv.path.world, BL_FOLLOW_PART);
     uint64_t lost;
-    int64_t count = bl_journal_take(follow->meta, changes, most, &lost);
+    int64_t count = bl_journal_take(follow->index, changes, most, &lost);
     for (int64_t i = 0; i < count; i++) {
         if (changes[i].block >= BL_FOLLOW_LINES || changes[i].generation == 0)
             return -EBADMSG;
@@ -81,7 +81,7 @@ static int bl_follow_read(bl_follow *follow, bl_session *session, bl_follow_tabl
 {
     bl_change names[BL_FOLLOW_LINES];
     uint32_t first = 0;
-    bl_journal_take(follow->meta, names, 0, &table->lost);
+    bl_journal_take(follow->index, names, 0, &table->lost);
     table->valid = 1;
     int status = bl_path_call(&follow->kv.path, session, 1);
     if (status < 0)

@@ -34,7 +34,7 @@ struct bl_path {
     uint32_t server_verbs;      /* a doomed server dies within this many verbs */
     uint64_t timeout_ns;        /* for attachments and calls; 0: BL_PATH_TIMEOUT_NS */
     uint64_t heartbeat_lost_ns; /* heartbeat timeout of sessions; 0: the default */
-    int (*prepare)(bl_path *path, bl_meta *meta); /* called before a server serves, or NULL */
+    int (*prepare)(bl_path *path, bl_index *index); /* called before a server serves, or NULL */
     uint32_t bears_timeouts;    /* 1: clocks jump, so calls may time out */
     uint32_t bears_clashes;     /* 1: two machines have the same host number, so one may be
                                  * refused */

@@ -43,7 +43,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"asleep", bl_path_asleep, 0},
     {"doorbells", bl_path_doorbells, 8},
     {"reserves", bl_path_reserves, 0},
-    {"meta", bl_path_meta, 0},
+    {"index", bl_path_index, 0},
     {"recovery", bl_path_recovery, 0},
     {"removal", bl_path_removal, 0},
     {"elect", bl_takeover_elect, 0},

@@ -56,7 +56,7 @@ int bl_path_doorbells(bl_sim_world *world);
 int bl_path_reserves(bl_sim_world *world);
 
 /* sim/scenarios/blocks.c */
-int bl_path_meta(bl_sim_world *world);
+int bl_path_index(bl_sim_world *world);
 int bl_path_recovery(bl_sim_world *world);
 int bl_path_removal(bl_sim_world *world);
 

@@ -62,22 +62,22 @@ static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
 static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
 {
     bl_server *server;
-    bl_meta *meta;
+    bl_index *index;
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
+    status = bl_index_create(server, BL_EVICT_LRU, &index);
     if (status == 0) {
-        status = bl_meta_serve(meta);
+        status = bl_index_serve(index);
         system->blocks.path.world->stat.takeovers += status == 0;
         if (status == 0)
             status = bl_system_run(system, server, self);
         if (status == 0 && server->epoch > system->epoch) {
             system->epoch = server->epoch;
-            system->block_count = meta->stat.block_count;
-            system->extent_count = bl_extents_count(meta->extents);
+            system->block_count = index->stat.block_count;
+            system->extent_count = bl_extents_count(index->extents);
         }
-        bl_meta_destroy(meta);
+        bl_index_destroy(index);
     }
     bl_server_destroy(server);
     return status == -BL_ERROR_SERVER_ALIVE || status == -BL_ERROR_DEPOSED ? 0 : status;

@@ -200,7 +200,7 @@ int bl_takeover_watch(bl_sim_world *world)
 /* ---- rivals: servers on three hosts depose each other while they are alive, and some die. */
 
 /* Stand by until this server serves. Returns 1; 0: the scenario is over; or an error. */
-static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
+static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_index *index)
 {
     const bl_memory *memory = &server->pool->memory;
     while (!rivals->over) {
@@ -211,7 +211,7 @@ static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
                 return status;
             continue;
         }
-        status = bl_meta_serve(meta);
+        status = bl_index_serve(index);
         if (status == 0)
             return 1;
         if (status != -BL_ERROR_SERVER_ALIVE)
@@ -244,16 +244,16 @@ static int bl_rival_run(bl_pool *pool, void *argument)
     int status = 0;
     while (status == 0 && !rivals->over) {
         bl_server *server;
-        bl_meta *meta;
+        bl_index *index;
         status = bl_server_create(pool, "", pool->memory.host, &server);
         if (status < 0)
             return status;
-        status = bl_meta_create(server, BL_EVICT_LRU, &meta);
+        status = bl_index_create(server, BL_EVICT_LRU, &index);
         if (status == 0) {
-            status = bl_rival_take(rivals, server, meta);
+            status = bl_rival_take(rivals, server, index);
             if (status == 1)
                 status = bl_rival_serve(rivals, server);
-            bl_meta_destroy(meta);
+            bl_index_destroy(index);
         }
         bl_server_destroy(server);
     }

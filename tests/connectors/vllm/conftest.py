@@ -22,7 +22,7 @@ from beluga_bench.vllm.model import SIZES, model
 from beluga_bench.vllm.process import Child, Engine, options_of
 
 from beluga import BelugaError, Pool
-from beluga.index import MetaClient, MetaStat
+from beluga.index import IndexClient, IndexStat
 from beluga.rpc import Client
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,10 +136,10 @@ class Site:
             timeout=120,
         )
 
-    def stat(self) -> MetaStat:
+    def stat(self) -> IndexStat:
         """Return the server's counters."""
         with Pool.open(self.paths) as pool, Client(pool, timeout_s=5) as client:
-            return MetaClient(client).stat()
+            return IndexClient(client).stat()
 
     def pinned(self) -> int:
         """Return how many blocks sessions hold."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vllm_parts import Tensor, layer_major
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError
 
@@ -57,7 +57,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_blocks_are_written_to_the_pool_and_read_back(
-    name: str, pool: Pool, server: MetaServer
+    name: str, pool: Pool, server: IndexServer
 ) -> None:
     make, pieces = KNOWN[name]
     source_tensors, source = make()

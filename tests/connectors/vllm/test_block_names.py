@@ -15,7 +15,7 @@ import pytest
 from test_transfers import Side, digests
 from vllm_parts import BLOCK_TOKENS, request
 
-from beluga import MetaServer, Namespace, Pool
+from beluga import IndexServer, Namespace, Pool
 from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.names import BlockNames
 from beluga.connectors.vllm.parts import BlockPart
@@ -97,7 +97,7 @@ def test_blocks_that_routers_cannot_hash_have_no_name() -> None:
 
 
 def test_a_rank_stores_its_part_with_the_hashes(
-    pool: Pool, server: MetaServer, pool_name: str
+    pool: Pool, server: IndexServer, pool_name: str
 ) -> None:
     side = Side(pool_name, part=BlockPart(1, "heads 1-2/2"))
     side.attached()

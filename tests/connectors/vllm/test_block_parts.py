@@ -15,7 +15,7 @@ import pytest
 from test_transfers import LONG_S, Gate, Side, blocks
 from vllm_parts import config, spec
 
-from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga import IndexServer, KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.lookups import Lookups
@@ -103,7 +103,7 @@ def test_a_draft_model_s_layers_make_parts_private() -> None:
 
 
 @pytest.fixture
-def ranks(server: MetaServer, pool_name: str) -> Iterator[list[Side]]:
+def ranks(server: IndexServer, pool_name: str) -> Iterator[list[Side]]:
     """Two ranks with the same part, and the same bytes."""
     made = [Side(pool_name, part=BlockPart(0, "heads 0-1/1", copies=2, copy=n)) for n in range(2)]
     for side in made:
@@ -171,7 +171,7 @@ def test_a_preemption_stops_what_a_rank_stores_for_others(ranks: list[Side]) -> 
 
 
 def test_the_scheduler_looks_up_each_part_once_and_waits_for_all_ranks(
-    server: MetaServer, pool: Pool, pool_name: str
+    server: IndexServer, pool: Pool, pool_name: str
 ) -> None:
     connection = Connection(
         VllmSettings(pool=pool_name), name="lookups", logger=logging.getLogger("test")
@@ -196,7 +196,7 @@ def test_the_scheduler_looks_up_each_part_once_and_waits_for_all_ranks(
         connection.close()
 
 
-def test_no_rank_reads_the_heads_of_another(server: MetaServer, pool_name: str) -> None:
+def test_no_rank_reads_the_heads_of_another(server: IndexServer, pool_name: str) -> None:
     """The name of the part is in the namespace, whose digest is in every key and every entry."""
     sides = []
     for number in range(2):
@@ -209,7 +209,7 @@ def test_no_rank_reads_the_heads_of_another(server: MetaServer, pool_name: str) 
         sides.append(side)
     sides[0].worker.save(Orders(saves=[blocks("r", [0, 1])]))
     sides[0].saved("r")
-    assert server.meta_stat().block_count == 2
+    assert server.index_stat().block_count == 2
     sides[1].worker.load(Orders(loads=[blocks("s", [2, 3])]))
     assert sides[1].worker.loads.failed() == {2, 3}
     for side in sides:

@@ -21,7 +21,7 @@ from prometheus_client import Counter, Gauge
 from support.blocks import eventually
 from vllm_parts import BLOCK_TOKENS, adapter, cache_config, config, layer_major, request, spec
 
-from beluga import MetaServer, Namespace, Pool
+from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.vllm.media import MARK
@@ -179,7 +179,7 @@ def make(
 
 
 def test_one_engine_loads_blocks_saved_by_another(
-    server: MetaServer, make: Callable[..., Engine], requested: list[str]
+    server: IndexServer, make: Callable[..., Engine], requested: list[str]
 ) -> None:
     one, other = make(), make()
     assert one.run(request("a", TOKENS), 3, fill=7) == 0
@@ -197,7 +197,7 @@ def test_one_engine_loads_blocks_saved_by_another(
 
 
 def test_two_engines_use_a_quarter_of_a_small_pools_lanes(
-    server: MetaServer, pool: Pool, make: Callable[..., Engine]
+    server: IndexServer, pool: Pool, make: Callable[..., Engine]
 ) -> None:
     for engine in (make(), make()):
         engine.run(request("a", TOKENS), 3, fill=7)
@@ -207,7 +207,7 @@ def test_two_engines_use_a_quarter_of_a_small_pools_lanes(
 
 @pytest.mark.parametrize("load", ["auto", "sync", "async"])
 def test_a_hit_costs_two_calls_of_the_server(
-    server: MetaServer, make: Callable[..., Engine], load: str
+    server: IndexServer, make: Callable[..., Engine], load: str
 ) -> None:
     """The scheduler's side looks up and releases; the worker makes no call."""
     make().run(request("a", TOKENS), 3, fill=7)
@@ -225,7 +225,7 @@ def test_a_hit_costs_two_calls_of_the_server(
 
 
 def test_the_first_prompt_after_a_start_hits_the_pool(
-    server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make().run(request("a", TOKENS), 3, fill=7)
     waits = threading.Event()
@@ -264,7 +264,7 @@ def test_without_a_pool_an_engine_starts_and_computes(
     assert engine.scheduler.get_kv_connector_stats().data["lookup_failures"] == 1
 
 
-def test_asynchronous_loads_complete(server: MetaServer, make: Callable[..., Engine]) -> None:
+def test_asynchronous_loads_complete(server: IndexServer, make: Callable[..., Engine]) -> None:
     one, other = make(), make(load="async")
     one.run(request("a", TOKENS), 0, fill=7)
     made = request("b", TOKENS)
@@ -275,7 +275,7 @@ def test_asynchronous_loads_complete(server: MetaServer, make: Callable[..., Eng
 
 
 def test_a_load_that_fails_names_its_blocks(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     one, other = make(), make()
     one.run(request("a", TOKENS), 0, fill=7)
@@ -293,7 +293,9 @@ def test_a_load_that_fails_names_its_blocks(
     assert other.scheduler.get_num_new_matched_tokens(made, 0) == (0, False)
 
 
-def test_after_a_reset_every_lookup_misses(server: MetaServer, make: Callable[..., Engine]) -> None:
+def test_after_a_reset_every_lookup_misses(
+    server: IndexServer, make: Callable[..., Engine]
+) -> None:
     one, other = make(), make()
     one.run(request("a", TOKENS), 0, fill=7)
     assert other.scheduler.reset_cache() is True
@@ -305,7 +307,7 @@ def test_after_a_reset_every_lookup_misses(server: MetaServer, make: Callable[..
 
 
 def test_blocks_are_announced_when_they_are_in_the_pool(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine, silent = make(events=True), make()
     made = request("a", TOKENS, lora=None)
@@ -324,7 +326,7 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
 
 
 def test_an_engine_maps_the_pool_once(
-    server: MetaServer, pool: Pool, make: Callable[..., Engine]
+    server: IndexServer, pool: Pool, make: Callable[..., Engine]
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
@@ -335,7 +337,7 @@ def test_an_engine_maps_the_pool_once(
 
 @pytest.mark.parametrize("name", ["", "tuned", "secret"])
 def test_announcements_distinguish_salted_blocks_from_others(
-    server: MetaServer, pool: Pool, make: Callable[..., Engine], tmp_path: Path, name: str
+    server: IndexServer, pool: Pool, make: Callable[..., Engine], tmp_path: Path, name: str
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
     engine = make(events=True)
@@ -361,7 +363,7 @@ def test_announcements_distinguish_salted_blocks_from_others(
 
 
 def test_images_are_announced_with_the_blocks_that_show_them(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine = make(events=True)
     engine.run(
@@ -375,7 +377,7 @@ def test_images_are_announced_with_the_blocks_that_show_them(
 
 
 def test_loaded_tokens_and_seconds_are_reported_to_the_server(
-    monkeypatch: pytest.MonkeyPatch, server: MetaServer, make: Callable[..., Engine]
+    monkeypatch: pytest.MonkeyPatch, server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     engine, other = make(), make(prefill_b_ms=250.0)
@@ -389,7 +391,7 @@ def test_loaded_tokens_and_seconds_are_reported_to_the_server(
 
 
 def test_a_preempted_request_is_no_longer_saved(
-    server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make()
     cancelled: list[list[str]] = []
@@ -403,7 +405,7 @@ def test_a_preempted_request_is_no_longer_saved(
 
 
 def test_seconds_and_blocks_are_counted_for_each_process(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=1)
@@ -429,7 +431,7 @@ def test_seconds_and_blocks_are_counted_for_each_process(
 
 
 def test_a_scheduler_reports_the_space_of_its_blocks(
-    pool: Pool, server: MetaServer, make: Callable[..., Engine]
+    pool: Pool, server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()
     space = engine.scheduler.get_kv_connector_stats().data["space"]
@@ -443,14 +445,14 @@ def test_a_scheduler_reports_the_space_of_its_blocks(
 
 
 def test_the_engine_computes_blocks_that_cannot_be_loaded(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()
     assert engine.config.kv_transfer_config.kv_load_failure_policy == "recompute"
     assert engine.scheduler.requires_kv_delivery is False
 
 
-def test_reports_of_two_ranks_add_up(server: MetaServer, make: Callable[..., Engine]) -> None:
+def test_reports_of_two_ranks_add_up(server: IndexServer, make: Callable[..., Engine]) -> None:
     one, other = make(), make()
     one.run(request("a", TOKENS), 0, fill=1)
     reports = []
@@ -463,7 +465,7 @@ def test_reports_of_two_ranks_add_up(server: MetaServer, make: Callable[..., Eng
     assert reports[0].report.loaded == {"b": Loaded(2, 5)}
 
 
-def test_no_call_is_made_after_the_end(server: MetaServer, make: Callable[..., Engine]) -> None:
+def test_no_call_is_made_after_the_end(server: IndexServer, make: Callable[..., Engine]) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
     assert server.stat().live_count == 4  # lookups, saves, and two for loads
@@ -489,7 +491,7 @@ def test_a_hash_that_is_not_reproducible_is_rejected(
 
 
 def test_a_vllm_without_a_bound_cache_manager_gets_a_clear_error(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()
     made = request("a", TOKENS)
@@ -501,7 +503,7 @@ def test_a_vllm_without_a_bound_cache_manager_gets_a_clear_error(
 
 
 def test_the_handshake_is_logged_with_its_result(
-    server: MetaServer, make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+    server: IndexServer, make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     engine = make()
@@ -511,7 +513,7 @@ def test_the_handshake_is_logged_with_its_result(
 
 
 def test_parts_of_ranks_are_requested_in_rank_order(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()
 
@@ -529,7 +531,7 @@ def test_parts_of_ranks_are_requested_in_rank_order(
 
 
 def test_after_another_connectors_handshake_ranks_are_known_from_their_first_reports(
-    server: MetaServer, make: Callable[..., Engine]
+    server: IndexServer, make: Callable[..., Engine]
 ) -> None:
     """MultiConnector gives every connector the handshake of the first one that has any."""
     engine, other = make(), make()
@@ -541,7 +543,7 @@ def test_after_another_connectors_handshake_ranks_are_known_from_their_first_rep
 
 
 def test_the_namespace_is_that_of_the_rank_and_its_settings(
-    server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {make().worker._namespace.digest, make(salt="secret").worker._namespace.digest}
     state = sys.modules["vllm.distributed.parallel_state"]

@@ -27,7 +27,7 @@ from vllm_parts import (
     spec,
 )
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.cuts import head_cuts
@@ -180,7 +180,7 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def make(server: MetaServer, pool_name: str) -> Iterator[Callable[..., Engine]]:
+def make(server: IndexServer, pool_name: str) -> Iterator[Callable[..., Engine]]:
     made: list[Engine] = []
 
     def make(size: int, order: str = "LBHNC", **settings: Any) -> Engine:
@@ -225,7 +225,7 @@ def test_blocks_stored_by_some_ranks_are_hits_for_others(
 
 
 def test_a_prompt_may_be_stored_by_two_engines_in_turn(
-    server: MetaServer, make: Callable[..., Engine], whole: np.ndarray
+    server: IndexServer, make: Callable[..., Engine], whole: np.ndarray
 ) -> None:
     own, other = make(2), make(1)
     own.saves(whole, 2)
@@ -237,7 +237,7 @@ def test_a_prompt_may_be_stored_by_two_engines_in_turn(
     assert server.stat().call_count - before == 5
 
 
-def test_a_miss_costs_one_more_call(server: MetaServer, make: Callable[..., Engine]) -> None:
+def test_a_miss_costs_one_more_call(server: IndexServer, make: Callable[..., Engine]) -> None:
     engine = make(2)
     before = server.stat().call_count
     assert engine.loads() == (0, set())
@@ -340,7 +340,7 @@ def test_blocks_of_a_kernel_are_cut_as_one_block() -> None:
 
 
 def test_scheduler_and_worker_agree_on_parts_and_cuts(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank reports which parts it has and can read, and the scheduler looks those up."""
     made: list[Any] = []

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from vllm_parts import Tensor, layer_major
 
-from beluga import MetaServer, Namespace
+from beluga import IndexServer, Namespace
 from beluga.connectors.vllm import device
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.layout import GroupLayout
@@ -149,7 +149,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def make_side(
-    machine: Machine, server: MetaServer, pool_name: str
+    machine: Machine, server: IndexServer, pool_name: str
 ) -> Iterator[Callable[..., Side]]:
     made: list[Side] = []
 

@@ -17,7 +17,7 @@ import pytest
 from fake_rules import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, modules
 from vllm_parts import no_extra_keys, request
 
-from beluga import KVCache, MetaServer, Namespace
+from beluga import IndexServer, KVCache, Namespace
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.events import Announcements
@@ -112,7 +112,9 @@ class Engine:
 
 
 @pytest.fixture
-def engine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
     for name, module in fakes.modules("vllm", modules()).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
@@ -123,7 +125,7 @@ def engine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
+def caches(server: IndexServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
     """A cache for each rank."""
     made = [KVCache(pool, namespace=rank) for rank in RANKS]
     yield made
@@ -351,7 +353,7 @@ def test_a_load_that_succeeds_counts_its_tokens_and_is_not_saved(
     assert engine.step(made, 0).saves == []
 
 
-def test_a_miss_is_cached_and_a_failed_lookup_is_not(engine: Engine, server: MetaServer) -> None:
+def test_a_miss_is_cached_and_a_failed_lookup_is_not(engine: Engine, server: IndexServer) -> None:
     made = request("r", TOKENS)
     made.num_prompt_tokens = made.num_tokens
     for _ in range(3):
@@ -386,7 +388,7 @@ def test_a_missing_block_id_fails_the_load(engine: Engine, caches: list[KVCache]
 
 
 @pytest.fixture
-def fine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def fine(server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that resumes within blocks."""
     for name, module in fakes.modules("vllm", modules()).items():
         monkeypatch.setitem(sys.modules, name, module)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 from identity_cases import CASES, NOT_SHOWN, TOKENS
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.connectors.identity.models import WEIGHTS
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def engines(
     folder = tmp_path_factory.mktemp("identity")
     device = memory_root / f"beluga-{folder.parent.name}-{folder.name}"
     try:
-        with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, MetaServer(pool):
+        with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, IndexServer(pool):
             done = subprocess.run(
                 [vllm_python, str(HERE / "identity_role.py"), str(device), str(folder)],
                 check=False,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm_parts import BLOCK_TOKENS, request
 
-from beluga import KVCache, MetaServer
+from beluga import IndexServer, KVCache
 from beluga.connectors.vllm.pauses import IDLE_LIMIT_S, LIMIT_S, Pauses
 from beluga.connectors.vllm.steps import Loaded, StepReport
 from tests.connectors.vllm.test_schedule import RANKS, TOKENS, Engine, pinned, store
@@ -81,7 +81,7 @@ def test_the_loads_of_one_forward_have_one_limit() -> None:
 
 
 @pytest.fixture
-def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
+def engine(server: IndexServer, pool_name: str) -> Iterator[Engine]:
     engine = Engine(pool_name)  # with the default settings
     engine.lookups.block_bytes = 8 * MIB
     assert engine.connection.wait(60)
@@ -91,7 +91,7 @@ def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
+def caches(server: IndexServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
     made = [KVCache(pool, namespace=rank) for rank in RANKS]
     yield made
     for cache in made:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 
 HERE = Path(__file__).parent
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_after_a_reload_no_block_of_the_former_weights_is_hit(
-    vllm_python: str, tiny_model: Path, server: MetaServer, pool_name: str, tmp_path: Path
+    vllm_python: str, tiny_model: Path, server: IndexServer, pool_name: str, tmp_path: Path
 ) -> None:
     words = [pool_name, str(tiny_model), str(tmp_path / "other")]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def wrong_blocks(
     folder = tmp_path_factory.mktemp("updates")
     device = memory_root / f"beluga-{folder.parent.name}-{folder.name}"
     try:
-        with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, MetaServer(pool):
+        with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, IndexServer(pool):
             done = subprocess.run(
                 [vllm_python, str(HERE / "update_bytes_role.py"), str(device), str(folder)],
                 check=False,

@@ -23,7 +23,7 @@ from beluga_bench.vllm.process import environment_of, options_of
 from replaying import Replay, calls
 from support.emulation import long
 
-from beluga import MetaServer, Pool
+from beluga import IndexServer, Pool
 from beluga.connectors.vllm import pauses
 from tests.connectors.vllm.conftest import Site
 
@@ -99,7 +99,7 @@ def replayed(path: Path, kind: str, pool_name: str, **settings: Any) -> Replay:
     ],
 )
 def test_recorded_calls_of_real_engines_store_only_correct_blocks(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, kind: str
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     fake_vllm.installed(monkeypatch)
     try:
@@ -112,7 +112,7 @@ def test_recorded_calls_of_real_engines_store_only_correct_blocks(
 
 
 def test_loads_that_auto_runs_beside_steps_equal_those_of_async(
-    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every load is too long here, so vLLM must make the same calls."""
     fake_vllm.installed(monkeypatch)

@@ -20,7 +20,7 @@ from support.blocks import eventually
 from test_connector import TOKENS, Engine
 from vllm_parts import BLOCK_TOKENS, extend, request
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.hints import FAVOR_S, NO_HINT, RequestHint, read_hint
 from beluga.connectors.vllm import hints as hints_module
 from beluga.connectors.vllm.counters import ConnectorCounters
@@ -97,7 +97,7 @@ def further(tokens: list[int], blocks: int) -> list[int]:
 
 
 def test_blocks_that_a_request_saves_get_its_hint(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     engine = make()
     engine.run(hinted_request("a", {"pin": True, "ttl": 60}), 1, fill=7)
@@ -108,14 +108,14 @@ def test_blocks_that_a_request_saves_get_its_hint(
 
 
 def test_a_favoring_hint_without_a_time_ends_an_hour_after_the_last_use(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     make().run(hinted_request("a", {"priority": "high"}), 1, fill=7)
     assert given.take(1) == [(5, "high", FAVOR_S, False)]
 
 
 def test_a_request_without_a_hint_hints_no_blocks(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 1, fill=7)
@@ -125,7 +125,7 @@ def test_a_request_without_a_hint_hints_no_blocks(
 
 
 def test_hit_blocks_are_favored_and_never_evicted_earlier(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     """A batch job shares its system prompt with other requests."""
     make().run(request("everybody", TOKENS), 1, fill=7)
@@ -139,7 +139,7 @@ def test_hit_blocks_are_favored_and_never_evicted_earlier(
 
 
 def test_blocks_in_the_engines_own_cache_get_the_hint_too(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 1, fill=7)
@@ -154,7 +154,7 @@ def test_blocks_in_the_engines_own_cache_get_the_hint_too(
 
 
 def test_a_session_s_later_request_hints_its_earlier_blocks(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     """The last request of a session releases exactly the blocks of the session."""
     make().run(request("everybody", TOKENS), 1, fill=7)
@@ -171,7 +171,7 @@ def test_a_session_s_later_request_hints_its_earlier_blocks(
 
 
 def test_a_restarted_session_has_no_blocks_of_others(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     engine, other = make(), list(range(500, 500 + 5 * BLOCK_TOKENS))
     engine.run(hinted_request("1", {"pin": True}, session_id="s"), 1, fill=8)
@@ -196,7 +196,7 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_preempted_request_hints_its_hits_once(
-    server: MetaServer, make: Make, given: Given
+    server: IndexServer, make: Make, given: Given
 ) -> None:
     make().run(request("a", TOKENS), 1, fill=7)
     engine, made = make(), hinted_request("b", {"pin": True})
@@ -274,7 +274,7 @@ def test_a_malformed_hint_is_a_one_line_error(
 
 
 def test_a_malformed_hint_is_logged_and_the_request_continues(
-    server: MetaServer, make: Make, given: Given, caplog: pytest.LogCaptureFixture
+    server: IndexServer, make: Make, given: Given, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make()
     for number, (hint, _, _) in enumerate(WRONG):
@@ -300,7 +300,7 @@ def test_parameters_that_are_not_an_object_are_ignored() -> None:
 def test_a_hostile_client_cannot_exceed_the_tenants_budget(
     pool: Pool, make: Make, given: Given
 ) -> None:
-    with MetaServer(pool, hint_budget=0.0) as server:
+    with IndexServer(pool, hint_budget=0.0) as server:
         engine = make(tenant="acme")
         engine.run(hinted_request("a", {"pin": True, "ttl": 86400}), 1, fill=7)
         assert given.take(1) == [(0, "normal", 86400, True)]
@@ -309,7 +309,7 @@ def test_a_hostile_client_cannot_exceed_the_tenants_budget(
 
 
 def test_hints_dropped_by_a_full_queue_are_counted(
-    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves = make().worker._worker.saves
     monkeypatch.setattr("beluga.connectors.vllm.saves.HINTS_MAX", 0)
@@ -319,7 +319,7 @@ def test_hints_dropped_by_a_full_queue_are_counted(
 
 
 def test_hints_without_a_server_are_counted_and_ignored(pool: Pool, make: Make) -> None:
-    with MetaServer(pool):
+    with IndexServer(pool):
         engine = make(retry_s=60.0)
     engine.worker._worker.save(Orders(hints=[HintedBlocks(RequestHint(pin=True), bytes(96), 3)]))
     assert eventually(lambda: engine.worker._counters.take().get("hint_skipped_blocks") == 3)
@@ -335,7 +335,7 @@ def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_waiting_request_prefetches_on_request_or_in_a_session(
-    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make()
     requested = prefetched(engine, monkeypatch)
@@ -356,7 +356,7 @@ def test_a_waiting_request_prefetches_on_request_or_in_a_session(
     assert engine.scheduler._schedule._requests == {}
 
 
-def test_prefetch_onboards_from_lower_tiers(server: MetaServer, make: Make, given: Given) -> None:
+def test_prefetch_onboards_from_lower_tiers(server: IndexServer, make: Make, given: Given) -> None:
     engine = make()
     before = server.stat().call_count
     engine.scheduler.on_new_request(hinted_request("a", {"prefetch": True}))

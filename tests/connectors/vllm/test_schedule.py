@@ -15,7 +15,7 @@ import pytest
 from support.blocks import eventually
 from vllm_parts import BLOCK_TOKENS, adapter, extend, no_extra_keys, request
 
-from beluga import KVCache, MetaServer, Namespace
+from beluga import IndexServer, KVCache, Namespace
 from beluga.connectors.connection import Connection
 from beluga.connectors.identity.models import Files
 from beluga.connectors.vllm.counters import ConnectorCounters
@@ -86,7 +86,7 @@ class Engine:
 
 
 @pytest.fixture
-def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
+def engine(server: IndexServer, pool_name: str) -> Iterator[Engine]:
     engine = Engine(pool_name)
     assert engine.connection.wait(60)
     yield engine
@@ -94,7 +94,7 @@ def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
+def caches(server: IndexServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
     """A cache for each rank."""
     made = [KVCache(pool, namespace=rank) for rank in RANKS]
     yield made
@@ -446,7 +446,7 @@ def test_a_preempted_request_is_looked_up_again(engine: Engine, caches: list[KVC
     assert engine.saves(made, 4) == [("r", [51]), ("r", [52])]
 
 
-def test_a_read_only_engine_saves_nothing(server: MetaServer, pool_name: str) -> None:
+def test_a_read_only_engine_saves_nothing(server: IndexServer, pool_name: str) -> None:
     engine = Engine(pool_name, save=False)
     made = request("r", TOKENS)
     engine.start(made)
@@ -457,7 +457,7 @@ def test_a_read_only_engine_saves_nothing(server: MetaServer, pool_name: str) ->
 
 
 def test_asynchronous_loads_do_not_delay_saves(
-    server: MetaServer, pool_name: str, caches: list[KVCache]
+    server: IndexServer, pool_name: str, caches: list[KVCache]
 ) -> None:
     engine = Engine(pool_name, load="async")
     assert engine.connection.wait(60)
@@ -537,7 +537,7 @@ def test_a_loaded_request_is_looked_up_again_when_it_restarts(
 
 @pytest.mark.parametrize("load", ["sync", "async"])
 def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
-    server: MetaServer, pool_name: str, caches: list[KVCache], load: str
+    server: IndexServer, pool_name: str, caches: list[KVCache], load: str
 ) -> None:
     """vLLM would wait forever for blocks that it has reserved for the same request."""
     other = Engine(pool_name, load=load)
@@ -555,7 +555,7 @@ def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
 
 
 def test_a_request_without_accepted_tokens_releases_its_pins(
-    server: MetaServer, pool_name: str, caches: list[KVCache]
+    server: IndexServer, pool_name: str, caches: list[KVCache]
 ) -> None:
     other = Engine(pool_name, load="async")
     assert other.connection.wait(60)
@@ -601,7 +601,7 @@ def digests_with(engine: Engine, lora: Any, name: str = "r") -> list[bytes]:
 
 
 def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_same(
-    pool_name: str, server: MetaServer, tmp_path: Path
+    pool_name: str, server: IndexServer, tmp_path: Path
 ) -> None:
     found = []
     for folder, content in (("a", b"1"), ("b", b"2"), ("c", b"1")):

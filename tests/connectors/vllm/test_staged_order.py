@@ -18,7 +18,7 @@ import pytest
 from torch_streams import Machine
 from vllm_parts import layer_major
 
-from beluga import MetaServer, Namespace
+from beluga import IndexServer, Namespace
 from beluga.connectors.vllm import device
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.layout import GroupLayout
@@ -79,7 +79,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 def rank(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    server: MetaServer,
+    server: IndexServer,
     pool_name: str,
 ) -> Iterator[Rank]:
     def missing(_: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga import KVCache, MetaServer, Pool
+from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.staging import BlockSource, StagedSource
@@ -38,7 +38,7 @@ def keys_apart() -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("make", [layer_major, packed, keys_apart])
 def test_a_buffer_holds_the_same_bytes(
-    make: Callable[[], tuple[Any, dict[str, Any]]], pool: Pool, server: MetaServer
+    make: Callable[[], tuple[Any, dict[str, Any]]], pool: Pool, server: IndexServer
 ) -> None:
     """A block is stored through a buffer and loaded without one, and vice versa."""
     memory, tensors = make()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from vllm_parts import Tensor, layer_major
 
-from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga import IndexServer, KVCache, Namespace, Pool
 from beluga.connectors.vllm.counters import ConnectorCounters, figures
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.parts import BlockPart
@@ -75,7 +75,7 @@ def blocks(name: str, ids: list[int], start: int = 0) -> BlockRange:
 
 
 @pytest.fixture
-def side(server: MetaServer, pool_name: str) -> Iterator[Side]:
+def side(server: IndexServer, pool_name: str) -> Iterator[Side]:
     side = Side(pool_name)
     side.attached()
     yield side
@@ -83,7 +83,7 @@ def side(server: MetaServer, pool_name: str) -> Iterator[Side]:
 
 
 def test_blocks_of_one_worker_are_loaded_by_another(
-    side: Side, server: MetaServer, pool_name: str
+    side: Side, server: IndexServer, pool_name: str
 ) -> None:
     side.fill(1)
     ids = list(range(40))
@@ -138,7 +138,7 @@ def test_ranges_after_a_failed_one_of_their_request_are_reported(side: Side) -> 
 
 
 def test_a_damaged_block_is_a_miss_and_leaves_the_pool(
-    side: Side, pool: Pool, server: MetaServer
+    side: Side, pool: Pool, server: IndexServer
 ) -> None:
     side.fill(3)
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
@@ -236,7 +236,7 @@ def test_a_preemption_within_a_long_range_waits_for_one_batch_only(side: Side, g
     assert counted["save_skipped_blocks"] == 2 * BATCH_BLOCKS
 
 
-def test_blocks_beyond_the_queue_are_skipped(server: MetaServer, pool_name: str) -> None:
+def test_blocks_beyond_the_queue_are_skipped(server: IndexServer, pool_name: str) -> None:
     side = Side(pool_name, save_queue=4)
     side.attached()
     gate = Gate(side.layout)
@@ -252,7 +252,7 @@ def test_blocks_beyond_the_queue_are_skipped(server: MetaServer, pool_name: str)
     side.worker.close()
 
 
-def test_loads_in_a_thread_complete_later(side: Side, server: MetaServer, pool_name: str) -> None:
+def test_loads_in_a_thread_complete_later(side: Side, server: IndexServer, pool_name: str) -> None:
     side.fill(5)
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
     side.saved("r")
@@ -310,7 +310,7 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Side, pool: Pool) -> No
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_blocks_evicted_during_a_load_fail_and_the_others_are_loaded(
-    side: Side, pool: Pool, server: MetaServer, beside: bool
+    side: Side, pool: Pool, server: IndexServer, beside: bool
 ) -> None:
     side.fill(6)
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2, 3])]))
@@ -326,7 +326,9 @@ def test_blocks_evicted_during_a_load_fail_and_the_others_are_loaded(
     assert np.array_equal(side.memory[:, [0, 1]], side.memory[:, [10, 11]])
 
 
-def test_blocks_of_another_namespace_are_misses(side: Side, server: MetaServer, pool: Pool) -> None:
+def test_blocks_of_another_namespace_are_misses(
+    side: Side, server: IndexServer, pool: Pool
+) -> None:
     side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
     side.saved("r")
     with KVCache(pool, namespace="another") as cache:
@@ -364,7 +366,7 @@ def test_saves_of_preempted_requests_only_are_dropped(side: Side, gate: Gate) ->
     assert set(side.worker.report().stored) == {digests(0, 1), digests(50, 1)}
 
 
-def test_dropped_saves_free_their_space_in_the_queue(server: MetaServer, pool_name: str) -> None:
+def test_dropped_saves_free_their_space_in_the_queue(server: IndexServer, pool_name: str) -> None:
     side = Side(pool_name, save_queue=3)
     side.attached()
     gate = Gate(side.layout)
@@ -380,7 +382,7 @@ def test_dropped_saves_free_their_space_in_the_queue(server: MetaServer, pool_na
 
 
 def test_blocks_without_room_in_the_pool_are_counted_as_skipped(
-    server: MetaServer, pool_name: str, side: Side, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, pool_name: str, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = side.worker.save_connection._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
     states = np.array([BlockState.GRANTED, BlockState.REFUSED, BlockState.PENDING], dtype=np.uint8)
@@ -403,7 +405,7 @@ def test_closing_a_worker_ends_its_threads_and_sessions(side: Side) -> None:
 
 
 @pytest.fixture
-def hybrid(server: MetaServer, pool_name: str) -> Iterator[Hybrid]:
+def hybrid(server: IndexServer, pool_name: str) -> Iterator[Hybrid]:
     hybrid = Hybrid(pool_name)
     yield hybrid
     hybrid.worker.close()

@@ -17,7 +17,7 @@ from support.blocks import eventually
 from test_connector import TOKENS, Engine
 from vllm_parts import BLOCK_TOKENS, adapter, request
 
-from beluga import MetaServer
+from beluga import IndexServer
 from beluga.connectors.vllm import updates
 
 LONG_S = 60.0
@@ -88,7 +88,7 @@ UPDATES: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_after_an_update_old_blocks_are_misses_and_new_ones_private(
-    server: MetaServer, make: Make, name: str
+    server: IndexServer, make: Make, name: str
 ) -> None:
     one, other = make(), make()
     one.saves()
@@ -103,7 +103,7 @@ def test_after_an_update_old_blocks_are_misses_and_new_ones_private(
 
 
 def test_methods_that_do_not_change_weights_keep_the_namespace(
-    server: MetaServer, make: Make
+    server: IndexServer, make: Make
 ) -> None:
     one = make()
     one.saves()
@@ -116,7 +116,7 @@ def test_methods_that_do_not_change_weights_keep_the_namespace(
 
 
 def test_blocks_based_on_old_kv_in_the_engines_cache_are_neither_hit_nor_saved(
-    server: MetaServer, make: Make, caplog: pytest.LogCaptureFixture
+    server: IndexServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = make()
     one.fill_own_cache()
@@ -131,7 +131,7 @@ def test_blocks_based_on_old_kv_in_the_engines_cache_are_neither_hit_nor_saved(
 
 
 def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
-    server: MetaServer, make: Make
+    server: IndexServer, make: Make
 ) -> None:
     """vLLM may empty its cache while requests run (``reset_running_requests``)."""
     one = make()
@@ -146,7 +146,7 @@ def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
     assert one.hits() == 0
 
 
-def test_a_reset_of_another_engine_has_no_effect(server: MetaServer, make: Make) -> None:
+def test_a_reset_of_another_engine_has_no_effect(server: IndexServer, make: Make) -> None:
     one, other = make(), make()
     one.fill_own_cache()
     one.call("reload_weights")
@@ -155,7 +155,7 @@ def test_a_reset_of_another_engine_has_no_effect(server: MetaServer, make: Make)
     assert one.hits() == 0
 
 
-def test_requests_that_run_during_an_update_are_not_saved(server: MetaServer, make: Make) -> None:
+def test_requests_that_run_during_an_update_are_not_saved(server: IndexServer, make: Make) -> None:
     one = make()
     made = request("running", TOKENS)
     one.start(made, 0)
@@ -166,18 +166,18 @@ def test_requests_that_run_during_an_update_are_not_saved(server: MetaServer, ma
     assert one.hits() == 0
 
 
-def test_a_lookup_from_before_an_update_is_not_loaded(server: MetaServer, make: Make) -> None:
+def test_a_lookup_from_before_an_update_is_not_loaded(server: IndexServer, make: Make) -> None:
     one = make()
     one.saves()
     made = request("waiting", TOKENS)
     assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == ALL
     one.call("reload_weights")
     assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == 0
-    assert server.meta_stat().pinned_count == 0
+    assert server.index_stat().pinned_count == 0
 
 
 def test_blocks_computed_during_an_update_are_not_shared(
-    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of the workers may return before they have finished."""
     one, during = make(), []
@@ -194,7 +194,7 @@ def test_blocks_computed_during_an_update_are_not_shared(
     assert one.hits() == 0
 
 
-def test_engines_updated_to_one_version_share_blocks(server: MetaServer, make: Make) -> None:
+def test_engines_updated_to_one_version_share_blocks(server: IndexServer, make: Make) -> None:
     one, other = make(), make()
     for engine in (one, other):
         engine.call("update_weights", {})
@@ -210,7 +210,7 @@ def test_engines_updated_to_one_version_share_blocks(server: MetaServer, make: M
     assert one.hits() == ALL
 
 
-def test_a_version_without_an_update_has_no_effect(server: MetaServer, make: Make) -> None:
+def test_a_version_without_an_update_has_no_effect(server: IndexServer, make: Make) -> None:
     one = make()
     one.saves()
     one.core.set_weight_version("label")
@@ -218,7 +218,7 @@ def test_a_version_without_an_update_has_no_effect(server: MetaServer, make: Mak
 
 
 def test_a_failed_update_changes_the_namespace(
-    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = make()
     one.saves()
@@ -228,7 +228,7 @@ def test_a_failed_update_changes_the_namespace(
     assert one.hits() == 0
 
 
-def test_routers_get_another_namespace_after_an_update(server: MetaServer, make: Make) -> None:
+def test_routers_get_another_namespace_after_an_update(server: IndexServer, make: Make) -> None:
     one = make()
     before = one.scheduler.get_kv_connector_stats().data["space"]
     one.call("reload_weights")
@@ -236,7 +236,7 @@ def test_routers_get_another_namespace_after_an_update(server: MetaServer, make:
 
 
 def test_an_adapter_reloaded_in_place_has_another_identity(
-    server: MetaServer, make: Make, tmp_path: Path
+    server: IndexServer, make: Make, tmp_path: Path
 ) -> None:
     one = make()
 

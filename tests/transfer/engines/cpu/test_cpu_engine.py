@@ -21,7 +21,7 @@ from support.emulation import fewer
 
 from beluga import coherence
 from beluga._ffi import ffi, lib
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -48,7 +48,7 @@ def scene(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Scene]:
     try:
         with (
             Pool.create(paths, device_size=size, coherence=request.param, sparse=True) as pool,
-            MetaServer(pool),
+            IndexServer(pool),
             Client(pool) as client,
         ):
             yield Scene(pool, client)

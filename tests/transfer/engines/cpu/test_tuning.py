@@ -18,7 +18,7 @@ from support.emulation import fewer
 from beluga import coherence, config
 from beluga._ffi import lib
 from beluga.errors import ChecksumError, EngineUnavailableError
-from beluga.index import MetaServer
+from beluga.index import IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.transfer import CopySettings, CpuEngine, Plan, plan_blocks, tuned
@@ -144,7 +144,7 @@ def test_an_engine_and_a_cache_use_the_stored_settings(
     assert seen == []  # nothing is measured before the first copy
     engine.gather_write(plan).wait()
     engine.gather_write(plan).wait()
-    with MetaServer(pool), KVCache(pool, namespace="tuned") as kv:
+    with IndexServer(pool), KVCache(pool, namespace="tuned") as kv:
         kv.put([b"k" * 16], [source])
     assert seen == [tuned, tuned]
 

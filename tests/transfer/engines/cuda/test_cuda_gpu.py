@@ -20,7 +20,7 @@ import pytest
 from support.engines import peek, poke
 from support.fake_cupy import FakeCuda
 
-from beluga import KVCache, MetaServer
+from beluga import IndexServer, KVCache
 from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.kvcache import Run
 from beluga.pool import Pool
@@ -92,7 +92,7 @@ def test_a_cache_finds_the_engine_by_its_name(cupy: Any, pool: Pool) -> None:
     blocks = Run(2, 2 * FRAGMENT, 2, fragments, [memory])
     digests = [bytes([i]) * 16 for i in range(2)]
     cupy.cuda.runtime.deviceSynchronize()
-    with MetaServer(pool), KVCache(pool, namespace="test", host=0, engine="cuda") as cache:
+    with IndexServer(pool), KVCache(pool, namespace="test", host=0, engine="cuda") as cache:
         assert isinstance(cache.engine, CudaEngine)
         assert cache.put(digests, blocks).stored == 2
         memory[:] = 0

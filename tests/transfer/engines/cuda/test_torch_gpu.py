@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from support.engines import peek, poke
 
-from beluga import KVCache, MetaServer
+from beluga import IndexServer, KVCache
 from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.kvcache import Run
 from beluga.pool import Pool
@@ -118,7 +118,7 @@ def test_tensors_of_a_gpu_go_through_a_cache(torch: Any, pool: Pool) -> None:
     blocks = Run(BLOCKS, FRAGMENTS * FRAGMENT, FRAGMENTS, fragments, [memory])
     names = [bytes([i]) * 16 for i in range(BLOCKS)]
     torch.cuda.synchronize()
-    with MetaServer(pool), KVCache(pool, namespace="test", engine="cuda") as cache:
+    with IndexServer(pool), KVCache(pool, namespace="test", engine="cuda") as cache:
         assert cache.put(names, blocks).stored == BLOCKS
         memory.zero_()
         torch.cuda.synchronize()
