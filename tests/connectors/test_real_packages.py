@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import select
 import subprocess
@@ -152,7 +153,8 @@ def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
         assert (how, run["differ"]) == (how, [])
         assert run["hits"] > 0
     # test_sglang_calls.py replays these, without SGLang
-    assert found["calls"] == json.loads(Path(__file__).with_name("sglang_calls.json").read_text())
+    recorded = Path(__file__).with_name("sglang_calls.json.xz").read_bytes()
+    assert found["calls"] == json.loads(lzma.decompress(recorded))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The calls that SGLang's HiCacheController makes, in its order, replayed over a fake of SGLang.
 
-``sglang_calls.json`` is recorded from the real controller (``sglang_controller_role.py``), and
+``sglang_calls.json.xz`` is recorded from the real controller (``sglang_controller_role.py``), and
 ``test_real_packages.py`` checks that the controller still makes these calls. Keys are numbers, and
 host indices are pages.
 """
@@ -10,6 +10,7 @@ host indices are pages.
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from sglang_parts import Flat, HostPool, Make, indices, keys, made_backends
 
 from beluga import IndexServer
 
-RECORDED = json.loads(Path(__file__).with_name("sglang_calls.json").read_text())
+RECORDED = json.loads(
+    lzma.decompress(Path(__file__).with_name("sglang_calls.json.xz").read_bytes())
+)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import lzma
 from collections import Counter, defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,9 @@ WRONG = 0xBAD
 
 def calls(path: Path) -> list[Any]:
     """Return the lines of a recording. Omitted fields are empty lists."""
-    lines = map(json.loads, path.read_text().splitlines())
+    content = path.read_bytes()
+    text = lzma.decompress(content) if path.suffix == ".xz" else content
+    lines = map(json.loads, text.splitlines())
     return [defaultdict(list, {"hook": one} if isinstance(one, str) else one) for one in lines]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tests.connectors.vllm.conftest import Site
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
+SUFFIX = ".jsonl.xz"
 KINDS: dict[str, dict[str, Any]] = {
     "sync": {},
     "async": {"load": "async"},
@@ -94,8 +96,8 @@ def replayed(path: Path, kind: str, pool_name: str, **settings: Any) -> Replay:
 @pytest.mark.parametrize(
     "kind",
     [
-        long(path.stem) if path.stem in ("async", "multi-other") else path.stem
-        for path in sorted(RECORDED.glob("*.jsonl"))
+        long(kind) if kind in ("async", "multi-other") else kind
+        for kind in sorted(path.name.removesuffix(SUFFIX) for path in RECORDED.iterdir())
     ],
 )
 def test_recorded_calls_of_real_engines_store_only_correct_blocks(
@@ -103,7 +105,7 @@ def test_recorded_calls_of_real_engines_store_only_correct_blocks(
 ) -> None:
     fake_vllm.installed(monkeypatch)
     try:
-        replay = replayed(RECORDED / f"{kind}.jsonl", kind, pool_name)
+        replay = replayed(RECORDED / f"{kind}{SUFFIX}", kind, pool_name)
     finally:
         for name in fake_vllm.OURS:
             sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
@@ -119,7 +121,7 @@ def test_loads_that_auto_runs_beside_steps_equal_those_of_async(
     monkeypatch.setattr(pauses, "LIMIT_S", 0.0)
     monkeypatch.setattr(pauses, "IDLE_LIMIT_S", 0.0)
     try:
-        replay = replayed(RECORDED / "async.jsonl", "async", pool_name, load="auto")
+        replay = replayed(RECORDED / f"async{SUFFIX}", "async", pool_name, load="auto")
     finally:
         for name in fake_vllm.OURS:
             sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
@@ -146,10 +148,10 @@ def test_a_real_engine_makes_the_recorded_calls(
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     if os.environ.get("BELUGA_RENEW_RECORDED"):
         RECORDED.mkdir(exist_ok=True)
-        (RECORDED / made.name).write_bytes(made.read_bytes())
-    if not (RECORDED / made.name).exists():
-        pytest.skip(f"nothing to compare with: recorded/{made.name} is not made yet")
-    assert pairs(made) == pairs(RECORDED / made.name)
+        (RECORDED / f"{kind}{SUFFIX}").write_bytes(lzma.compress(made.read_bytes(), preset=9))
+    if not (RECORDED / f"{kind}{SUFFIX}").exists():
+        pytest.skip(f"nothing to compare with: recorded/{kind}{SUFFIX} is not made yet")
+    assert pairs(made) == pairs(RECORDED / f"{kind}{SUFFIX}")
 
 
 def pairs(path: Path) -> set[tuple[str, str]]:
