@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.emulation import PATIENCE, long
-from support.processes import Process
+from support.role import Process
 
 from beluga.pool import Pool
 
@@ -253,7 +254,7 @@ def run(code: str, paths: list[Path], *options: str) -> subprocess.CompletedProc
 def test_a_client_survives_and_reads_the_remaining_blocks(
     paths: list[Path], options: tuple[str, ...]
 ) -> None:
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(CLIENT, paths, *options)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
     assert "Bus error" not in ended.stderr
@@ -267,31 +268,31 @@ def test_an_engine_handles_failed_memory_like_a_single_call(
 ) -> None:
     made = 'KVCache(pool, namespace="fault"'
     code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(f"from beluga.transfer import CpuEngine\n{code}", paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
 @pytest.mark.long
 def test_failed_memory_stays_retired_under_the_next_server(paths: list[Path]) -> None:
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(CLIENT, paths)
         assert ended.returncode == 0, ended.stderr
     for _ in range(2):  # copies between the halves of the table, in both directions
         os.truncate(paths[1], SIZE)
-        with Process("serve_index", paths):
+        with Process(roles.serve_index, paths):
             ended = run(LATER, paths)
             assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
 def test_a_server_detects_faults_by_its_own_reads(paths: list[Path]) -> None:
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(LIAR, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
 def test_a_replaced_signal_handler_is_restored(paths: list[Path]) -> None:
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(LATE, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
     assert "Bus error" not in ended.stderr
@@ -313,7 +314,7 @@ USED = "cut(paths[1])\n"
     ids=["under", "over"],
 )
 def test_a_fault_outside_the_pool_still_ends_the_process(paths: list[Path], code: str) -> None:
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(code, paths)
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
@@ -336,6 +337,6 @@ def test_copies_outside_a_batch_report_the_fault(paths: list[Path]) -> None:
 
 
 def test_a_dispatch_loop_ends_with_an_error(paths: list[Path]) -> None:
-    with Process("serve_index", paths):
+    with Process(roles.serve_index, paths):
         ended = run(PUMP, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr

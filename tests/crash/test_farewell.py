@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually, keys, states
 from support.elsewhere import imitate
-from support.processes import Process
+from support.role import Process
 
 from beluga.errors import CallTimeoutError, NoServerError
 from beluga.index import IndexClient, IndexServer
@@ -91,7 +92,7 @@ def test_grants_of_a_detached_client_are_released(pool: Pool, elsewhere: Pool) -
 def test_attempts_that_timed_out_leave_no_lane_behind(
     pool: Pool, elsewhere: Pool, paths: list[Path]
 ) -> None:
-    server = Process("serve", paths)
+    server = Process(roles.serve, paths)
     server.signal(signal.SIGSTOP)
     assert server.stopped()
     for _ in range(LANES + 1):

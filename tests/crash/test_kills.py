@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import roles
 from support.blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import IndexServer
 from beluga.kvcache import KVCache
@@ -37,8 +38,8 @@ def make(paths: list[Path], device_size: int, coherence: str) -> Pool:
     return Pool.create(paths, device_size=device_size, coherence=coherence, sparse=True)
 
 
-def start(role: str, paths: list[Path], seed: int) -> Process:
-    worker = Process(role, paths)
+def start(paths: list[Path], seed: int) -> Process:
+    worker = Process(roles.churn, paths)
     worker.send(f"go {seed} {CHAINS}")
     return worker
 
@@ -73,12 +74,12 @@ def test_killed_clients_leave_nothing_behind(
 ) -> None:
     dice = random.Random(rounds)
     with make(paths, SMALL, coherence) as pool, IndexServer(pool) as server, ExitStack() as ends:
-        workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
+        workers = [ends.enter_context(start(paths, i)) for i in range(WORKERS)]
         for turn in range(rounds):
             time.sleep(dice.uniform(0.05, 0.3))
             victim = dice.randrange(WORKERS)
             workers[victim].kill()
-            workers[victim] = ends.enter_context(start("churn", paths, WORKERS + turn))
+            workers[victim] = ends.enter_context(start(paths, WORKERS + turn))
         reports = [report(worker) for worker in workers]
         assert [counted["wrong"] for counted in reports] == [0] * WORKERS
         assert sum(counted["got"] for counted in reports) > 0
@@ -99,12 +100,12 @@ def test_killed_clients_leave_nothing_behind(
 def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds: int) -> None:
     dice = random.Random(rounds)
     with make(paths, LARGE, coherence) as pool, ExitStack() as ends:
-        server = ends.enter_context(Process("serve_index", paths))
-        workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
+        server = ends.enter_context(Process(roles.serve_index, paths))
+        workers = [ends.enter_context(start(paths, i)) for i in range(WORKERS)]
         for _ in range(rounds):
             time.sleep(dice.uniform(0.05, 0.3))
             server.kill()
-            server = ends.enter_context(Process("serve_index", paths))
+            server = ends.enter_context(Process(roles.serve_index, paths))
         reports = [report(worker) for worker in workers]
         assert [counted["wrong"] for counted in reports] == [0] * WORKERS
         stored = {number for counted in reports for number in counted["stored"]}
@@ -124,15 +125,15 @@ def test_clients_and_servers_are_killed_together(
 ) -> None:
     dice = random.Random(rounds)
     with make(paths, SMALL, coherence) as pool, ExitStack() as ends:
-        server = ends.enter_context(Process("serve_index", paths))
-        workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
+        server = ends.enter_context(Process(roles.serve_index, paths))
+        workers = [ends.enter_context(start(paths, i)) for i in range(WORKERS)]
         for turn in range(rounds):
             time.sleep(dice.uniform(0.05, 0.3))
             victim = dice.randrange(WORKERS)
             workers[victim].kill()
             server.kill()
-            server = ends.enter_context(Process("serve_index", paths))
-            workers[victim] = ends.enter_context(start("churn", paths, WORKERS + turn))
+            server = ends.enter_context(Process(roles.serve_index, paths))
+            workers[victim] = ends.enter_context(start(paths, WORKERS + turn))
         reports = [report(worker) for worker in workers]
         assert [counted["wrong"] for counted in reports] == [0] * WORKERS
         server.kill()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import forked
+from support import forked, roles
 from support.blocks import eventually, keys, states
-from support.processes import Process
+from support.role import Process
 
 from beluga._ffi import lib
 from beluga.errors import DeviceFaultError
@@ -121,7 +121,7 @@ def test_a_memory_fault_in_one_lane_affects_only_that_lane(
 def test_a_server_that_cannot_serve_is_replaced(pool: Pool, paths: list[Path]) -> None:
     with (
         failing(paths) as server,
-        Process("stand_by_index", paths) as standby,
+        Process(roles.stand_by_index, paths) as standby,
         Client(pool, timeout_s=TURN_S) as client,
     ):
         standby.send("1.0")

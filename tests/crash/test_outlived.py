@@ -9,8 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import CHAIN, content, keys
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import IndexServer
 from beluga.kvcache import KVCache
@@ -25,13 +26,13 @@ def test_a_get_that_outlives_its_server_misses_without_a_mismatch(
 ) -> None:
     with (
         Pool.create(paths, device_size=16 << 20, coherence=coherence, sparse=True) as pool,
-        Process("serve_index", paths) as first,
+        Process(roles.serve_index, paths) as first,
         KVCache(pool, namespace="fetch", timeout_s=60) as cache,
     ):
         cache.put(keys(NUMBERS), [content(number) for number in NUMBERS]).raise_for_refused()
         with monkeypatch.context() as context:
             context.setenv("BELUGA_CRASH", f"{point}:stop")
-            reader = Process("fetch", paths)
+            reader = Process(roles.fetch, paths)
         with reader:
             reader.send(json.dumps(NUMBERS))
             assert reader.stopped()

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from support import roles
 from support.blocks import eventually, held, keys, put, states
 from support.emulation import PATIENCE
-from support.processes import Process
+from support.role import Process
 
 from beluga.errors import CallTimeoutError
 from beluga.index import IndexClient, IndexServer
@@ -39,7 +40,7 @@ def armed(monkeypatch: pytest.MonkeyPatch, paths: list[Path], point: str) -> Pro
     """A server that dies, or stops, at a crash point."""
     with monkeypatch.context() as context:
         context.setenv("BELUGA_CRASH", point)
-        return Process("serve_index", paths)
+        return Process(roles.serve_index, paths)
 
 
 class DeadServer:

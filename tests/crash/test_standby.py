@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import roles
 from support.blocks import BLOCK_WORDS, content, eventually, keys
 from support.emulation import long
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import IndexServer
 from beluga.kvcache import KVCache
@@ -32,13 +33,13 @@ TURN_S = 60.0  # limit of a takeover, on a busy machine
 
 
 def stand_by(paths: list[Path], silent_s: float = 300.0) -> Process:
-    standby = Process("stand_by_index", paths)
+    standby = Process(roles.stand_by_index, paths)
     standby.send(str(silent_s))
     return standby
 
 
 def start(paths: list[Path], seed: int) -> Process:
-    worker = Process("churn", paths)
+    worker = Process(roles.churn, paths)
     worker.send(f"go {seed} {CHAINS}")
     return worker
 
@@ -77,7 +78,7 @@ def ends_well(pool: Pool, workers: list[Process]) -> None:
 def test_a_standby_replaces_every_killed_server(pool: Pool, paths: list[Path], kills: int) -> None:
     dice = random.Random(kills)
     with ExitStack() as ends:
-        server = ends.enter_context(Process("serve_index", paths))
+        server = ends.enter_context(Process(roles.serve_index, paths))
         workers = [ends.enter_context(start(paths, seed)) for seed in range(WORKERS)]
         for turn in range(kills):
             standby = ends.enter_context(stand_by(paths))
@@ -112,7 +113,7 @@ def test_a_standby_does_not_depose_a_slow_live_server_of_its_host(
     pool: Pool, paths: list[Path]
 ) -> None:
     with ExitStack() as ends:
-        server = ends.enter_context(Process("serve_index", paths))
+        server = ends.enter_context(Process(roles.serve_index, paths))
         standby = ends.enter_context(stand_by(paths, silent_s=0.4))
         for _ in range(2):
             server.signal(signal.SIGSTOP)
@@ -135,7 +136,7 @@ def test_one_of_several_standbys_takes_over_and_the_others_wait(
     pool: Pool, paths: list[Path]
 ) -> None:
     with ExitStack() as ends:
-        server = ends.enter_context(Process("serve_index", paths))
+        server = ends.enter_context(Process(roles.serve_index, paths))
         standbys = [ends.enter_context(stand_by(paths)) for _ in range(3)]
         server.kill()
         for turn in range(3):

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import pytest
 from nats_server import NatsServer, need_nats_server
-from support.processes import Process
+from support import roles
+from support.role import Process
 
 from beluga.pool import Pool
 
@@ -53,7 +54,7 @@ class PoolBackend:
         return ":".join(map(str, ["pool", *self.paths]))
 
     def start(self) -> None:
-        self._server = Process("serve_index", self.paths)
+        self._server = Process(roles.serve_index, self.paths)
 
     def kill(self) -> None:
         self._server.kill()

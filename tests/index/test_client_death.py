@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support import roles
 from support.blocks import eventually, held, keys, put, states
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import IndexClient, IndexServer
 
@@ -23,7 +24,7 @@ def test_grants_pins_and_lane_of_a_killed_client_are_released(
 ) -> None:
     put(index, [1, 2])
     for _ in range(9):  # more often than there are lanes
-        with Process("hold_blocks", paths) as client:
+        with Process(roles.hold_blocks, paths) as client:
             assert json.loads(client.request('["pin", [1, 2]]')) == ["HIT", "HIT"]
             assert json.loads(client.request('["reserve", [3, 4, 5]]')) == ["GRANTED"] * 3
             assert states(index.reserve(keys([3]), length=MIB)) == ["PENDING"]
@@ -38,7 +39,7 @@ def test_grants_pins_and_lane_of_a_killed_client_are_released(
 def test_committed_blocks_of_a_killed_client_stay(
     server: IndexServer, index: IndexClient, paths: list[Path]
 ) -> None:
-    with Process("hold_blocks", paths) as client:
+    with Process(roles.hold_blocks, paths) as client:
         client.request('["reserve", [1, 2, 3]]')
         assert json.loads(client.request('["commit", [1, 2]]')) == [0, 0]
         client.kill()
@@ -50,7 +51,7 @@ def test_a_block_removed_while_pinned_is_freed_when_its_reader_dies(
     index: IndexClient, paths: list[Path]
 ) -> None:
     put(index, [1])
-    with Process("hold_blocks", paths) as reader:
+    with Process(roles.hold_blocks, paths) as reader:
         reader.request('["pin", [1]]')
         index.remove(keys([1]))
         assert index.stat().used_bytes == MIB
@@ -70,7 +71,7 @@ def test_closing_a_session_ends_its_grants_and_pins(attach: Callable[[], IndexCl
 
 def test_a_stopped_client_keeps_its_grants_and_pins(index: IndexClient, paths: list[Path]) -> None:
     put(index, [1])
-    with Process("hold_blocks", paths) as client:
+    with Process(roles.hold_blocks, paths) as client:
         client.request('["pin", [1]]')
         client.request('["reserve", [2]]')
         client.signal(signal.SIGSTOP)

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually, keys, states
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
@@ -155,7 +156,7 @@ def test_the_lock_file_has_the_pid_for_servers_without_pidfds(
 def test_a_successor_reads_the_list_of_devices(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
-    with Process("serve_index", paths) as first:
+    with Process(roles.serve_index, paths) as first:
         one = writer()
         first.kill()
     one.request("unlock")
@@ -171,7 +172,7 @@ def test_a_successor_reads_the_list_of_devices(
 def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
-    with Process("serve_index", paths) as first:
+    with Process(roles.serve_index, paths) as first:
         one = writer()
         first.signal(signal.SIGSTOP)  # the server cannot detect the death
         one.end()
@@ -184,7 +185,7 @@ def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
 def test_a_process_of_another_pid_namespace_stays_suspect(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
-    with Process("serve_index", paths) as first:
+    with Process(roles.serve_index, paths) as first:
         one, other = writer(), writer()
         first.kill()
     one.request("move")
@@ -197,7 +198,7 @@ def test_a_process_of_another_pid_namespace_stays_suspect(
 
 def test_a_closed_session_is_not_suspect(pool: Pool, paths: list[Path]) -> None:
     """Without a server, a process that releases its lock and continues has detached."""
-    with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
+    with Process(roles.serve_index, paths) as first, Process(roles.close_a_cache, paths) as client:
         assert client.request("put") == "1"
         first.kill()
         assert client.request("close") == "closed"

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import held, keys, put
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import IndexClient, IndexServer, check_pool, repair_pool
 from beluga.pool import STRIPE_SIZE, Pool
@@ -50,12 +51,12 @@ def test_hosts_share_the_pool(pool: Pool) -> None:
 
 
 def test_blocks_survive_a_kill_and_a_restart(pool: Pool, paths: list[Path]) -> None:
-    with Process("serve_index", paths) as first, Client(pool) as client:
+    with Process(roles.serve_index, paths) as first, Client(pool) as client:
         index = IndexClient(client)
         put(index, range(20))
         index.remove(keys(range(5)))
         first.kill()
-        with Process("serve_index", paths) as second:
+        with Process(roles.serve_index, paths) as second:
             assert held(index, range(20)) == set(range(5, 20))
             put(index, range(30, 40))
             assert second.end() == 0

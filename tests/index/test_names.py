@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import roles
 from support.forge import LINE, line_hash, read, write
-from support.processes import Process
+from support.role import Process
 
 from beluga import KVCache
 from beluga._ffi import ffi, lib
@@ -136,7 +137,7 @@ def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: IndexServer
 
 @pytest.mark.parametrize("takeovers", [1, 2, 3])
 def test_names_outlive_their_server(pool: Pool, paths: list[Path], takeovers: int) -> None:
-    with Process("serve_index", paths) as first:
+    with Process(roles.serve_index, paths) as first:
         with KVCache(pool, namespace="named") as cache:
             put(cache, range(20), named(range(20)))
             put(cache, range(20, 30), None)
@@ -144,7 +145,7 @@ def test_names_outlive_their_server(pool: Pool, paths: list[Path], takeovers: in
         assert len(before) == 20
         first.kill()
     for _ in range(takeovers):
-        with Process("serve_index", paths) as server:
+        with Process(roles.serve_index, paths) as server:
             after = read_names(pool, half(pool))
             assert np.array_equal(before, after)
             server.kill()
@@ -152,7 +153,7 @@ def test_names_outlive_their_server(pool: Pool, paths: list[Path], takeovers: in
 
 def test_a_name_of_two_epochs_ago_is_not_found(pool: Pool, paths: list[Path]) -> None:
     for number in range(3):
-        with Process("serve_index", paths) as server:
+        with Process(roles.serve_index, paths) as server:
             with KVCache(pool, namespace="named") as cache:
                 if number == 0:
                     put(cache, range(5), named(range(5)))
@@ -241,7 +242,7 @@ def test_a_count_of_names_that_differs_from_the_count_of_blocks_is_rejected(
 
 
 def test_a_damaged_name_is_found_and_repaired(pool: Pool, paths: list[Path]) -> None:
-    with Process("serve_index", paths) as server:
+    with Process(roles.serve_index, paths) as server:
         with KVCache(pool, namespace="named") as cache:
             put(cache, range(3), named(range(3)))
         row = read_names(pool, half(pool))[1]

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually, held, keys, put, states
 from support.emulation import long
-from support.processes import Process
+from support.role import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError
@@ -42,7 +43,7 @@ def conserved(index: IndexClient) -> bool:
 
 @pytest.fixture
 def first(pool: Pool, paths: list[Path]) -> Iterator[Process]:
-    with Process("serve_index", paths) as server:
+    with Process(roles.serve_index, paths) as server:
         yield server
 
 
@@ -59,7 +60,7 @@ def test_every_committed_block_survives_kills_of_the_server(
         assert set(before) == {*range(5), *range(25, 30)}
     first.kill()
     for _ in range(deaths - 1):
-        Process("serve_index", paths).kill()
+        Process(roles.serve_index, paths).kill()
     with IndexServer(pool) as server, Client(pool) as client:
         index = IndexClient(client)
         assert server.stat().epoch == deaths + 1
@@ -79,7 +80,7 @@ def test_a_client_continues_its_puts_across_server_deaths(
         for turn in range(deaths):
             put(index, range(turn * 5, turn * 5 + 5))
             server.kill()
-            server = Process("serve_index", paths)
+            server = Process(roles.serve_index, paths)
         assert held(index, range(deaths * 5)) == set(range(deaths * 5))
         assert eventually(lambda: conserved(index))
         generations = [place[2] for place in places(index, range(deaths * 5)).values()]
@@ -99,7 +100,7 @@ def test_a_clean_stop_loses_no_blocks(pool: Pool) -> None:
 def test_grants_of_a_live_client_are_not_reassigned(
     pool: Pool, paths: list[Path], first: Process
 ) -> None:
-    with Process("hold_blocks", paths) as writer:
+    with Process(roles.hold_blocks, paths) as writer:
         assert set(json.loads(writer.request('["reserve", [1, 2, 3]]'))) == {"GRANTED"}
         with Client(pool) as client:
             (beside,) = put(IndexClient(client), [100])
@@ -126,7 +127,7 @@ def test_grants_of_a_live_client_are_not_reassigned(
 def test_grants_of_a_dead_client_are_free_soon_after_a_takeover(
     pool: Pool, paths: list[Path], first: Process
 ) -> None:
-    with Process("hold_blocks", paths) as writer:
+    with Process(roles.hold_blocks, paths) as writer:
         writer.request('["reserve", [1, 2, 3]]')
         first.kill()
         writer.kill()
@@ -147,7 +148,7 @@ def test_a_commit_repeated_to_the_next_server_succeeds(
         first.kill()
         with pytest.raises(CallTimeoutError):
             client.ping(timeout_s=0.05)
-        with Process("serve_index", paths):
+        with Process(roles.serve_index, paths):
             assert index.commit(grants) == [0, 0]
             assert index.stat().commit_count == 0
 
@@ -202,7 +203,7 @@ def test_a_full_table_is_taken_over(shm: Path) -> None:
     count = 50_000
     paths = [shm / "a"]
     with Pool.create(paths, device_size=512 * MIB, sparse=True, max_blocks=count) as pool:
-        with Process("serve_index", paths) as server, Client(pool) as client:
+        with Process(roles.serve_index, paths) as server, Client(pool) as client:
             index = IndexClient(client)
             for first in range(0, count, 1000):
                 numbers = keys(range(first, first + 1000))

@@ -17,8 +17,9 @@ from beluga._sim import lib as sim_lib
 from hypothesis import given
 from hypothesis import strategies as st
 from models.tasks import Tasks
+from support import roles
 from support.blocks import eventually
-from support.processes import Process
+from support.role import Process
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, NoGrantError, QueueFullError
@@ -199,14 +200,14 @@ def test_tasks_are_not_evicted(pool: Pool, queues: tuple[Queue, Queue]) -> None:
 
 
 def test_tasks_survive_server_restarts(pool: Pool, paths: list[Path]) -> None:
-    server = Process("serve_index", paths)
+    server = Process(roles.serve_index, paths)
     queue = Queue(pool)
     for name in "abc":
         queue.put(name)
     assert queue.named() == "a"
     for _ in range(3):
         server.kill()
-        server = Process("serve_index", paths)
+        server = Process(roles.serve_index, paths)
     assert queue.count() == (3, 0)  # the first server had the claim
     with KVCache(pool, namespace="blocks") as blocks:
         payload = np.zeros((8, 256 << 10), np.uint8)

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually
 from support.emulation import long
-from support.processes import Process
+from support.role import Process
 
 from beluga.index import check_pool
 from beluga.pool import Pool
@@ -59,8 +60,8 @@ def test_processes_share_blocks_on_a_pool_with_a_metadata_device(shm: Path, meta
 
 def churn(pool: Pool, paths: list[Path]) -> None:
     """Run a server, and processes that write, read and remove blocks; no byte is wrong."""
-    with Process("serve_index", paths) as server:
-        workers = [Process("churn", paths) for _ in range(2)]
+    with Process(roles.serve_index, paths) as server:
+        workers = [Process(roles.churn, paths) for _ in range(2)]
         for seed, worker in enumerate(workers):
             worker.send(f"go {seed} {CHAINS}")
         assert eventually(lambda: hits(server) > 200, timeout_s=120)

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually, keys, put
 from support.emulation import PATIENCE
-from support.processes import Process
+from support.role import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError, NoTraceError, RpcError
@@ -110,7 +111,7 @@ def test_the_ring_wraps_around(pool: Pool) -> None:
 def test_calls_of_a_killed_server_are_kept_across_the_restart(
     pool: Pool, paths: list[Path]
 ) -> None:
-    server = Process("serve_index", paths)
+    server = Process(roles.serve_index, paths)
     with Client(pool) as client:
         client.ping()
         server.kill()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import forked
+from support import forked, roles
 from support.blocks import eventually
-from support.processes import Process
+from support.role import Process
 
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -132,7 +132,7 @@ def test_a_server_without_descriptors_serves_and_detects_deaths_later(
 ) -> None:
     assert server.request("start") == "started"
     server.request(f"starve {left}")
-    with Client(pool) as client, Process("call", paths) as other:
+    with Client(pool) as client, Process(roles.call, paths) as other:
         assert server.counts()[0] == 2
         client.ping()
         other.kill()
@@ -157,7 +157,7 @@ def test_a_death_is_detected_while_others_wait_to_be_accepted(
     pool: Pool, paths: list[Path], server: Starving
 ) -> None:
     assert server.request("start") == "started"
-    with Process("call", paths) as known:
+    with Process(roles.call, paths) as known:
         assert server.counts()[2] == 1
         server.request("starve 0")
         with Client(pool):
@@ -184,8 +184,8 @@ def test_a_server_without_descriptors_raises_and_leaves_the_pool_unchanged(
 def test_a_successor_detects_deaths_that_it_could_not_check_at_once(
     pool: Pool, paths: list[Path], server: Starving
 ) -> None:
-    with Process("serve", paths) as first:
-        clients = [Process("call", paths) for _ in range(3)]
+    with Process(roles.serve, paths) as first:
+        clients = [Process(roles.call, paths) for _ in range(3)]
         first.kill()
         for client in clients:
             client.kill()
@@ -213,7 +213,7 @@ def test_attach_fails_without_descriptors_and_succeeds_later(pool: Pool, paths: 
 
 
 def test_a_standby_checks_again_without_more_descriptors(pool: Pool, paths: list[Path]) -> None:
-    server = Process("serve", paths)
+    server = Process(roles.serve, paths)
     standby = Server(pool)
     counts = []
     for _ in range(2):

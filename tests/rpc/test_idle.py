@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from support import roles
 from support.emulation import PATIENCE
-from support.processes import Process
+from support.role import Process
 
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -56,7 +57,7 @@ def cpu_share(server: Process, seconds: float) -> float:
 
 
 def test_an_idle_server_uses_little_of_a_core(pool: Pool, paths: list[Path]) -> None:
-    with Process("serve", paths) as server, Client(pool) as client:
+    with Process(roles.serve, paths) as server, Client(pool) as client:
         client.ping()
         shares: list[float] = []
         while len(shares) < TRIES and min(shares, default=1) >= IDLE_CPU_MAX:
@@ -66,7 +67,7 @@ def test_an_idle_server_uses_little_of_a_core(pool: Pool, paths: list[Path]) -> 
 
 
 def test_the_first_call_after_a_pause_is_served_soon(pool: Pool, paths: list[Path]) -> None:
-    with Process("serve", paths) as server, Client(pool) as client:
+    with Process(roles.serve, paths) as server, Client(pool) as client:
         client.ping()
         excess: list[float] = []
         while len(excess) < TRIES and min(excess, default=1) >= FIRST_CALL_MAX_S:
@@ -79,7 +80,7 @@ def test_the_first_call_after_a_pause_is_served_soon(pool: Pool, paths: list[Pat
 
 
 def test_server_and_client_on_one_core_yield_to_each_other(pool: Pool, paths: list[Path]) -> None:
-    with one_core(), Process("serve", paths) as server, Client(pool) as client:
+    with one_core(), Process(roles.serve, paths) as server, Client(pool) as client:
         spent: list[float] = []
         while len(spent) < 10 * TRIES and min(spent, default=1) >= CALL_CPU_MAX_S:
             before = int(server.request("cpu")) + time.thread_time_ns()
@@ -96,7 +97,7 @@ def test_a_call_on_a_core_that_others_use_costs_less_than_their_time_slices(
     """Linux counts a yield as a used time slice, so each yield gives one to each other process."""
     with ExitStack() as stack:
         stack.enter_context(one_core())
-        server = stack.enter_context(Process("serve", paths))
+        server = stack.enter_context(Process(roles.serve, paths))
         client = stack.enter_context(Client(pool))
         others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
         for other in others:

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually
 from support.emulation import PATIENCE
-from support.processes import Process
+from support.role import Process
 
 from beluga.errors import LobbyBusyError
 from beluga.pool import Pool
@@ -127,7 +128,7 @@ def test_a_server_of_another_pid_namespace_watches(pool: Pool, paths: list[Path]
     server = start(COUNTS, paths, *new_pid_namespace())
     try:
         assert line(server) == "ready"
-        with Process("call", paths) as client:
+        with Process(roles.call, paths) as client:
 
             def counts() -> str:
                 assert server.stdin
@@ -182,7 +183,7 @@ def test_a_process_that_dies_while_it_attaches_leaves_no_lane_behind(
 def test_the_lane_of_a_dead_requester_is_released_after_a_stop(
     pool: Pool, paths: list[Path]
 ) -> None:
-    with Process("serve", paths) as server:
+    with Process(roles.serve, paths) as server:
         server.signal(signal.SIGSTOP)
         client = start(KEEPS_THE_LOCK, paths)
         time.sleep(1.0)  # a request is sent; if that is slower, the test covers less

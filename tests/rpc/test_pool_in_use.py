@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.another_user import as_nobody
-from support.processes import Process
+from support.role import Process
 
 from beluga import Client, Pool, Server
 from beluga.errors import DeviceBusyError
@@ -39,7 +40,7 @@ def test_a_pool_in_use_is_neither_destroyed_nor_formatted(paths: list[Path]) -> 
 def test_a_single_device_of_a_pool_in_use_is_not_formatted(paths: list[Path]) -> None:
     """The locks lie next to the pool's first device, which is not named here."""
     Pool.create(paths, device_size=SIZE, sparse=True).close()
-    with Process("serve", paths):
+    with Process(roles.serve, paths):
         with pytest.raises(DeviceBusyError, match="stop the server"):
             Pool.destroy(paths[1:], force=True)
         with pytest.raises(DeviceBusyError, match="stop the server"):
@@ -56,7 +57,7 @@ def test_a_slice_is_not_in_use_because_of_another_one(shm: Path) -> None:
     low, high = f"{file}@0+{size}", f"{file}@{size}+{size}"
     Pool.create([first, low], device_size=size, sparse=True).close()
     Pool.create([shm / "second", high], device_size=size, sparse=True).close()
-    with Process("serve", [first, Path(low)]):
+    with Process(roles.serve, [first, Path(low)]):
         Pool.destroy([high], force=True)
         with pytest.raises(DeviceBusyError):
             Pool.destroy([low], force=True)

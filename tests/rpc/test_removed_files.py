@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.blocks import eventually
-from support.processes import Process
+from support.role import Process
 
 import beluga.pool.runtime
 import beluga.rpc.server
@@ -118,7 +119,7 @@ def doctor(run: Run) -> str:
 def test_doctor_names_an_embedded_server_until_its_pool_is_closed(
     run: Run, paths: list[Path]
 ) -> None:
-    served = Process("serve_index", paths)
+    served = Process(roles.serve_index, paths)
     try:
         assert f"process {served.pid} of {paths[1]}" not in doctor(run)
         paths[1].unlink()

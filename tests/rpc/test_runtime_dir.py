@@ -12,8 +12,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from support import roles
 from support.another_user import NOBODY, as_nobody
-from support.processes import Process
+from support.role import Process
 
 from beluga.errors import DevicePermissionError, RuntimeDirError
 from beluga.pool import Pool
@@ -74,7 +75,7 @@ def test_a_server_with_another_runtime_directory_is_refused(
 def test_a_stopped_server_excludes_a_second_one_in_another_directory(
     pool: Pool, paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
-    with Process("serve", paths) as server:
+    with Process(roles.serve, paths) as server:
         server.signal(signal.SIGSTOP)
         request.getfixturevalue("another")
         with Pool.open(paths) as other:
@@ -101,8 +102,8 @@ def test_a_standby_with_another_runtime_directory_is_refused_at_once(
 def test_processes_that_name_one_directory_share_it(another: Path, paths: list[Path]) -> None:
     with (
         Pool.create(paths, device_size=8 << 20, sparse=True) as pool,
-        Process("serve", paths),
-        Process("call", paths),
+        Process(roles.serve, paths),
+        Process(roles.call, paths),
         Client(pool) as client,
     ):
         client.ping()
@@ -122,7 +123,7 @@ def test_a_stopped_server_is_replaced_from_another_directory(
 
 
 def test_an_emptied_directory_needs_an_operators_declaration(pool: Pool, paths: list[Path]) -> None:
-    with Process("serve", paths) as server:
+    with Process(roles.serve, paths) as server:
         server.kill()
     shutil.rmtree(pool.runtime_dir)
     server_of = Server(pool)
@@ -158,7 +159,7 @@ def test_another_user_of_the_group_shares_the_named_directory(
     another.mkdir()
     os.chown(another, -1, GROUP)
     another.chmod(0o2770)
-    with Process("serve", paths), Client(pool):
+    with Process(roles.serve, paths), Client(pool):
         assert answered(paths) == "done"
 
 
@@ -167,7 +168,7 @@ def test_another_user_with_a_separate_directory_is_rejected(
     pool: Pool, paths: list[Path], shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened_to_the_group(paths)
-    with Process("serve", paths), Client(pool):
+    with Process(roles.serve, paths), Client(pool):
         own = shm / "own"
         own.mkdir()
         os.chown(own, NOBODY, NOBODY)

@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.processes import Process
+from support import roles
+from support.role import Process
 
 from beluga._ffi import lib
 from beluga.errors import CallTimeoutError, NoServerError, RpcError, ServerAliveError
@@ -34,7 +35,7 @@ def test_a_second_server_is_rejected_while_the_first_is_alive(pool: Pool) -> Non
 
 def test_a_second_server_is_refused_in_another_process(pool: Pool, paths: list[Path]) -> None:
     with Server(pool) as server, pytest.raises(RuntimeError, match="ServerAliveError"):
-        Process("serve", paths)
+        Process(roles.serve, paths)
     assert server.failure is None
 
 
@@ -108,7 +109,7 @@ def test_a_call_without_a_server_ends(pool: Pool) -> None:
 
 
 def test_sessions_survive_kills_of_their_server(pool: Pool, paths: list[Path]) -> None:
-    process = Process("serve", paths)
+    process = Process(roles.serve, paths)
     with Client(pool) as client:
         for turn in range(1, 4):
             assert client.call(METHOD_USER, b"?") == b"?"
@@ -116,7 +117,7 @@ def test_sessions_survive_kills_of_their_server(pool: Pool, paths: list[Path]) -
             process.kill()
             with pytest.raises(CallTimeoutError):
                 client.call(METHOD_USER, b"?", timeout_s=0.1)
-            process = Process("serve", paths)
+            process = Process(roles.serve, paths)
         assert client.call(METHOD_USER, b"?") == b"?"
     process.kill()
 
@@ -124,7 +125,7 @@ def test_sessions_survive_kills_of_their_server(pool: Pool, paths: list[Path]) -
 def test_lock_files_do_not_accumulate(pool: Pool, paths: list[Path]) -> None:
     counts = []
     for _ in range(4):
-        process = Process("serve", paths)
+        process = Process(roles.serve, paths)
         with Client(pool) as client:
             client.call(METHOD_USER, b"?")
             process.kill()

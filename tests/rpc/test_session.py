@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from sizes import LANES
+from support import roles
 from support.emulation import PATIENCE, fewer
-from support.processes import Process
+from support.role import Process
 
 from beluga.errors import NoLaneError, NoServerError
 from beluga.pool import Pool
@@ -117,7 +118,7 @@ def test_threads_may_share_a_client(pool: Pool, server: Server) -> None:
 
 def test_processes_call_concurrently(pool: Pool, server: Server, paths: list[Path]) -> None:
     calls = fewer(2000)
-    with Process("call", paths) as one, Process("call", paths) as two:
+    with Process(roles.call, paths) as one, Process(roles.call, paths) as two:
         for process in (one, two):
             process.send(f"call {calls}")
         assert one.receive() == two.receive() == str(calls)
@@ -129,7 +130,7 @@ def test_the_lane_of_a_killed_client_is_released(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
     before = liveness_locks(pool)
-    with Process("call", paths) as process:
+    with Process(roles.call, paths) as process:
         assert process.request("call 10") == "10"
         assert server.stat().live_count == 1
         process.kill()
@@ -144,7 +145,7 @@ def test_the_lane_of_a_killed_client_is_released(
 def test_a_client_that_holds_the_interpreter_keeps_its_session(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
-    with Process("call", paths) as process:
+    with Process(roles.call, paths) as process:
         assert process.request("hold 6") == "held"  # longer than the heartbeat timeout
         assert process.request("call 10") == "10"
         assert server.stat().attach_count == 1
@@ -153,7 +154,7 @@ def test_a_client_that_holds_the_interpreter_keeps_its_session(
 
 @pytest.mark.parametrize("coherence", ["hardware"], indirect=True)
 def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: list[Path]) -> None:
-    with Process("call", paths) as process:
+    with Process(roles.call, paths) as process:
         process.signal(signal.SIGSTOP)
         time.sleep(6)  # longer than the heartbeat timeout
         assert server.stat().end_count == 0
@@ -173,7 +174,7 @@ def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
         gate.wait(60)
         return request
 
-    with Server(pool) as server, Process("call", paths) as process:
+    with Server(pool) as server, Process(roles.call, paths) as process:
         server.handle(METHOD_USER, wait)
         process.send("call 1")
         assert requested.wait(60)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from other_machine import rewrite
+from support import roles
 from support.elsewhere import imitate
-from support.processes import Process
+from support.role import Process
 
 from beluga._ffi import lib
 from beluga.cli.trace import _headline
@@ -45,7 +46,7 @@ def test_the_first_server_has_no_predecessor_and_the_next_a_stopped_one(pool: Po
 
 
 def test_a_server_replaces_a_killed_one(pool: Pool, paths: list[Path]) -> None:
-    Process("serve_index", paths).kill()
+    Process(roles.serve_index, paths).kill()
     with Server(pool) as server:
         assert reason(server) == "gone"
         assert str(server.stat().takeover) == (
@@ -54,7 +55,7 @@ def test_a_server_replaces_a_killed_one(pool: Pool, paths: list[Path]) -> None:
 
 
 def test_a_standby_replaces_a_live_server_that_is_stalled(pool: Pool, paths: list[Path]) -> None:
-    with Process("serve_index", paths) as first:
+    with Process(roles.serve_index, paths) as first:
         standby = Server(pool)
         first.signal(signal.SIGSTOP)
         while not standby.watch(TURN_S, silent_s=0.05):
@@ -110,7 +111,7 @@ def test_metrics_count_takeovers_by_reason_from_zero(pool: Pool, paths: list[Pat
 
     before = taken()
     assert set(before) == set(REASONS)  # a rate needs the zero before the first one
-    Process("serve_index", paths).kill()
+    Process(roles.serve_index, paths).kill()
     with server:
         after = taken()
     assert {name: after[name] - before[name] for name in REASONS} == {

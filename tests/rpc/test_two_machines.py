@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
+from support import roles
 from support.blocks import eventually, keys
 from support.elsewhere import imitate
 from support.forge import read, sealed, write
-from support.processes import Process
+from support.role import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError, HostClashError, ServerAliveError
@@ -224,7 +225,7 @@ def test_a_reply_to_another_machine_assigns_no_lane(pool: Pool, paths: list[Path
     """Two machines of one number have written requests of one sequence number, and the server has
     replied to the other one's.
     """
-    with Process("serve", paths) as server:
+    with Process(roles.serve, paths) as server:
         server.signal(signal.SIGSTOP)
         assert server.stopped()
         line = ffi.from_buffer("bl_lobby_request *", read(pool, lib.BL_LOBBY_OFFSET))

@@ -208,7 +208,7 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def _import_ours() -> None:
-    """Import what most commands do, and processes.py."""
+    """Import what most commands do, and roles.py."""
     cli = importlib.import_module("beluga.cli")
     names = [f"beluga.cli.{each.name}" for each in pkgutil.iter_modules(cli.__path__)]
     sys.path.insert(0, str(_TESTS))

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs the processes of processes.py: ``main()`` with ``ROLE DEVICE...`` as arguments.
-
-A role prints "ready", then replies to each input line with one line until its input ends.
+"""What processes of several test files do over a pool: functions for ``role.Process``, whose
+argument is the list of its devices. Each replies to each input line with one line.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import queue
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from support.blocks import BLOCK_WORDS, CHAIN, content, keys, states
+from support.role import lines, reply
 
 from beluga.errors import BelugaError
 from beluga.index import BlockState, Grant, IndexClient, IndexServer
@@ -26,33 +27,37 @@ from beluga.rpc import METHOD_USER, Client, Server, stand_by
 from beluga.transfer.engines.dsa.engine import DsaEngine
 
 
-def lines() -> Iterator[str]:
-    print("ready", flush=True)
-    for line in sys.stdin:
-        yield line.rstrip("\n")
+def over_pool(function: Callable[[Pool], None]) -> Callable[[list[str]], None]:
+    """Return the role that opens a pool on its devices first."""
+
+    @functools.wraps(function)
+    def play(paths: list[str]) -> None:
+        with Pool.open(paths) as pool:
+            function(pool)
+
+    return play
 
 
-def answer(text: object) -> None:
-    print(text, flush=True)
-
-
+@over_pool
 def serve(pool: Pool) -> None:
     """An echo server; prints its CPU time (ns)."""
     with Server(pool) as server:
         server.handle(METHOD_USER, lambda request: request)
         for line in lines():
-            answer(time.process_time_ns() if line == "cpu" else server.stat())
+            reply(time.process_time_ns() if line == "cpu" else server.stat())
 
 
+@over_pool
 def serve_index(pool: Pool) -> None:
     """A server with the block index; prints the duration of its start in seconds."""
     start = time.perf_counter()
     with IndexServer(pool) as server:
         took = time.perf_counter() - start
         for line in lines():
-            answer(took if line == "start" else server.index_stat())
+            reply(took if line == "start" else server.index_stat())
 
 
+@over_pool
 def stand_by_index(pool: Pool) -> None:
     """A standby server with the block index, which prints its epoch after the takeover. Its first
     input line is the number of seconds without a heartbeat before it takes over.
@@ -60,12 +65,13 @@ def stand_by_index(pool: Pool) -> None:
     server = IndexServer(pool)
     output = lines()
     stand_by(server, threading.Event(), silent_s=float(next(output)))
-    answer(server.stat().epoch)
+    reply(server.stat().epoch)
     for _ in output:
-        answer(server.failure)
+        reply(server.failure)
     server.stop()
 
 
+@over_pool
 def call(pool: Pool) -> None:
     """A client that makes a given number of calls, checks each, and prints the number of correct
     ones. "hold S" holds the GIL for S seconds.
@@ -75,12 +81,12 @@ def call(pool: Pool) -> None:
             verb, _, number = line.partition(" ")
             if verb == "hold":
                 hold_interpreter(float(number))
-                answer("held")
+                reply("held")
             elif verb == "fork":
-                answer(fork_and_call(client))
+                reply(fork_and_call(client))
             else:
                 requests = [f"{client.stat().nonce:x} {i}".encode() for i in range(int(number))]
-                answer(sum(client.call(METHOD_USER, r) == r for r in requests))
+                reply(sum(client.call(METHOD_USER, r) == r for r in requests))
 
 
 def hold_interpreter(seconds: float) -> None:
@@ -113,6 +119,7 @@ def fork_and_call(client: Client) -> str:
     return text
 
 
+@over_pool
 def hold_blocks(pool: Pool) -> None:
     """A client of the index: reads JSON ``[verb, numbers]`` per line, and replies with JSON."""
     with Client(pool) as client:
@@ -123,16 +130,17 @@ def hold_blocks(pool: Pool) -> None:
             if verb == "reserve":
                 found = index.reserve(keys(numbers), length=1 << 20)
                 grants.update(zip(numbers, found, strict=True))
-                answer(json.dumps(states(found)))
+                reply(json.dumps(states(found)))
             elif verb == "commit":
-                answer(json.dumps(index.commit([grants[number] for number in numbers])))
+                reply(json.dumps(index.commit([grants[number] for number in numbers])))
             elif verb == "pin":
-                answer(json.dumps(states(index.lookup(keys(numbers), pin=True).hits)))
+                reply(json.dumps(states(index.lookup(keys(numbers), pin=True).hits)))
             elif verb == "ping":
                 client.ping()
-                answer("[]")
+                reply("[]")
 
 
+@over_pool
 def fetch(pool: Pool) -> None:
     """Gets chains, given as JSON numbers per line. Prints JSON ``[hits, wrong, mismatches]``."""
     target = np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
@@ -141,9 +149,10 @@ def fetch(pool: Pool) -> None:
             numbers = json.loads(line)
             found = cache.get(keys(numbers), target[: len(numbers)])
             wrong = sum(bool((target[i] != content(numbers[i])).any()) for i in range(found.hits))
-            answer(json.dumps([found.hits, wrong, found.mismatches]))
+            reply(json.dumps([found.hits, wrong, found.mismatches]))
 
 
+@over_pool
 def close_a_cache(pool: Pool) -> None:
     """A cache whose blocks an engine puts. Commands: ``put`` one block, ``close`` the cache; the
     process continues.
@@ -151,12 +160,13 @@ def close_a_cache(pool: Pool) -> None:
     output = lines()
     with KVCache(pool, namespace="close", engine=DsaEngine(pool, "software")) as cache:
         next(output)
-        answer(cache.put(keys([1]), [content(1)]).stored)
+        reply(cache.put(keys([1]), [content(1)]).stored)
         next(output)
-    answer("closed")
+    reply("closed")
     next(output, "")
 
 
+@over_pool
 def churn(pool: Pool) -> None:
     """Puts and gets chains of blocks until its input ends, and checks every byte that it gets.
 
@@ -180,23 +190,4 @@ def churn(pool: Pool) -> None:
             rest = numbers[hits:]
             result = cache.put(keys(rest), [content(number) for number in rest])
             stored.update(rest[i] for i in np.flatnonzero(result.states == BlockState.GRANTED))
-        answer(json.dumps({"stored": sorted(stored), "got": got, "wrong": wrong}))
-
-
-def main() -> None:
-    roles: dict[str, Callable[[Pool], None]] = {
-        "serve": serve,
-        "serve_index": serve_index,
-        "stand_by_index": stand_by_index,
-        "call": call,
-        "hold_blocks": hold_blocks,
-        "fetch": fetch,
-        "close_a_cache": close_a_cache,
-        "churn": churn,
-    }
-    try:
-        with Pool.open(sys.argv[2:]) as pool:
-            roles[sys.argv[1]](pool)
-    except BelugaError as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        sys.exit(1)
+        reply(json.dumps({"stored": sorted(stored), "got": got, "wrong": wrong}))
