@@ -20,8 +20,6 @@ AWS_ENDPOINT_URL    and AWS_ENDPOINT_URL_S3: where the stores of s3:// answer
 STORAGE_EMULATOR_   HOST: an emulator of GCS, in place of the stores of gs://
 AZURE_STORAGE_      CONNECTION_STRING, ENDPOINT and USE_EMULATOR: the account of az://
 AZURITE_BLOB_       STORAGE_URL: the emulator of az://
-ETCDCTL_            CACERT, CERT, KEY, USER and PASSWORD: as etcdctl reads them, for a lease in etcd
-KUBERNETES_SERVICE_  HOST and _PORT: the API server, set by a pod's cluster
 NOTIFY_SOCKET       where a server reports that it is ready, set by systemd for services
 BELUGA_GATEWAY_     PROCESS: set by `beluga gateway --processes` for each of its processes
 WATCHDOG_USEC       how often, in microseconds, WATCHDOG_PID must notify systemd
@@ -217,16 +215,3 @@ def watchdog_s() -> float | None:
 def store_variable(name: str) -> str:
     """Return a variable of the clients of object stores; "" if it is not set."""
     return os.environ.get(name, "")
-
-
-def etcdctl(name: str) -> str:
-    """Return a variable of etcdctl, such as CACERT; "" if it is not set."""
-    return os.environ.get(f"ETCDCTL_{name}", "")
-
-
-def kubernetes_api() -> str:
-    """Return the address of the API server of a pod's cluster; "" outside of a pod."""
-    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
-    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    place = f"[{host}]" if ":" in host else host
-    return f"https://{place}:{port}" if host else ""

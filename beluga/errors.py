@@ -47,7 +47,6 @@ BelugaError
 │   ├── BadReplyError
 │   ├── QuotaError                the session exceeds its quota
 │   ├── NoTraceError              there is no trace of a server
-│   ├── LeaseError                the lock service outside the pool failed
 │   └── HandlerError              the server's handler raised
 ├── CacheError                    blocks
 │   ├── NoSpaceError              nothing could be evicted for the block
@@ -271,10 +270,6 @@ class QuotaError(RpcError):
 
 class NoTraceError(RpcError):
     """Run 'beluga trace' on the server's host, with the server's BELUGA_RUNTIME_DIR."""
-
-
-class LeaseError(RpcError):
-    """Check that etcd or Kubernetes is reachable from here, and that --lease is correct."""
 
 
 class HandlerError(RpcError):

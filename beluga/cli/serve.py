@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -47,9 +47,7 @@ from beluga.cli.tiers import (
 )
 from beluga.errors import (
     BadValueError,
-    BelugaError,
     DeposedError,
-    LeaseError,
     RouterError,
     RpcError,
     TierError,
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
     from beluga.cli.services import RestartableService
     from beluga.events import EventSettings
     from beluga.index import IndexServer
-    from beluga.lease import Lease
     from beluga.pool import Pool
     from beluga.rpc import Quota, Server
     from beluga.tiers import TierService, TierSettings
@@ -155,13 +152,6 @@ Silent = Annotated[
         ),
     ),
 ]
-LeaseUrl = Annotated[
-    str,
-    typer.Option(
-        help="Stand by, and serve only while this lease is held: etcd://HOST:PORT/NAME (or "
-        "HOST,HOST,HOST; etcds:// for TLS) or k8s://NAMESPACE/NAME."
-    ),
-]
 Events = Annotated[
     str,
     typer.Option(
@@ -217,7 +207,6 @@ def serve(
     standby: Standby = False,
     watch: Watch = False,
     silent: Silent = SILENT_S,
-    lease: LeaseUrl = "",
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
     disk_owner: DiskOwner = "",
@@ -244,7 +233,7 @@ def serve(
     --events, routers follow the pool's blocks. With --admin, browsers show the server's state. With
     --handlers, clients call your functions.
     """
-    silent_s = _silence(silent, stands_by=standby or bool(lease), watch=watch)
+    silent_s = _silence(silent, stands_by=standby, watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     forgotten = _forgotten(forget_tier or (), tiers)
     secured = secured_endpoint(admin, admin_token, admin_tls)
@@ -256,8 +245,8 @@ def serve(
         detached(pool, json, stands_by=silent_s is not None)
         return
     logs.begin(log_level, log_format)
-    held, stopping = _lease(lease), threading.Event()
-    run = partial(serve_until_stopped, stopping=stopping, json=json, silent_s=silent_s, lease=held)
+    stopping = threading.Event()
+    run = partial(serve_until_stopped, stopping=stopping, json=json, silent_s=silent_s)
     with open_pool(pool) as opened:
         while True:
             server = make(opened, declared_gone=declare_gone)
@@ -269,8 +258,8 @@ def serve(
                 with answering(secured, routes, opened, json) as endpoint:
                     run(server, admin=endpoint, health=health, services=services)
                 return
-            except (DeposedError, LeaseError) as error:
-                _stand_by_again(error, server, watch=watch, json=json)
+            except DeposedError as error:
+                _stand_by_again(error, watch=watch, json=json)
                 declare_gone, forgotten = False, []  # both concern earlier servers
 
 
@@ -279,13 +268,6 @@ def _quota(grants: int, pins: int, size_bytes: int, calls: int) -> Quota:
     from beluga.rpc import Quota
 
     return Quota(grants=grants, pins=pins, bytes=size_bytes, calls_per_s=calls)
-
-
-def _lease(url: str) -> Lease | None:
-    """Return the lease without which the server must not serve, if there is one."""
-    from beluga.lease import open_lease
-
-    return open_lease(url) if url else None
 
 
 def _routes(
@@ -363,20 +345,14 @@ def _registering(place: str, threads: int) -> Callable[[Server], None]:
     return lambda server: server.register(handlers, threads=threads)
 
 
-def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bool) -> None:
-    """Report that the server lost its pool. Raises the error unless the server should stand by
-    again.
-    """
+def _stand_by_again(error: DeposedError, *, watch: bool, json: bool) -> None:
+    """Report that the server lost its pool. Raises the error unless it should stand by again."""
     from beluga.rpc import LOST
 
-    if isinstance(error, DeposedError) and watch:
-        reason = "deposed"
-    elif isinstance(error, LeaseError) and error is server.failure:
-        reason = "lease"
-    else:
+    if not watch:
         raise error
-    LOST.add(reason=reason)
-    announce(f"{error}; standing by again", reason, json=json)
+    LOST.add(reason="deposed")
+    announce(f"{error}; standing by again", "deposed", json=json)
 
 
 def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
@@ -384,7 +360,7 @@ def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
     stand by.
     """
     if watch and not stands_by:
-        raise typer.BadParameter("--watch needs --standby or --lease; give one of them")
+        raise typer.BadParameter("--watch needs --standby; give both")
     return silent_s if stands_by else None
 
 
@@ -485,18 +461,17 @@ def serve_until_stopped(
     admin: Admin | None = None,
     health: ServerHealth | None = None,
     silent_s: float | None = None,
-    lease: Lease | None = None,
 ) -> None:
     """Run ``server`` on its thread, and its services, until a signal arrives. Raises the error if
     it ends otherwise. ``admin`` then serves requests for the active server, and ``health`` receives
     its state.
 
     With ``silent_s`` the server first stands by, takes over from a server whose heartbeat has not
-    moved for that many seconds, and retries services that it cannot start yet. With ``lease`` it
-    serves only while the lease is held. A signal sets ``stopping``, which may be set before.
+    moved for that many seconds, and retries services that it cannot start yet. A signal sets
+    ``stopping``, which may be set before.
     """
     from beluga.admin import ServerHealth
-    from beluga.rpc import LeaseKeeper, stand_by
+    from beluga.rpc import stand_by
 
     beside = Services(services, patient=silent_s is not None)
     manager, health, stopping = (
@@ -513,23 +488,22 @@ def serve_until_stopped(
             text = "standing by; stop with Ctrl-C"
             announce(text, "standing by", json=json, pid=os.getpid())
             waits = partial(_report_waiting, server, manager, health)
-            if not stand_by(server, stopping, silent_s=silent_s, lease=lease, waits=waits):
+            if not stand_by(server, stopping, silent_s=silent_s, waits=waits):
                 return
             health.record_start()
             stat = server.stat()
             epoch, why = stat.epoch, stat.takeover
             text = f"took over, epoch {epoch}: {why}"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=why.reason)
-        with nullcontext() if lease is None else LeaseKeeper(server, lease):
-            beside.start()
-            if admin is not None:
-                admin.claim()
-            epoch = server.stat().epoch
-            if silent_s is None:  # a standby serves before its services have started
-                text = f"serving, epoch {epoch}; stop with Ctrl-C"
-                announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
-            manager.ready(f"serving, epoch {epoch}")
-            _look_after(server, beside, stopping, manager, health)
+        beside.start()
+        if admin is not None:
+            admin.claim()
+        epoch = server.stat().epoch
+        if silent_s is None:  # a standby serves before its services have started
+            text = f"serving, epoch {epoch}; stop with Ctrl-C"
+            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
+        manager.ready(f"serving, epoch {epoch}")
+        _look_after(server, beside, stopping, manager, health)
     finally:
         if stopping.is_set():
             manager.stopping()

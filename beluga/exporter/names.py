@@ -43,8 +43,7 @@ METRICS: dict[str, Metric] = {
     ),
     "beluga_demotions_total": Metric(
         "counter",
-        "Pools that this process lost, by reason: deposed (another server took over), lease (its "
-        "lease was lost).",
+        "Pools that this process lost, by reason: deposed (another server took over).",
         ("reason",),
     ),
     "process_cpu_seconds_total": Metric("counter", "Processor time of the server's process."),

@@ -28,7 +28,7 @@ from beluga.rpc.server import (
     ServerStat,
     method_names,
 )
-from beluga.rpc.standby import LeaseKeeper, stand_by
+from beluga.rpc.standby import stand_by
 from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, TakeoverCause
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import CallTrace, TracedCall, read_trace
@@ -52,7 +52,6 @@ __all__ = [
     "Figure",
     "HandlerInfo",
     "Handlers",
-    "LeaseKeeper",
     "Operation",
     "Quota",
     "Report",

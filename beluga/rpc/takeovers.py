@@ -25,8 +25,8 @@ _TEXTS = {
 REASONS = tuple(name for name, _ in _TEXTS.values() if name != "none")
 """The reasons of takeovers, as in labels of metrics."""
 
-DEMOTIONS = ("deposed", "lease")
-"""Why a server loses its pool: another server took it over, or it lost the lease."""
+DEMOTIONS = ("deposed",)
+"""Why a server loses its pool: another server took it over."""
 
 TAKEN = REGISTRY.counter("beluga_takeovers_total", "How often this process took the pool over.")
 LOST = REGISTRY.counter("beluga_demotions_total", "How often this process lost the pool.")

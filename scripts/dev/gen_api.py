@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from check_option import is_check  # noqa: E402  beside this file
 
-from beluga import errors, lease  # noqa: E402, F401  lease: signatures name its class
+from beluga import errors  # noqa: E402
 
 TARGET = ROOT / "docs/reference/api.md"
 EXAMPLES = ROOT / "docs/api"

@@ -383,8 +383,7 @@ ALERTS = (
         "critical",
         "The pool's server changed {{ $value | humanize }} times in 15 minutes",
         "Clients wait during each takeover. `beluga_takeovers_total` and the logs (`took over`) "
-        "have the reasons; `beluga_demotions_total` counts lost leases, which mean a slow lease "
-        "service.",
+        "have the reasons; `beluga_demotions_total` counts the pools that this process lost.",
     ),
     Alert(
         "BelugaHitRateZero",

@@ -168,27 +168,11 @@ def test_a_standby_serves_after_the_server_ends(
     monkeypatch.setattr("beluga.rpc.stand_by", stand_by)
     server: Any = Server()
     serve.serve_until_stopped(server, silent_s=3.0)
-    assert requests == [((server, stop_event), {"silent_s": 3.0, "lease": None})]
+    assert requests == [((server, stop_event), {"silent_s": 3.0})]
     assert server.did == ["stop"]
     shown = capsys.readouterr().err.splitlines()
     assert shown == ["standing by; stop with Ctrl-C"] + [TOOK] * elected
     assert len(stop_event.waited) == 3 * elected
-
-
-def test_a_lease_is_renewed_while_the_server_runs(
-    stop_event: StopEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[Any] = []
-
-    def keeper(*what: Any) -> Any:
-        kept.extend(what)
-        return Opened()
-
-    monkeypatch.setattr("beluga.rpc.LeaseKeeper", keeper)
-    monkeypatch.setattr("beluga.rpc.stand_by", lambda *_, **__: True)
-    server, lease = Server(), object()
-    serve.serve_until_stopped(server, silent_s=1.0, lease=lease)  # type: ignore[arg-type]
-    assert kept == [server, lease]
 
 
 @pytest.fixture
@@ -213,7 +197,6 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     found: list[Served] = []
     monkeypatch.setattr("beluga.index.IndexServer", lambda pool, **options: options)
     monkeypatch.setattr("beluga.admin.server_routes", lambda *_: {})
-    monkeypatch.setattr("beluga.lease.open_lease", lambda url: f"lease {url}")
     monkeypatch.setattr(
         serve,
         "serve_until_stopped",
@@ -222,12 +205,12 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     return found
 
 
-def test_a_server_has_no_quotas_and_no_lease_by_default(served: list[Served]) -> None:
+def test_a_server_has_no_quotas_by_default(served: list[Served]) -> None:
     assert beluga("serve").exit_code == 0
     assert served == [
         Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru",
                 "shares": {}, "hint_budget": 0.25},
-               {"services": [], "json": False, "silent_s": None, "lease": None})
+               {"services": [], "json": False, "silent_s": None})
     ]  # fmt: skip
     assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
 
@@ -275,7 +258,7 @@ def test_tiers_reach_their_service(
         admission="sketch",
     )
     assert more == {"host": 3, "patient": False}
-    for more_words in (["--standby"], ["--lease", "etcd://a:1/b"]):
+    for more_words in (["--standby"],):
         beluga("serve", "--remote", "file:///c", *more_words)
         assert served[-1].how["services"][0][1]["patient"]  # a server that takes over
 
@@ -339,10 +322,9 @@ def test_invalid_event_options_are_rejected(
 @pytest.mark.parametrize(
     ("arguments", "how"),
     [
-        (["--standby"], {"silent_s": SILENT_S, "lease": None}),
-        (["--standby", "--silent", 4], {"silent_s": 4, "lease": None}),
-        (["--silent", 4], {"silent_s": None, "lease": None}),
-        (["--lease", "etcd://a/b"], {"silent_s": SILENT_S, "lease": "lease etcd://a/b"}),
+        (["--standby"], {"silent_s": SILENT_S}),
+        (["--standby", "--silent", 4], {"silent_s": 4}),
+        (["--silent", 4], {"silent_s": None}),
     ],
 )
 def test_a_waiting_server_reports_standby(

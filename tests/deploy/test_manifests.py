@@ -6,7 +6,6 @@ existing commands.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -41,7 +40,7 @@ VARIANTS = {
     "disk": {
         "server": {"disk": {"directory": "/mnt/nvme/beluga"}, "options": ["--eviction=s3fifo"]}
     },
-    "no lease": {"server": {"lease": False}, "node": {"doctor": "report"}},
+    "report": {"node": {"doctor": "report"}},
     "no engines": {
         "engines": {"enabled": False},
         "gateway": {"workers": ["http://a:8000"], "options": ["--policy", "linear"]},
@@ -209,7 +208,7 @@ def test_the_server_script_serves_and_passes_its_probes(shm: Path, tmp_path: Pat
     (tmp_path / "beluga").chmod(0o755)
 
     def command(script: str) -> list[str]:
-        script = re.sub(r" --lease \S+", "", script.replace("/etc/beluga/hosts", str(tmp_path)))
+        script = script.replace("/etc/beluga/hosts", str(tmp_path))
         port = str(server["ports"][0]["containerPort"])
         return ["/bin/sh", "-euc", script.replace(f"0.0.0.0:{port}", "0")]
 
@@ -228,15 +227,6 @@ def test_the_server_script_serves_and_passes_its_probes(shm: Path, tmp_path: Pat
         finally:
             process.terminate()  # as Kubernetes does: the shell has become the server
         assert process.wait(timeout=60) == 0
-
-
-def test_the_role_permits_the_calls_of_the_lease() -> None:
-    source = (ROOT / "beluga/lease/kubernetes.py").read_text()
-    verbs = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-    requested = {verbs[method] for method in re.findall(r'_request\("([A-Z]+)"', source)}
-    (role,) = (m for m in all_manifests() if m["kind"] == "Role")
-    allowed = set(itertools.chain.from_iterable(rule["verbs"] for rule in role["rules"]))
-    assert requested == allowed
 
 
 def test_the_schema_accepts_the_values_and_rejects_mistakes() -> None:

@@ -33,7 +33,6 @@ from beluga.gateway.settings import (
     workers_text,
 )
 from beluga.index import fetch_counters
-from beluga.lease import open_lease
 from beluga.tiers.remote import split_remote
 from beluga.tiers.remote.options import store_options
 
@@ -171,8 +170,6 @@ def test_no_error_of_an_address_has_its_password(url: str) -> None:
         lambda text: read_engines([], [f"={text}"]),
         lambda text: read_engines(["http://a"], [], [text]),
         lambda text: read_queues([text]),
-        open_lease,
-        lambda text: open_lease(text.replace("http", "etcd") + "/name"),
         split_remote,
     ):
         try:

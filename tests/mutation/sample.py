@@ -40,7 +40,6 @@ FOLDERS: dict[str, str] = {
     "disagg": "disagg gateway/test_prefill_apart.py",
     "gateway": "gateway",
     "kvcache": "kvcache",
-    "lease": "lease rpc/test_keeper.py",
     "index": "index kvcache/test_cache.py",
     "pool": "pool cli/test_pool_command.py rpc/test_pool_in_use.py",
     "coherence": "coherence",

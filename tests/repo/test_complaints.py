@@ -95,7 +95,7 @@ def test_references_of_a_known_problem_exist(cells: list[str]) -> None:
 
 def test_the_page_has_every_problem_and_wrong_answers_are_detected() -> None:
     assert len(ROWS) >= 30
-    assert missing(["", "", "`beluga serve --standby` or `--lease`", "`NoSpaceError`"]) == []
+    assert missing(["", "", "`beluga serve --standby` or `--watch`", "`NoSpaceError`"]) == []
     wrong = (
         "`beluga serve --fast` `beluga_nothing_total` `NoError` `tests/repo/test_docs.py::test_x`"
     )

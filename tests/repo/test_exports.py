@@ -22,7 +22,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": (
         "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure HandlerInfo Handlers "
-        "KINDS LeaseKeeper LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report "
+        "KINDS LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report "
         "ReportTotals SECONDS SILENT_S Server ServerStat TAKEN TakeoverCause CallTrace TracedCall "
         "load_handlers method_names nanoseconds read_trace stand_by"
     ),
@@ -57,7 +57,6 @@ EXPORTS: dict[str, str] = {
         "KnownHosts PATIENCE_S ConnectionSlot ConnectionSlots Token from_other_site is_loopback "
         "plain_path read_tls read_token shown_url"
     ),
-    "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
     "beluga.admin": (

@@ -29,7 +29,7 @@ LAYERS = (
         "threads",
     ),
     ("_ffi", "listening", "page"),
-    ("coherence", "lease"),
+    ("coherence",),
     ("pool",),
     ("rpc",),
     ("index",),
