@@ -62,7 +62,7 @@ TIME_UNITS = ("s", "ms")
 """The formats of traces (beluga/simulate/formats.py), and the units of their times."""
 
 ENGINE_OFFLOADS = ("wait", "drop", "watermark")
-"""When an emulated engine offloads a block (beluga/kvbm/offload.py)."""
+"""When an emulated engine offloads a block (beluga/kvbm/manager.py)."""
 
 BENCHES = (
     *("coherence", "latency", "bandwidth", "rpc", "rpc-peers", "recovery", "copy", "scheduler"),

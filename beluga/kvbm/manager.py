@@ -10,43 +10,137 @@
         manager.release("request-1")                            # the blocks move to the pool
 
 *Offload* is best effort: the queue holds weak references. A block that is evicted meanwhile, or
-does not fit below, is dropped and counted. *Onboard* has a waiting caller: once there is room, it
-holds all its blocks, and its future resolves with them or a TierError. Onboards have priority over
-prefetches, and both over offloads, which have their own thread.
+does not fit below, is dropped and counted. *Onboard* has a waiting caller. It holds no block while
+it waits for room, so no two of them can deadlock. Once there is room, it holds all its blocks, and
+its future resolves with them or a TierError. Onboards have priority over prefetches, and both over
+offloads, which have their own thread.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from beluga._shared import when_forked
+from beluga.choices import ENGINE_OFFLOADS
 from beluga.errors import TierError, UnsettledError
 from beluga.index import BlockState
-from beluga.kvbm.handles import MutableBlock, RegisteredBlock, WeakBlock
 from beluga.kvbm.metrics import MoveMetrics
-from beluga.kvbm.offload import BATCH, OFFLOAD_POLICIES, OffloadQueue
-from beluga.kvbm.onboard import ChainPart, OnboardCall, OnboardQueue, held_of
-from beluga.kvbm.pool import WAIT_S, BlockPool
-from beluga.kvbm.shared_tier import SharedTier
-from beluga.kvbm.state import Key
+from beluga.kvbm.pool import WAIT_S, BlockPool, Key, MutableBlock, RegisteredBlock, WeakBlock
+from beluga.kvcache import GetResult, PutResult, Run
 from beluga.limit import LogLimit, and_more, kind_of
 from beluga.metrics import Registry
 from beluga.threads import Thread
-from beluga.transfer import TransferClass
+from beluga.transfer import BlockLayout, TransferClass
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_logger = logging.getLogger(__name__)
+OFFLOAD_POLICIES = ENGINE_OFFLOADS
+"""When blocks are offloaded: ``wait`` and ``drop`` when they are registered, ``watermark`` when the
+device's usage is above its watermark. Only ``wait`` never evicts a block before the pool has it.
+"""
+
+BATCH = 16
+"""Blocks per copy."""
+
 _RETRY_S = 0.01
 _ATTEMPTS_MAX = 3
 """Failures after which ``wait`` drops a block, so that a broken pool does not stall the engine."""
+
+_Chain: TypeAlias = "list[tuple[Key, Key | None]]"
+"""Keys of a chain in order, each with its parent."""
+
+_logger = logging.getLogger(__name__)
+
+
+class SharedTier(Protocol):
+    """The tier below an engine's memory, where its manager saves blocks and loads them from.
+
+    ``blocks`` are indices of device blocks. One thread saves and another one loads.
+    """
+
+    def save(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
+        """Save blocks, and return the state of each: GRANTED if this call stored it, HIT or PENDING
+        if another call did or is doing so, REFUSED if the tier does not have it.
+        """
+
+    def load(self, keys: Sequence[Key], blocks: Sequence[int]) -> int:
+        """Load the leading blocks that the tier has, and return their number."""
+
+
+class BlockCache(Protocol):
+    """The methods of a :class:`~beluga.kvcache.KVCache` that a tier uses."""
+
+    def get(self, digests: Any, targets: Any) -> GetResult:
+        """Fetch the leading blocks."""
+
+    def put(self, digests: Any, sources: Any) -> PutResult:
+        """Store blocks."""
+
+
+class CacheTier:
+    """A pool as a tier, through two caches of one namespace: ``up`` loads blocks and ``down`` saves
+    them, directly between device memory and the pool.
+
+    ``layout`` describes the device memory. Keys are digests, as for a cache.
+    """
+
+    def __init__(self, up: BlockCache, down: BlockCache, layout: BlockLayout) -> None:
+        self._up, self._down, self._layout = up, down, layout
+
+    def save(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
+        """Save blocks, and return the state of each, as a put does."""
+        result = self._down.put(_digests(keys), Run.of(self._layout, blocks))
+        states: list[int] = result.states.tolist()
+        return states
+
+    def load(self, keys: Sequence[Key], blocks: Sequence[int]) -> int:
+        """Load the leading blocks that the pool or a lower tier has."""
+        return self._up.get(_digests(keys), Run.of(self._layout, blocks)).hits
+
+
+@dataclass(slots=True, eq=False)
+class _OnboardCall:
+    """One call of ``onboard``. Once there is room, ``present`` has the device's block for each key,
+    or None, and ``room`` has a block for each None. ``until`` is the deadline for room
+    (time.monotonic()).
+    """
+
+    keys: Sequence[Key]
+    request: Hashable | None
+    until: float
+    present: list[RegisteredBlock | None] = field(default_factory=list)
+    room: list[MutableBlock] = field(default_factory=list)
+    future: Future[list[RegisteredBlock]] = field(default_factory=Future)
+    reservation: Future[list[MutableBlock]] | None = None
+    is_released: bool = False
+    _begun: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self) -> bool:
+        """Return True once, if the future was not cancelled; the caller then resolves it."""
+        with self._lock:
+            first, self._begun = not self._begun, True
+        return first and self.future.set_running_or_notify_cancel()
+
+    def fail(self, error: TierError) -> None:
+        if self.begin():
+            self.future.set_exception(error)
+
+    def let_go(self) -> list[MutableBlock | RegisteredBlock]:
+        """Drop all handles, and return them for their release."""
+        held: list[MutableBlock | RegisteredBlock] = [*self.room, *_held(self.present)]
+        self.room, self.present = [], []
+        return held
 
 
 class BlockManager:
@@ -72,12 +166,15 @@ class BlockManager:
         self._device, self._below = device, below
         self._waits, self._on_watermark = offload == "wait", offload == "watermark"
         self._metrics = MoveMetrics(device.name, registry)
-        self._offloads = OffloadQueue(device)
-        self._failures: dict[Key, int] = {}
-        self._onboards = OnboardQueue(prefetch_max=device.total_blocks)
-        self._unsettled: list[object] = []  # keeps blocks alive that a copy may still write to
         self._changed = threading.Condition()
-        self._pending: dict[Hashable, set[OnboardCall]] = {}
+        self._pending: dict[Hashable, set[_OnboardCall]] = {}
+        # Queues. An offload that was evicted is dropped, and dead ones are swept out, so at most
+        # twice as many wait as the device has; at most as many prefetches as the device has.
+        self._onboards: deque[_OnboardCall] = deque()  # those that have room
+        self._prefetches: deque[_Chain] = deque()
+        self._offloads: dict[Key, WeakBlock] = {}  # oldest first
+        self._failures: dict[Key, int] = {}
+        self._unsettled: list[object] = []  # keeps blocks alive that a copy may still write to
         self._busy = 0
         self._limit = LogLimit()
         self._closed = False
@@ -86,7 +183,7 @@ class BlockManager:
         self._threads: list[threading.Thread] = []
         when_forked(self)
         if threads:
-            self._start("onboard", self._step_up, lambda: self._onboards.has_work)
+            self._start("onboard", self._step_up, lambda: bool(self._onboards or self._prefetches))
             self._start("offload", self._step_down, lambda: bool(self._offloads))
 
     def onboard(
@@ -104,17 +201,17 @@ class BlockManager:
         request is released. It can be cancelled until the copy starts.
         """
         until = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
-        wanted = OnboardCall(keys, request, until)
+        call = _OnboardCall(keys, request, until)
         with self._changed:
             closed = self._closed
             if not closed:
-                self._pending.setdefault(request, set()).add(wanted)
-        wanted.future.add_done_callback(functools.partial(self._ended, wanted))
+                self._pending.setdefault(request, set()).add(call)
+        call.future.add_done_callback(functools.partial(self._ended, call))
         if closed:
-            self._fail(wanted, TierError("the block manager is closed"))
+            call.fail(TierError("the block manager is closed"))
         else:
-            self._look(wanted)
-        return wanted.future
+            self._prepare(call, [])
+        return call.future
 
     def prefetch(self, keys: Sequence[Key]) -> None:
         """Load the hot, missing blocks of a chain into the device, if no onboard waits and there is
@@ -122,18 +219,26 @@ class BlockManager:
         """
         hot = set(self._device.hot_and_missing(keys))
         parents = zip(keys, (None, *keys), strict=False)
-        forgotten = self._onboards.prefetch([(key, above) for key, above in parents if key in hot])
-        self._metrics.drop(forgotten, TransferClass.PREFETCH, "overflow")
-        self._notify()
+        chain = [(key, parent) for key, parent in parents if key in hot]
+        dropped = 0
+        with self._changed:
+            self._prefetches.extend(
+                chain[first : first + BATCH] for first in range(0, len(chain), BATCH)
+            )
+            count = sum(map(len, self._prefetches))
+            while count - dropped > self._device.total_blocks:
+                dropped += len(self._prefetches.popleft())
+            self._changed.notify_all()
+        self._metrics.drop(dropped, TransferClass.PREFETCH, "overflow")
 
     def release(self, request: Hashable) -> None:
         """Release all blocks of a request, and cancel its onboards."""
         with self._changed:
             pending = self._pending.pop(request, set())
-            for wanted in pending:
-                wanted.is_released = True
-        for wanted in pending:
-            wanted.future.cancel()  # a future whose copy has started fails when the copy ends
+            for call in pending:
+                call.is_released = True
+        for call in pending:
+            call.future.cancel()  # a future whose copy has started fails when the copy ends
         self._device.release(request)
 
     def step(self) -> bool:
@@ -168,12 +273,13 @@ class BlockManager:
                 thread.join()
         self._device.on_registered = None
         self._device.keep_unsaved(False)
-        self._offloads.clear()
-        self._onboards.clear()
         with self._changed:
-            left = [wanted for pending in self._pending.values() for wanted in pending]
-        for wanted in left:
-            self._fail(wanted, TierError("the block manager was closed"))
+            self._offloads.clear()
+            self._onboards.clear()
+            self._prefetches.clear()
+            waiting = [call for pending in self._pending.values() for call in pending]
+        for call in waiting:
+            call.fail(TierError("the block manager was closed"))
 
     def __enter__(self) -> Self:
         return self
@@ -183,150 +289,133 @@ class BlockManager:
 
     # Onboard and prefetch.
 
-    def _look(self, wanted: OnboardCall) -> None:
-        """Resolve an onboard whose blocks are all present, or reserve room for the missing ones."""
-        present = [self._device.find(key) for key in wanted.keys]
-        missing = present.count(None)
-        if not self._hold(wanted, present, [], only_if=not missing):
-            # While it waits, it must not hold anything that another onboard may wait for.
-            _release(held_of(present))
-            self._reserve(wanted, missing)
-        elif wanted.begin():
-            self._carry_out(wanted)
-
-    def _hold(
-        self,
-        wanted: OnboardCall,
-        present: list[RegisteredBlock | None],
-        room: list[MutableBlock],
-        *,
-        only_if: bool,
-    ) -> bool:
-        """Give an onboard that can start all that it needs. Returns whether it can."""
+    def _prepare(self, call: _OnboardCall, room: list[MutableBlock]) -> None:
+        """Start an onboard if ``room`` is enough for the blocks that the device lacks. Otherwise
+        release everything, because another onboard may wait for it, and reserve enough.
+        """
+        present = [self._device.find(key) for key in call.keys]
+        missing, had_room = present.count(None), bool(room)
         with self._changed:
-            holds = only_if and not wanted.future.done()
-            if holds:
-                wanted.present, wanted.room = present, room
-            return holds
-
-    def _reserve(self, wanted: OnboardCall, count: int) -> None:
-        left_s = max(wanted.until - time.monotonic(), 0.0)
-        try:
-            reservation = self._device.reserve(wanted, count, timeout_s=left_s)
-        except TierError as error:
-            self._fail(wanted, error)
+            starts = missing <= len(room) and not call.future.done()
+            if starts:
+                call.present, call.room = present, room[:missing]
+                if had_room:
+                    self._onboards.append(call)
+                    self._changed.notify_all()
+        if starts:
+            self._device.drop_all(room[missing:])
+            if not had_room and call.begin():  # the device has all blocks
+                self._resolve(call)
             return
-        wanted.reservation = reservation
-        reservation.add_done_callback(functools.partial(self._reserved, wanted))
-        if wanted.future.cancelled():  # was cancelled after the check
+        self._device.drop_all([*room, *_held(present)])
+        if call.future.done():
+            return
+        # If blocks of the device were evicted meanwhile: enough, whatever else is evicted.
+        count = len(call.keys) if had_room else missing
+        left_s = max(call.until - time.monotonic(), 0.0)
+        try:
+            reservation = self._device.reserve(call, count, timeout_s=left_s)
+        except TierError as error:
+            call.fail(error)
+            return
+        call.reservation = reservation
+        reservation.add_done_callback(functools.partial(self._reserved, call))
+        if call.future.cancelled():  # was cancelled after the check
             reservation.cancel()
 
-    def _reserved(self, wanted: OnboardCall, reservation: Future[list[MutableBlock]]) -> None:
-        """Hold the blocks of an onboard that has room, unless it needs more room by now."""
+    def _reserved(self, call: _OnboardCall, reservation: Future[list[MutableBlock]]) -> None:
         try:
             room = reservation.result()
         except CancelledError:
             return
         except TierError as error:
-            self._fail(wanted, error)
+            call.fail(error)
             return
-        present = [self._device.find(key) for key in wanted.keys]
-        missing = present.count(None)
-        if self._hold(wanted, present, room[:missing], only_if=missing <= len(room)):
-            self._device.drop_all(room[missing:])
-            self._onboards.put(wanted)
-            self._notify()
-            return
-        self._device.drop_all(room)
-        _release(held_of(present))
-        if not wanted.future.done():
-            # Blocks of the device were evicted meanwhile. This is enough, whatever else is evicted.
-            self._reserve(wanted, len(wanted.keys))
+        self._prepare(call, room)
 
-    def _ended(self, wanted: OnboardCall, _: Future[list[RegisteredBlock]]) -> None:
+    def _ended(self, call: _OnboardCall, _: Future[list[RegisteredBlock]]) -> None:
         """Release everything, however the onboard ended."""
-        wanted.begin()
+        call.begin()
         with self._changed:
-            pending = self._pending.get(wanted.request)
+            pending = self._pending.get(call.request)
             if pending is not None:
-                pending.discard(wanted)
+                pending.discard(call)
                 if not pending:
-                    del self._pending[wanted.request]
-            held = wanted.let_go()
-        if wanted.reservation is not None:
-            wanted.reservation.cancel()
-        _release(held)
-
-    def _fail(self, wanted: OnboardCall, error: TierError) -> None:
-        if wanted.begin():
-            wanted.future.set_exception(error)
+                    del self._pending[call.request]
+            held = call.let_go()
+        if call.reservation is not None:
+            call.reservation.cancel()
+        self._device.drop_all(held)
 
     def _step_up(self) -> bool:
-        wanted = self._onboards.take()
-        if wanted is not None:
-            self._carry_out(wanted)
-            return True
-        chain = self._onboards.take_prefetch()
-        if chain is not None:
+        call, chain = None, None
+        with self._changed:
+            while self._onboards and call is None:
+                call = self._onboards.popleft()
+                call = None if call.future.cancelled() else call
+            if call is None and self._prefetches:
+                chain = self._prefetches.popleft()
+        if call is not None and call.begin():
+            self._resolve(call)
+        elif chain is not None:
             self._prefetch(chain)
-        return chain is not None
+        return call is not None or chain is not None
 
-    def _carry_out(self, wanted: OnboardCall) -> None:
-        """Resolve the future of an onboard that has started."""
+    def _resolve(self, call: _OnboardCall) -> None:
+        """Copy the missing blocks of an onboard that has begun, and resolve its future."""
         try:
-            blocks = self._onboarded(wanted)
+            blocks = self._onboard(call)
         except UnsettledError as error:
-            wanted.let_go()  # the manager keeps what may still be written to
-            wanted.future.set_exception(TierError(f"the end of an onboard is unknown: {error}"))
+            call.let_go()  # the manager retains what may still be written to
+            call.future.set_exception(TierError(f"the end of an onboard is unknown: {error}"))
+        except TierError as error:
+            call.future.set_exception(error)
         except Exception as error:
-            typed = isinstance(error, TierError)
-            failed = error if typed else TierError(f"an onboard failed: {error!r}")
-            wanted.future.set_exception(failed)
+            call.future.set_exception(TierError(f"an onboard failed: {error!r}"))
         else:
-            wanted.future.set_result(blocks)
+            call.future.set_result(blocks)
 
-    def _onboarded(self, wanted: OnboardCall) -> list[RegisteredBlock]:
-        missing = [place for place, block in enumerate(wanted.present) if block is None]
-        chain: ChainPart = [
-            (wanted.keys[place], wanted.keys[place - 1] if place else None) for place in missing
-        ]
-        brought = self._bring(TransferClass.ONBOARD, chain, wanted.room)
-        end = missing[len(brought)] if len(brought) < len(missing) else len(wanted.keys)
-        blocks = [self._device.find(key, wanted.request) for key in wanted.keys[:end]]
-        self._device.drop_all(brought)
-        if wanted.is_released:
-            _release(held_of(blocks))
-            raise TierError(f"request {wanted.request!r} was released")
-        return [block for block in blocks if block is not None]
+    def _onboard(self, call: _OnboardCall) -> list[RegisteredBlock]:
+        missing = [index for index, block in enumerate(call.present) if block is None]
+        parents = (None, *call.keys)
+        chain: _Chain = [(call.keys[index], parents[index]) for index in missing]
+        onboarded = self._load(TransferClass.ONBOARD, chain, call.room)
+        end = missing[len(onboarded)] if len(onboarded) < len(missing) else len(call.keys)
+        blocks = _held([self._device.find(key, call.request) for key in call.keys[:end]])
+        self._device.drop_all(onboarded)
+        if call.is_released:
+            self._device.drop_all(blocks)
+            raise TierError(f"request {call.request!r} was released")
+        return blocks
 
-    def _prefetch(self, chain: ChainPart) -> None:
-        there = self._device.contains([key for key, _ in chain])
-        chain = [one for one, has in zip(chain, there, strict=True) if not has]
-        beginnings = self._beginnings(chain)
+    def _prefetch(self, chain: _Chain) -> None:
+        present = self._device.contains([key for key, _ in chain])
+        chain = [link for link, is_present in zip(chain, present, strict=True) if not is_present]
+        ancestors = self._ancestors(chain)
         room = self._device.try_reserve(self, len(chain))
-        self._device.drop_all(beginnings)
+        self._device.drop_all(ancestors)
         if room is None:
             self._metrics.drop(len(chain), TransferClass.PREFETCH, "full")
             return
         try:
-            brought = self._bring(TransferClass.PREFETCH, chain, room)
+            onboarded = self._load(TransferClass.PREFETCH, chain, room)
         except Exception as error:
             self._warn("a prefetch to", error)
             self._metrics.drop(len(chain), TransferClass.PREFETCH, "failed")
-            # Otherwise the manager keeps what may still be written to
+            # Otherwise the manager retains what may still be written to
             if not isinstance(error, UnsettledError):
                 self._device.drop_all(room)
             return
-        self._metrics.drop(len(chain) - len(brought), TransferClass.PREFETCH, "gone")
-        self._device.drop_all([*brought, *room])
+        self._metrics.drop(len(chain) - len(onboarded), TransferClass.PREFETCH, "gone")
+        self._device.drop_all([*onboarded, *room])
 
-    def _beginnings(self, chain: ChainPart) -> list[RegisteredBlock]:
-        """Hold the parents that the device has, so that making room for the end of a chain does not
-        evict its start.
+    def _ancestors(self, chain: _Chain) -> list[RegisteredBlock]:
+        """Hold the ancestors that the device has, so that making room for the end of a chain does
+        not evict its start.
         """
         held: dict[Key, RegisteredBlock] = {}
-        for _, key in chain:
-            above = key
+        for _, parent in chain:
+            above = parent
             while above is not None and above not in held:
                 block = self._device.find(above, is_use=False)
                 if block is None:
@@ -334,8 +423,8 @@ class BlockManager:
                 held[above], above = block, block.parent
         return list(held.values())
 
-    def _bring(
-        self, kind: TransferClass, chain: ChainPart, room: Sequence[MutableBlock]
+    def _load(
+        self, kind: TransferClass, chain: _Chain, room: Sequence[MutableBlock]
     ) -> list[RegisteredBlock]:
         """Load the leading blocks of a chain that the lower tier has into the blocks of ``room``,
         and register them. Raises the errors of the copies.
@@ -361,39 +450,64 @@ class BlockManager:
         elif self._device.offload_due:
             self._offer(self._device.coldest(max(BATCH, len(blocks))))
 
-    def _offer(self, blocks: list[WeakBlock]) -> None:
-        self._metrics.drop(self._offloads.put(blocks), TransferClass.OFFLOAD, "gone")
-        self._notify()
+    def _offer(self, blocks: Iterable[WeakBlock]) -> None:
+        """Queue blocks. A key that waits keeps its position."""
+        queued: dict[Key, WeakBlock] = {}
+        with self._changed:
+            self._offloads.update((block.key, block) for block in blocks)
+            if len(self._offloads) > 2 * self._device.total_blocks:
+                queued = self._offloads.copy()
+            self._changed.notify_all()
+        if not queued:
+            return
+        dropped = 0
+        is_alive = self._device.contains(queued)
+        with self._changed:
+            for (key, block), alive in zip(queued.items(), is_alive, strict=True):
+                # A block that was stored again meanwhile is another object
+                if not alive and self._offloads.get(key) is block:
+                    del self._offloads[key]
+                    dropped += 1
+        self._metrics.drop(dropped, TransferClass.OFFLOAD, "gone")
 
     def _step_down(self) -> bool:
         """Offload a batch. Returns False if there is none, or if all of it waits for a retry."""
-        blocks = self._offloads.take()
+        with self._changed:
+            keys = list(itertools.islice(self._offloads, BATCH))
+            blocks = [self._offloads.pop(key) for key in keys]
         if not blocks:
             return False
         try:
-            left = self._offload(blocks)
+            unsaved = self._offload(blocks)
         except Exception as error:
             self._warn("an offload of", error)
             self._metrics.drop(len(blocks), TransferClass.OFFLOAD, "failed")
-            left = blocks
+            unsaved = set(keys)
         if not self._waits:
             return True
+        again = []
         for block in blocks:
-            if block not in left:
-                self._failures.pop(block.key, None)
-        again = [block for block in left if self._try_again(block)]
-        self._offloads.put(again)
+            failures = self._failures.pop(block.key, 0) + 1
+            if block.key not in unsaved:
+                continue
+            if failures < _ATTEMPTS_MAX:
+                self._failures[block.key] = failures
+                again.append(block)
+            else:
+                self._device.mark_saved([block.key])
+                self._metrics.drop(1, TransferClass.OFFLOAD, "given_up")
+        self._offer(again)
         return len(again) < len(blocks)
 
-    def _offload(self, blocks: Sequence[WeakBlock]) -> list[WeakBlock]:
-        """Save blocks in the lower tier. Returns those that it refused."""
-        held = [block.upgrade(is_use=False) for block in blocks]
-        alive = [block for block in held if block is not None]
-        self._metrics.drop(len(held) - len(alive), TransferClass.OFFLOAD, "gone")
+    def _offload(self, blocks: Sequence[WeakBlock]) -> set[Key]:
+        """Save blocks in the lower tier. Returns the keys of those that it refused."""
+        alive = _held([block.upgrade(is_use=False) for block in blocks])
+        self._metrics.drop(len(blocks) - len(alive), TransferClass.OFFLOAD, "gone")
         if not alive:
-            return []
+            return set()
+        keys = [block.key for block in alive]
         try:
-            states = self._below.save([one.key for one in alive], [one.index for one in alive])
+            states = self._below.save(keys, [block.index for block in alive])
         except UnsettledError:
             self._unsettled.append(alive)
             raise
@@ -401,17 +515,15 @@ class BlockManager:
             self._device.drop_all(alive)
             raise
         refused = {
-            block.key
-            for block, state in zip(alive, states, strict=True)
-            if state == BlockState.REFUSED
+            key for key, state in zip(keys, states, strict=True) if state == BlockState.REFUSED
         }
         saved, moved = len(alive) - len(refused), states.count(BlockState.GRANTED)
-        self._device.mark_saved(block.key for block in alive if block.key not in refused)
+        self._device.mark_saved(key for key in keys if key not in refused)
         self._device.drop_all(alive)
         self._metrics.move(moved, TransferClass.OFFLOAD)
         self._metrics.drop(saved - moved, TransferClass.OFFLOAD, "present")
         self._metrics.drop(len(refused), TransferClass.OFFLOAD, "refused")
-        return [block for block in blocks if block.key in refused]
+        return refused
 
     def _warn(self, what: str, error: Exception) -> None:
         """Log a failure, but not repeatedly for the same kind; the counters include all."""
@@ -422,16 +534,6 @@ class BlockManager:
                 "beluga: %s tier %s failed: %s%s", what, name, error, and_more(suppressed)
             )
 
-    def _try_again(self, block: WeakBlock) -> bool:
-        failures = self._failures.get(block.key, 0) + 1
-        if failures < _ATTEMPTS_MAX:
-            self._failures[block.key] = failures
-            return True
-        self._failures.pop(block.key, None)
-        self._device.mark_saved([block.key])
-        self._metrics.drop(1, TransferClass.OFFLOAD, "given_up")
-        return False
-
     # Threads.
 
     def _after_fork(self) -> None:
@@ -440,12 +542,8 @@ class BlockManager:
         self._closed = True
         self._threads = []
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def _has_work(self) -> bool:
-        return self._onboards.has_work or bool(self._offloads)
+        return bool(self._onboards or self._prefetches or self._offloads)
 
     def _start(self, name: str, step: Callable[[], bool], has_work: Callable[[], bool]) -> None:
         thread = Thread(target=self._run, args=(step, has_work), name=f"beluga-{name}", daemon=True)
@@ -467,7 +565,13 @@ class BlockManager:
                     self._changed.wait(_RETRY_S)
 
 
-def _release(held: Sequence[MutableBlock | RegisteredBlock]) -> None:
-    """Release handles, last to first."""
-    for block in reversed(held):
-        block.release()
+def _held(blocks: Iterable[RegisteredBlock | None]) -> list[RegisteredBlock]:
+    """Return the blocks that are not None."""
+    return [block for block in blocks if block is not None]
+
+
+def _digests(keys: Sequence[Key]) -> list[bytes]:
+    for key in keys:
+        if not isinstance(key, bytes):
+            raise TierError(f"the key {key!r} is not a digest; give bytes")
+    return [key for key in keys if isinstance(key, bytes)]

@@ -9,60 +9,23 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from beluga.metrics import REGISTRY, SECONDS, Counter, Gauge, Histogram, Registry
+from beluga.metrics import REGISTRY, SECONDS, Gauge, Histogram, Registry
 from beluga.transfer import TransferClass
+
+if TYPE_CHECKING:
+    from beluga.kvbm.pool import BlockPool
 
 PREFETCH_ABOVE = 0.7
 """The heat above which an expected key is prefetched."""
 
 _QUANTILE = 0.99
 _HEATS = (0.5, 0.6, PREFETCH_ABOVE, 0.8, 0.9, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The targets of a healthy pool. Ratios are of the pool's blocks, latencies are 99th
-    percentiles.
-    """
-
-    available_share_min: float = 0.10
-    inflight_share_max: float = 0.90
-    allocation_s_max: float = 0.001
-    release_s_max: float = 0.0005
-
-
-@dataclass(frozen=True, slots=True)
-class MissedTarget:
-    """A missed target: the metric's name, its value, and the target."""
-
-    name: str
-    value: float
-    target: float
-
-    def __str__(self) -> str:
-        return f"{self.name} is {self.value:.4g}, but its target is {self.target:.4g}"
-
-
-class MeasuredPool(Protocol):
-    """The properties of a pool that the gauges read."""
-
-    @property
-    def available_blocks(self) -> int:
-        """The number of blocks that are free or evictable."""
-
-    @property
-    def inflight_blocks(self) -> int:
-        """The number of blocks in use."""
-
-    @property
-    def total_blocks(self) -> int:
-        """The number of all blocks."""
-
 
 METRICS = {
     "blocks": ("gauge", "Blocks of the device."),
@@ -89,62 +52,88 @@ METRICS = {
 }
 """Type and help of each metric; the names are prefixed with ``beluga_kvbm_``."""
 
-_READINGS = {
-    "blocks": "total_blocks",
-    "available_blocks": "available_blocks",
-    "inflight_blocks": "inflight_blocks",
-    "usage_ratio": "usage",
-    "watermark_ratio": "watermark",
-    "offload_due": "offload_due",
+_READINGS: dict[str, Callable[[BlockPool], float]] = {
+    "blocks": operator.attrgetter("total_blocks"),
+    "available_blocks": operator.attrgetter("available_blocks"),
+    "inflight_blocks": operator.attrgetter("inflight_blocks"),
+    "usage_ratio": operator.attrgetter("usage"),
+    "watermark_ratio": operator.attrgetter("watermark"),
+    "offload_due": operator.attrgetter("offload_due"),
+    "prefetch_heat_ratio": lambda _: PREFETCH_ABOVE,
 }
-"""The attribute of a pool that each gauge exports."""
+"""The value of each gauge."""
 
 
-class _Declared:
-    """Registers the metrics of the table."""
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The targets of a healthy pool. Ratios are of the pool's blocks, latencies are 99th
+    percentiles.
+    """
 
-    def __init__(self, registry: Registry | None) -> None:
-        self._registry = REGISTRY if registry is None else registry
+    available_share_min: float = 0.10
+    inflight_share_max: float = 0.90
+    allocation_s_max: float = 0.001
+    release_s_max: float = 0.0005
 
-    def counter(self, name: str) -> Counter:
-        return self._registry.counter(f"beluga_kvbm_{name}", METRICS[name][1])
 
-    def gauge(self, name: str) -> Gauge:
-        return self._registry.gauge(f"beluga_kvbm_{name}", METRICS[name][1])
+@dataclass(frozen=True, slots=True)
+class MissedTarget:
+    """A missed target: the metric's name, its value, and the target."""
 
-    def histogram(self, name: str, bounds: Sequence[float] = SECONDS) -> Histogram:
-        return self._registry.histogram(f"beluga_kvbm_{name}", METRICS[name][1], bounds)
+    name: str
+    value: float
+    target: float
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value:.4g}, but its target is {self.target:.4g}"
+
+
+def _name_and_help(name: str) -> tuple[str, str]:
+    return f"beluga_kvbm_{name}", METRICS[name][1]
 
 
 class PoolMetrics:
-    """The metrics of one pool."""
+    """The metrics of one pool. The gauges hold a weak reference to it."""
 
-    def __init__(self, name: str, pool: MeasuredPool, registry: Registry | None = None) -> None:
-        declared = _Declared(registry)
-        self.tier = name
-        self._targets = Targets()
-        self.allocation = declared.histogram("allocation_seconds")
-        self.release = declared.histogram("release_seconds")
-        self.heat = declared.histogram("heat_ratio", _HEATS)
-        self.hits = declared.counter("hit_blocks_total")
-        self.evictions = declared.counter("evicted_blocks_total")
-        self.duplicates = declared.counter("duplicate_blocks_total")
-        self.ghost_hits = declared.counter("ghost_hits_total")
-        seen = weakref.ref(pool)
+    def __init__(self, pool: BlockPool, registry: Registry | None = None) -> None:
+        registry = registry or REGISTRY
+        self.tier = pool.name
+        self.allocation = registry.histogram(*_name_and_help("allocation_seconds"), SECONDS)
+        self.release = registry.histogram(*_name_and_help("release_seconds"), SECONDS)
+        self.heat = registry.histogram(*_name_and_help("heat_ratio"), _HEATS)
+        self.hits = registry.counter(*_name_and_help("hit_blocks_total"))
+        self.evictions = registry.counter(*_name_and_help("evicted_blocks_total"))
+        self.duplicates = registry.counter(*_name_and_help("duplicate_blocks_total"))
+        self.ghost_hits = registry.counter(*_name_and_help("ghost_hits_total"))
         self._gauges: list[tuple[Gauge, dict[str, str]]] = []
-        for gauge, attribute in _READINGS.items():
-            self._show(declared.gauge(gauge), functools.partial(_reading, seen, attribute))
-        self._show(declared.gauge("prefetch_heat_ratio"), lambda: PREFETCH_ABOVE)
-        values, missed = declared.gauge("target"), declared.gauge("target_missed")
-        for target, (_, value, _) in self._checks(pool, self._targets).items():
-            self._show(values, functools.partial(float, value), target=target)
-            self._show(missed, functools.partial(self._is_missed, seen, target), target=target)
+        seen, targets = weakref.ref(pool), Targets()
+        for name, read in _READINGS.items():
+            self._show(registry, name, functools.partial(_read, seen, read))
+        for field in fields(Targets):
+            target = field.name
+            is_missed = functools.partial(self._is_missed, target)
+            self._show(
+                registry, "target", functools.partial(getattr, targets, target), target=target
+            )
+            self._show(
+                registry, "target_missed", functools.partial(_read, seen, is_missed), target=target
+            )
 
-    def missed(self, pool: MeasuredPool, targets: Targets) -> list[MissedTarget]:
+    def missed(self, pool: BlockPool, targets: Targets) -> list[MissedTarget]:
         """Return the targets that the pool misses."""
-        checks = self._checks(pool, targets).items()
+        available = pool.available_blocks / pool.total_blocks
+        inflight = pool.inflight_blocks / pool.total_blocks
+        allocation, release = self._slow(self.allocation), self._slow(self.release)
+        checks = (
+            ("available_share_min", available, available > targets.available_share_min),
+            ("inflight_share_max", inflight, inflight < targets.inflight_share_max),
+            ("allocation_s_max", allocation, allocation <= targets.allocation_s_max),
+            ("release_s_max", release, release <= targets.release_s_max),
+        )
         return [
-            MissedTarget(name, value, target) for name, (value, target, met) in checks if not met
+            MissedTarget(name, value, getattr(targets, name))
+            for name, value, is_met in checks
+            if not is_met
         ]
 
     def close(self) -> None:
@@ -152,28 +141,15 @@ class PoolMetrics:
         for gauge, labels in self._gauges:
             gauge.remove(**labels)
 
-    def _show(self, gauge: Gauge, reading: Callable[[], float], **labels: str) -> None:
-        labels["tier"] = self.tier
+    def _show(
+        self, registry: Registry, name: str, reading: Callable[[], float], **labels: str
+    ) -> None:
+        gauge, labels = registry.gauge(*_name_and_help(name)), {**labels, "tier": self.tier}
         gauge.set(reading, **labels)
         self._gauges.append((gauge, labels))
 
-    def _checks(self, pool: MeasuredPool, targets: Targets) -> dict[str, tuple[float, float, bool]]:
-        """Return, by name, the value of each target, the target, and whether it is met."""
-        available = pool.available_blocks / pool.total_blocks
-        inflight = pool.inflight_blocks / pool.total_blocks
-        allocation, release = self._slow(self.allocation), self._slow(self.release)
-        least, most = targets.available_share_min, targets.inflight_share_max
-        longest, slowest = targets.allocation_s_max, targets.release_s_max
-        return {
-            "available_share_min": (available, least, available > least),
-            "inflight_share_max": (inflight, most, inflight < most),
-            "allocation_s_max": (allocation, longest, allocation <= longest),
-            "release_s_max": (release, slowest, release <= slowest),
-        }
-
-    def _is_missed(self, seen: weakref.ref[MeasuredPool], target: str) -> float:
-        pool = seen()
-        return 0.0 if pool is None else float(not self._checks(pool, self._targets)[target][2])
+    def _is_missed(self, target: str, pool: BlockPool) -> bool:
+        return any(missed.name == target for missed in self.missed(pool, Targets()))
 
     def _slow(self, histogram: Histogram) -> float:
         return histogram.value(tier=self.tier).quantile(_QUANTILE)
@@ -183,9 +159,10 @@ class MoveMetrics:
     """Counters of a block manager, by the ``kind`` of a move: offload, onboard or prefetch."""
 
     def __init__(self, tier: str, registry: Registry | None = None) -> None:
-        self._tier, declared = tier, _Declared(registry)
-        self._moved = declared.counter("moved_blocks_total")
-        self._dropped = declared.counter("dropped_blocks_total")
+        registry = registry or REGISTRY
+        self._tier = tier
+        self._moved = registry.counter(*_name_and_help("moved_blocks_total"))
+        self._dropped = registry.counter(*_name_and_help("dropped_blocks_total"))
 
     def move(self, count: int, kind: TransferClass) -> None:
         """Count copied blocks."""
@@ -197,6 +174,6 @@ class MoveMetrics:
             self._dropped.add(count, tier=self._tier, kind=kind.name.lower(), reason=reason)
 
 
-def _reading(seen: weakref.ref[MeasuredPool], attribute: str) -> float:
+def _read(seen: weakref.ref[BlockPool], read: Callable[[BlockPool], float]) -> float:
     pool = seen()
-    return 0.0 if pool is None else float(getattr(pool, attribute))
+    return 0.0 if pool is None else float(read(pool))

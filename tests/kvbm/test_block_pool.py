@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block pool: states, reservations, effects of garbage collection and threads, and
-statistics.
+"""The block pool: any order of calls compared with a brute-force model (Hypothesis), messages,
+effects of garbage collection and threads, and statistics.
 """
 
 from __future__ import annotations
@@ -9,14 +9,26 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support.emulation import fewer
 from support.virtual_clock import Clock
 
 from beluga.errors import TierError
-from beluga.kvbm import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, Targets
+from beluga.kvbm import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, Targets, WeakBlock
 from beluga.metrics import Registry
 
 SIZE = 16
@@ -45,7 +57,7 @@ def test_a_block_passes_its_states_and_rejects_invalid_transitions() -> None:
         block.commit(1)
     block.fill(SIZE - 1)
     assert block.state is BlockPhase.PARTIAL
-    with pytest.raises(TierError, match="has 15 of 16 tokens; it can be committed when"):
+    with pytest.raises(TierError, match="has 15 of 16 tokens; fill it before"):
         block.commit(1)
     with pytest.raises(TierError, match="has 15 of 16 tokens and cannot take 2 more"):
         block.fill(2)
@@ -78,29 +90,6 @@ def test_blocks_of_two_tiers_or_duplicates_are_rejected_together() -> None:
     assert pool.match([1]) == []
 
 
-def test_a_duplicate_is_reset_and_the_first_block_is_returned() -> None:
-    pool = make(3)
-    (first,) = store(pool, [7])
-    (second,) = store(pool, [7], "other")
-    assert second.index == first.index
-    assert pool.inflight_blocks == 1
-    pool.release("r")
-    assert pool.inflight_blocks == 1, "the other request has it, too"
-    pool.release("other")
-    assert (pool.inflight_blocks, pool.available_blocks) == (0, 3)
-
-
-def test_the_end_of_a_chain_is_evicted_before_its_beginning_in_any_order() -> None:
-    pool = make(4)
-    chain = store(pool, [1, 2, 3, 4])
-    for block in chain:  # the parent first, which is against the rule
-        block.release()
-    kept = pool.reserve("next", 1).result(0)
-    assert pool.contains([1, 2, 3, 4]) == [True, True, True, False]
-    kept += pool.reserve("next", 2).result(0)
-    assert pool.contains([1, 2, 3, 4]) == [True, False, False, False]
-
-
 def test_parents_in_a_circle_do_not_lock_the_pool() -> None:
     pool = make(2)
     blocks = pool.reserve("r", 2).result(0)
@@ -110,33 +99,6 @@ def test_parents_in_a_circle_do_not_lock_the_pool() -> None:
     pool.register(blocks)
     pool.release("r")
     assert len(pool.reserve("next", 2).result(0)) == 2
-
-
-def test_a_larger_reservation_is_not_overtaken_by_a_smaller_one() -> None:
-    pool = make(4)
-    held = pool.reserve("a", 3).result(0)
-    large, small = pool.reserve("b", 3), pool.reserve("c", 1)
-    assert not small.done(), "one block is free, but b was first"
-    assert pool.try_reserve("d", 1) is None
-    held[0].release()
-    assert not large.done()
-    held[1].release()
-    assert len(large.result(0)) == 3
-    assert not small.done()
-    assert large.result(0)[0].index == 3, "blocks are taken in the order in which they became free"
-    held[2].release()
-    assert len(small.result(0)) == 1
-
-
-def test_a_canceled_reservation_frees_the_queue_and_leaves_no_state() -> None:
-    pool = make(2)
-    held = pool.reserve("a", 1).result(0)
-    large, small = pool.reserve("b", 2), pool.reserve("c", 1)
-    assert large.cancel()
-    assert small.result(0)[0].index == 1
-    assert wait([large], 0).done, "waiting for a cancelled future ends"
-    del held, small
-    assert pool.available_blocks == 2
 
 
 def test_a_reservation_that_waits_too_long_fails_and_frees_the_queue() -> None:
@@ -187,27 +149,10 @@ def test_a_callback_of_a_future_may_use_the_pool() -> None:
 def test_handles_collected_under_the_lock_are_released_by_its_holder() -> None:
     pool = make(2)
     blocks = pool.reserve("a", 2).result(0)
-    with pool._exclusive:
+    with pool.lock:
         blocks.clear()  # as garbage collection may do in the middle of a call
         assert pool.inflight_blocks == 2
     assert pool.inflight_blocks == 0
-
-
-def test_a_weak_reference_finds_the_block_until_it_is_evicted() -> None:
-    pool = make(1)
-    (block,) = store(pool, [5])
-    weak = block.weak()
-    active = weak.upgrade()
-    assert active is not None
-    assert active.index == 0
-    del active
-    block.release()
-    inactive = weak.upgrade("later")
-    assert inactive is not None
-    assert pool.inflight_blocks == 1
-    pool.release("later")
-    store(pool, [6], "next")
-    assert weak.upgrade() is None
 
 
 def test_threads_neither_lose_nor_share_blocks() -> None:
@@ -391,3 +336,410 @@ def test_wrong_sizes_are_refused() -> None:
         make().reserve("r", 9)
     with pytest.raises(TierError, match="but -1"):
         make().reserve("r", -1)
+
+
+@dataclass
+class ModelBlock:
+    """The model's state of a block. A claim is a number; ``request`` of each claim is kept."""
+
+    index: int
+    key: int | None = None
+    parent: int | None = None
+    tokens: int = 0
+    is_committed: bool = False
+    is_registered: bool = False
+    is_saved: bool = False
+    claims: list[int] = field(default_factory=list)
+    tick: int = 0
+
+
+class ModelPool:
+    """The rules of :class:`beluga.kvbm.BlockPool`, by brute force."""
+
+    def __init__(self, total: int, *, keep_unsaved: bool) -> None:
+        self.blocks = [ModelBlock(index) for index in range(total)]
+        self.free = list(range(total))
+        self.keep_unsaved = keep_unsaved
+        self.waiting: list[tuple[int, str, int]] = []  # number, request, count
+        self.granted: dict[int, list[int]] = {}  # claims by number of the reservation
+        self.owner: dict[int, tuple[int, str | None]] = {}  # claim -> block, request
+        self.evicted: list[int] = []
+        self.tick = 0
+        self.next_claim = 0
+
+    def by_key(self, key: int) -> ModelBlock | None:
+        return next((one for one in self.blocks if one.is_registered and one.key == key), None)
+
+    def inactive(self) -> list[ModelBlock]:
+        return [one for one in self.blocks if one.is_registered and not one.claims]
+
+    def victim(self) -> ModelBlock | None:
+        inactive = self.inactive()
+        parents = {one.parent for one in inactive}
+        leaves = [
+            one
+            for one in inactive
+            if one.key not in parents and (one.is_saved or not self.keep_unsaved)
+        ]
+        return min(leaves, key=lambda one: one.tick, default=None)
+
+    def claim(self, block: ModelBlock, request: str | None) -> int:
+        self.next_claim += 1
+        block.claims.append(self.next_claim)
+        self.owner[self.next_claim] = (block.index, request)
+        return self.next_claim
+
+    def reset(self, block: ModelBlock) -> None:
+        self.blocks[block.index] = ModelBlock(block.index)
+        self.free.append(block.index)
+
+    def make_room(self, count: int) -> bool:
+        if len(self.free) + len(self.inactive()) < count:
+            return False
+        while len(self.free) < count:
+            victim = self.victim()
+            if victim is None:
+                return False
+            assert victim.key is not None
+            self.evicted.append(victim.key)
+            self.reset(victim)
+        return True
+
+    def reserve(self, number: int, request: str, count: int) -> None:
+        self.waiting.append((number, request, count))
+        self.grant()
+
+    def grant(self) -> None:
+        while self.waiting and self.make_room(self.waiting[0][2]):
+            number, request, count = self.waiting.pop(0)
+            taken = [self.blocks[self.free.pop(0)] for _ in range(count)]
+            self.granted[number] = [self.claim(block, request) for block in taken]
+
+    def drop(self, claim: int) -> None:
+        if claim not in self.owner:
+            return
+        block = self.blocks[self.owner.pop(claim)[0]]
+        block.claims.remove(claim)
+        if not block.claims:
+            if not block.is_registered:
+                self.reset(block)
+            elif not block.tick:
+                self.tick += 1
+                block.tick = self.tick
+        self.grant()
+
+    def share(self, block: ModelBlock, request: str | None, *, is_use: bool = True) -> int:
+        if is_use:
+            block.tick = 0
+        return self.claim(block, request)
+
+    def register(self, claim: int) -> int:
+        index, request = self.owner[claim]
+        block = self.blocks[index]
+        assert block.key is not None
+        known = self.by_key(block.key)
+        if known is not None:
+            shared = self.share(known, request)
+            self.drop(claim)
+            return shared
+        block.is_registered = True
+        shared = self.claim(block, request)
+        self.drop(claim)
+        return shared
+
+    def match(self, keys: list[int], request: str | None) -> list[int]:
+        found = []
+        for key in keys:
+            block = self.by_key(key)
+            if block is None:
+                break
+            found.append(self.share(block, request))
+        return found
+
+    def release(self, request: str) -> list[int]:
+        """Return the numbers of the reservations that fail."""
+        failed = [number for number, whose, _ in self.waiting if whose == request]
+        self.waiting = [one for one in self.waiting if one[1] != request]
+        claims = [claim for claim, (_, whose) in self.owner.items() if whose == request]
+        order = sorted(claims, reverse=True)  # the newest claim is the end of the chain
+        waiting, self.waiting = self.waiting, []  # no blocks are granted in between
+        for claim in order:
+            self.drop(claim)
+        self.waiting = waiting
+        self.grant()
+        return failed
+
+    def cancel(self, number: int) -> None:
+        self.waiting = [one for one in self.waiting if one[0] != number]
+        self.grant()
+
+    def save(self, keys: list[int]) -> None:
+        for key in keys:
+            block = self.by_key(key)
+            if block is not None:
+                block.is_saved = True
+        self.grant()
+
+
+BLOCK_SIZE = 4  # tokens of a block
+KEYS = st.integers(1, 31)
+REQUESTS = st.sampled_from(["a", "b", "c"])
+CHOICES = st.integers(0, 63)
+
+
+def parent_of(key: int) -> int | None:
+    """Keys are the nodes of a binary tree."""
+    return key // 2 or None
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """``mutable`` and ``shared`` are the live handles, each with its claim in the model."""
+
+    @initialize(total=st.integers(1, 9), keep_unsaved=st.booleans())
+    def begin(self, total: int, keep_unsaved: bool) -> None:
+        self.pool = BlockPool("model", total, block_size=BLOCK_SIZE, registry=Registry())
+        if keep_unsaved:
+            self.pool.keep_unsaved(True)
+        self.model = ModelPool(total, keep_unsaved=keep_unsaved)
+        self.futures: dict[int, Future[list[MutableBlock]]] = {}
+        self.mutable: list[tuple[MutableBlock, int]] = []
+        self.shared: list[tuple[RegisteredBlock, int]] = []
+        self.weak: list[WeakBlock] = []
+        self.number = 0
+
+    def pick(self, handles: list[Any], choice: int) -> Any:
+        return handles[choice % len(handles)]
+
+    def settle(self) -> None:
+        """Compare the futures that have ended with the model, and drop handles that ended."""
+        for number, claims in list(self.model.granted.items()):
+            blocks = self.futures.pop(number).result(0)
+            assert [block.index for block in blocks] == [
+                self.model.owner[claim][0] for claim in claims
+            ]
+            self.mutable += zip(blocks, claims, strict=True)
+            del self.model.granted[number]
+        for number, future in self.futures.items():
+            assert not future.done(), f"reservation {number} has ended too early"
+        self.mutable = [(block, claim) for block, claim in self.mutable if self.live(claim)]
+        self.shared = [(block, claim) for block, claim in self.shared if self.live(claim)]
+
+    def live(self, claim: int) -> bool:
+        return claim in self.model.owner
+
+    @rule(request=REQUESTS, count=st.integers(0, 5))
+    def reserve(self, request: str, count: int) -> None:
+        if count > self.pool.total_blocks:
+            with pytest.raises(TierError, match="blocks, but"):
+                self.pool.reserve(request, count)
+            return
+        self.number += 1
+        self.futures[self.number] = self.pool.reserve(request, count)
+        self.model.reserve(self.number, request, count)
+        self.settle()
+
+    @rule(request=REQUESTS, count=st.integers(0, 5))
+    def try_reserve(self, request: str, count: int) -> None:
+        found = self.pool.try_reserve(request, count)
+        if self.model.waiting or not self.model.make_room(count):
+            assert found is None
+            return
+        assert found is not None
+        self.number += 1
+        self.model.reserve(self.number, request, count)
+        self.futures[self.number] = Future()
+        self.futures[self.number].set_result(found)
+        del found
+        self.settle()
+
+    @precondition(lambda self: self.futures)
+    @rule(choice=CHOICES)
+    def cancel(self, choice: int) -> None:
+        number = self.pick(list(self.futures), choice)
+        future = self.futures.pop(number)
+        assert future.cancel()
+        with pytest.raises(CancelledError):
+            future.result(0)
+        self.model.cancel(number)
+        self.settle()
+
+    @precondition(lambda self: self.mutable)
+    @rule(choice=CHOICES, tokens=st.integers(1, BLOCK_SIZE))
+    def fill(self, choice: int, tokens: int) -> None:
+        block, claim = self.pick(self.mutable, choice)
+        known = self.model.blocks[self.model.owner[claim][0]]
+        if known.is_committed or known.tokens + tokens > BLOCK_SIZE:
+            with pytest.raises(TierError):
+                block.fill(tokens)
+            return
+        block.fill(tokens)
+        known.tokens += tokens
+
+    @precondition(lambda self: self.mutable)
+    @rule(choice=CHOICES, key=KEYS, is_filled=st.booleans())
+    def commit(self, choice: int, key: int, is_filled: bool) -> None:
+        block, claim = self.pick(self.mutable, choice)
+        known = self.model.blocks[self.model.owner[claim][0]]
+        if is_filled and not known.is_committed and known.tokens < BLOCK_SIZE:
+            block.fill(BLOCK_SIZE - known.tokens)
+            known.tokens = BLOCK_SIZE
+        if known.is_committed or known.tokens < BLOCK_SIZE:
+            with pytest.raises(TierError):
+                block.commit(key, parent=parent_of(key))
+            return
+        block.commit(key, parent=parent_of(key))
+        known.key, known.parent, known.is_committed = key, parent_of(key), True
+
+    @precondition(lambda self: self.mutable)
+    @rule(choice=CHOICES, count=st.integers(1, 4))
+    def register(self, choice: int, count: int) -> None:
+        start = choice % len(self.mutable)
+        chosen = self.mutable[start : start + count]
+        states = [block.state for block, _ in chosen]
+        if any(state is not BlockPhase.COMPLETE for state in states):
+            with pytest.raises(TierError, match="cannot be registered"):
+                self.pool.register([block for block, _ in chosen])
+            assert [block.state for block, _ in chosen] == states
+            return
+        handles = self.pool.register([block for block, _ in chosen])
+        waiting, self.model.waiting = self.model.waiting, []
+        claims = [self.model.register(claim) for _, claim in chosen]
+        self.model.waiting = waiting
+        self.model.grant()
+        self.shared += zip(handles, claims, strict=True)
+        self.settle()
+
+    @rule(keys=st.lists(KEYS, max_size=4), request=st.one_of(st.none(), REQUESTS))
+    def match(self, keys: list[int], request: str | None) -> None:
+        found = self.pool.match(keys, request)
+        claims = self.model.match(keys, request)
+        assert [block.key for block in found] == keys[: len(claims)]
+        self.shared += zip(found, claims, strict=True)
+        self.settle()
+
+    @rule(leaf=KEYS, request=REQUESTS)
+    def match_chain(self, leaf: int, request: str) -> None:
+        chain = [leaf]
+        while (above := parent_of(chain[-1])) is not None:
+            chain.append(above)
+        self.match(chain[::-1], request)
+
+    @precondition(lambda self: self.shared)
+    @rule(choice=CHOICES)
+    def weaken(self, choice: int) -> None:
+        self.weak.append(self.pick(self.shared, choice)[0].weak())
+
+    @precondition(lambda self: self.weak)
+    @rule(choice=CHOICES, is_use=st.booleans())
+    def upgrade(self, choice: int, is_use: bool) -> None:
+        weak = self.pick(self.weak, choice)
+        found, known = weak.upgrade(is_use=is_use), self.model.by_key(weak.key)
+        assert (found is None) == (known is None)
+        if found is not None and known is not None:
+            assert found.index == known.index
+            self.shared.append((found, self.model.share(known, None, is_use=is_use)))
+
+    @precondition(lambda self: self.mutable or self.shared)
+    @rule(choice=CHOICES, how=st.sampled_from(["release", "twice", "with", "collect", "all"]))
+    def drop(self, choice: int, how: str) -> None:
+        handles: list[Any] = self.mutable + self.shared
+        chosen = self.pick(handles, choice)
+        handle, claim = chosen
+        for kind in (self.mutable, self.shared):
+            if chosen in kind:
+                kind.remove(chosen)
+        del handles, chosen
+        if how in {"release", "twice"}:
+            for _ in range(1 + (how == "twice")):
+                handle.release()
+        elif how == "with":
+            with handle as same:
+                assert same is handle
+        elif how == "all":
+            self.pool.drop_all([handle])
+        if how != "collect":
+            with pytest.raises(TierError, match="was released"):
+                _ = handle.index
+        del handle
+        self.model.drop(claim)
+        self.settle()
+
+    @rule(request=REQUESTS)
+    def release(self, request: str) -> None:
+        count = self.pool.release(request)
+        had = sum(whose == request for _, whose in self.model.owner.values())
+        failed = self.model.release(request)
+        assert count == had
+        for number in failed:
+            with pytest.raises(TierError, match="was released"):
+                self.futures.pop(number).result(0)
+        self.settle()
+
+    @rule(keys=st.lists(KEYS, max_size=6))
+    def save(self, keys: list[int]) -> None:
+        self.pool.mark_saved(keys)
+        self.model.save(keys)
+        self.settle()
+
+    @invariant()
+    def same(self) -> None:
+        pool, model = self.pool, self.model
+        assert [block.index for block in pool._free] == model.free
+        assert {key: block.index for key, block in pool._registered.items()} == {
+            one.key: one.index for one in model.blocks if one.is_registered
+        }
+        assert pool.available_blocks == len(model.free) + len(model.inactive())
+        assert pool.inflight_blocks == sum(1 for one in model.blocks if one.claims)
+        assert len(pool._waiting) == len(model.waiting) == len(self.futures)
+        active = {
+            id(block.claim.block): block.claim.block for block, _ in self.mutable + self.shared
+        }
+        assert {block.index: block.references for block in active.values()} == {
+            one.index: len(one.claims) for one in model.blocks if one.claims
+        }
+
+    def teardown(self) -> None:
+        """Nothing leaks: when all handles are released, every block can be reserved, in the right
+        order.
+        """
+        if not hasattr(self, "pool"):
+            return
+        while self.futures:
+            number, future = self.futures.popitem()
+            future.cancel()
+            self.model.cancel(number)
+            self.settle()
+        for handle, claim in self.mutable + self.shared:
+            handle.release()
+            self.model.drop(claim)
+        assert self.pool.inflight_blocks == 0
+        self.save(list(range(1, 32)))
+        taken = []
+        for _ in range(self.pool.total_blocks):
+            assert self.model.make_room(1)
+            expected = self.model.free.pop(0)
+            (block,) = self.pool.reserve("last", 1).result(0)
+            assert block.index == expected
+            taken.append(block)
+        assert self.pool.release("last") == self.pool.total_blocks
+
+
+QUICK = settings(max_examples=fewer(60), stateful_step_count=50, deadline=None)
+LONG = settings(
+    max_examples=10_000,
+    stateful_step_count=100,
+    deadline=None,
+    phases=(Phase.generate,),
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_any_order_of_calls_has_the_results_of_the_model() -> None:
+    run_state_machine_as_test(PoolMachine, settings=QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_million_steps_have_the_results_of_the_model() -> None:
+    run_state_machine_as_test(PoolMachine, settings=LONG)
