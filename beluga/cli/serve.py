@@ -10,6 +10,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -29,6 +30,7 @@ from beluga.cli.options import (
     PoolPaths,
     among,
     as_bad_value,
+    need,
     one_of,
     open_pool,
     size,
@@ -55,7 +57,6 @@ from beluga.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from beluga.admin import Admin, Routes, ServerHealth
     from beluga.cli.services import RestartableService
@@ -165,6 +166,12 @@ EventsReplay = Annotated[
         metavar="ENDPOINT", help="Replay events here (ZMQ ROUTER), for routers that connect late."
     ),
 ]
+EventsToken = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Only routers with the token in this file's first line get events."
+    ),
+]
 EventsForm = Annotated[str, typer.Option(help="The format of the events: vllm or dynamo.")]
 HandlersPlace = Annotated[
     str,
@@ -216,6 +223,7 @@ def serve(
     admission: AdmissionName = _ADMISSION,
     events: Events = "",
     events_replay: EventsReplay = "",
+    events_token: EventsToken = None,
     events_form: EventsForm = "vllm",
     admin: AdminAddress = "",
     admin_token: AdminToken = None,
@@ -237,7 +245,7 @@ def serve(
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     forgotten = _forgotten(forget_tier or (), tiers)
     secured = secured_endpoint(admin, admin_token, admin_tls)
-    published = _event_settings(events, events_replay, events_form)
+    published = _event_settings(events, events_replay, events_form, events_token)
     quota = _quota(quota_grants, quota_pins, quota_bytes, quota_calls)
     make = partial(_evicting(eviction, share, hint_budget), host=host, quota=quota)
     register = _registering(handlers, handler_threads)
@@ -546,14 +554,23 @@ def _look_after(
         beside.look_after()
 
 
-def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | None:
+def _event_settings(
+    endpoint: str, replay: str, form: str, token: Path | None
+) -> EventSettings | None:
     if form not in ("vllm", "dynamo"):
         raise typer.BadParameter(f"--events-form is {form}; give vllm or dynamo")
     if bool(endpoint) != bool(replay):
         raise typer.BadParameter("--events and --events-replay need each other; give both")
     if not endpoint:
         return None
+    need("router", "zmq")
     from beluga.events import EventSettings  # slow to import
+    from beluga.listening import read_token
 
     with as_bad_value(RouterError):
-        return EventSettings(endpoint, replay, dynamo=form == "dynamo")
+        return EventSettings(
+            endpoint,
+            replay,
+            dynamo=form == "dynamo",
+            token=read_token(token) if token else None,
+        )

@@ -47,7 +47,7 @@ class Extra:
 
 
 EXTRAS = (
-    Extra("zmq", "pyzmq", "router", "the gateway's KV events need it"),
+    Extra("zmq", "pyzmq", "router", "KV events need it"),
     Extra("uvloop", "uvloop", "router", "the gateway needs less of the CPU with it"),
     Extra("obstore", "obstore", "tiers", "remote tiers in object stores (s3://) need it"),
     Extra("redis", "redis", "tiers", "remote tiers in Redis or Valkey need it"),

@@ -11,6 +11,10 @@ late gets the table first.
 
 When changes come faster than the service takes them, it skips a number, so that every router
 detects a gap, and reads the table of names from the pool.
+
+libzmq bounds the handshake, the size of a frame, and the messages that wait for a router, and it
+disconnects routers that do not answer its heartbeats. docs/operate/listeners.md states what a
+router can still do.
 """
 
 from __future__ import annotations
@@ -19,16 +23,19 @@ import dataclasses
 import logging
 import os
 import re
+import socket
 import threading
 import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from beluga.errors import BelugaError, RouterError, RpcError
-from beluga.events.replays import Replays
 from beluga.events.table import NameTable
-from beluga.events.zmtp import ZmtpSockets
 from beluga.index import read_names
+from beluga.listening import Token, is_loopback
+from beluga.open_files import require_zmq_files
 from beluga.router import Cleared, PoolEvent, ReplayBuffer, encode_dynamo, encode_pool
 from beluga.rpc import Client
 from beluga.threads import Thread
@@ -45,21 +52,42 @@ JOURNAL_ROOM = 1 << 16  # changes that wait for the service: 4 MiB
 BATCH_CHANGES = 4096  # per message
 PERIOD_S = 0.02  # between two polls of the changes: a poll costs as much as many changes
 IDLE_S = 1.0  # an empty message after this time reveals missed messages
-BATCHES_KEPT = 10_000
+BATCHES_MAX = 10_000  # messages that a replay can repeat
+PENDING_MAX = 10_000  # messages that a subscriber has not read; further ones are dropped for it
+USER = b"beluga"  # of PLAIN, whose password is the token
+
+REPLAYS_MAX = 4  # that run at a time
+REQUESTS_MAX = 256  # routers that wait for their replay
+STALLED_S = 10.0  # a router that has accepted no message for so long loses its replay
+TURN_S = 0.01  # of the replays, per turn of the events
+_REPLAY_PENDING_MAX = 16  # messages of a replay that a router has not read, and its requests
+_FRAME_MAX = 1 << 10  # bytes that a router may send at once; a request has 8
+_HANDSHAKE_MS = 5_000
+_HEARTBEAT_MS = 10_000
+_HEARTBEAT_TIMEOUT_MS = 30_000
+_BACKLOG = 1024
+_END = (1 << 64) - 1  # the number of the last message of a replay
 _PORT_MAX = 65535
 _PATH_MAX = 107  # bytes of a Unix socket's path
 _ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # the endpoints that ZMQ accepts
+_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether a peer may connect (RFC 27)
+
+Messages = list[tuple[int, bytes]]
+Find = Callable[[int], Messages]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EventSettings:
-    """Where events are published: a PUB and a ROUTER endpoint of ZMQ, and their form."""
+    """Where events are published: a PUB and a ROUTER endpoint of ZMQ, and their form. With a
+    ``token`` routers need it as the password of ZMQ's PLAIN mechanism, with :data:`USER`.
+    """
 
     endpoint: str
     replay: str
     dynamo: bool = False
+    token: Token | None = None
     journal_room: int = JOURNAL_ROOM
-    batches_kept: int = BATCHES_KEPT
+    batches_max: int = BATCHES_MAX
 
     def __post_init__(self) -> None:
         """Check the endpoints, as far as that is possible before they are bound. Raises
@@ -70,24 +98,24 @@ class EventSettings:
                 raise RouterError(
                     f"{endpoint!r} is not an endpoint; use tcp://HOST:PORT or ipc:///PATH"
                 )
-            _refuse_place(endpoint)
+            _check_address(endpoint)
         if self.endpoint == self.replay and not self.endpoint.endswith((":0", "*")):
             raise RouterError(
                 f"events and their replay cannot both be at {self.endpoint}; give each its own"
             )
 
 
-def _refuse_place(endpoint: str) -> None:
+def _check_address(endpoint: str) -> None:
     """Raise RouterError if an endpoint's port is out of range, or its path cannot be a socket."""
-    kind, _, place = endpoint.partition("://")
+    kind, _, address = endpoint.partition("://")
     if kind == "tcp":
-        port = place.rpartition(":")[2]
+        port = address.rpartition(":")[2]
         if port.isdecimal() and int(port[:6]) > _PORT_MAX:
             raise RouterError(f"{endpoint} has a port above {_PORT_MAX}; give a smaller one")
         return
-    if place.startswith("@"):  # an abstract name
+    if address.startswith("@"):  # an abstract name
         return
-    path, size = Path(place), len(os.fsencode(place))
+    path, size = Path(address), len(os.fsencode(address))
     folder = path.absolute().parent
     if size > _PATH_MAX:
         raise RouterError(
@@ -103,6 +131,189 @@ def _refuse_place(endpoint: str) -> None:
         )
 
 
+class EventSockets:
+    """The bound endpoints. One thread uses them, and nothing blocks it. Raises RouterError."""
+
+    def __init__(self, settings: EventSettings) -> None:
+        import zmq
+
+        require_zmq_files("publishing events", sockets=3, error=RouterError)
+        self._zmq, self._token = zmq, settings.token
+        self._context = zmq.Context()
+        try:
+            if settings.token:
+                self._zap: Any = self._context.socket(zmq.REP)
+                self._zap.bind(_ZAP)
+            # A PUB applies subscriptions; an XPUB would also queue them, without a bound.
+            self._live = self._bound(zmq.PUB, settings.endpoint, PENDING_MAX)
+            self._replay = self._bound(zmq.ROUTER, settings.replay, _REPLAY_PENDING_MAX)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._replay, zmq.POLLIN)
+        if settings.token:
+            self._poller.register(self._zap, zmq.POLLIN)
+
+    def _bound(self, kind: int, endpoint: str, pending_max: int) -> Any:
+        zmq = self._zmq
+        made = self._context.socket(kind)
+        for option, value in (
+            (zmq.SNDHWM, pending_max),
+            (zmq.RCVHWM, _REPLAY_PENDING_MAX),
+            (zmq.MAXMSGSIZE, _FRAME_MAX),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
+            (zmq.BACKLOG, _BACKLOG),
+            (zmq.IPV6, int("[" in endpoint)),
+        ):
+            made.setsockopt(option, value)
+        if kind == zmq.ROUTER:
+            made.setsockopt(
+                zmq.ROUTER_MANDATORY, 1
+            )  # an error if a router is gone or does not read
+        if self._token:
+            made.setsockopt(zmq.PLAIN_SERVER, 1)
+        try:
+            if _is_served(endpoint):  # libzmq would take the name of the other server
+                raise RouterError(
+                    f"no events can be published at {endpoint}: another process does; give another "
+                    "endpoint"
+                )
+            made.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise RouterError(
+                f"no events can be published at {endpoint}: {error.strerror}; give another endpoint"
+            ) from None
+        return made
+
+    def close(self) -> None:
+        """Close the endpoints. Unread messages are dropped."""
+        self._context.destroy(linger=0)
+
+    def publish(self, frames: list[bytes]) -> None:
+        """Send a message to the subscribers that have not too many unread ones."""
+        self._live.send_multipart(frames)
+
+    def requests(self, wait_s: float) -> list[tuple[bytes, int]]:
+        """Return requests that have arrived, after a wait for a first one: routers, and the first
+        numbers of their replays.
+        """
+        again, requests = self._zmq.Again, []
+        ready = dict(self._poller.poll(round(wait_s * 1e3)))
+        end_s = time.monotonic() + TURN_S
+        if self._token and self._zap in ready:
+            self._admit()
+        while self._replay in ready and time.monotonic() < end_s:
+            try:
+                frames = self._replay.recv_multipart(self._zmq.DONTWAIT)
+            except again:
+                break
+            if len(frames) == 3 and len(frames[2]) == 8:  # a router, nothing, a number
+                requests.append((frames[0], int.from_bytes(frames[2], "big")))
+        return requests
+
+    def reply(self, router: bytes, number: int, batch: bytes) -> bool | None:
+        """Send a message of a replay. Returns False if the router has too many unread ones, None if
+        it is gone.
+        """
+        try:
+            frames = [router, b"", number.to_bytes(8, "big"), batch]
+            self._replay.send_multipart(frames, self._zmq.DONTWAIT)
+        except self._zmq.Again:
+            return False
+        except self._zmq.ZMQError as error:
+            if error.errno != self._zmq.EHOSTUNREACH:
+                raise
+            return None
+        return True
+
+    def _admit(self) -> None:
+        """Answer libzmq's question whether a peer may connect."""
+        version, number, _, address, _, mechanism, *shown = self._zap.recv_multipart()
+        known = mechanism == b"PLAIN" and len(shown) == 2 and shown[0] == USER
+        admitted = known and self._token is not None and self._token.equals(shown[1])
+        if not admitted:
+            log.warning("a router at %s has not shown the token", address.decode(errors="replace"))
+        status = (b"200", b"OK") if admitted else (b"400", b"wrong token")
+        self._zap.send_multipart([version, number, *status, b"", b""])
+
+
+def _is_served(endpoint: str) -> bool:
+    """Return whether a process listens at the path of an ``ipc://`` endpoint."""
+    kind, _, path = endpoint.partition("://")
+    if kind != "ipc" or not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as peer:
+        return peer.connect_ex(path) == 0
+
+
+class Replays:
+    """The replays that an endpoint serves: few at a time, while the other routers wait in a bounded
+    queue. A later request of a router replaces its earlier one, and a router without an answer
+    repeats its request.
+    """
+
+    def __init__(self, sockets: EventSockets) -> None:
+        self._sockets = sockets
+        self._waiting: OrderedDict[bytes, int] = OrderedDict()  # first numbers, by router
+        self._running: dict[bytes, _Replay] = {}
+        self.dropped = 0  # refused requests (the queue was full) and stalled replays
+
+    def serve(self, wait_s: float, find: Find) -> None:
+        """Serve requests and replays for a turn, after a wait for a first request. ``find`` returns
+        the messages of a replay from a number on.
+        """
+        busy = self._running or self._waiting
+        for router, first in self._sockets.requests(0 if busy else wait_s):
+            self._take(router, first)
+        end_s = time.monotonic() + TURN_S
+        while time.monotonic() < end_s and (self._begin(find) or self._running):
+            moved = [self._advance(router) for router in list(self._running)]
+            if not any(moved):
+                time.sleep(min(max(end_s - time.monotonic(), 0), wait_s))  # all routers are slow
+                break
+
+    def _take(self, router: bytes, first: int) -> None:
+        self._running.pop(router, None)
+        if router not in self._waiting and len(self._waiting) >= REQUESTS_MAX:
+            self.dropped += 1
+            return
+        self._waiting[router] = first
+
+    def _begin(self, find: Find) -> bool:
+        """Begin the next replay in the queue, if one may run."""
+        if not self._waiting or len(self._running) >= REPLAYS_MAX:
+            return False
+        router, first = self._waiting.popitem(last=False)
+        self._running[router] = _Replay(deque([*find(first), (_END, b"")]), time.monotonic())
+        return True
+
+    def _advance(self, router: bytes) -> bool:
+        """Send the next message of a replay. Returns whether that was possible, or the replay is
+        over.
+        """
+        replay, now_s = self._running[router], time.monotonic()
+        sent = self._sockets.reply(router, *replay.messages[0])
+        if sent:
+            replay.messages.popleft()
+            replay.moved_s = now_s
+        elif sent is False:
+            if now_s - replay.moved_s < STALLED_S:
+                return False
+            self.dropped += 1
+        if not sent or not replay.messages:
+            del self._running[router]
+        return True
+
+
+@dataclasses.dataclass(slots=True)
+class _Replay:
+    messages: deque[tuple[int, bytes]]
+    moved_s: float  # when the router accepted the last message
+
+
 class EventService:
     """Publishes the events of ``server``. Make it before the server starts, and start it after."""
 
@@ -112,35 +323,28 @@ class EventService:
         self._server, self._pool, self._host = server, pool, host
         self._settings = settings
         self._table = NameTable(pool.geometry.block_count_max)
-        self._unpublished_logged = threading.Event()
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.overflows = 0  # how often the journal overflowed
         self._lost = 0  # changes that the journal had lost when the table was read
-        self._whole: tuple[int, bytes] | None = None  # time of the last replay of the whole table
+        self._whole: tuple[int, bytes] | None = None  # the last replay of the whole table
         server.attach_journal(settings.journal_room)
+        _warn_of_others(settings)
 
     def start(self) -> None:
         """Bind the endpoints and start. Raises RouterError if they cannot be bound."""
         self._epoch = self._server.stat().epoch
-        self._kept: ReplayBuffer[bytes] = ReplayBuffer(
-            first=self._epoch << EPOCH_SHIFT, ring=self._settings.batches_kept
+        self._batches: ReplayBuffer[bytes] = ReplayBuffer(
+            first=self._epoch << EPOCH_SHIFT, ring=self._settings.batches_max
         )
-        self._sockets = ZmtpSockets()
-        try:
-            self._sockets.bind(self._settings.endpoint, b"PUB")
-            self._replays = Replays(self._sockets, self._settings.replay)
-        except OSError as error:
-            self._sockets.close()
-            raise RouterError(
-                f"no events can be published at {error.filename}: {error.strerror or error}; give "
-                "another endpoint"
-            ) from None
+        self._sockets = EventSockets(self._settings)
+        self._replays = Replays(self._sockets)
         self._thread = Thread(target=self._publish, name="beluga-events", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop publishing. Unread messages are dropped."""
-        self._unpublished_logged.set()
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -150,15 +354,15 @@ class EventService:
         try:
             with Client(self._pool, host=self._host) as client:
                 self._begin(client)
-                while not self._unpublished_logged.is_set():
+                while not self._stopping.is_set():
                     self._turn(client)
         except BelugaError as error:  # the server has ended
-            if not self._unpublished_logged.is_set():
+            if not self._stopping.is_set():
                 log.warning("events of the pool end: %s", error)
 
     def _begin(self, client: Client) -> None:
         """Read the table of names from the pool; see csrc/index/journal.c for the order."""
-        while not self._unpublished_logged.is_set():
+        while not self._stopping.is_set():
             taken, self._lost = self._server.take_changes(BATCH_CHANGES)
             while len(taken) == BATCH_CHANGES:
                 taken, _ = self._server.take_changes(BATCH_CHANGES)
@@ -177,7 +381,7 @@ class EventService:
         if lost != self._lost:
             log.warning("%d changes of the pool were not published in time", lost - self._lost)
             self.overflows += 1
-            self._kept.skip()
+            self._batches.skip()
             self._begin(client)
             return
         events = self._table.apply(changes)
@@ -186,9 +390,9 @@ class EventService:
         self._replays.serve(0 if len(changes) == BATCH_CHANGES else PERIOD_S, self._replay)
 
     def _send(self, events: list[PoolEvent]) -> None:
-        number = self._kept.next_number
+        number = self._batches.next_number
         batch = self._encode(events, number)
-        self._kept.add(batch)
+        self._batches.add(batch)
         self._sockets.publish([TOPIC, number.to_bytes(8, "big"), batch])
         self._sent_s = time.monotonic()
 
@@ -197,13 +401,25 @@ class EventService:
             return encode_dynamo(time.time(), events, number)
         return encode_pool(time.time(), events)
 
-    def _replay(self, first: int) -> list[tuple[int, bytes]]:
+    def _replay(self, first: int) -> Messages:
         """Return the numbered messages of a replay from number ``first`` on."""
-        found = self._kept.replay(first)
-        last = self._kept.next_number - 1
-        if not found.missed:
-            return list(enumerate(found.events, last + 1 - len(found.events)))
+        replay = self._batches.replay(first)
+        last = self._batches.next_number - 1
+        if not replay.missed:
+            return list(enumerate(replay.events, last + 1 - len(replay.events)))
         if self._whole is None or self._whole[0] != last:  # many routers request it at once
             everything = [PoolEvent(Cleared()), *self._table.snapshot()]
             self._whole = last, self._encode(everything, last)
         return [self._whole]
+
+
+def _warn_of_others(settings: EventSettings) -> None:
+    """Log that other machines can connect without a token."""
+    for endpoint in (settings.endpoint, settings.replay):
+        kind, _, address = endpoint.partition("://")
+        host = address.rpartition(":")[0].strip("[]")
+        if kind == "tcp" and not settings.token and not is_loopback(host):
+            log.warning(
+                "other machines reach the events at %s without a token; give --events-token FILE",
+                endpoint,
+            )

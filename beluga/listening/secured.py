@@ -23,7 +23,7 @@ class Token:
     """
 
     def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+        self.secret = secret.encode()
 
     def __repr__(self) -> str:
         return "Token(...)"
@@ -39,7 +39,11 @@ class Token:
                 return False
         elif kind.lower() != "bearer":
             return False
-        return hmac.compare_digest(shown, self._secret)
+        return self.equals(shown)
+
+    def equals(self, shown: bytes) -> bool:
+        """Return whether this is the token, in constant time."""
+        return hmac.compare_digest(shown, self.secret)
 
 
 def read_token(path: Path) -> Token:

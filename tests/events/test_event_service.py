@@ -126,7 +126,7 @@ def test_lost_changes_are_a_gap_and_the_table_is_sent_again(pool: Pool, tmp_path
 
 def test_a_router_that_misses_more_than_is_kept_gets_the_table(pool: Pool, tmp_path: Path) -> None:
     with (
-        serving(pool, tmp_path, batches_kept=1),
+        serving(pool, tmp_path, batches_max=1),
         KVCache(pool, namespace="x") as cache,
         follow(tmp_path) as router,
     ):

@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
 _SLOW, _SIZES, _CALLERS = "test_slow_clients.py", "test_sizes.py", "test_callers.py"
 _QUEUE, _ODD = "test_prefill_queue.py", "test_odd_http.py"
-_ZMTP = "../events/test_zmtp.py"
+_SOCKETS = "../events/test_event_sockets.py"
 _CONNECTS = Cell("listens nowhere")
 _OWN = Cell("no browser reaches it")
 _ZMQ = Cell("speaks no HTTP")
@@ -36,15 +36,15 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         "the slowest connection is closed",
         f"{_SLOW}::test_stalled_clients_do_not_block_others",
         Cell(
-            "the slowest connection is closed",
-            f"{_ZMTP}::test_silent_connections_do_not_block_routers",
+            "closed after 5 s without a handshake, 30 s without a heartbeat",
+            f"{_SOCKETS}::test_a_silent_handshake_ends",
         ),
         _CONNECTS,
     ),
     "a byte now and then": _http(
         "counts as silent",
         f"{_SLOW}::test_slow_clients_do_not_block_others",
-        Cell("counts as silent", f"{_ZMTP}::test_a_silent_handshake_ends"),
+        Cell("counts as silent", f"{_SOCKETS}::test_a_silent_handshake_ends"),
         _CONNECTS,
     ),
     "half-sent bodies": (
@@ -57,8 +57,8 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         "the slowest connection is closed",
         f"{_SLOW}::test_clients_that_do_not_read_do_not_block_others",
         Cell(
-            "closed after 30 s, a replay ends after 10 s; at most 10,000 messages wait",
-            f"{_SIZES}::test_queued_messages_of_routers_that_do_not_read_are_bounded",
+            "a replay ends after 10 s; at most 10,000 messages wait",
+            f"{_SOCKETS}::test_a_subscriber_that_does_not_read_has_a_bounded_queue",
         ),
         _CONNECTS,
     ),
@@ -70,10 +70,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
-        Cell(
-            "4 frames of a message, 64 subscriptions",
-            f"{_SIZES}::test_endless_messages_are_disconnected",
-        ),
+        Cell("frames of 1 KiB; not their number (see below)"),
         Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_the_size_of_a_task_is_bounded"),
     ),
     "headers": (
@@ -133,7 +130,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         ),
         *[Cell("shown nowhere", f"{_CALLERS}::test_a_token_is_required_and_never_printed")] * 2,
         Cell("has none"),
-        Cell("has none"),
+        Cell("shown nowhere", f"{_SOCKETS}::test_routers_need_the_token"),
         Cell("no error shows a password", f"{_QUEUE}::test_no_error_shows_a_queues_password"),
     ),
     "other machines": (
@@ -147,7 +144,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             f"{_CALLERS}::test_a_token_is_required_and_never_printed",
         ),
         Cell("cannot reach it"),
-        Cell("neither; listen on a network of its own"),
+        Cell("a token if given, without TLS", f"{_SOCKETS}::test_routers_need_the_token"),
         Cell(
             "password and TLS of NATS",
             f"{_QUEUE}::test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue",

@@ -10,14 +10,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from attacked import Listener, Site, status_of
-from support.zmtp_peers import handshaken, is_cut
-
-from beluga.events.replays import RUNNING_MAX, Replays
-from beluga.events.zmtp import ZmtpSockets
 
 MIB = 1 << 20
 
@@ -168,51 +163,3 @@ def test_a_router_that_sends_too_much_is_disconnected(served: Site) -> None:
         assert requested.poll(30_000)
     finally:
         context.destroy(linger=0)
-
-
-def test_endless_messages_are_disconnected(served: Site) -> None:
-    """libzmq bounds the size of a frame, and not their number: it took 3 GiB. The same holds for
-    subscriptions.
-    """
-    server = served.http["admin port"]
-    before = server.rss()
-    for kind, endpoint, endless in (
-        (b"SUB", served.events, b"\1\x80" + bytes(128)),
-        (b"SUB", served.events, b"\0\x80\1" + bytes(127)),
-        (b"DEALER", served.replay, b"\1\x80" + bytes(128)),
-    ):
-        with handshaken(endpoint, kind) as peer:
-            assert is_cut(peer, endless, 256 * MIB)
-    assert server.rss() - before < 50 * MIB
-
-
-def test_queued_messages_of_routers_that_do_not_read_are_bounded(tmp_path: Path) -> None:
-    """Each one requests 10,000 messages, again and again."""
-    import zmq
-
-    requested = 0
-
-    def find(first: int) -> list[tuple[int, bytes]]:
-        nonlocal requested
-        requested += 1
-        return [(number, bytes(1000)) for number in range(10_000)]
-
-    context, sockets = zmq.Context(), ZmtpSockets()
-    try:
-        replays = Replays(sockets, f"ipc://{tmp_path}/replay")
-        routers = []
-        for _ in range(50):
-            routers.append(context.socket(zmq.DEALER))
-            routers[-1].setsockopt(zmq.RCVHWM, 1)
-            routers[-1].connect(f"ipc://{tmp_path}/replay")
-            for _ in range(3):
-                routers[-1].send_multipart([b"", bytes(8)])
-        for _ in range(300):
-            replays.serve(0.001, find)
-        assert 1 <= requested <= 300
-        assert len(replays._running) == RUNNING_MAX
-        for replay in replays._running.values():
-            assert len(replay.left) > 8000
-    finally:
-        context.destroy(linger=0)
-        sockets.close()

@@ -78,6 +78,7 @@ EXTRAS = {
     "cli": {"typer", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
     "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
+    "events": {"zmq"},
     "replay": {"msgspec", "rich"},
     "gateway": {
         *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
