@@ -46,12 +46,12 @@ setup(
     long_description_content_type="text/markdown",
     packages=[
         *find_packages(include=["beluga", "beluga.*"]),
-        "beluga.transfer.engines.cuda.kernels",
-        "beluga.transfer.engines.cuda.kernels.cuda",
-        "beluga.transfer.engines.cuda.kernels.cuda.nvrtc",
+        "beluga.transfer.cuda.kernels",
+        "beluga.transfer.cuda.kernels.cuda",
+        "beluga.transfer.cuda.kernels.cuda.nvrtc",
         "beluga_bench",
         *(f"beluga_bench.{room}" for room in find_packages("bench")),
     ],
-    package_dir={"beluga_bench": "bench", "beluga.transfer.engines.cuda.kernels": "csrc"},
+    package_dir={"beluga_bench": "bench", "beluga.transfer.cuda.kernels": "csrc"},
     cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim", "bench/_build_limit.py:limit"],
 )

@@ -22,7 +22,7 @@ from support.emulation import PATIENCE, lighten
 from support.fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
-from beluga.transfer.engines.cuda import HostDriver
+from beluga.transfer.cuda import HostDriver
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,7 +34,7 @@ for _number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(_number, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
 
-# Copies take the same paths on every machine; transfer/engines/cpu/test_tuning.py has them tuned.
+# Copies take the same paths on every machine; transfer/test_tuning.py has them tuned.
 os.environ["BELUGA_TUNING"] = "off"
 # No beluga.toml of this user or machine applies; cli/test_settings.py has files of its own.
 os.environ["BELUGA_CONFIG"] = os.devnull

@@ -5,33 +5,29 @@
 A plan maps bytes to bytes; an engine executes it. Keys and servers are layers above.
 """
 
+from beluga.transfer import arrangements, policy
 from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.calibrate.measure import calibrated
+from beluga.transfer.cpu import CopySettings, CpuEngine, default_threads, tuned
+from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
+from beluga.transfer.cuda import Driver as CudaDriver
+from beluga.transfer.dsa import DsaEngine, WorkQueue, why_no_queue, work_queues
 from beluga.transfer.engine import CopyEngine, Direction, Transfer, settle
-from beluga.transfer.engines import policy
-from beluga.transfer.engines.cpu.engine import CpuEngine, default_threads
-from beluga.transfer.engines.cpu.tuning import CopySettings, tuned
-from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, HostDriver
-from beluga.transfer.engines.cuda import Driver as CudaDriver
-from beluga.transfer.engines.dsa.engine import DsaEngine
-from beluga.transfer.engines.dsa.sysfs import WorkQueue, why_no_queue, work_queues
-from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
-from beluga.transfer.iosched.hostlink import host_link, host_link_now, parse_settings, settings_for
-from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
-from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
-from beluga.transfer.iosched.scheduled import ScheduledEngine
-from beluga.transfer.plan import arrangements
-from beluga.transfer.plan.layout import BlockLayout, Order, Slots
-from beluga.transfer.plan.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.plan.view import (
-    DTYPE_SIZES,
-    Array,
-    CudaArray,
-    Tensor,
-    View,
-    is_tensor,
-    tensor_start,
+from beluga.transfer.io_handle import IoHandle, TransferStats
+from beluga.transfer.layout import BlockLayout, Order, Slots
+from beluga.transfer.link import (
+    DEVICE_SPEED,
+    Link,
+    LinkSettings,
+    Speed,
+    TransferClass,
+    host_link,
+    host_link_now,
+    parse_settings,
+    settings_for,
 )
+from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.scheduled import ScheduledEngine
 from beluga.transfer.select.choice import (
     Chosen,
     Crossovers,
@@ -43,6 +39,15 @@ from beluga.transfer.select.choice import (
     crossovers,
 )
 from beluga.transfer.select.registry import ENGINES, EngineEntry, engine_names
+from beluga.transfer.view import (
+    DTYPE_SIZES,
+    Array,
+    CudaArray,
+    Tensor,
+    View,
+    is_tensor,
+    tensor_start,
+)
 
 __all__ = [
     "CHUNK",

@@ -16,7 +16,7 @@ from beluga.errors import UnsettledError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from beluga.transfer.plan.plan import Plan
+    from beluga.transfer.plan import Plan
 
 
 _POLL_S = 0.0005

@@ -22,8 +22,8 @@ from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.threads import wait_for
 from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
-from beluga.transfer.engines.policy import CacheMaintenance, Step
-from beluga.transfer.engines.policy import PolicyRow as Steps
+from beluga.transfer.policy import CacheMaintenance, Step
+from beluga.transfer.policy import PolicyRow as Steps
 
 from ..harness.ratio import Once, race, rate
 from ..harness.row import Recorder, Row, calls, percentiles

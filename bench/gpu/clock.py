@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from beluga.transfer import Transfer
-from beluga.transfer.engines.cuda import Driver
+from beluga.transfer.cuda import Driver
 
 from ..harness.options import Options
 from ..harness.ratio import race

@@ -19,9 +19,9 @@ import numpy as np
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
-from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.engines.policy import CacheMaintenance, Step
-from beluga.transfer.engines.policy import PolicyRow as Steps
+from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer.policy import CacheMaintenance, Step
+from beluga.transfer.policy import PolicyRow as Steps
 
 from ..harness.row import Recorder, Row
 from ..harness.tokens import MODELS, Model, selection

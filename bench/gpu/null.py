@@ -31,9 +31,9 @@ from beluga.index import IndexServer
 from beluga.kvcache import KVCache, Run
 from beluga.pool import Pool
 from beluga.transfer import CudaEngine, Link, LinkSettings, Speed, TransferClass
-from beluga.transfer.engines.cuda.driver import Grid, Pinned
-from beluga.transfer.engines.policy import CacheMaintenance, Step
-from beluga.transfer.engines.policy import PolicyRow as Steps
+from beluga.transfer.cuda.driver import Grid, Pinned
+from beluga.transfer.policy import CacheMaintenance, Step
+from beluga.transfer.policy import PolicyRow as Steps
 
 from ..harness.ground import coherence_of, ground
 from ..harness.machine import memory_of

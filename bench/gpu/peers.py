@@ -16,8 +16,8 @@ from time import perf_counter_ns
 import numpy as np
 
 from beluga.transfer import Plan
-from beluga.transfer.engines.cuda import CudaEngine, Driver, DriverError
-from beluga.transfer.engines.cuda.driver import Pinned
+from beluga.transfer.cuda import CudaEngine, Driver, DriverError
+from beluga.transfer.cuda.driver import Pinned
 
 from ..harness.ratio import Once, race, rate
 from ..harness.row import Recorder, Row, percentiles, speed

@@ -17,9 +17,9 @@ import numpy as np
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import plan_blocks
-from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.engines.policy import CacheMaintenance, Step, flush_threads
-from beluga.transfer.engines.policy import PolicyRow as Steps
+from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer.policy import CacheMaintenance, Step, flush_threads
+from beluga.transfer.policy import PolicyRow as Steps
 
 from ..harness.region import Region, uniform
 from ..harness.row import Recorder, Row, percentiles, speed

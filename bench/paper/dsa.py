@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import DsaEngine
-from beluga.transfer.engines.policy import PolicyRow as CacheMaintenance
-from beluga.transfer.engines.policy import Step
+from beluga.transfer.policy import PolicyRow as CacheMaintenance
+from beluga.transfer.policy import Step
 
 from ..harness import drive
 from ..harness.drive import Driver, Load

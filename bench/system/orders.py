@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from beluga.transfer.iosched.cost import Speed
-from beluga.transfer.iosched.fair import LinkDirection
+from beluga.transfer.link import LinkDirection, Speed
 
 from .linkmodel import BLOCK, NEVER, ONBOARD, PIECE, Order, Piece
 from .throttlers import Queue, Rovers

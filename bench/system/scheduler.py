@@ -15,7 +15,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError
-from beluga.transfer.iosched.fair import LinkDirection
+from beluga.transfer.link import LinkDirection
 
 from ..harness.ground import ground
 from ..harness.options import Options

@@ -12,7 +12,7 @@ import dataclasses
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError, raise_for_status
-from beluga.transfer.iosched.fair import GOAL_NS, LinkDirection, QueueStat, queue_stat
+from beluga.transfer.link import GOAL_NS, LinkDirection, QueueStat, queue_stat
 
 
 class Rovers:

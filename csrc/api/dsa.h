@@ -3,7 +3,7 @@
  *
  * The engine for Intel DSA, which turns plans into descriptors. One thread uses it at a time. Only
  * _core has it: the simulator has a device of its own (sim/device.h). cffi reads it too. The Python
- * half is beluga/transfer/engines/dsa/engine.py.
+ * half is beluga/transfer/dsa.py.
  */
 #ifndef BL_API_DSA_H
 #define BL_API_DSA_H

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Work queues of Intel DSA: portals that take raw descriptors (format/dsa.h), of a device or in
- * software. cffi reads it too. The Python half is beluga/transfer/engines/dsa/queue.py.
+ * software. cffi reads it too. The Python half is beluga/transfer/dsa.py.
  */
 #ifndef BL_API_DSA_QUEUE_H
 #define BL_API_DSA_QUEUE_H

@@ -4,7 +4,7 @@
  * Declares the link scheduler, which decides which copy may use a link next. cffi reads this file
  * too. Functions that take now_ns are pure and read no clock, so tests run them in virtual time.
  * Shared structs lie in memory of this host (base/host_atomic.h), never in the pool. The Python
- * half is beluga/transfer/iosched.
+ * half is beluga/transfer/link.py.
  *
  * The design is Seastar's I/O scheduler: a shared token bucket admits, a fair queue per engine
  * orders, and all engines of the host share their state. Tokens of a link are picoseconds of its

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Plans: the pieces, chunks and settings that every copy engine accepts. cffi reads this file, too;
- * beluga/transfer/plan/plan.py makes plans.
+ * beluga/transfer/plan.py makes plans.
  */
 #ifndef BL_API_TRANSFER_H
 #define BL_API_TRANSFER_H
@@ -110,7 +110,7 @@ int bl_plan_within(const bl_plan *plan, uint64_t size);
 int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 
 /* The CPU's cache maintenance for a device, before the device reads the pool or after it has
- * written (beluga/transfer/engines/policy.py). */
+ * written (beluga/transfer/policy.py). */
 enum bl_maintenance {
     BL_MAINTENANCE_FENCE,       /* only order: the device bypasses the cache */
     BL_MAINTENANCE_INVALIDATE,  /* before a read, after the check of the entry */
@@ -122,7 +122,7 @@ enum bl_maintenance {
 int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance,
                         uint32_t threads);
 
-/* The CPU's copy settings, as measured on the machine (beluga/transfer/engines/cpu/tuning.py). All
+/* The CPU's copy settings, as measured on the machine (beluga/transfer/cpu.py). All
  * fields but threads are bytes. They affect only the speed. */
 typedef struct bl_copy_settings {
     uint32_t threads;           /* copying threads, including the caller's; 0 means 1 */

@@ -3,7 +3,7 @@
  *
  * Applies the rules of transfer/device_range.h to whole plans. Adjacent chunks and rows are merged
  * into one range, so a block costs two fences instead of two for each chunk.
- * beluga/transfer/engines/policy.py decides whether a device needs this on this machine.
+ * beluga/transfer/policy.py decides whether a device needs this on this machine.
  */
 #include <errno.h>
 

@@ -93,7 +93,7 @@ SUBJECTS = (
             "beluga.transfer": "View=copies BlockLayout=copies Slots=copies Plan=plans "
             "CopyEngine=plans Transfer=plans CpuEngine=plans Link=link LinkSettings=link "
             "TransferClass=link TransferStats=link engine_names",
-            "beluga.transfer.plan.arrangements": "vllm",
+            "beluga.transfer.arrangements": "vllm",
         },
     ),
     Subject(

@@ -11,7 +11,7 @@ from beluga_bench.harness.region import region_of
 from beluga_bench.harness.row import Recorder
 from beluga_bench.paper.dsa import CASES, crossover, dsa_coherence, dsa_latency
 
-from beluga.transfer.engines.dsa.sysfs import nearest, work_queues
+from beluga.transfer.dsa import nearest, work_queues
 
 SIZES = (4096, 16384)
 

@@ -30,7 +30,7 @@ from beluga_bench.harness.row import Recorder, Row
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CupyDriver, HostDriver
-from beluga.transfer.engines.cuda import DriverError
+from beluga.transfer.cuda import DriverError
 
 ROOT = Path(__file__).resolve().parents[2]
 DENSE = ("gather_write", "scatter_read")

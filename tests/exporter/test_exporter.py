@@ -20,7 +20,7 @@ from beluga.index import fetch_counters
 from beluga.kvcache import Namespace
 from beluga.rpc import Client, read_trace, report
 from beluga.transfer import LinkSettings
-from beluga.transfer.iosched.cost import Speed
+from beluga.transfer.link import Speed
 from tests.exporter.scraped import Scrape, raw, scrape
 
 LENGTH = 64 << 10

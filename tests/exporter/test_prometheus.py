@@ -31,7 +31,7 @@ from beluga import KVCache, Pool
 from beluga.errors import BelugaError
 from beluga.rpc import Client
 from beluga.transfer import LinkSettings, host_link, settings_for
-from beluga.transfer.iosched.cost import Speed
+from beluga.transfer.link import Speed
 from tests.exporter.scraped import raw, scrape
 from tests.rpc.other_machine import OtherMachine
 

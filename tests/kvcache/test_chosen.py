@@ -19,8 +19,8 @@ from beluga.transfer import (
     PlannedEngine,
     PlannedStat,
     TransferClass,
+    dsa,
 )
-from beluga.transfer.engines.dsa import engine as dsa
 from tests.kvcache.conftest import digests, payload
 from tests.transfer import stand_in
 

@@ -14,7 +14,7 @@ from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError
 from beluga.rpc import KINDS, Figure, Operation, report
-from beluga.transfer.engines.cpu import CpuEngine
+from beluga.transfer import CpuEngine
 from tests.kvcache.conftest import digests, payload
 from tests.kvcache.test_cache import flip, place
 

@@ -24,7 +24,7 @@ from support.interrupts import PACKAGE, Interrupts, within_beluga
 from beluga import IndexServer, KVCache, Pool
 from beluga.errors import RpcError, UnsettledError
 from beluga.transfer import CopyEngine, DsaEngine
-from beluga.transfer.engines.cuda import CudaEngine
+from beluga.transfer.cuda import CudaEngine
 from tests.kvcache.conftest import digests, payload
 
 LENGTH, COUNT = 16 * 20480, 3

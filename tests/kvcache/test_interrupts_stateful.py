@@ -33,7 +33,7 @@ from support.interrupts import Interrupts
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.errors import TransferCancelledError, UnsettledError
-from beluga.transfer.engines.cuda import DriverError
+from beluga.transfer.cuda import DriverError
 from tests.kvcache.conftest import payload
 from tests.kvcache.test_interrupts import COUNT, ENGINES, LENGTH, Alarms, Scene
 

@@ -31,7 +31,7 @@ from beluga.transfer import (
     plan_blocks,
     settings_for,
 )
-from beluga.transfer.iosched.fair import LinkDirection
+from beluga.transfer.link import LinkDirection
 from tests.kvcache.conftest import digests, payload
 
 LENGTH = 5 << 18

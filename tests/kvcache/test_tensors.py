@@ -183,7 +183,7 @@ def test_only_one_function_reads_tensor_pointers() -> None:
         and node.func.attr == "data_ptr"
     }
     assert found == {
-        "transfer/plan/view.py: tensor.data_ptr",
-        "transfer/plan/view.py: storage.data_ptr",
+        "transfer/view.py: tensor.data_ptr",
+        "transfer/view.py: storage.data_ptr",
         "connectors/vllm/staging.py: storage.data_ptr",  # of a tensor that has been examined
     }

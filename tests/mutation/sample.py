@@ -54,7 +54,7 @@ FOLDERS: dict[str, str] = {
 C_FOLDERS: dict[str, str] = {
     "base": "index models",
     "check": "index/test_check.py index/test_check_live.py index/test_repair.py cli",
-    "coherence": "coherence transfer/engines/cpu/test_cpu_engine.py",
+    "coherence": "coherence transfer/test_cpu_engine.py",
     "coherence/crash_point": "crash kvcache",
     "coherence/guard": "crash kvcache",
     "coherence/wait": "rpc index crash sim",

@@ -39,7 +39,7 @@ def test_every_name_of_the_package_is_on_the_page() -> None:
         *EXPORTS,
         "beluga.connectors.naming",
         "beluga.connectors.vllm.settings",
-        "beluga.transfer.plan.arrangements",
+        "beluga.transfer.arrangements",
     }
 
 

@@ -90,7 +90,7 @@ def test_an_installation_has_what_the_packages_need(tmp_path: Path) -> None:
         if path.suffix not in (".so", ".c")
     }
     assert wanted - installed == set()
-    kernels = "beluga/transfer/engines/cuda/kernels/"
+    kernels = "beluga/transfer/cuda/kernels/"
     cuda = {path.name for path in (ROOT / "csrc/cuda").glob("*.cu*")}
     assert cuda <= {Path(name).name for name in installed if name.startswith(kernels)}
     assert [name for name in installed if name.endswith(".c") or name.startswith("tests")] == []

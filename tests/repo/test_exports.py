@@ -45,7 +45,7 @@ EXPORTS: dict[str, str] = {
         "policy settings_for parse_settings settle tuned Chosen Cost Crossovers EngineEntry "
         "PlannedStat choose crossovers engine_names WorkQueue why_no_queue work_queues"
     ),
-    "beluga.transfer.engines.cuda": (
+    "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",

@@ -52,11 +52,14 @@ LAYERS = (
 # The same for the subpackages of a package, bottom first. The package's front door is at the top.
 INSIDE = {
     "transfer": (
-        ("plan",),
-        ("engine",),  # the interface of engines
-        ("iosched", "calibrate"),
-        ("engines.policy",),
-        ("engines.cpu", "engines.dsa", "engines.cuda"),
+        ("plan", "view"),
+        ("layout",),
+        ("arrangements", "engine"),  # the interface of engines
+        ("link",),
+        ("io_handle",),
+        ("scheduled",),
+        ("calibrate", "policy"),
+        ("cpu", "dsa", "cuda"),
         ("select",),
     ),
     "router": (

@@ -887,9 +887,7 @@ REASONED: Conditions = {
 }
 
 # The failing Python test of each condition.
-_LINES_ONCE = (
-    "tests/transfer/engines/dsa/test_dsa_rules.py::test_threads_flush_each_line_of_a_plan_once"
-)
+_LINES_ONCE = "tests/transfer/dsa/test_dsa_rules.py::test_threads_flush_each_line_of_a_plan_once"
 _DAMAGED_EPOCH = (
     "tests/rpc/test_torn_session.py::test_a_line_with_a_damaged_epoch_is_of_an_earlier_session"
 )
@@ -1234,7 +1232,7 @@ TESTED: Conditions = {
     },
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("next.offset <= range.end", 0, "true"): (
-            "tests/transfer/engines/dsa/test_dsa_rules.py::test_a_plans_ranges_are_all_its_lines_"
+            "tests/transfer/dsa/test_dsa_rules.py::test_a_plans_ranges_are_all_its_lines_"
             "and_no_more"
         ),
     },

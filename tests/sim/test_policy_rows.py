@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 from simulator import caught, failures, play, site
 
-from beluga.transfer.engines.policy import Ddio, Initiator, Memory, PolicyRow, Step, row
+from beluga.transfer.policy import Ddio, Initiator, Memory, PolicyRow, Step, row
 
 SEEDS = 40
 HUNT = 600

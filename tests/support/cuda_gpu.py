@@ -14,7 +14,7 @@ from support.engines import peek
 
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.engines.cuda import CudaEngine, DriverError, HostDriver
+from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
 
 STRIPE = 2 << 20
 PATIENCE_S = 60

@@ -35,9 +35,9 @@ from beluga.transfer import (
     ScheduledEngine,
     Speed,
 )
-from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
-from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
-from beluga.transfer.engines.policy import CacheMaintenance, probe
+from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
+from beluga.transfer.dsa import nearest, why_none, work_queues
+from beluga.transfer.policy import CacheMaintenance, probe
 from beluga.transfer.select.registry import default_costs
 
 Bytes = NDArray[np.uint8]

@@ -25,8 +25,9 @@ import numpy as np
 import pytest
 from support.cuda_capture import begin_capture, end_capture, replay
 
-from beluga.transfer.engines.cuda import HostDriver, source
-from beluga.transfer.engines.cuda.driver import DriverError, Grid, Pinned
+from beluga.transfer.cuda import HostDriver
+from beluga.transfer.cuda import driver as source
+from beluga.transfer.cuda.driver import DriverError, Grid, Pinned
 
 INVALID, NOT_READY, LAUNCH_FAILED, CAPTURE_UNSUPPORTED = 1, 600, 719, 900
 

@@ -47,7 +47,7 @@ from beluga.transfer import (
     arrangements,
     plan_blocks,
 )
-from beluga.transfer.engines.policy import probe
+from beluga.transfer.policy import probe
 from beluga.transfer.select.choice import Selection
 from beluga.transfer.select.registry import default_costs
 
@@ -73,7 +73,7 @@ ELSEWHERE = {
     "beluga._shared": "used by the pool, places and all on them",
     "beluga.tiers.counters": "a part of the service of the tiers, which ends it",
     "beluga.transfer.engine": "a protocol",
-    "beluga.transfer.engines.cuda": "test_cuda_faults.py: needs compiled kernels",
+    "beluga.transfer.cuda": "test_cuda_faults.py: needs compiled kernels",
 }
 """Modules whose classes other tests close, with the reason."""
 

@@ -24,7 +24,7 @@ from beluga.index import BlockState, Grant, IndexClient, IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server, stand_by
-from beluga.transfer.engines.dsa.engine import DsaEngine
+from beluga.transfer.dsa import DsaEngine
 
 
 def over_pool(function: Callable[[Pool], None]) -> Callable[[list[str]], None]:

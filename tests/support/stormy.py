@@ -11,7 +11,7 @@ from beluga._sim import ffi as sim_ffi
 from beluga._sim import lib as sim_lib
 
 from beluga._ffi import ffi
-from beluga.transfer.engines.dsa.queue import Portal, limits_of
+from beluga.transfer.dsa import Portal, limits_of
 
 
 def stormy_queue(limits: Any, faults: Mapping[str, int]) -> Any:
@@ -24,6 +24,6 @@ def stormy_queue(limits: Any, faults: Mapping[str, int]) -> Any:
 
 
 def stormy_portal(faults: Mapping[str, int]) -> Portal:
-    """Like :func:`~beluga.transfer.engines.dsa.queue.open_software`, with these faults."""
+    """Like :func:`~beluga.transfer.dsa.open_software`, with these faults."""
     limits = limits_of(size_max=2 << 20, batch_max=32, depth=32)
     return Portal(stormy_queue(limits, faults), limits, is_device=False, text="software queue")

@@ -14,7 +14,7 @@ import pytest
 from beluga._ffi import ffi, lib
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import ENGINES, DsaEngine
-from beluga.transfer.engines.dsa.queue import Portal, limits_of, open_software
+from beluga.transfer.dsa import Portal, limits_of, open_software
 
 
 def working(pool: Pool) -> DsaEngine:

@@ -24,7 +24,7 @@ from beluga.transfer.calibrate.calibration_cache import CalibrationCache, may_me
 from beluga.transfer.calibrate.cost import Cost, Table
 from beluga.transfer.calibrate.scratch import scratch_pool
 from beluga.transfer.engine import Direction
-from beluga.transfer.plan.plan import plan_blocks
+from beluga.transfer.plan import plan_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

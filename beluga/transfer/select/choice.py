@@ -32,18 +32,17 @@ from beluga.errors import (
 )
 from beluga.transfer.calibrate.cost import Table
 from beluga.transfer.calibrate.measure import calibrated, stored_table
+from beluga.transfer.cpu import CpuEngine
 from beluga.transfer.engine import Direction, settle
-from beluga.transfer.engines.cpu import CpuEngine
-from beluga.transfer.iosched.hostlink import host_link
-from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
-from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
-from beluga.transfer.iosched.scheduled import ScheduledEngine
+from beluga.transfer.io_handle import IoHandle, TransferStats
+from beluga.transfer.link import Link, LinkSettings, TransferClass, host_link
+from beluga.transfer.scheduled import ScheduledEngine
 from beluga.transfer.select.registry import AUTO, CPU, ENGINES, EngineEntry, default_costs, entry_of
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.transfer.engine import CopyEngine, Transfer
-    from beluga.transfer.plan.plan import Plan
+    from beluga.transfer.plan import Plan
 
 _logger = logging.getLogger(__name__)
 _NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, UnsettledError)

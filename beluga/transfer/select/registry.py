@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Literal
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer.calibrate.cost import Cost, Table
+from beluga.transfer.cpu import COSTS, CpuEngine
+from beluga.transfer.cuda import CudaEngine, why_no_cupy
+from beluga.transfer.dsa import COSTS as DSA_COSTS
+from beluga.transfer.dsa import DsaEngine, queue_of, why_no_queue
 from beluga.transfer.engine import CopyEngine, Direction
-from beluga.transfer.engines import cpu, cuda, dsa
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -70,24 +73,24 @@ ENGINES: dict[str, EngineEntry] = {
     for entry in (
         EngineEntry(
             name=CPU,
-            open=cpu.CpuEngine,
-            costs=cpu.COSTS,
+            open=CpuEngine,
+            costs=COSTS,
             to_measure=lambda pool, threads: {  # a put uses one thread
-                Direction.WRITE: cpu.CpuEngine(pool, 1),
-                Direction.READ: cpu.CpuEngine(pool, threads),
+                Direction.WRITE: CpuEngine(pool, 1),
+                Direction.READ: CpuEngine(pool, threads),
             },
         ),
         EngineEntry(
             name="dsa",
-            open=lambda pool, threads: dsa.DsaEngine(pool, "device"),
-            why_none=dsa.why_no_queue,
-            costs=dsa.COSTS,
-            device=dsa.queue_of,
+            open=lambda pool, threads: DsaEngine(pool, "device"),
+            why_none=why_no_queue,
+            costs=DSA_COSTS,
+            device=queue_of,
         ),
         EngineEntry(
             name="cuda",
-            open=lambda pool, threads: cuda.CudaEngine(pool),
-            why_none=cuda.why_no_cupy,
+            open=lambda pool, threads: CudaEngine(pool),
+            why_none=why_no_cupy,
             memory="gpu",
         ),
     )

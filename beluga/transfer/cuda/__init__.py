@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine (``csrc/cuda/``, ``csrc/transfer/spans.c``): kernels that read and write the
+mapped pool.
+
+``CudaEngine(pool)`` needs a GPU and cupy; ``CudaEngine(pool, driver=HostDriver())`` runs the same
+kernels, compiled for this CPU.
+"""
+
+from beluga.transfer.cuda.device import CupyDriver, why_no_cupy
+from beluga.transfer.cuda.driver import Driver, DriverError
+from beluga.transfer.cuda.engine import CudaEngine
+from beluga.transfer.cuda.host import HostDriver
+from beluga.transfer.cuda.transfer import CapturedTransfer, CudaStat
+
+__all__ = [
+    "CapturedTransfer",
+    "CudaEngine",
+    "CudaStat",
+    "CupyDriver",
+    "Driver",
+    "DriverError",
+    "HostDriver",
+    "why_no_cupy",
+]

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Plans: which bytes of an engine's memory are which bytes of the pool (``csrc/api/transfer.h``).
+
+A plan is made once for a layout and a list of blocks, by array operations, for any engine. Pieces
+are cut where fragments, chunks and stripes end, so a piece is one run of bytes on both sides and
+belongs to one checksum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from beluga._ffi import core, ffi, lib, record_dtype
+from beluga.errors import LayoutError
+
+STRIPE_SIZE = 2 << 20
+
+
+def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
+    """Return ``values`` as int64.
+
+    A mask or fractions would be misinterpreted, so they raise :class:`~beluga.errors.LayoutError`,
+    with ``what`` as the values' name.
+    """
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise LayoutError(f"{what} must be a list of whole numbers, not a list of lists") from None
+    if found.dtype.kind not in "iu" and found.size:
+        raise LayoutError(f"{what} must be whole numbers, not an array of {found.dtype}")
+    return found.astype(np.int64, copy=False)
+
+
+def first_places(numbers: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Return the index in a sorted array at which each number occurs first."""
+    new = np.empty(len(numbers), bool)
+    new[:1] = True
+    np.not_equal(numbers[1:], numbers[:-1], out=new[1:])
+    return np.flatnonzero(new)
+
+
+def cut_at(
+    at: NDArray[np.int64], end: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut ranges at multiples of ``size``. Return the range, the start and the end of each part."""
+    first, last = at // size, (end - 1) // size
+    if (first == last).all():
+        return np.arange(len(at)), at, end
+    row, step = parts(last - first + 1)
+    edge = (first[row] + step) * size
+    return row, np.maximum(at[row], edge), np.minimum(end[row], edge + size)
+
+
+def parts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Enumerate parts, of which element i of a list has ``counts[i]``.
+
+    Return two arrays of shape (parts,): the element of each part, and its number in that element.
+    """
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+
+
+def striped(pieces: NDArray[np.void]) -> NDArray[np.void]:
+    """Cut the pieces that cross the end of a stripe at that end. They are few."""
+    offset = pieces["offset"].view(np.int64)
+    end = offset + pieces["length"]
+    stripe = offset // STRIPE_SIZE
+    counts = (end - 1) // STRIPE_SIZE - stripe + 1
+    over = np.flatnonzero(counts > 1)
+    if len(over) == 0:
+        return pieces
+    of, step = parts(counts[over])
+    row = over[of]
+    edge = (stripe[row] + step) * STRIPE_SIZE
+    begin = np.maximum(offset[row], edge)
+    where = (np.cumsum(counts) - counts)[row] + step
+    cut = np.repeat(pieces, counts)
+    cut["address"][where] += (begin - offset[row]).view(np.uint64)
+    cut["offset"][where] = begin
+    cut["length"][where] = np.minimum(end[row], edge + STRIPE_SIZE) - begin
+    return cut
+
+
+LINE_SIZE = 64
+_LENGTH_MAX = 2**32 - 1  # bytes of a piece or a chunk, a uint32 in C
+_POOL_SIZE_MAX = 1 << 62  # no sum exceeds 64 bits; a CPU addresses 2**57 bytes
+
+PIECE = record_dtype("bl_piece")
+CHUNK = record_dtype("bl_chunk")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """A list of copies between an engine's memory and the pool.
+
+    ``pieces``, of type :data:`PIECE` and shape (pieces,), are in order of their chunks. ``chunks``
+    has type :data:`CHUNK` and shape (chunks,). ``checksums`` has a CRC-32C for each chunk (uint32),
+    which a write fills in and a read compares; None: no checksums. The pieces of a ``sparse`` plan
+    do not tile their chunks, so it can only be read, and the whole chunk is fetched to compare its
+    checksum. ``owners`` keep the memory alive. Some memory of a ``read_only`` plan must not be
+    written, so the plan can only write to the pool.
+    """
+
+    pieces: NDArray[np.void]
+    chunks: NDArray[np.void]
+    checksums: NDArray[np.uint32] | None = None
+    sparse: bool = False
+    owners: tuple[object, ...] = ()
+    piece_base: int = 0
+    chunk_base: int = 0
+    read_only: bool = False
+    _struct: tuple[core.bl_plan, tuple[core.CData, ...]] | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _size: int = dataclasses.field(default=-1, init=False, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes to copy."""
+        if self._size < 0:
+            object.__setattr__(self, "_size", int(self.pieces["length"].sum()))
+        return self._size
+
+    @property
+    def link_ranges(self) -> NDArray[np.void]:
+        """The ranges of the pool that cross the link: the pieces, or whole chunks if rows have
+        checksums to compare. The type is PIECE or CHUNK, with ``offset`` and ``length`` in bytes.
+        """
+        return self.chunks if self.sparse and self.checksums is not None else self.pieces
+
+    def struct(self) -> core.bl_plan:
+        """Return the ``bl_plan *`` for C, which is valid while this plan lives.
+
+        The struct is made once: converting the arrays again, after a copy has evicted them from the
+        CPU cache, costs a tenth of copying a block. The plan holds the buffers of its arrays, so
+        that no array can be resized meanwhile. Raises :class:`~beluga.errors.LayoutError` for
+        arrays with a wrong type or shape.
+        """
+        made = self._struct
+        if made is None:
+            made = self._made_struct()
+            object.__setattr__(self, "_struct", made)
+        return made[0]
+
+    def _made_struct(self) -> tuple[core.bl_plan, tuple[core.CData, ...]]:
+        """Make the struct for C. Return it with the buffers that it points to."""
+        for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
+            if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
+                raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
+        if not self.pieces["length"].all():  # C would treat it as the end of the list
+            raise LayoutError("a plan has a piece without bytes")
+        sums = self.checksums
+        if sums is not None and (
+            sums.dtype != np.uint32
+            or sums.shape != self.chunks.shape
+            or not sums.flags.c_contiguous
+            or not sums.flags.writeable
+        ):
+            raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
+        pieces = ffi.from_buffer("bl_piece[]", self.pieces)
+        chunks = ffi.from_buffer("bl_chunk[]", self.chunks)
+        checksums = ffi.NULL if sums is None else ffi.from_buffer("uint32_t[]", sums)
+        struct = ffi.new(
+            "bl_plan *",
+            {
+                "pieces": pieces,
+                "chunks": chunks,
+                "checksums": checksums,
+                "piece_count": len(self.pieces),
+                "chunk_count": len(self.chunks),
+                "piece_base": self.piece_base,
+                "chunk_base": self.chunk_base,
+                "sparse": self.sparse,
+            },
+        )
+        return struct, (pieces, chunks, checksums)
+
+    def refuse_direction(self, *, write: bool) -> None:
+        """Raise :class:`~beluga.errors.LayoutError` if the plan cannot go in this direction."""
+        if write and self.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        if not write and self.read_only:
+            raise LayoutError("this plan's memory is read-only: it can only be written from")
+
+    def refuse_beyond(self, pool_size: int) -> None:
+        """Raise :class:`~beluga.errors.LayoutError` if a byte lies beyond the pool's end.
+
+        ``pool_size`` is the pool's linear range (``Geometry.size``), in bytes.
+        """
+        if lib.bl_plan_within(self.struct(), pool_size):
+            return
+        for what, rows in (("piece", self.pieces), ("chunk", self.chunks)):
+            ends = rows["offset"] + rows["length"]
+            wrong = (ends > pool_size) | (ends < rows["offset"])
+            if wrong.any():
+                row = rows[int(np.argmax(wrong))]
+                raise LayoutError(
+                    f"a {what} of {row['length']} bytes at pool offset {row['offset']} needs "
+                    f"{int(row['offset']) + int(row['length'])} bytes; the pool has {pool_size}"
+                )
+
+    def ranges(self, size: int) -> tuple[list[int], list[int]]:
+        """Divide the chunks into ranges of at most ``size`` bytes on the link, or one chunk if it
+        has more. Return the end and the bytes of each range."""
+        lengths = self.link_ranges["length"].astype(np.int64)
+        if len(lengths) and self.link_ranges is self.pieces:
+            lengths = np.add.reduceat(lengths, self._firsts())
+        ends = np.cumsum(lengths)
+        found: list[int] = []
+        start, before = 0, 0
+        while start < len(self.chunks):
+            start = max(int(np.searchsorted(ends, before + size, side="right")), start + 1)
+            before = int(ends[start - 1])
+            found.append(start)
+        sizes: list[int] = np.diff(ends[np.array(found, int) - 1], prepend=0).tolist()
+        return found, sizes
+
+    def cut(self, size: int) -> Iterator[Plan]:
+        """Yield the plan in parts, one for each of :meth:`ranges`."""
+        start = 0
+        for end in self.ranges(size)[0]:
+            yield self.part(start, end)
+            start = end
+
+    def _firsts(self) -> NDArray[np.int64]:
+        return self.chunks["first"].astype(np.int64) - self.piece_base
+
+    def part(self, start: int, end: int) -> Plan:
+        """Return chunks from ``start`` to ``end`` as a plan that shares this one's arrays: its
+        checksums are written into this plan's."""
+        firsts = self.chunks["first"]
+        first = int(firsts[start]) - self.piece_base
+        last = int(firsts[end]) - self.piece_base if end < len(firsts) else len(self.pieces)
+        return Plan(
+            self.pieces[first:last],
+            self.chunks[start:end],
+            None if self.checksums is None else self.checksums[start:end],
+            self.sparse,
+            self.owners,
+            self.piece_base + first,
+            self.chunk_base + start,
+            self.read_only,
+        )
+
+
+def plan_blocks(  # noqa: PLR0913  all but the first three named
+    addresses: NDArray[np.uint64],
+    sizes: NDArray[np.int64],
+    offsets: ArrayLike,
+    *,
+    chunk_size: int = 0,
+    owners: tuple[object, ...] = (),
+    read_only: bool = False,
+) -> Plan:
+    """Plan whole blocks whose fragments have equal sizes.
+
+    ``addresses`` has shape (blocks, fragments). ``sizes`` has shape (fragments,), in bytes;
+    concatenated, the fragments are a block's payload. ``offsets``, of shape (blocks,), has the
+    blocks' places in the pool, multiples of a line. With a ``chunk_size``, in bytes and a multiple
+    of a line, each chunk of the payload has a checksum. Raises :class:`~beluga.errors.LayoutError`
+    for anything else.
+    """
+    addresses = np.atleast_2d(np.asarray(addresses, np.uint64))
+    sizes, offsets = np.asarray(sizes, np.int64), _pool_offsets(offsets)
+    blocks, fragments = addresses.shape
+    if sizes.shape != (fragments,) or offsets.shape != (blocks,):
+        raise LayoutError(
+            f"addresses of shape {addresses.shape} need {fragments} sizes and {blocks} offsets, "
+            f"not {sizes.shape} and {offsets.shape}"
+        )
+    if blocks == 0 or fragments == 0 or (sizes <= 0).any():
+        raise LayoutError("a plan needs blocks, and fragments that have bytes")
+    if chunk_size % LINE_SIZE or chunk_size < 0 or (offsets % np.uint64(LINE_SIZE)).any():
+        raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
+    length = int(sizes.sum())
+    chunk = chunk_size or length
+    _refuse_long(min(chunk, length))
+    per_block = -(-length // chunk)
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    offsets = np.ascontiguousarray(offsets)
+    stripes = (length - 1) // STRIPE_SIZE + 2  # the largest number of stripes of a block
+    pieces = np.empty(blocks * (fragments + per_block + stripes), PIECE)
+    chunks = np.empty(blocks * per_block, CHUNK)
+    count = lib.bl_plan_blocks(
+        ffi.from_buffer("uint64_t[]", addresses),
+        ffi.from_buffer("uint64_t[]", sizes.view(np.uint64)),
+        ffi.from_buffer("uint64_t[]", offsets),
+        *(blocks, fragments, min(chunk, length)),
+        ffi.from_buffer("bl_piece[]", pieces, require_writable=True),
+        ffi.from_buffer("bl_chunk[]", chunks, require_writable=True),
+    )
+    pieces = pieces[:count]
+    checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
+    return Plan(pieces, chunks, checksums, owners=owners, read_only=read_only)
+
+
+def plan_rows(  # noqa: PLR0913  all but the first four named
+    addresses: NDArray[np.uint64],
+    blocks: NDArray[np.int64],
+    places: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    offsets: ArrayLike,
+    length: int,
+    chunk_size: int = 0,
+    checksums: NDArray[np.uint32] | None = None,
+    owners: tuple[object, ...] = (),
+    read_only: bool = False,
+) -> Plan:
+    """Plan the reading of some bytes of some blocks.
+
+    The first four arguments are arrays of shape (rows,). Row i takes ``sizes[i]`` bytes at byte
+    ``places[i]`` of the payload of block ``blocks[i]`` to ``addresses[i]``. ``offsets``, of shape
+    (blocks,), has the blocks' places in the pool. ``length`` is the size of a block's payload in
+    bytes. ``checksums``, of shape (blocks, chunks), has a CRC-32C for each ``chunk_size`` bytes;
+    the checksums of the chunks that a row intersects are compared. None: no comparison. Raises
+    :class:`~beluga.errors.LayoutError` for anything else.
+    """
+    addresses, offsets = np.asarray(addresses, np.uint64), _pool_offsets(offsets)
+    blocks, places = np.asarray(blocks, np.int64), np.asarray(places, np.int64)
+    sizes = np.asarray(sizes, np.int64)
+    chunk = chunk_size if checksums is not None else length
+    rows = (addresses, blocks, places, sizes)
+    shapes = sorted({array.shape for array in rows})
+    if len(shapes) != 1 or addresses.ndim != 1 or offsets.ndim != 1:
+        raise LayoutError(f"rows need four arrays of one length, not of shapes {shapes}")
+    if len(addresses) == 0 or (sizes <= 0).any():
+        raise LayoutError("a plan needs rows that have bytes")
+    if (offsets % np.uint64(LINE_SIZE)).any() or chunk <= 0 or (chunk != length and chunk % 64):
+        raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
+    if blocks.min() < 0 or blocks.max() >= len(offsets):
+        raise LayoutError(f"rows need blocks {blocks.min()} to {blocks.max()} of {len(offsets)}")
+    if places.min() < 0 or (places + sizes).max() > length:
+        raise LayoutError(f"a row needs {(places + sizes).max()} bytes; a block has {length}")
+    _refuse_long(min(chunk, length))
+    per_block = -(-length // chunk)
+    if checksums is not None and checksums.shape != (len(offsets), per_block):
+        raise LayoutError(
+            f"checksums need shape {(len(offsets), per_block)}, not {checksums.shape}"
+        )
+    order = np.argsort(blocks * length + places, kind="stable")
+    start = places[order]
+    of_row, at, end = cut_at(start, start + sizes[order], chunk)
+    row = order[of_row]
+    block = blocks[row]
+    keys = block * per_block + at // chunk
+    if (keys[1:] < keys[:-1]).any():  # rows overlap, but must be in order of their chunks
+        again = np.argsort(keys, kind="stable")
+        row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
+    heads = first_places(keys)
+    touched = keys[heads]
+    pieces = np.empty(len(row), PIECE)
+    pieces["address"] = addresses[row] + (at - places[row]).astype(np.uint64)
+    pieces["offset"] = offsets[block] + at.astype(np.uint64)
+    pieces["length"] = end - at
+    pieces["chunk"] = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(row)))
+    pieces = striped(pieces)
+    starts = touched % per_block * chunk
+    chunks = np.empty(len(touched), CHUNK)
+    chunks["offset"] = offsets[touched // per_block] + starts.astype(np.uint64)
+    chunks["length"] = np.minimum(length - starts, chunk)
+    chunks["first"] = first_places(pieces["chunk"])
+    sums = None if checksums is None else checksums.reshape(-1)[touched]
+    return Plan(pieces, chunks, sums, sparse=True, owners=owners, read_only=read_only)
+
+
+def _pool_offsets(offsets: ArrayLike) -> NDArray[np.uint64]:
+    found = whole_numbers(offsets, "offsets")
+    if found.size and (found.min() < 0 or found.max() >= _POOL_SIZE_MAX):
+        raise LayoutError(f"offsets {found.min()} to {found.max()} lie outside any pool")
+    return found.view(np.uint64)
+
+
+def _refuse_long(chunk: int) -> None:
+    if chunk > _LENGTH_MAX:
+        raise LayoutError(
+            f"a chunk has {chunk} bytes, more than {_LENGTH_MAX}; use a smaller chunk size"
+        )
+
+
+def finer(plan: Plan, size: int) -> Plan:
+    """Return a plan of the same bytes in chunks of at most ``size`` bytes.
+
+    :meth:`~beluga.transfer.Plan.cut` can then cut it. A plan with checksums is unchanged, because
+    an engine sums a chunk at once; a link then admits a whole chunk (16 KiB, or a fragment), even
+    if it is longer than ``size``. The CPU acquires tokens while it copies, so it can pause in the
+    middle of a chunk. A chunk begins with a line, so the plan is cut between fragments only where a
+    fragment ends with a line.
+    """
+    if plan.checksums is not None or (plan.chunks["length"] <= size).all():
+        return plan
+    pieces = _split(plan.pieces, max(size // 2 // LINE_SIZE, 1) * LINE_SIZE)
+    lengths = pieces["length"].astype(np.int64)
+    own = pieces["chunk"].astype(np.int64) - plan.chunk_base
+    ends = np.cumsum(lengths)
+    new = np.concatenate([[True], own[1:] != own[:-1]])
+    place = ends - lengths
+    place -= np.maximum.accumulate(np.where(new, place, 0))  # the place within the chunk
+    may = new | plan.sparse | (pieces["offset"] % LINE_SIZE == 0)
+    starts = np.flatnonzero(may)
+    step = max(size - int(lengths.max()), 1)
+    bucket = place[starts] // step
+    starts = starts[new[starts] | np.concatenate([[True], bucket[1:] != bucket[:-1]])]
+    chunks = np.zeros(len(starts), CHUNK)
+    chunks["first"] = starts
+    if plan.sparse:
+        chunks["offset"] = plan.chunks["offset"][own[starts]]
+        chunks["length"] = plan.chunks["length"][own[starts]]
+    else:
+        chunks["offset"] = pieces["offset"][starts]
+        chunks["length"] = np.add.reduceat(lengths, starts)
+    marks = np.zeros(len(pieces), np.uint32)
+    marks[starts] = 1
+    pieces["chunk"] = np.cumsum(marks) - 1
+    return dataclasses.replace(plan, pieces=pieces, chunks=chunks, piece_base=0, chunk_base=0)
+
+
+def _split(pieces: NDArray[np.void], size: int) -> NDArray[np.void]:
+    """Return new pieces of at most ``size`` bytes, a multiple of a line."""
+    counts = -(-pieces["length"].astype(np.int64) // size)
+    split = np.repeat(pieces, counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    skipped = (np.arange(len(split)) - first) * size
+    split["address"] += skipped.astype(np.uint64)
+    split["offset"] += skipped.astype(np.uint64)
+    split["length"] = np.minimum(split["length"] - skipped, size)
+    return split

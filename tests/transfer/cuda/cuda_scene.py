@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Blocks in a kernel process, and checks of every byte and access of a launch."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from cuda_process import Grid, KernelProcess, ProcessDriver
+from numpy.typing import NDArray
+
+from beluga import coherence
+from beluga.pool import Pool
+from beluga.transfer import Plan, plan_blocks
+from beluga.transfer.cuda import Driver
+from beluga.transfer.cuda.launch import Buffers, Launch, Launcher
+from beluga.transfer.cuda.registration import Windows
+
+STRIPE = 2 << 20
+DEVICE_STRIPES = 64  # without the superblock's
+SLACK = 128  # bytes watched on both sides of a block
+CANARY = b"\xa5"
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """A pool, of which only the offset mapping is used, and windows."""
+
+    devices: int
+    interleaved: bool
+    window_stripes: int
+
+    @functools.cached_property
+    def pool(self) -> Pool:
+        return _pool(self.devices, interleaved=self.interleaved)
+
+    def windows(self) -> Windows:
+        return Windows(self.pool, self.window_stripes * STRIPE)
+
+    def place(self, offset: int) -> tuple[int, int, int]:
+        """Return the device, the window and the byte in the window of an offset."""
+        stripe = offset // STRIPE
+        if self.interleaved:
+            row, device = divmod(stripe, self.devices)
+        else:
+            device, row = divmod(stripe, DEVICE_STRIPES)
+        window, inside = divmod(row + 1, self.window_stripes)
+        return device, window, inside * STRIPE + offset % STRIPE
+
+
+@functools.cache
+def _pool(devices: int, *, interleaved: bool) -> Pool:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir="/dev/shm"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    paths = [folder / f"device{number}" for number in range(devices)]
+    size = (DEVICE_STRIPES + 1) * STRIPE
+    pool = Pool.create(paths, device_size=size, interleave=interleaved, sparse=True)
+    atexit.register(pool.close)
+    return pool
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Blocks with equal fragments, and the pool in which they lie."""
+
+    sizes: tuple[int, ...]  # of a block's fragments
+    offsets: tuple[int, ...]  # of the blocks
+    geometry: Geometry
+    ragged: tuple[int, ...] = (0,)  # of the fragments, repeated
+    chunk_size: int = 0
+    grid: Grid = Grid(blocks=2, threads=64)  # noqa: RUF009  frozen
+
+    @property
+    def length(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """The accesses and the result of a launch."""
+
+    launch: Launch
+    accesses: NDArray[Any]
+    bad_count: int
+
+
+class Scene:
+    """Fragments in allocations of exactly their sizes, and the windows that the blocks touch."""
+
+    def __init__(self, process: KernelProcess, shape: Shape) -> None:
+        self.process, self.shape = process, shape
+        process.free()
+        count = len(shape.sizes)
+        ragged = [shape.ragged[i % len(shape.ragged)] for i in range(len(shape.offsets) * count)]
+        self.addresses = np.array(
+            [process.allocate(shape.sizes[i % count], ragged[i]) for i in range(len(ragged))],
+            np.uint64,
+        ).reshape(len(shape.offsets), count)
+        offsets = np.array(shape.offsets, np.uint64)
+        self.plan = plan_blocks(
+            self.addresses, np.array(shape.sizes), offsets, chunk_size=shape.chunk_size
+        )
+        self.windows = shape.geometry.windows()
+        for start in shape.offsets:
+            for at in range(start - SLACK, start + shape.length + 2 * SLACK, SLACK):
+                device, window, _ = shape.geometry.place(max(at, 0))
+                if not self.windows.bases[device, window]:
+                    base = process.allocate(self.windows.size)
+                    self.windows.bases[device, window] = base
+        self._driver = ProcessDriver(process, shape.grid)
+        driver = cast("Driver", self._driver)
+        self._launcher = Launcher(driver, Buffers(driver), blocks=1)
+
+    def pool_addresses(self, offsets: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the address of each offset."""
+        places = [self.shape.geometry.place(offset) for offset in offsets.tolist()]
+        return np.array(
+            [int(self.windows.bases[device, window]) + at for device, window, at in places],
+            np.uint64,
+        )
+
+    def content(self, seed: int) -> list[bytes]:
+        """Return the payloads of the blocks, in which no two words are equal."""
+        random = np.random.default_rng(seed)
+        return [random.bytes(self.shape.length) for _ in self.shape.offsets]
+
+    def fill_fragments(self, payloads: list[bytes]) -> None:
+        for row, payload in zip(self.addresses.tolist(), payloads, strict=True):
+            at = 0
+            for address, size in zip(row, self.shape.sizes, strict=True):
+                self.process.write(address, payload[at : at + size])
+                at += size
+
+    def fragments(self) -> list[bytes]:
+        return [
+            b"".join(
+                self.process.read(address, size)
+                for address, size in zip(row, self.shape.sizes, strict=True)
+            )
+            for row in self.addresses.tolist()
+        ]
+
+    def fill_pool(self, offset: int, content: bytes) -> None:
+        at = 0
+        for address, size in self._runs(offset, len(content)):
+            self.process.write(address, content[at : at + size])
+            at += size
+
+    def pool(self, offset: int, size: int) -> bytes:
+        return b"".join(self.process.read(*run) for run in self._runs(offset, size))
+
+    def launch(self, plan: Plan, *, write: bool) -> Outcome:
+        with self.shape.geometry.pool.using() as pool:
+            launch = self._launcher.make(plan, self.windows.struct(pool), write=write)
+        spans = launch.range(plan)
+        self._launcher.run(launch, *spans, stream=0)
+        bad_count = launch.finish(plan, *spans)
+        self._launcher.release(launch)
+        return Outcome(launch, self._driver.accesses, bad_count)
+
+    def gathered(self, seed: int = 1) -> Outcome:
+        """Gather the blocks, and check every byte."""
+        payloads, lines = self.content(seed), -(-self.shape.length // 64) * 64
+        self.fill_fragments(payloads)
+        for offset in self.shape.offsets:
+            self.fill_pool(offset - SLACK, CANARY * (lines + 2 * SLACK))
+        outcome = self.launch(self.plan, write=True)
+        for offset, payload in zip(self.shape.offsets, payloads, strict=True):
+            found = self.pool(offset - SLACK, lines + 2 * SLACK)
+            assert found[:SLACK] == found[-SLACK:] == CANARY * SLACK
+            assert found[SLACK:-SLACK] == payload.ljust(lines, b"\0")
+        if self.plan.checksums is not None:
+            size, step = self.shape.length, self.shape.chunk_size
+            sums = [
+                coherence.crc32c(payload[at : min(at + step, size)])
+                for payload in payloads
+                for at in range(0, size, step)
+            ]
+            assert self.plan.checksums.tolist() == sums
+        self.check_accesses(outcome, write=True)
+        return outcome
+
+    def scattered(self, seed: int = 2) -> Outcome:
+        """Scatter the bytes that a gather would have written, and check every byte."""
+        payloads = self.content(seed)
+        for offset, payload in zip(self.shape.offsets, payloads, strict=True):
+            self.fill_pool(offset, payload)
+        self.fill_fragments([CANARY * self.shape.length] * len(payloads))
+        plan = self.plan
+        if plan.checksums is not None:
+            for i, (offset, length, _) in enumerate(plan.chunks.tolist()):
+                plan.checksums[i] = coherence.crc32c(self.pool(offset, length))
+        outcome = self.launch(plan, write=False)
+        assert self.fragments() == payloads
+        assert outcome.bad_count == 0
+        self.check_accesses(outcome, write=False)
+        return outcome
+
+    def check_accesses(self, outcome: Outcome, *, write: bool) -> None:
+        """Check that each byte is accessed once, in aligned words and whole lines of warps."""
+        plan, pads = self.plan, outcome.launch.spans["extra"]
+        pool = runs(self.pool_addresses(plan.pieces["offset"]), plan.pieces["length"])
+        engine = runs(plan.pieces["address"], plan.pieces["length"])
+        if write:
+            tail = plan.chunks["offset"] + plan.chunks["length"] - 1
+            blank = -plan.chunks["length"].astype(np.int64) % 64
+            pool += runs(self.pool_addresses(tail)[blank > 0] + 1, blank[blank > 0])
+            assert pads.sum() == blank.sum()
+        loads = outcome.accesses[outcome.accesses["store"] == 0]
+        stores = outcome.accesses[outcome.accesses["store"] == 1]
+        assert joined(runs(loads["address"], loads["size"])) == joined(engine if write else pool)
+        assert joined(runs(stores["address"], stores["size"])) == joined(pool if write else engine)
+        check_coalescing(outcome)
+
+    def check_rows(self, plan: Plan, outcome: Outcome) -> None:
+        """Check that rows are written once, and chunks with checksums read once and whole."""
+        loads = outcome.accesses[outcome.accesses["store"] == 0]
+        stores = outcome.accesses[outcome.accesses["store"] == 1]
+        rows = runs(plan.pieces["address"], plan.pieces["length"])
+        assert joined(runs(stores["address"], stores["size"])) == joined(rows)
+        if plan.checksums is not None:
+            chunks = [
+                run
+                for offset, length, _ in plan.chunks.tolist()
+                for run in self._runs(offset, length)
+            ]
+            assert joined(runs(loads["address"], loads["size"])) == joined(chunks)
+
+    def _runs(self, offset: int, size: int) -> list[tuple[int, int]]:
+        edges = [offset, *range((offset // STRIPE + 1) * STRIPE, offset + size, STRIPE)]
+        places = self.pool_addresses(np.array(edges, np.uint64)).tolist()
+        sizes = np.diff([*edges, offset + size]).tolist()
+        return list(zip(places, sizes, strict=True))
+
+
+def runs(starts: NDArray[Any], sizes: NDArray[Any]) -> list[tuple[int, int]]:
+    return list(zip(starts.tolist(), sizes.tolist(), strict=True))
+
+
+def joined(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same bytes as the fewest possible runs; no byte may occur twice."""
+    out: list[tuple[int, int]] = []
+    for start, size in sorted(found):
+        assert not out or start >= out[-1][1], f"byte at {start:#x} twice"
+        if out and out[-1][1] == start:
+            out[-1] = (out[-1][0], start + size)
+        else:
+            out.append((start, start + size))
+    return out
+
+
+def check_coalescing(outcome: Outcome) -> None:
+    """Check that the n-th words that a group's lanes load or store for a span are adjacent."""
+    wide = outcome.accesses[outcome.accesses["size"] == 16]
+    wide = wide[np.argsort(wide["thread"], kind="stable")]  # the accesses of a lane are in order
+    span_and_kind = wide["span"].astype(np.int64) << 1 | wide["store"]
+    lane = span_and_kind << 32 | wide["thread"]
+    order = np.argsort(lane, kind="stable")
+    _, first, counts = np.unique(lane[order], return_index=True, return_counts=True)
+    nth = np.arange(len(wide)) - np.repeat(first, counts)
+    wide, step = wide[order], span_and_kind[order] << 32 | nth
+    order = np.argsort(step, kind="stable")
+    address, step = wide["address"][order].astype(np.int64), step[order]
+    inside = step[1:] == step[:-1]
+    assert (np.diff(address)[inside] == 16).all(), "a step is not one run of words"

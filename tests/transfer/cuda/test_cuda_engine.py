@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine's own logic, with the host-compiled kernels on worker threads in place of a GPU.
+
+What it moves is tested with the other engines (``test_conformance.py``), the kernels by
+themselves in ``test_cuda_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
+from support.engines import peek, poke
+
+from beluga import coherence
+from beluga.errors import (
+    ChecksumError,
+    EngineUnavailableError,
+    LayoutError,
+    TransferTimeoutError,
+)
+from beluga.pool import Pool
+from beluga.transfer import (
+    IoHandle,
+    Link,
+    LinkSettings,
+    Plan,
+    ScheduledEngine,
+    Speed,
+)
+from beluga.transfer.cuda import CupyDriver, DriverError
+from beluga.transfer.cuda.launch import Launch, Launcher
+from beluga.transfer.policy import CacheMaintenance, probe
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
+    assert engine.settle(PATIENCE_S)
+    for start in (engine.gather_write, engine.scatter_read):
+        before = len(gpu.launches)
+        gpu.gate.clear()
+        transfer = start(blocks.plan)
+        assert len(gpu.launches) == before + 1
+        assert not transfer.done()
+        with pytest.raises(TransferTimeoutError):
+            transfer.wait(0.01)
+        gpu.gate.set()
+        transfer.wait(PATIENCE_S)
+        assert transfer.done()
+    assert blocks.stored(pool)
+    assert engine.stat.bounced_bytes == 0
+    assert engine.stat.direct_bytes == 2 * blocks.plan.size
+
+
+def test_a_plan_is_described_before_the_link_admits_anything(
+    pool: Pool, gpu: Gpu, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Launch] = []
+    make = Launcher.make
+
+    def counted(self: Launcher, *args: Any, **named: Any) -> Launch:
+        made.append(make(self, *args, **named))
+        return made[-1]
+
+    monkeypatch.setattr(Launcher, "make", counted)
+    speed = Speed(1 << 30)
+    link = Link("tables", LinkSettings(read=speed, write=speed, device=None), directory=shm)
+    place = IoHandle(link)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
+    engine.piece_size = blocks.plan.size // 3
+    assert engine.settle(PATIENCE_S)
+    scheduled = ScheduledEngine(engine, place)
+    for start in (scheduled.gather_write, scheduled.scatter_read):
+        for direction in (each.handle for each in link.directions):
+            direction.bucket.tail += 10**12  # memory of another owner, for one second
+        before, described = len(gpu.launches), len(made)
+        transfer = start(blocks.plan)
+        assert (len(gpu.launches), len(made)) == (before, described + 1)
+        for direction in (each.handle for each in link.directions):
+            direction.bucket.tail -= 10**12
+        transfer.wait(PATIENCE_S)
+        assert len(gpu.launches) - before > 1  # a launch for each piece
+        assert len(made) == described + 1
+        assert made[-1].users == 0
+    assert blocks.stored(pool)
+    assert blocks.plan.checksums is not None
+    blocks.plan.checksums[-1] ^= 1
+    with pytest.raises(ChecksumError):
+        scheduled.scatter_read(blocks.plan).wait(PATIENCE_S)
+    scheduled.close()
+    place.close()
+
+
+@pytest.mark.parametrize("bounced", [False, True])
+def test_copies_release_all_resources(pool: Pool, bounced: bool) -> None:
+    """Events, GPU memory and pinned memory do not grow with the number of copies."""
+    gpu = FailingGpu(bounced=bounced)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    engine.settle(PATIENCE_S)
+    taken = []
+    for _ in range(6):
+        for start in (engine.gather_write, engine.scatter_read):
+            start(blocks.plan).wait(PATIENCE_S)
+        taken.append((len(gpu._events), len(gpu._maps), len(gpu._pinned)))
+    assert taken[-1] == taken[1]  # later copies reuse the resources of the first ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched(CacheMaintenance):
+    """Records what the CPU does, and how many kernels have been launched before. Copies are made in
+    ranges of ``size`` bytes."""
+
+    gpu: Gpu = dataclasses.field(kw_only=True)
+    size: int = dataclasses.field(kw_only=True)
+    seen: list[str] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def on(cls, pool: Pool, gpu: Gpu, size: int) -> Watched:
+        return cls(pool, probe().row("gpu"), gpu=gpu, size=size)
+
+    def range_size(self, *, write: bool) -> int:
+        del write
+        return self.size
+
+    def before_read(self, plan: Plan) -> None:
+        self.seen.append(f"drop {len(self.gpu.launches)}")
+        super().before_read(plan)
+
+    def after_write(self, plan: Plan) -> None:
+        assert plan.checksums is not None
+        assert not plan.checksums.any()  # the range is not known to be complete yet
+        self.seen.append(f"flush {len(self.gpu.launches)}")
+        super().after_write(plan)
+
+
+def test_a_write_is_flushed_before_its_checksums_are_known(pool: Pool, gpu: Gpu) -> None:
+    blocks, watched = Blocks.make(pool), Watched.on(pool, gpu, 1 << 62)
+    engine = engine_on(pool, gpu, maintenance=watched)
+    assert engine.settle(PATIENCE_S)
+    transfer = engine.gather_write(blocks.plan)
+    while not transfer.done():
+        pass
+    transfer.wait()
+    assert watched.seen == ["flush 1"]
+    assert blocks.plan.checksums is not None
+    assert blocks.plan.checksums.all()
+    engine.scatter_read(blocks.plan).wait()
+    assert watched.seen == ["flush 1", "drop 1"]  # before the read was launched
+
+
+def test_the_cpu_maintains_one_range_while_the_gpu_copies_another(pool: Pool, gpu: Gpu) -> None:
+    blocks = Blocks.make(pool)
+    watched = Watched.on(pool, gpu, blocks.plan.size // 3)
+    engine = engine_on(pool, gpu, maintenance=watched)
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert watched.seen == ["flush 3"] * 3  # all were launched before the first one had ended
+    assert blocks.stored(pool)
+    watched.seen.clear()
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert watched.seen == ["drop 3", "drop 4", "drop 5"]  # each just before its launch
+    assert engine._buffers.sizes == {}
+    for place in (0, -1):  # in different ranges
+        offset = int(blocks.plan.chunks["offset"][place])
+        poke(pool, offset, peek(pool, offset, 1) ^ 1)
+    with pytest.raises(ChecksumError, match="2 chunks"):
+        engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert engine._buffers.sizes == {}
+
+
+def test_lines_of_coherent_memory_are_not_maintained(pool: Pool, shm: Path) -> None:
+    row = probe().row("gpu")
+    assert CacheMaintenance(pool, row).range_size(write=False) < 1 << 30
+    paths = [shm / "coherent"]
+    with Pool.create(paths, device_size=16 * STRIPE, coherence="hardware", sparse=True) as other:
+        assert CacheMaintenance(other, row).range_size(write=False) > 1 << 40
+
+
+def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
+    let = threading.Event()
+    gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    blocks.memory[:] = 0
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    stat = engine.stat
+    assert (stat.bounce_count, stat.bounced_bytes) == (2, 2 * blocks.plan.size)
+    assert (stat.direct_bytes, stat.registered_bytes) == (0, 0)
+    let.set()
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert engine.stat.bounce_count == 2
+    assert engine.stat.registered_bytes == 2 * 16 * STRIPE
+
+
+def test_requested_windows_are_registered_first(pool: Pool) -> None:
+    gate = threading.Event()
+    order: list[int] = []
+
+    class Noting(Gpu):
+        def register(self, address: int, size: int) -> int:
+            order.append(address)
+            return super().register(address, size)
+
+    gpu = Noting(before_register=lambda _: gate.wait(PATIENCE_S) and None)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 1, stripe=24)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    gate.set()
+    assert engine.settle(PATIENCE_S)
+    (wanted,) = engine._windows.touched(pool, blocks.plan)
+    place = order.index(engine._registrar._range(wanted).address)
+    assert place <= 1  # one may have started before the failure was known
+    rest = order[:place] + order[place + 1 :]
+    lowest = {engine._registrar._range((d, 0)).address for d in (0, 1)}
+    assert set(rest[:2]) == lowest  # low offsets first
+
+
+def test_a_refused_registration_is_logged_and_its_copies_are_bounced(pool: Pool) -> None:
+    def refuse(_: int) -> None:
+        raise DriverError("cudaErrorMemoryAllocation: out of memory")
+
+    engine, blocks = engine_on(pool, Gpu(before_register=refuse)), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    assert engine.stat.fault is not None
+    assert "out of memory" in engine.stat.fault
+    assert engine.stat.registered_bytes == 0
+
+
+def test_processes_share_the_registration_limit_of_the_host(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path)
+    first = engine_on(pool, Gpu(), cap=20 * STRIPE)
+    assert first.settle(PATIENCE_S)
+    assert first.stat.registered_bytes == 20 * STRIPE
+    assert "cap" in str(first.stat.fault)
+    second = engine_on(pool, Gpu(), cap=24 * STRIPE)
+    assert second.settle(PATIENCE_S)
+    assert second.stat.registered_bytes == 4 * STRIPE
+    first.close()
+    third = engine_on(pool, Gpu(), cap=24 * STRIPE)
+    assert third.settle(PATIENCE_S)
+    assert third.stat.registered_bytes == 20 * STRIPE
+    (tmp_path / "cuda-registered" / "claim-1-dead").write_text(f"{1 << 40}")  # no lock is held
+    third.close()
+    fourth = engine_on(pool, Gpu(), cap=24 * STRIPE)
+    assert fourth.settle(PATIENCE_S)
+    assert fourth.stat.registered_bytes == 20 * STRIPE
+
+
+def test_bounces_beyond_the_buffers_wait_for_the_oldest(pool: Pool) -> None:
+    def refuse(_: int) -> None:
+        raise DriverError("no")
+
+    engine = engine_on(pool, Gpu(before_register=refuse), bounce_size=256 << 10)
+    blocks = Blocks.make(pool, 8)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    blocks.memory[:] = 0
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    assert blocks.memory.any()
+
+
+def test_a_wrong_chunk_is_found(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.plan.checksums is not None
+    assert blocks.plan.checksums[0] == coherence.crc32c(blocks.memory[:16384].tobytes())
+    offset = int(blocks.plan.chunks["offset"][2])
+    poke(pool, offset, peek(pool, offset, 1) ^ 1)
+    with pytest.raises(ChecksumError, match="1 chunks"):
+        engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+
+
+def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    blocks.plan.pieces["offset"] += np.uint64(pool.geometry.size)
+    with pytest.raises(LayoutError):
+        engine.gather_write(blocks.plan)
+    assert gpu.launches == []
+
+
+def test_without_a_gpu_the_error_names_the_missing_part() -> None:
+    try:
+        CupyDriver().close()
+    except EngineUnavailableError as error:
+        assert "\n" not in str(error)
+        assert "cupy" in str(error) or "GPU" in str(error)
