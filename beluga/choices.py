@@ -17,13 +17,6 @@ ADMISSIONS = ("adaptive", "always", "second-touch", "sketch")
 COHERENCE_MODES = ("hardware", "software")
 """The coherence of a pool's devices."""
 
-POLICIES = (
-    *("round-robin", "random", "two-choices", "least-tokens", "logit2", "alpha-gamma", "linear"),
-    *("lmetric", "cache-aware", "cache-aware-tree", "min-ttft", "least-cost"),
-)
-DEFAULT_POLICY = "least-cost"
-"""The routing policies (beluga/router/policies), and the one of ``--policy default``."""
-
 QUEUE_ORDERS = ("fcfs", "lcfs", "wspt")
 """The orders of a router's waiting requests (beluga/router/load/queue.py)."""
 

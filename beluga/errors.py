@@ -375,7 +375,7 @@ class WorkersOverloadedError(AllWorkersBusyError):
 
 
 class ObjectiveError(RouterError):
-    """Send less, add workers, or allow more time with a larger objective (--slo)."""
+    """Send less, add workers, or allow more time: raise ttft_objective_s of the policy min-ttft."""
 
     of_request = True
 

@@ -12,22 +12,34 @@ import typer
 
 from beluga.choices import (
     BLOCK_TOKENS_MAX,
-    DEFAULT_POLICY,
-    POLICIES,
+    DEFAULT_COST_MODEL,
     PREFILL_RULES,
     QUEUE_ORDERS,
     RANKS,
     RANKS_MAX,
+    STEP_TOKENS,
 )
 from beluga.cli import logs
 from beluga.cli.caller_options import CallerOptions, with_callers
-from beluga.cli.cost_options import with_estimator
 from beluga.cli.notify import Manager
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
-from beluga.cli.policy_options import with_settings_and_their_names
+from beluga.cli.routing_options import (
+    GPU_PATH,
+    LIST,
+    LOCAL_BANDWIDTH,
+    SETTINGS_HELP,
+    Bandwidth,
+    Costs,
+    GpuPath,
+    LocalBandwidth,
+    StepTokens,
+    as_bad_policy,
+    complete_policy,
+    estimator_of,
+    list_policies,
+)
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT, GATEWAY_PROCESSES_MAX
-from beluga.policy_settings import PolicySettings
 
 if TYPE_CHECKING:
     from beluga.gateway import Limits, Listening, Prefill
@@ -109,8 +121,9 @@ TrustTemplates = Annotated[
 PolicyName = Annotated[
     str,
     typer.Option(
-        autocompletion=among(*POLICIES, "default"),
-        help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}.",
+        metavar="NAME[:KEY=VALUE,...]",
+        autocompletion=complete_policy,
+        help=f"The policy, with its settings, such as linear:shared_credit=1. {SETTINGS_HELP}.",
     ),
 ]
 ListenHost = Annotated[str, typer.Option(help="The clients' address.")]
@@ -201,8 +214,6 @@ TokenGoal = Annotated[
 ]
 
 
-@with_estimator
-@with_settings_and_their_names
 @with_callers
 def gateway(
     worker: Workers = None,
@@ -239,22 +250,26 @@ def gateway(
     advise: Advise = 180.0,
     ttft_goal: TtftGoal = None,
     token_goal: TokenGoal = None,
+    costs: Costs = DEFAULT_COST_MODEL,
+    bandwidth: Bandwidth = None,
+    local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
+    gpu_path: GpuPath = GPU_PATH,
+    step_tokens: StepTokens = STEP_TOKENS,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
     *,
     callers: CallerOptions,
-    settings: PolicySettings,
-    named: frozenset[str],
-    estimator: Any,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
+    if policy == LIST:
+        list_policies()
+        return
+    estimator = estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens)
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     bodies = (max_body, max_bodies, body_wait)
     settings_of_service = service.Settings(
-        policy=_policy_name(policy),
-        policy_settings=settings,
-        policy_settings_named=named,
+        policy=_checked_policy(policy),
         estimator=estimator,
         engines=service.read_engines(worker or (), model or (), kv_events or ()),
         pool_events=pool_events,
@@ -276,10 +291,11 @@ def gateway(
     service.run(service.serve_together(settings_of_service, processes, ready))
 
 
-def _policy_name(text: str) -> str:
-    from beluga.router import policy_name
+def _checked_policy(text: str) -> str:
+    from beluga.router import read_policy
 
-    return policy_name(text)
+    with as_bad_policy():
+        return read_policy(text)
 
 
 def _tokens(tokenizer: Path | None, template: Path | None, trusts: bool) -> dict[str, object]:

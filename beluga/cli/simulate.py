@@ -17,7 +17,6 @@ from beluga.choices import (
     COST_MODELS,
     DEFAULT_COST_MODEL,
     MEMORIES,
-    POLICIES,
     PRESETS,
     SIMULATED_COUNT_MAX,
     SIMULATED_ENGINES,
@@ -25,14 +24,6 @@ from beluga.choices import (
     SPEED_MIN,
     STEP_TOKENS,
     TIER_ORDERS,
-)
-from beluga.cli.cost_options import (
-    GPU_PATH,
-    LOCAL_BANDWIDTH,
-    Bandwidth,
-    GpuPath,
-    LocalBandwidth,
-    StepTokens,
 )
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import (
@@ -47,10 +38,21 @@ from beluga.cli.options import (
 )
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_note, print_table, progress
-from beluga.cli.policy_options import with_policy_settings
+from beluga.cli.routing_options import (
+    GPU_PATH,
+    LIST,
+    LOCAL_BANDWIDTH,
+    SETTINGS_HELP,
+    Bandwidth,
+    GpuPath,
+    LocalBandwidth,
+    StepTokens,
+    as_bad_policy,
+    complete_policy,
+    list_policies,
+)
 from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, TimeUnit, read_named
 from beluga.errors import RouterError, SimulateError
-from beluga.policy_settings import PolicySettings
 
 if TYPE_CHECKING:  # slow to import
     from beluga.router import Goals
@@ -118,13 +120,13 @@ def _capacity(text: str | int) -> int:
 
 
 def _policies(text: str) -> list[str]:
-    """Parse names of policies: all, or some separated by commas."""
+    """Parse policies: all, or some separated by commas."""
+    from beluga.router import POLICIES, read_policies
+
     if text == "all":
         return list(POLICIES)
-    from beluga.router import policy_name
-
-    with as_bad_value(RouterError):
-        return [policy_name(name.strip()) for name in text.split(",")]
+    with as_bad_policy():
+        return read_policies(text)
 
 
 TraceFile = Annotated[
@@ -139,9 +141,12 @@ TraceFile = Annotated[
 Policies = Annotated[
     str,
     typer.Option(
-        metavar="P[,P...]",
-        autocompletion=among(*POLICIES, "default", "all"),
-        help=f"The policies to run: {', '.join(POLICIES)}; default (the gateway's), or all.",
+        metavar="NAME[:KEY=VALUE,...],...",
+        autocompletion=complete_policy,
+        help=(
+            "The policies to run, such as least-cost,linear:shared_credit=1; default (the "
+            f"gateway's), or all. {SETTINGS_HELP}."
+        ),
     ),
 ]
 Workers = Annotated[
@@ -254,6 +259,14 @@ PlannerOption = Annotated[
         help="Let the planner add and stop workers, up to N.",
     ),
 ]
+TtftGoal = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        metavar="SECONDS",
+        help="The objective of the planner and the report: seconds to the first token.",
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -271,7 +284,6 @@ Report = Annotated[
 
 
 @explains(_LEGEND)
-@with_policy_settings
 def simulate(
     trace: TraceFile = None,
     policy: Policies = "all",
@@ -294,6 +306,7 @@ def simulate(
     processes: Processes = None,
     scale_at: ScaleAt = None,
     planner: PlannerOption = None,
+    ttft_goal: TtftGoal = None,
     form: Format = None,
     rate: Rate = RATE,
     time_unit: TimeUnit = None,
@@ -303,10 +316,11 @@ def simulate(
     report: Report = None,
     wide: Wide = False,
     json: Json = False,
-    *,
-    settings: PolicySettings,
 ) -> None:
     """Simulate a cluster that serves a trace, under every policy, with a pool and without."""
+    if policy == LIST:
+        list_policies()
+        return
     speeds = _speeds(speed)
     runs = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
     options = _options(
@@ -324,9 +338,9 @@ def simulate(
         devices=devices,
         step_tokens=step_tokens,
         speed=speeds[0],
-        settings=settings,
         scale=_scale(scale_at),
-        goals=_goals(planner, settings),
+        goals=_goals(planner, ttft_goal),
+        ttft_goal_s=ttft_goal,
     )
     if preset is not None:
         options = _with_preset(preset, options)
@@ -374,12 +388,12 @@ def _speeds(text: str) -> list[float]:
     return speeds
 
 
-def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
+def _goals(planner: int | None, ttft_goal_s: float | None) -> Goals | None:
     from beluga.router import Goals
 
     if planner is None:
         return None
-    return Goals(ttft_s=settings.ttft_objective_s, workers_max=planner)
+    return Goals(ttft_s=ttft_goal_s, workers_max=planner)
 
 
 def _check(report: Path | None) -> None:

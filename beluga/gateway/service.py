@@ -60,8 +60,7 @@ from beluga.router import (
     RecordsPrompts,
     Router,
     Worker,
-    configured_policy,
-    settings_known,
+    make_policy,
 )
 
 log = logging.getLogger(__name__)
@@ -378,18 +377,7 @@ def follows_caches(settings: Settings) -> bool:
 
 
 def _policy(settings: Settings) -> Policy:
-    """Make the policy. Raises RouterError if a setting was given that it does not have."""
-    known = settings_known(settings.policy)
-    given = settings.policy_settings.chosen().keys() | settings.policy_settings_named
-    if wrong := sorted(given - known):
-        has = ", ".join(sorted(known - {"estimator"})) or "no settings"
-        raise RouterError(f"policy {settings.policy} has no setting {wrong[0]}; it has {has}")
-    return configured_policy(
-        settings.policy,
-        settings.policy_settings,
-        seed=settings.seed or 0,
-        estimator=settings.estimator,
-    )
+    return make_policy(settings.policy, seed=settings.seed or 0, estimator=settings.estimator)
 
 
 async def serve_as_one(settings: Settings, place: ProcessResources) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from beluga.errors import RouterError, SettingsError
 from beluga.listening import Token, read_tls, read_token, shown_url
-from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
+from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer
 from beluga.router import costs as costs_module
 from beluga.text import read_regular_text
 
@@ -144,10 +144,7 @@ class Prefill:
 class Settings:
     """All settings of a gateway; see ``beluga gateway --help``."""
 
-    policy: str = DEFAULT_POLICY
-    policy_settings: PolicySettings = dataclasses.field(default_factory=PolicySettings)
-    # The explicitly given settings: the policy must support each of them.
-    policy_settings_named: frozenset[str] = frozenset()
+    policy: str = DEFAULT_POLICY  # NAME[:KEY=VALUE,...]
     estimator: CostEstimator = dataclasses.field(default_factory=CostEstimator)  # of times
     engines: tuple[EngineSpec, ...] = ()
     pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: no pool events

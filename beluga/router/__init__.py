@@ -4,7 +4,6 @@
 simulator call the same code.
 """
 
-from beluga.policy_settings import PolicySettings
 from beluga.router.candidates import Candidates
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
@@ -16,14 +15,14 @@ from beluga.router.load.queue import ORDERS, RouterQueue
 from beluga.router.load.shared import SharedLoads
 from beluga.router.load.tracker import LoadTracker
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
-from beluga.router.policies.min_ttft import Estimator
-from beluga.router.policies.registry import (
+from beluga.router.policies import (
     DEFAULT_POLICY,
     POLICIES,
-    configured_policy,
+    Estimator,
     make_policy,
-    policy_name,
-    settings_known,
+    read_policies,
+    read_policy,
+    settings_of,
 )
 from beluga.router.policy import Candidate, Choice, Policy, Query, RecordsPrompts, Usual
 from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
@@ -89,7 +88,6 @@ __all__ = [
     "Overlap",
     "Overlaps",
     "Policy",
-    "PolicySettings",
     "PoolEvent",
     "PoolFeed",
     "PredictiveIndexer",
@@ -113,7 +111,6 @@ __all__ = [
     "Worker",
     "WorkerMetrics",
     "advise",
-    "configured_policy",
     "costs",
     "encode_dynamo",
     "encode_pool",
@@ -121,10 +118,11 @@ __all__ = [
     "in_space",
     "make_policy",
     "model_costs",
-    "policy_name",
     "read_load",
+    "read_policies",
+    "read_policy",
     "salt_seed",
-    "settings_known",
+    "settings_of",
     "unsigned",
     "with_extra_keys",
 ]

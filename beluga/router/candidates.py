@@ -98,7 +98,7 @@ class Candidates(Sequence[Candidate]):
         held: list[int] = (table["device"] + table["host"] + table["disk"]).tolist()
         return held
 
-    def found(self) -> list[int]:
+    def hits(self) -> list[int]:
         """Return the number of leading blocks that each worker need not compute."""
         table = self.table
         found: list[int] = (

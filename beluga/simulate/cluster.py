@@ -20,7 +20,7 @@ from beluga.router import (
     Query,
     Router,
     Worker,
-    configured_policy,
+    make_policy,
 )
 from beluga.simulate.caches import Caches
 from beluga.simulate.clock import Clock
@@ -54,7 +54,9 @@ class Cluster:
             host_bytes_per_s=options.local_bandwidth,
             step_tokens=options.step_tokens,
         )
-        chosen = configured_policy(policy, options.settings, seed=seed, estimator=self.estimator)
+        chosen = make_policy(
+            policy, seed=seed, estimator=self.estimator, defaults=options.policy_defaults
+        )
         self.router = Router(chosen, find_matches=self._matches)
         self.requests = self._make_requests(seed)
         self.refused = 0  # requests too long for a worker, or over the policy's objective

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from beluga import choices
 from beluga.errors import SimulateError
 from beluga.pool import show_size
-from beluga.router import Goals, ModelCosts, PolicySettings, costs
+from beluga.router import Goals, ModelCosts, costs
 from beluga.simulate.tier import ORDERS
 
 MEMORIES = choices.MEMORIES
@@ -39,7 +40,8 @@ class Options:
     ``chunked`` engines batch as vLLM does: a step has at most ``step_tokens`` tokens, of all
     decoding requests and of pieces of prompts. ``serial`` engines prefill one prompt after another
     and do not decode. ``eviction`` is lru, s3fifo, cost or fifo, and ``gpu_path``
-    root-complex or switch.
+    root-complex or switch. ``policy_defaults`` replace the defaults of those settings that a policy
+    has. ``ttft_goal_s`` is the objective of reports.
     """
 
     workers: int = 8
@@ -59,10 +61,11 @@ class Options:
     slots: int = 256  # requests that a worker runs at once (vLLM's max_num_seqs)
     offload: bool = True  # whether writing to the pool takes link time
     speed: float = 1.0  # arrivals, as a multiple of the trace's speed
-    settings: PolicySettings = dataclasses.field(default_factory=PolicySettings)
+    policy_defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     shuffle: bool = True  # shuffle simultaneous requests by seed
     scale: Scale | None = None
     goals: Goals | None = None  # goals of the planner, whose advice is followed
+    ttft_goal_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "step_tokens", "slots"):
@@ -170,7 +173,7 @@ def feasibility(options: Options) -> Options:
         devices=1000,
         offload=False,
         shuffle=False,
-        settings=dataclasses.replace(options.settings, host_credit=1.0),
+        policy_defaults={"host_credit": 1.0},
     )
 
 

@@ -64,7 +64,7 @@ def make_report(
     check_report(path)
     if path.suffix == ".html":
         return _html(trace, options, rows, origin or {}).encode()
-    objective_s = options.settings.ttft_objective_s or OBJECTIVE_S
+    objective_s = options.ttft_goal_s or OBJECTIVE_S
     speed = summarize(rows, objective_s).speed
     title = f"{_title(trace, options, speed)} (simulated)"
     return page.picture(title, side_by_side(rows, speed), columns=2)
@@ -78,7 +78,7 @@ def _title(trace: Trace, options: Options, speed: float) -> str:
 
 
 def _html(trace: Trace, options: Options, rows: Sequence[Row], origin: Mapping[str, str]) -> str:
-    objective_s = options.settings.ttft_objective_s or OBJECTIVE_S
+    objective_s = options.ttft_goal_s or OBJECTIVE_S
     means = [row for row in rows if row.seed is None]
     summary = summarize(rows, objective_s)
     several = len({row.speed for row in means}) > 1

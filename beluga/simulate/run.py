@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from beluga.errors import SimulateError
-from beluga.router import POLICIES
+from beluga.errors import RouterError, SimulateError
+from beluga.router import read_policy
 from beluga.simulate.job import SimulatedJob, run_job
 from beluga.simulate.options import COUNT_MAX, MEMORIES, Options
 from beluga.simulate.processes import run_in_processes
@@ -34,13 +34,13 @@ def simulate(  # noqa: PLR0913  what to compare, by name
     advance: Advance = _ignore,
 ) -> list[Row]:
     """Return a row per seed for each policy and memory, followed by their mean (seed None).
-    ``policies`` are names of ``POLICIES``, with ``options.settings``; ``memories`` are pool (shared
-    by all workers) and split (each worker's own DRAM). With ``courses``, the row of the first seed
-    and the mean have the course of the run.
+    ``policies`` are those of ``make_policy``: names, with settings or without. ``memories`` are
+    pool (shared by all workers) and split (each worker's own DRAM). With ``courses``, the row of
+    the first seed and the mean have the course of the run.
 
     Up to ``processes`` runs run at once, each in a process of its own; the rows are the same.
-    Raises SimulateError for an unknown name, if a worker has no space for a single block, or if a
-    process ends before its run does.
+    Raises SimulateError for an unknown name or setting, if a worker has no space for a single
+    block, or if a process ends before its run does.
     """
     return sweep(
         trace,
@@ -66,8 +66,10 @@ def sweep(  # noqa: PLR0913  what to compare, by name
     advance: Advance = _ignore,
 ) -> list[Row]:
     """Return the rows of :func:`simulate` for one cluster after another."""
-    if unknown := [name for name in policies if name not in POLICIES]:
-        raise SimulateError(f"no policy {unknown[0]!r}; choose from {', '.join(POLICIES)}, or all")
+    try:
+        policies = [read_policy(policy) for policy in policies]
+    except RouterError as error:
+        raise SimulateError(str(error)) from None
     if not policies or not memories or seeds < 1:
         raise SimulateError("nothing to simulate; name a policy and a memory, and at least 1 seed")
     if not 1 <= processes <= COUNT_MAX:

@@ -120,7 +120,7 @@ SUBJECTS = (
             "beluga.router": "Router=router Worker=router Query=router Choice=router "
             "Policy=policy LoadTracker=router Load=router BlockHasher=router "
             "Constraints=router BusyThresholds=router Indexer=indexer RouterEvent=indexer "
-            "Stored=indexer Removed=indexer PolicySettings=indexer WorkerMetrics=router "
+            "Stored=indexer Removed=indexer WorkerMetrics=router "
             "make_policy",
         },
     ),

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from beluga.cli import legend  # noqa: E402  not installed where this runs
 from beluga.cli.app import app  # noqa: E402
 from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
+from beluga.router import POLICIES, settings_of  # noqa: E402
 
 TARGET = ROOT / "docs/reference/commands.md"
 INTRODUCTION = """\
@@ -58,7 +59,27 @@ def document() -> str:
     page += [f"| [`{name}`](#{_anchor(name)}) | {_summary(command)} |" for name, command in leaves]
     for name, command in leaves:
         page += ["", *_section(name, command)]
-    return "\n".join(page) + "\n"
+    return "\n".join([*page, "", *_policies()]) + "\n"
+
+
+def _policies() -> list[str]:
+    """Return the section with the settings that the routing policies declare."""
+    rows = [
+        f"| `{name}` | `{key}` | {declared.default_text} | {declared.range} | {declared.help} |"
+        for name in POLICIES
+        for key, declared in settings_of(name).items()
+    ]
+    plain = ", ".join(f"`{name}`" for name in POLICIES if not settings_of(name))
+    return [
+        "## Settings of policies",
+        "",
+        "Settings follow the name of a policy: `--policy linear:shared_credit=1,decay=0.5`. The",
+        f"others have none: {plain}.",
+        "",
+        "| policy | setting | default | range | meaning |",
+        "| --- | --- | --- | --- | --- |",
+        *rows,
+    ]
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -270,9 +270,9 @@ def test_every_option_may_be_in_a_file_unless_it_concerns_one_run() -> None:
     ("text", "words", "message"),
     [
         (
-            "[gateway]\npolicy = 'linear'\nshared-credit = 2.0\n",
+            "[gateway]\npolicy = 'linear:shared_credit=2'\n",
             ["gateway", "--worker", "http://127.0.0.1:1"],
-            "--shared-credit is 2.0, but must be from 0 to 1.0; --shared-credit is set in ",
+            "decode_router=false (true or false); --policy is set in ",
         ),
         (
             "[serve]\nevents-form = 'none'\n",

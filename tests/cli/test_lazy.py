@@ -79,8 +79,6 @@ def test_the_help_of_a_command_imports_neither_numpy_nor_the_core(
 
 
 def test_choices_in_help_match_the_modules_that_implement_them() -> None:
-    assert choices.POLICIES == router.POLICIES
-    assert choices.DEFAULT_POLICY == router.DEFAULT_POLICY
     assert choices.PREFILL_RULES == router.RULES
     assert choices.BLOCK_TOKENS_MAX == router.BlockHasher.BLOCK_SIZE_MOST
     assert (choices.RANKS, choices.RANKS_MAX) == (

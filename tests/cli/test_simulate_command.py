@@ -104,7 +104,8 @@ def test_a_report_may_be_a_picture(run: Run, trace: Path, tmp_path: Path) -> Non
 def test_other_clusters_can_be_described(run: Run, trace: Path) -> None:
     options = ("--workers", 2, "--local", "64GiB", "--bandwidth", 5, "--gpu-path", "switch",
                "--adapters", 1, "--model", "llama-3.1-8b-h200", "--engine", "serial",
-               "--eviction", "fifo", "--scale-at", "0:+2", "--policy", "min-ttft", "--slo", 60,
+               "--eviction", "fifo", "--scale-at", "0:+2", "--policy",
+               "min-ttft:ttft_objective_s=60",
                "--format", "mooncake")  # fmt: skip
     done = run("simulate", trace, *options, "--json")
     rows = json.loads(done.stdout)

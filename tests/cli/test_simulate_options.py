@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from beluga.cli.app import app
 from beluga.errors import SimulateError
-from beluga.router import POLICIES, Goals, PolicySettings, costs
+from beluga.router import POLICIES, Goals, costs
 from beluga.simulate import MEMORIES, PRESETS, Options, Row, Scale
 
 
@@ -86,25 +86,30 @@ def test_missing_options_get_the_clusters_defaults(simulation: Simulation) -> No
                                 "courses": False}  # fmt: skip
 
 
+POLICY_LIST = "random, linear:decay=2,shared_credit=0.25"
+
+
 def test_given_options_are_simulated(simulation: Simulation) -> None:
     done = beluga(
-        "t", "--policy", "random, linear", "--workers", 3, "--pool-bytes", "2TB",
+        "t", "--policy", POLICY_LIST, "--workers", 3, "--pool-bytes", "2TB",
         "--local", "1.5 gb",
         "--hbm", "64MiB", "--memory", "split", "--bandwidth", 5, "--local-bandwidth", 6,
         "--gpu-path", "switch", "--adapters", 2, "--devices", 9, "--speed", 4, "--model",
         "llama-3.1-8b-h200", "--engine", "serial", "--eviction", "fifo", "--seeds", 2,
-        "--scale-at", "7.5:-2", "--slo", 8, "--shared-credit", 0.25, "--format", "vllm",
+        "--scale-at", "7.5:-2", "--ttft-goal", 8, "--format", "vllm",
         "--rate", 10, "--time-unit", "s", "--block-tokens", 64,
     )  # fmt: skip
     assert done.exit_code == 0
     assert simulation.loaded == (Path("t"), "vllm", 10.0, "s", 64)
-    assert simulation.requested == {"policies": ["random", "linear"], "memories": ("split",),
-                                "seeds": 2, "courses": False}  # fmt: skip
+    assert simulation.requested == {
+        "policies": ["random", "linear:decay=2,shared_credit=0.25"], "memories": ("split",),
+        "seeds": 2, "courses": False,
+    }  # fmt: skip
     assert simulation.options == Options(
         workers=3, pool=2 * 10**12, local=1_500_000_000, hbm=64 << 20, bandwidth=5e9,
         local_bandwidth=6e9, gpu_path="switch", adapters=2, devices=9, speed=4.0,
         model=costs.MODELS["llama-3.1-8b-h200"], engine="serial", eviction="fifo",
-        scale=Scale(7.5, -2), settings=PolicySettings(ttft_objective_s=8.0, shared_credit=0.25),
+        scale=Scale(7.5, -2), ttft_goal_s=8.0,
     )  # fmt: skip
 
 
@@ -132,7 +137,7 @@ def test_a_preset_overrides_the_rest(simulation: Simulation) -> None:
 def test_the_planner_grows_up_to_its_workers_and_keeps_the_objective(
     simulation: Simulation,
 ) -> None:
-    shown = beluga("t", "--planner", 5, "--slo", 3)
+    shown = beluga("t", "--planner", 5, "--ttft-goal", 3)
     assert simulation.options.goals == Goals(ttft_s=3.0, workers_max=5)
     assert "worker hours" in shown.stdout and "1.25" in shown.stdout
     assert "hits before" not in shown.stdout
@@ -187,6 +192,14 @@ def test_memories_may_differ_by_a_hundredth(
     assert ("not equal: the pool has 100 GiB" in shown.stderr) is warned
 
 
+def test_policies_are_listed_with_their_settings(simulation: Simulation) -> None:
+    listed = beluga("--policy", "list").stdout
+    assert listed == CliRunner().invoke(app, ["gateway", "--policy", "list"]).stdout
+    assert [line for line in listed.splitlines() if line[:1] != " "] == list(POLICIES)
+    assert "  shared_credit=0.5 (0 to 1): The weight of a block in the pool.\n" in listed
+    assert simulation.requested == {}
+
+
 def test_a_report_has_all_rows(
     simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,8 +239,11 @@ def test_a_report_has_all_rows(
         (("--rate", "0"), "--rate"),
         (("--rate", "-1"), "--rate"),
         (("--format", "none"), "--format"),
-        (("--usage-ceiling", "5"), "--usage-ceiling must be at most 1"),
-        (("--tree-blocks-max", "1" + 26 * "0"), "--tree-blocks-max must be at most 4.29497e+09"),
+        (("--policy", "linear:decay=-1"), "decay of policy linear is -1; give 0 or more; its sett"),
+        (
+            ("--policy", "random:decay=1"),
+            "policy random has no setting 'decay'; it has no settings",
+        ),
     ],
 )
 def test_invalid_options_are_rejected_before_the_trace_is_read(
@@ -251,7 +267,7 @@ def test_an_unknown_report_type_is_rejected_before_the_trace_is_read(
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--shared-credit", 2), ("--cache-threshold", 1.5), ("--credit", -1), ("--slo", 0),
+        ("--ttft-goal", 0),
         ("--planner", 0), ("--workers", 0), ("--seeds", 0), ("--workers", 10**8),
         ("--adapters", 10**23), ("--adapters", 0), ("--devices", 0), ("--seeds", 99999999999999),
     ],

@@ -15,7 +15,6 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from routed import ANY_PORT, run
 
-from beluga.errors import RouterError
 from beluga.gateway import EngineSpec, Limits, Service, Settings
 from beluga.gateway.director import Past
 from beluga.gateway.engine import Health
@@ -23,7 +22,6 @@ from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import (
     BlockHasher,
     Choice,
-    PolicySettings,
     Query,
     Removed,
     RouterEvent,
@@ -68,8 +66,8 @@ class Clock:
 class Recorded(Cluster):
     """A simulation that records the events and requests of its router, and its choices."""
 
-    def __init__(self, trace: Trace, settings: PolicySettings, policy: str) -> None:
-        options = Options(workers=WORKERS, pool=24 * GIB, hbm=6 * GIB, settings=settings)
+    def __init__(self, trace: Trace, policy: str) -> None:
+        options = Options(workers=WORKERS, pool=24 * GIB, hbm=6 * GIB)
         self.steps: list[tuple[str, Any]] = []
         super().__init__(trace, options, policy=policy, memory="pool")
         tracker, route = self.router.tracker, self.router.route
@@ -134,21 +132,17 @@ class Replayed:
         return Worker(placed.choice.worker.worker_id - 1)
 
 
-SETTINGS = [
-    ("linear", PolicySettings(shared_credit=1.0)),
-    ("linear", PolicySettings()),
-    ("linear", PolicySettings(shared_credit=0.3, decay=0.5, temperature=0.2)),
-    ("lmetric", PolicySettings(credit=0.9)),
-    ("cache-aware", PolicySettings(balance_abs=2)),
-    ("default", PolicySettings()),
-]
+POLICIES = (
+    *("linear:shared_credit=1", "linear", "linear:shared_credit=0.3,decay=0.5,temperature=0.2"),
+    *("lmetric:credit=0.9", "cache-aware:balance_abs=2", "default"),
+)
 
 
-@pytest.mark.parametrize(("policy", "settings"), SETTINGS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_gateway_and_the_simulation_choose_the_same_workers(
-    policy: str, settings: PolicySettings, monkeypatch: pytest.MonkeyPatch
+    policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated = Recorded(chats(7), settings, policy)
+    simulated = Recorded(chats(7), policy)
     simulated.run()
     clock, events_clock = Clock(), Clock()
     monkeypatch.setattr("beluga.gateway.director.time", clock)
@@ -157,7 +151,7 @@ def test_the_gateway_and_the_simulation_choose_the_same_workers(
     async def scenario() -> None:
         engines = tuple(EngineSpec(f"http://127.0.0.1:{9 + n}", ("m",)) for n in range(WORKERS))
         given = Settings(
-            policy=policy, policy_settings=settings, engines=engines, listen=ANY_PORT, admin=None,
+            policy=policy, engines=engines, listen=ANY_PORT, admin=None,
             block_size=BLOCK, queue_threshold=0.0, advise_s=0.0, seed=0,
             limits=Limits(health_interval_s=3600, drain_s=0.0),
         )  # fmt: skip
@@ -183,15 +177,5 @@ def test_the_gateway_and_the_simulation_choose_the_same_workers(
         assert got == wanted
         assert len(wanted) == 120 - simulated.refused
         assert len(set(wanted)) == WORKERS
-
-    run(scenario)
-
-
-def test_a_setting_that_the_policy_lacks_is_refused() -> None:
-    async def scenario() -> None:
-        given = Settings(policy="round-robin", policy_settings=PolicySettings(decay=1.0))
-        with pytest.raises(RouterError, match="round-robin has no setting decay; it has no sett"):
-            async with Service(given):
-                pass
 
     run(scenario)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +19,6 @@ from beluga.errors import RouterError
 from beluga.gateway import (
     Address,
     EngineSpec,
-    Limits,
-    Service,
     Settings,
     read_engines,
 )
@@ -176,6 +172,11 @@ def test_times_are_estimated_like_in_the_simulation(monkeypatch: pytest.MonkeyPa
         (("--bandwidth", "0"), "--bandwidth is 0.0, but must be greater than 0"),
         (("--bandwidth", "inf"), "--bandwidth is inf, but must be greater than 0"),
         (("--local-bandwidth", "-1"), "--local-bandwidth is -1"),
+        (
+            ("--policy", "round-robin:decay=1"),
+            "policy round-robin has no setting 'decay'; it has no",
+        ),
+        (("--policy", "lmetric:credit=-1"), "credit of policy lmetric is -1; give 0 or more; its"),
         (("--gpu-path", "x"), "--gpu-path is 'x'; give one of root-complex, switch"),
         (("--step-tokens", "0"), "--step-tokens"),
         (("--block-size", "1000000000"), "--block-size"),
@@ -193,27 +194,11 @@ def test_numbers_out_of_range_are_refused_before_anything_starts(
     assert message in printed
 
 
-def test_a_setting_that_the_policy_lacks_is_rejected_with_any_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def enter(settings: Settings) -> None:
-        limits = Limits(drain_s=0.0)
-        quiet = {"listen": Address("127.0.0.1", 0), "admin": None, "limits": limits}
-        async with Service(dataclasses.replace(settings, **quiet)):
-            pass
-
-    for policy, option, value in (
-        ("round-robin", "--shared-credit", "0.5"),
-        ("default", "--shared-credit", "0.5"),
-        ("linear", "--balance-abs", "32"),
-        ("lmetric", "--slo", "1"),
-    ):
-        [requested], _ = started(monkeypatch, "--policy", policy, option, value)
-        with pytest.raises(RouterError, match=f"policy {requested.policy} has no setting"):
-            asyncio.run(enter(requested))
-    [requested], _ = started(monkeypatch, "--policy", "linear", "--shared-credit", "0.5")
-    assert requested.policy_settings_named == {"shared_credit"}
-    asyncio.run(enter(requested))
+def test_a_policy_is_given_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    [requested], _ = started(monkeypatch, "--policy", "linear:shared_credit=1,decay=2")
+    assert requested.policy == "linear:shared_credit=1,decay=2"
+    [requested], _ = started(monkeypatch, "--policy", "default")
+    assert requested.policy == "least-cost"
 
 
 def test_an_unknown_block_size_is_rejected() -> None:

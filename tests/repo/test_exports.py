@@ -78,8 +78,8 @@ EXPORTS: dict[str, str] = {
         "make_policy model_costs ModelCosts salt_seed unsigned Cleared Indexer Removed "
         "RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
-        "ReplayBuffer PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
-        "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys "
+        "ReplayBuffer PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY "
+        "read_policies read_policy settings_of HashBlocks Usual with_extra_keys "
         "read_load in_space Overlaps RecordsPrompts SharedLoads"
     ),
     "beluga.disagg": (

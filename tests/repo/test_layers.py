@@ -24,7 +24,6 @@ LAYERS = (
         "limit",
         "metrics",
         "open_files",
-        "policy_settings",
         "text",
         "threads",
     ),

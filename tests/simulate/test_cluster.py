@@ -12,7 +12,7 @@ import pytest
 
 from beluga._ffi import ffi
 from beluga.errors import SimulateError
-from beluga.router import Candidates, Goals, Overlap, PolicySettings, Query, Worker, costs
+from beluga.router import Candidates, Goals, Overlap, Query, Worker, costs
 from beluga.simulate import Options, Scale, TraceEntry, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 from beluga.simulate.memory import Network
@@ -85,12 +85,11 @@ def test_the_seed_orders_requests_of_one_moment_only() -> None:
 
 
 def test_policies_get_the_settings_that_they_have() -> None:
-    settings = PolicySettings(host_credit=0.2, shared_credit=0.3, ttft_objective_s=4.0)
-    for name in ("linear", "lmetric"):
-        policy = cluster(TraceEntry(0, 1, 1, ()), policy=name, settings=settings).router.policy
-        assert (policy.host_credit, policy.shared_credit) == (0.2, 0.3)
-    ran = cluster(TraceEntry(0, 1, 1, ()), policy="min-ttft", settings=settings)
-    assert ran.router.policy.ttft_objective_s == 4
+    defaults = {"host_credit": 0.2, "shared_credit": 0.3}
+    for name, shared in (("linear", 0.3), ("lmetric:shared_credit=0.4", 0.4)):
+        made = cluster(TraceEntry(0, 1, 1, ()), policy=name, policy_defaults=defaults)
+        assert (made.router.policy.host_credit, made.router.policy.shared_credit) == (0.2, shared)
+    ran = cluster(TraceEntry(0, 1, 1, ()), policy="min-ttft", policy_defaults=defaults)
     assert ran.router.policy.estimator is ran.estimator
 
 

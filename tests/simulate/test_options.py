@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from beluga.errors import SimulateError
-from beluga.router import Goals, PolicySettings
+from beluga.router import Goals
 from beluga.simulate import PRESETS, Options, Scale
 
 GIB = 1 << 30
@@ -23,7 +23,6 @@ def test_the_default_cluster_is_that_of_the_reference() -> None:
     assert (options.adapter_count, options.device_count) == (4, 8)
     assert (options.path_speed, options.local_bandwidth) == (26e9, 50e9)
     assert (options.step_tokens, options.slots) == (8192, 256)
-    assert options.settings == PolicySettings(shared_credit=0.5)
     assert (options.offload, options.shuffle, options.speed) == (True, True, 1)
     assert options.hbm_bytes == options.model.hbm_bytes
     assert options.step_s == 0.012
@@ -46,7 +45,8 @@ def test_the_replay_of_the_reference_has_470_blocks_of_hbm_and_15600_in_all() ->
     assert options.hbm_bytes == 470 * block
     assert options.pool_bytes == options.local_bytes * 8 == 15600 * block
     assert (options.adapter_count, options.device_count) == (8, 1000)
-    assert (options.offload, options.shuffle, options.settings.host_credit) == (False, False, 1)
+    assert (options.offload, options.shuffle) == (False, False)
+    assert options.policy_defaults == {"host_credit": 1.0}
 
 
 @pytest.mark.parametrize("name", ["workers", "step_tokens", "slots", "hbm", "pool", "local",

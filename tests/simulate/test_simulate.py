@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from beluga.errors import SimulateError
-from beluga.router import POLICIES, Goals, PolicySettings
+from beluga.router import POLICIES, Goals
 from beluga.simulate import MEMORIES, Options, Scale, Trace, TraceEntry, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 
@@ -170,8 +170,9 @@ def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine:
 
 def test_min_ttft_rejects_requests_beyond_the_objective() -> None:
     crowd = make_trace("crowd", 512, [TraceEntry(0, 20000, 10, ())] * 30, 1.0)
-    options = dataclasses.replace(OPTIONS, settings=PolicySettings(ttft_objective_s=10.0))
-    row = simulate(crowd, options, policies=["min-ttft"], memories=["pool"])[-1]
+    policy = "min-ttft:ttft_objective_s=10"
+    row = simulate(crowd, OPTIONS, policies=[policy], memories=["pool"])[-1]
+    assert row.policy == policy
     assert 0 < row.rejects < 30
     assert row.ttft_p99_s < 15
 
@@ -204,7 +205,7 @@ def test_invalid_options_are_rejected(change: dict[str, object], what: str) -> N
 
 
 def test_invalid_runs_are_rejected() -> None:
-    with pytest.raises(SimulateError, match="no policy 'x'; choose from"):
+    with pytest.raises(SimulateError, match="no policy 'x'; choose one of"):
         simulate(TRACE, OPTIONS, policies=["x"])
     with pytest.raises(SimulateError, match="name a policy"):
         simulate(TRACE, OPTIONS, policies=[])

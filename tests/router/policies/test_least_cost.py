@@ -22,7 +22,7 @@ from beluga.router import (
     make_policy,
 )
 from beluga.router.load.costs import ModelCosts
-from beluga.router.policies.least_cost import LeastCost
+from beluga.router.policies.timed import LeastCost
 
 # A token takes 1 ms of prefill, a block (10 tokens of 1 byte) 0.1 s from the pool, a step 2 ms. HBM
 # has 100 blocks. An answer is assumed to take 512 steps until answers have ended.

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from beluga.errors import AllWorkersBusyError
 from beluga.router import Candidate, Load, Matches, Overlap, Query, Worker, make_policy
-from beluga.router.policies.linear import Linear
-from beluga.router.policies.lmetric import LMetric
+from beluga.router.policies.cached import Linear, LMetric
 
 
 def candidate(
@@ -85,15 +84,6 @@ def test_a_preferred_taint_lowers_the_cost() -> None:
     state = candidate()
     state.taint_weight = 1.0
     assert cost(ISL_64, state) == [pytest.approx(1.8677, abs=1e-4)]  # 4, by exp(-tanh(1)) = 0.4669
-
-
-def test_the_deprecated_weight_is_mapped() -> None:
-    with pytest.warns(DeprecationWarning, match="prefill_scale"):
-        weighed = Linear(overlap_score_weight=2.0)
-    assert (weighed.prefill_scale, weighed.credit) == (2.0, 1.0)
-    with pytest.warns(DeprecationWarning):
-        blind = Linear(overlap_score_weight=0.0)
-    assert (blind.prefill_scale, blind.credit) == (0.0, 0.0)
 
 
 @st.composite

@@ -21,9 +21,8 @@ from beluga.router import (
     make_policy,
 )
 from beluga.router.load.costs import ModelCosts
-from beluga.router.load.sent import SentPrefixes
-from beluga.router.policies.cache_aware import CacheAware, CacheAwareTree
-from beluga.router.policies.min_ttft import MinTtft
+from beluga.router.policies.cached import CacheAware, CacheAwareTree, SentPrefixes
+from beluga.router.policies.timed import MinTtft
 
 QUERY = Query(isl=64, block_size=16, hashes=(1, 2, 3, 4))
 

@@ -1,31 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options for a policy's time estimates, shared by ``beluga simulate`` and ``beluga gateway``.
+"""The options of ``beluga simulate`` and ``beluga gateway`` for policies and their time estimates.
 With the same values both choose the same workers.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import typing
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from beluga.choices import (
     COST_MODELS,
-    DEFAULT_COST_MODEL,
     GPU_PATHS_GB_PER_S,
     LOCAL_DRAM_GB_PER_S,
-    STEP_TOKENS,
 )
 from beluga.cli.options import among
 from beluga.errors import RouterError
 
 if TYPE_CHECKING:  # slow to import
     from beluga.router import CostEstimator
+
+LIST = "list"  # a word of --policy: print the policies instead
+SETTINGS_HELP = "`--policy list` prints all policies with their settings"
+
+
+@contextmanager
+def as_bad_policy() -> Iterator[None]:
+    """Convert the errors of policies to errors of the option."""
+    try:
+        yield
+    except RouterError as error:
+        raise typer.BadParameter(f"--policy: {error}") from None
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """Complete the last name in a list of policies."""
+    from beluga.router import POLICIES
+
+    return among(*POLICIES, "default", LIST)(incomplete)
+
 
 Costs = Annotated[
     str,
@@ -69,40 +85,17 @@ LOCAL_BANDWIDTH = LOCAL_DRAM_GB_PER_S
 GPU_PATH = "root-complex"
 
 
-def with_estimator(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter ``estimator`` by these options and ``--costs``."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != "estimator"
-    ]
+def list_policies() -> None:
+    """Print every policy and its settings."""
+    from beluga.router import POLICIES, settings_of
 
-    @functools.wraps(command)
-    def run(*arguments: Any, **given: Any) -> None:
-        chosen = [given.pop(one.name, one.default) for one in _ADDED]
-        command(*arguments, estimator=_estimator(*chosen), **given)
-
-    # inspect.signature() would follow __wrapped__ to the original parameters.
-    del run.__wrapped__
-    run.__signature__ = inspect.Signature([*own, *_ADDED])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in (*own, *_ADDED)}
-    return run
+    for name in POLICIES:
+        typer.echo(name)
+        for key, declared in settings_of(name).items():
+            typer.echo(f"  {key}={declared.default_text} ({declared.range}): {declared.help}")
 
 
-_ADDED = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        ("costs_of", DEFAULT_COST_MODEL, Costs),
-        ("bandwidth", None, Bandwidth),
-        ("local_bandwidth", LOCAL_BANDWIDTH, LocalBandwidth),
-        ("gpu_path", GPU_PATH, GpuPath),
-        ("step_tokens", STEP_TOKENS, StepTokens),
-    )
-]
-
-
-def _estimator(
+def estimator_of(
     model: str, bandwidth: float | None, local_bandwidth: float, gpu_path: str, step_tokens: int
 ) -> CostEstimator:
     """Return the estimator for a model with these options. Raises RouterError for an unknown model,
