@@ -10,7 +10,6 @@ benchmark, so that measured rows are kept if the time runs out.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from beluga.pool import Pool
 from ..harness.ground import coherence_of, ground
 from ..harness.machine import memory_of
 from ..harness.options import Options
+from ..harness.recorded import write_record
 from ..harness.row import Recorder, Row
 from ..paper.coherence import bench_coherence
 from ..paper.latency import bench_latency
@@ -69,9 +69,7 @@ def measure(options: Options, target: Path, commit: str | None, gpu: str | None)
             row["commit"] = commit or row["commit"]
             row["machine"] = f"{row['machine']}, {gpu}" if gpu else row["machine"]
         rows += found
-        draft = target.with_suffix(".new")
-        draft.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        draft.replace(target)
+        write_record(target, rows)
     return failed
 
 

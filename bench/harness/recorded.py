@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Results that were recorded in files: rows of benchmarks, and reports of other commands."""
+"""Results that were recorded in files: rows of benchmarks, and reports of other commands.
+
+A recorded file is compact JSON. A table has its columns once and a line for each row:
+
+    {"commit": "9b4bf7fd",
+     "rows": {"same": {"bench": "rpc"}, "columns": ["case", "depth"], "rows": [
+    ["c", 1],
+    ["c", 128]]}}
+
+``same`` has the columns with one value in all rows; a column without a value is left out. Readers
+get the table as a list of rows. A file that has only ``rows`` has those of ``beluga bench``.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +27,13 @@ import msgspec
 from beluga import page
 from beluga.errors import BelugaError
 
-from .machine import commit_date
+from .machine import commit_date, cpu_model, version
 from .row import FIELDS, Row
 
 _FOLDER = Path(__file__).resolve().parent.parent / "results"
 _PEERS = "vllm-demo.json"
 _COUNTS = ("bytes", "fragment_bytes", "fragments", "depth", "threads")
+_WIDTH = 100  # of a line with a whole object
 _LONGEST = 400  # rows of a table that a page shows
 
 
@@ -31,13 +45,72 @@ class Recorded:
     content: Mapping[str, Any]
 
 
+def computed(command: str) -> dict[str, Any]:
+    """Return the origin of results that were computed, not measured, today by this program."""
+    return {
+        "what": "simulated",
+        "machine": cpu_model(),
+        "commit": version(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "command": command,
+    }
+
+
+def read_record(path: Path) -> Any:
+    """Return what :func:`write_record` wrote, or the content of any other file of JSON."""
+    content = msgspec.json.decode(path.read_bytes())
+    if not isinstance(content, dict):
+        return content
+    content = {name: _expanded(value) for name, value in content.items()}
+    return content["rows"] if list(content) == ["rows"] else content
+
+
+def _expanded(value: Any) -> Any:
+    if not isinstance(value, dict) or set(value) != {"same", "columns", "rows"}:
+        return value
+    columns = value["columns"]
+    return [{**value["same"], **dict(zip(columns, row, strict=True))} for row in value["rows"]]
+
+
+def write_record(path: Path, content: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Write a report or the rows of a benchmark; the file is replaced at once."""
+    report = content if isinstance(content, Mapping) else {"rows": content}
+    fields = (f"{_json(name)}: {_compact(value)}" for name, value in report.items())
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_text("{" + ",\n ".join(fields) + "}\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _json(value: object) -> str:
+    """Return JSON with spaces after commas and colons, so that lines can be read."""
+    return json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+
+
+def _compact(value: Any) -> str:
+    text = _json(value)
+    if isinstance(value, Mapping) and len(text) > _WIDTH:
+        return (
+            "{" + ",\n  ".join(f"{_json(name)}: {_compact(of)}" for name, of in value.items()) + "}"
+        )
+    if not _is_table(value):
+        return text
+    names = dict.fromkeys(name for row in value for name in row)
+    values = {name: [row.get(name) for row in value] for name in names}
+    same = {name: each[0] for name, each in values.items() if all(one == each[0] for one in each)}
+    columns = [name for name in names if name not in same]
+    kept = {name: value for name, value in same.items() if value is not None}
+    rows = ",\n".join(_json([row.get(name) for name in columns]) for row in value)
+    head = f'{{"same": {_json(kept)},\n "columns": {_json(columns)},\n "rows": [\n'
+    return f"{head}{rows}]}}"
+
+
 def load(path: Path) -> list[Row] | Recorded:
     """Read a file of ``beluga bench --json``, or of another command's results.
 
     Raises BelugaError if it is neither, and OSError if it cannot be read.
     """
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        content = read_record(path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BelugaError(f"{path} is not JSON: {error}") from None
     if isinstance(content, dict) and content:

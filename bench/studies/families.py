@@ -14,7 +14,6 @@ on traces that it was not tuned for. Results are computed, not measured, and det
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import math
 import multiprocessing
@@ -32,7 +31,7 @@ from beluga.child import run_program
 from beluga.router import DEFAULT_POLICY, POLICIES
 from beluga.simulate import Options, Trace, TraceEntry, make_trace, simulate
 
-from ..harness.machine import cpu_model, version
+from ..harness.recorded import computed, write_record
 
 BLOCK = 512  # tokens, as in the recorded traces
 REQUESTS = 2000
@@ -273,16 +272,18 @@ def _one_trace(cells: Sequence[Cell]) -> Mapping[str, int]:
     return {"traces": count, "default": default, "oracle": oracle}
 
 
+def _row(cell: Cell) -> dict[str, object]:
+    """Return a row with a column of each policy: the mean TTFT in seconds and its error."""
+    row = cell._asdict()
+    return {**row, **row.pop("ttft_s"), "ratio": round(cell.ratio, 4)}
+
+
 def report(cells: Iterable[Cell], command: str) -> dict[str, object]:
     ordered = sorted(cells, key=lambda cell: (cell.family, cell.share))
     return {
-        "what": "simulated",
-        "machine": cpu_model(),
-        "commit": version(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "command": command,
+        **computed(command),
         "summary": summary(ordered),
-        "rows": [{**cell._asdict(), "ratio": round(cell.ratio, 4)} for cell in ordered],
+        "rows": [_row(cell) for cell in ordered],
     }
 
 
@@ -295,9 +296,8 @@ def main(first: str, end: str, target: str) -> None:
     with multiprocessing.Pool() as pool:
         for found in pool.imap_unordered(job, range(int(first), int(end))):
             cells += found
-            text = msgspec.json.format(msgspec.json.encode(report(cells, command)), indent=1)
             if not smoke:
-                Path(target).write_bytes(text + b"\n")
+                write_record(Path(target), report(cells, command))
             print(f"family {found[0].family}", file=sys.stderr, flush=True)
     print(msgspec.json.format(msgspec.json.encode(summary(cells)), indent=1).decode())
 

@@ -26,7 +26,6 @@ The hint for the end of a turn comes after the answer, so a program has to give 
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -41,7 +40,7 @@ from beluga.child import run_program
 from beluga.simulate.hinted import LEVELS, HintedPool
 from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
-from ..harness.machine import cpu_model, version
+from ..harness.recorded import computed, write_record
 from .tiers_policy import bound
 
 _POOLS = (0.05, 0.1, 0.2)  # fractions of the distinct blocks
@@ -234,11 +233,7 @@ def main(source: str, target: str) -> None:
     smoke = source == "--smoke"
     steps, trace = steps_of(made_sessions() if smoke else sessions(Path(source) / "weka"))
     report = {
-        "what": "simulated",
-        "machine": cpu_model(),
-        "commit": version(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "command": f"python -m beluga_bench.studies.hints {Path(source).name} {Path(target).name}",
+        **computed(f"python -m beluga_bench.studies.hints {Path(source).name} {Path(target).name}"),
         "requests": len(steps),
         "blocks": trace.id_count,
         "requested": sum(trace.count),
@@ -248,8 +243,7 @@ def main(source: str, target: str) -> None:
     for share in (0.1,) if smoke else _POOLS:
         results += compare(steps, trace, share)
         rows = [result._asdict() for result in results]
-        text = msgspec.json.encode({**report, "rows": rows})
-        Path(target).write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+        write_record(Path(target), {**report, "rows": rows})
         print(f"a pool of {share:.0%}: {len(results)} results", file=sys.stderr)
 
 

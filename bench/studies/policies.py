@@ -17,7 +17,6 @@ an audit of least-cost. They showed that space that is free now is not free for 
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -25,8 +24,6 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 from typing import NamedTuple
-
-import msgspec
 
 from beluga import page as page_charts
 from beluga.child import run_program
@@ -42,7 +39,7 @@ from beluga.simulate import (
     simulate,
 )
 
-from ..harness.machine import cpu_model, version
+from ..harness.recorded import computed, read_record, write_record
 
 CHECK_SEEDS = 5
 _SEEDS = 1  # of policies and memories that the check does not need
@@ -419,7 +416,7 @@ def write_page(path: Path, text: str) -> None:
 
 def _kept(path: Path) -> tuple[Known, str]:
     """Return the recorded results except the default's, and their commit."""
-    recorded = msgspec.json.decode(path.read_bytes())
+    recorded = read_record(path)
     rows = [Result(**row) for row in recorded["rows"] if row["policy"] != DEFAULT_POLICY]
     commit = recorded.get("kept_from") or recorded["commit"]
     return {(row.trace, row.load, row.memory, row.policy): row for row in rows}, commit
@@ -432,14 +429,10 @@ def main(*arguments: str) -> None:
     known, kept_from = _kept(Path(target)) if again else ({}, "")
     smoke = source == "--smoke"
     found = [Case(without_reuse(60), (1.0, 4.0), 5.0)] if smoke else cases(Path(source))
+    command = f"python -m beluga_bench.studies.policies {'--again ' if again else ''}"
     report = {
-        "what": "simulated",
-        "machine": cpu_model(),
-        "commit": version(),
+        **computed(f"{command}{Path(source).name} {Path(target).name} {Path(where).name}"),
         **({"kept_from": kept_from} if again else {}),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "command": f"python -m beluga_bench.studies.policies {'--again ' if again else ''}"
-        f"{Path(source).name} {Path(target).name} {Path(where).name}",
     }
     results: list[Result] = []
     objectives = {}
@@ -454,8 +447,7 @@ def main(*arguments: str) -> None:
         objectives[name] = case.objective_s
         rows = [result._asdict() for result in results]
         checks = {"check": check(results), "goodput": check_goodput(results, objectives)}
-        text = msgspec.json.encode({**report, **checks, "rows": rows})
-        Path(target).write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+        write_record(Path(target), {**report, **checks, "rows": rows})
         write_page(Path(where), page(results, objectives))
         images.mkdir(exist_ok=True)
         plot(images / f"policies-{name.replace(' ', '-')}.svg", name, mine)

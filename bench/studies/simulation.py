@@ -11,7 +11,6 @@ the means over its seeds, with their spread.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import multiprocessing
 import sys
 import time
@@ -20,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
-
-import msgspec
 
 from beluga.child import run_program
 from beluga.router import POLICIES
@@ -38,7 +35,7 @@ from beluga.simulate import (
     simulate,
 )
 
-from ..harness.machine import cpu_model, version
+from ..harness.recorded import computed, write_record
 
 _FEW = ("round-robin", "least-tokens", "linear", "cache-aware", "min-ttft")
 _REFERENCE = ("round-robin", "least-tokens", "linear", "min-ttft")
@@ -102,35 +99,39 @@ def _run(task: tuple[Case, str]) -> tuple[list[Row], float]:
     return [row for row in rows if row.seed is None], time.process_time() - begun
 
 
+def _flat(case: str, row: Row) -> dict[str, object]:
+    """Return a row to record: of the spreads over seeds, that of the mean TTFT."""
+    values = {name: value for name, value in dataclasses.asdict(row).items() if name != "spread"}
+    numbers = {name: round(value, 6) for name, value in values.items() if isinstance(value, float)}
+    std = row.spread["ttft_mean_s"].std if row.spread else None
+    return {"case": case, **values, **numbers, "ttft_mean_std_s": std}
+
+
 def main(source: str, target: str, processes: str = "1") -> None:
     """Run all cases, several at once, and write the results after each."""
-    report = {
-        "what": "simulated",
-        "machine": cpu_model(),
-        "commit": version(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "command": "python -m beluga_bench.studies.simulation"
-        f" {Path(source).name} {Path(target).name}",
-    }
-    found = []
+    report = computed(
+        f"python -m beluga_bench.studies.simulation {Path(source).name} {Path(target).name}"
+    )
+    described: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     with multiprocessing.get_context("fork").Pool(int(processes)) as pool:
         for case in cases(load_trace(Path(source))):
             done = pool.map(_run, [(case, policy) for policy in case.policies], chunksize=1)
             seconds = sum(taken for _, taken in done)
             runs = len(case.policies) * len(case.memories) * case.seeds
-            found.append(
+            described.append(
                 {
                     "case": case.name,
                     "trace": case.trace.name,
-                    "options": dataclasses.asdict(case.options),
+                    **dataclasses.asdict(case.options),
+                    "model": case.options.model.name,
                     "seeds": case.seeds,
                     "requests_per_cpu_minute": round(60 * runs * len(case.trace) / seconds),
-                    "rows": [row for rows, _ in done for row in rows],
                 }
             )
+            rows += [_flat(case.name, row) for seeds, _ in done for row in seeds]
             print(f"{case.name}: {runs} runs in {seconds:.0f} s of CPU", file=sys.stderr)
-            text = msgspec.json.format(msgspec.json.encode({**report, "cases": found}), indent=1)
-            Path(target).write_bytes(text + b"\n")
+            write_record(Path(target), {**report, "cases": described, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ never evicts a parent before its child. So every block hit is a hit of the prefi
 
 from __future__ import annotations
 
-import datetime
 import heapq
 import sys
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,10 +37,11 @@ from beluga.simulate import Trace, TraceEntry, load_trace, make_trace
 from beluga.simulate.tier import SimulatedTier
 from beluga.tiers.admission import ADMISSIONS, Adaptive, Admission
 
-from ..harness.machine import cpu_model, version
+from ..harness.recorded import computed, write_record
 
 _POOLS = (0.02, 0.05, 0.1, 0.2)  # fractions of the trace's distinct blocks
 _DISKS = (0.1, 0.3, 1.0)
+_SHOWN = {(0.02, 0.1), (0.02, 0.3), (0.1, 0.1), (0.1, 0.3), (0.1, 1.0), (0.2, 1.0)}  # recorded
 _FILES = ("mooncake/conversation_trace.jsonl", "weka", "llmservingsim/*.jsonl")
 _NEVER = 1 << 40
 DEFAULT = ("lru", "adaptive")
@@ -266,22 +265,20 @@ def main(source: str, target: str) -> None:
     """Run all, and write the results after each trace."""
     smoke = source == "--smoke"
     chosen = iter([conversations(), without_reuse(100)]) if smoke else traces(Path(source))
-    report = {
-        "what": "simulated",
-        "machine": cpu_model(),
-        "commit": version(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "command": "python -m beluga_bench.studies.tiers_policy"
-        f" {Path(source).name} {Path(target).name}",
-    }
+    report = computed(
+        f"python -m beluga_bench.studies.tiers_policy {Path(source).name} {Path(target).name}"
+    )
     results: list[Result] = []
     for trace in chosen:
         few = smoke or trace.name == "without reuse"  # nothing depends on the sizes there
         results += compare(trace, (0.1,), (0.3,)) if few else compare(trace)
         print(f"{trace.name}: {len(results)} results", file=sys.stderr)
-        rows = [result._asdict() for result in results]
-        text = msgspec.json.encode({**report, "judged": judge(results), "rows": rows})
-        Path(target).write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+        rows = [
+            result._asdict()
+            for result in results
+            if result.disk == 0 or (result.pool, result.disk) in _SHOWN
+        ]
+        write_record(Path(target), {**report, "judged": judge(results), "rows": rows})
 
 
 if __name__ == "__main__":

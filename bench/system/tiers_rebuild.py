@@ -8,11 +8,11 @@ disk of a folder, and puts its row into a file of results.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from ..harness.options import Options
+from ..harness.recorded import read_record, write_record
 from .tiers_disk import rebuild_row
 
 
@@ -21,9 +21,9 @@ def main(folder: str, target: str) -> None:
     row = rebuild_row(Options(disk=folder))
     row["command"] = "python -m beluga_bench.system.tiers_rebuild DIR RESULTS"
     file = Path(target)
-    rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    rows = read_record(file) if file.exists() else []
     rows = [other for other in rows if other["case"] != row["case"]] + [row]
-    file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_record(file, rows)
     print(f"{row['note']}; ratio {row['ratio_to_limit']}", file=sys.stderr)
 
 

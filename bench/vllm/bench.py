@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..harness.recorded import write_record
 from .arm import Arm, Setting, beluga_arm, plain_arm
 from .charts import draw
 from .command import positive, progress, run_in_folder
@@ -162,7 +163,7 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
     report = measure(setting, options)
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)
-        options.results.joinpath("vllm.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_record(options.results / "vllm.json", report)
         for path in draw(report, options.results, progress):
             progress(f"drawn: {path}")
     if options.json:

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
+from ..harness.recorded import write_record
 from .arm import Setting, plain_arm
 from .below import Below, beluga_disk, beluga_redis, lmcache_disk, lmcache_redis
 from .command import positive, progress, run_in_folder
@@ -228,7 +229,7 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
         shutil.rmtree(disk, ignore_errors=True)
     text = json.dumps(report, indent=1)
     if options.results is not None:
-        options.results.joinpath("vllm-tiers.json").write_text(text + "\n")
+        write_record(options.results / "vllm-tiers.json", report)
     print(text if options.json else json.dumps({**report, "rows": len(report["rows"])}, indent=1))
     return bool(report["passed"])
 

@@ -6,7 +6,6 @@ their own driver and with the real one on a fake of cupy.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,6 +23,7 @@ from beluga_bench.gpu.many import all_gpus, gpu_bandwidth
 from beluga_bench.gpu.peers import BATCH, EACH
 from beluga_bench.gpu.single import CASES, gpu_coherence, gpu_latency
 from beluga_bench.harness.options import Options
+from beluga_bench.harness.recorded import read_record
 from beluga_bench.harness.region import region_of
 from beluga_bench.harness.row import Recorder, Row
 
@@ -251,7 +251,7 @@ def test_rows_are_kept_when_a_stage_fails(
     monkeypatch.setattr(gpu_all, "STAGES", stages)
     target = tmp_path / "rows.json"
     assert gpu_all.measure(Options(smoke=True), target, "abc", "NVIDIA H200") == ["b"]
-    assert json.loads(target.read_text()) == [{"commit": "abc", "machine": "CPU, NVIDIA H200"}]
+    assert read_record(target) == [{"commit": "abc", "machine": "CPU, NVIDIA H200"}]
     assert "made up True" in capsys.readouterr().err
 
 

@@ -6,10 +6,10 @@ sessions.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from beluga_bench.harness.recorded import read_record
 from beluga_bench.studies.hints import NONE, Strategy, made_sessions, main, run, steps_of
 from beluga_bench.studies.tiers_policy import bound
 
@@ -58,7 +58,7 @@ def test_a_session_that_releases_blocks_at_its_end_frees_space() -> None:
 
 def test_the_smoke_run_writes_its_rows(tmp_path: Path) -> None:
     main("--smoke", str(tmp_path / "out.json"))
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = read_record(tmp_path / "out.json")
     assert report["what"] == "simulated"
     rows = report["rows"]
     assert [row["policy"] for row in rows][:2] == ["lru", "left"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from beluga_bench.harness.recorded import read_record
 from beluga_bench.studies import policies
 from beluga_bench.studies.policies import BEGIN, END, Result, check, check_goodput
 
@@ -81,7 +82,7 @@ def test_one_command_writes_results_tables_and_plots(tmp_path: Path) -> None:
     policies.main("--smoke", str(target), str(page))
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
-    written = msgspec.json.decode(target.read_bytes())
+    written = read_record(target)
     rows = written["rows"]
     assert [row["trace"] for row in written["goodput"]] == ["without reuse"]
     assert {row["policy"] for row in rows} == set(POLICIES)
@@ -93,7 +94,7 @@ def test_one_command_writes_results_tables_and_plots(tmp_path: Path) -> None:
         row["ttft_mean_s"] += 0.125
     target.write_bytes(msgspec.json.encode(written | {"commit": "first"}))
     policies.main("--again", "--smoke", str(target), str(page))
-    second = msgspec.json.decode(target.read_bytes())
+    second = read_record(target)
     assert second["kept_from"] == "first"
     for old, new in zip(rows, second["rows"], strict=True):
         kept = new["policy"] != DEFAULT_POLICY and new["seeds"] == old["seeds"]

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from pathlib import Path
 from random import Random
 
 import pytest
+from beluga_bench.harness.recorded import read_record
 from beluga_bench.studies.tiers_policy import (
     DEFAULT,
     Result,
@@ -93,7 +93,7 @@ def test_by_default_a_workload_with_only_a_shared_prompt_stops_saving() -> None:
 
 def test_the_smoke_run_writes_its_results(tmp_path: Path) -> None:
     main("--smoke", str(tmp_path / "out.json"))
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = read_record(tmp_path / "out.json")
     assert {row["trace"] for row in report["rows"]} == {"conversations", "without reuse"}
     assert len(report["judged"]) == 2
 

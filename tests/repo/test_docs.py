@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import typer
+from beluga_bench.harness.recorded import read_record
 from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
 
 from beluga import errors
@@ -316,7 +317,7 @@ IGNORES_CACHES = {"least-tokens", "two-choices", "round-robin", "random"}
 
 def best(trace: str, load: float, memory: str, policies: set[str] | None = None) -> str:
     """Return the least mean time to first token of the recorded simulations, as a text."""
-    rows = json.loads((ROOT / "bench/results/policies.json").read_text())["rows"]
+    rows = read_record(ROOT / "bench/results/policies.json")["rows"]
     found = [
         row["ttft_mean_s"]
         for row in rows
