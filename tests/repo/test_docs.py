@@ -194,6 +194,7 @@ def test_relative_links_resolve(path: Path) -> None:
         "gen_core_list.py",
         "gen_monitoring.py",
         "gen_reference.py",
+        "gen_tables.py",
         "gen_trace.py",
     ],
 )
