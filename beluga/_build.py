@@ -11,6 +11,7 @@ four-line filter drops what only the preprocessor understands. ``setup.py`` name
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
@@ -26,6 +27,7 @@ CORE_HEADERS = (
     "format/placement.h",
     "api/error.h",
     "api/coherence.h",
+    "api/figures.h",
     "api/pool.h",
     "api/rpc.h",
     "api/index.h",
@@ -77,6 +79,23 @@ def format_hash() -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+# A comment of a field that begins with the name of its metric.
+_FIGURE = re.compile(r"\w+ (\w+); +/\* ([a-z_]+(?:{\w+=\"\w+\"})?): (.*?) ?\*/", re.DOTALL)
+
+
+def figures() -> str:
+    """Return the table of api/figures.h as a string of C: lines of struct, field, metric and
+    meaning.
+    """
+    text = (CSRC / "api/figures.h").read_text()
+    rows = [
+        [name, field, metric, re.sub(r"\s*\n\s*\* ", " ", meaning)]
+        for body, name in re.findall(r"typedef struct \w+ {(.*?)^} (\w+);", text, re.DOTALL | re.M)
+        for field, metric, meaning in _FIGURE.findall(body)
+    ]
+    return json.dumps("\n".join("\t".join(row) for row in rows))
+
+
 # The only call from C into Python: a handler that was registered there (beluga/rpc/server.py).
 CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call);'
 
@@ -88,10 +107,11 @@ def builder(
     ffi = FFI()
     ffi.cdef(cdef(headers))
     ffi.cdef(CALLBACKS)
+    ffi.cdef("extern const char *const bl_figures;")
     strict = ["-Werror"] if os.environ.get("BELUGA_WERROR") else []
     ffi.set_source(
         f"beluga.{name}",
-        '#include "beluga.c"\n',
+        f'#include "beluga.c"\nstatic const char *const bl_figures = {figures()};\n',
         include_dirs=[str(source)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
         depends=[str(path) for path in sorted(source.rglob("*.[ch]"))],

@@ -460,54 +460,6 @@ class bl_named_commit_init(TypedDict, total=False):
     commit: bl_commit | bl_commit_init
     name: bl_name | bl_name_init
 
-class bl_index_stat(CStruct):
-    block_count: int
-    block_count_max: int
-    block_bytes: int
-    grant_count: int
-    pinned_count: int
-    lookup_count: int
-    hit_count: int
-    commit_count: int
-    abort_count: int
-    evict_count: int
-    remove_count: int
-    refuse_count: int
-    damaged_count: int
-    stripe_count: int
-    free_stripe_count: int
-    extent_count: int
-    free_run_bytes: int
-    used_bytes: int
-    held_bytes: int
-    data_bytes: int
-    retired_stripe_count: int
-    table_evict_count: int
-
-class bl_index_stat_init(TypedDict, total=False):
-    block_count: int
-    block_count_max: int
-    block_bytes: int
-    grant_count: int
-    pinned_count: int
-    lookup_count: int
-    hit_count: int
-    commit_count: int
-    abort_count: int
-    evict_count: int
-    remove_count: int
-    refuse_count: int
-    damaged_count: int
-    stripe_count: int
-    free_stripe_count: int
-    extent_count: int
-    free_run_bytes: int
-    used_bytes: int
-    held_bytes: int
-    data_bytes: int
-    retired_stripe_count: int
-    table_evict_count: int
-
 class bl_entry(CStruct):
     key: uint64_p
     generation: int
@@ -566,52 +518,6 @@ class bl_extent_line_init(TypedDict, total=False):
     reserved: uint32_p | Sequence[int]
     check: int
 
-class bl_pool(CStruct): ...
-
-class bl_pool_config(CStruct):
-    pool_id: uint8_p
-    device_size: int
-    created_s: int
-    device_count: int
-    interleaved: int
-    lane_count: int
-    slot_count: int
-    bulk_size: int
-    block_count_max: int
-    sparse: int
-
-class bl_pool_config_init(TypedDict, total=False):
-    pool_id: uint8_p | bytes | Sequence[int]
-    device_size: int
-    created_s: int
-    device_count: int
-    interleaved: int
-    lane_count: int
-    slot_count: int
-    bulk_size: int
-    block_count_max: int
-    sparse: int
-
-class bl_call(CStruct):
-    request: uint8_p | Null
-    reply: uint8_p | Null
-    request_size: int
-    reply_capacity: int
-    reply_size: int
-    lane: int
-    method: int
-
-class bl_call_init(TypedDict, total=False):
-    request: uint8_p | Null
-    reply: uint8_p | Null
-    request_size: int
-    reply_capacity: int
-    reply_size: int
-    lane: int
-    method: int
-
-class bl_server(CStruct): ...
-
 class bl_takeover_cause(CStruct):
     epoch: int
     silent_ns: int
@@ -669,6 +575,214 @@ class bl_server_stat_init(TypedDict, total=False):
     draining: int
     trace_status: int
     takeover: bl_takeover_cause | bl_takeover_cause_init
+
+class bl_calls(CStruct):
+    call_count: int
+    error_count: int
+
+class bl_calls_init(TypedDict, total=False):
+    call_count: int
+    error_count: int
+
+class bl_index_stat(CStruct):
+    block_count: int
+    block_count_max: int
+    block_bytes: int
+    grant_count: int
+    pinned_count: int
+    lookup_count: int
+    hit_count: int
+    commit_count: int
+    abort_count: int
+    evict_count: int
+    table_evict_count: int
+    remove_count: int
+    refuse_count: int
+    damaged_count: int
+    stripe_count: int
+    free_stripe_count: int
+    retired_stripe_count: int
+    extent_count: int
+    data_bytes: int
+    used_bytes: int
+    free_bytes: int
+    held_bytes: int
+    retired_bytes: int
+    free_run_bytes: int
+
+class bl_index_stat_init(TypedDict, total=False):
+    block_count: int
+    block_count_max: int
+    block_bytes: int
+    grant_count: int
+    pinned_count: int
+    lookup_count: int
+    hit_count: int
+    commit_count: int
+    abort_count: int
+    evict_count: int
+    table_evict_count: int
+    remove_count: int
+    refuse_count: int
+    damaged_count: int
+    stripe_count: int
+    free_stripe_count: int
+    retired_stripe_count: int
+    extent_count: int
+    data_bytes: int
+    used_bytes: int
+    free_bytes: int
+    held_bytes: int
+    retired_bytes: int
+    free_run_bytes: int
+
+class bl_tenant(CStruct):
+    fingerprint: int
+    length: int
+    block_count: int
+    block_bytes: int
+    commit_count: int
+    hit_count: int
+    evict_count: int
+
+class bl_tenant_init(TypedDict, total=False):
+    fingerprint: int
+    length: int
+    block_count: int
+    block_bytes: int
+    commit_count: int
+    hit_count: int
+    evict_count: int
+
+class bl_share_view(CStruct):
+    bytes: int
+    used_bytes: int
+    blocks: int
+    evictions: int
+    hint_bytes: int
+    hinted_bytes: int
+
+class bl_share_view_init(TypedDict, total=False):
+    bytes: int
+    used_bytes: int
+    blocks: int
+    evictions: int
+    hint_bytes: int
+    hinted_bytes: int
+
+class bl_hint_stat(CStruct):
+    hint_count: int
+    favored_bytes: int
+    given_count: int
+    absent_count: int
+    refuse_count: int
+    expire_count: int
+
+class bl_hint_stat_init(TypedDict, total=False):
+    hint_count: int
+    favored_bytes: int
+    given_count: int
+    absent_count: int
+    refuse_count: int
+    expire_count: int
+
+class bl_lower_stat(CStruct):
+    name_count: int
+    dirty_count: int
+    wanted_count: int
+    onboard_count: int
+    unsaved_count: int
+    removal_count: int
+    removal_failed: int
+    removal_parked: int
+    removal_max: int
+    tier_count: int
+
+class bl_lower_stat_init(TypedDict, total=False):
+    name_count: int
+    dirty_count: int
+    wanted_count: int
+    onboard_count: int
+    unsaved_count: int
+    removal_count: int
+    removal_failed: int
+    removal_parked: int
+    removal_max: int
+    tier_count: int
+
+class bl_client_figures(CStruct):
+    requested_blocks: int
+    hit_blocks: int
+    stored_blocks: int
+    present_blocks: int
+    refused_blocks: int
+    read_bytes: int
+    written_bytes: int
+    flushed_bytes: int
+    mismatches: int
+    checksum_failures: int
+    saved_tokens: int
+    saved_ns: int
+
+class bl_client_figures_init(TypedDict, total=False):
+    requested_blocks: int
+    hit_blocks: int
+    stored_blocks: int
+    present_blocks: int
+    refused_blocks: int
+    read_bytes: int
+    written_bytes: int
+    flushed_bytes: int
+    mismatches: int
+    checksum_failures: int
+    saved_tokens: int
+    saved_ns: int
+
+class bl_pool(CStruct): ...
+
+class bl_pool_config(CStruct):
+    pool_id: uint8_p
+    device_size: int
+    created_s: int
+    device_count: int
+    interleaved: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    sparse: int
+
+class bl_pool_config_init(TypedDict, total=False):
+    pool_id: uint8_p | bytes | Sequence[int]
+    device_size: int
+    created_s: int
+    device_count: int
+    interleaved: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    sparse: int
+
+class bl_call(CStruct):
+    request: uint8_p | Null
+    reply: uint8_p | Null
+    request_size: int
+    reply_capacity: int
+    reply_size: int
+    lane: int
+    method: int
+
+class bl_call_init(TypedDict, total=False):
+    request: uint8_p | Null
+    reply: uint8_p | Null
+    request_size: int
+    reply_capacity: int
+    reply_size: int
+    lane: int
+    method: int
+
+class bl_server(CStruct): ...
 
 class bl_quota(CStruct):
     bytes: int
@@ -758,14 +872,6 @@ class bl_function_call_init(TypedDict, total=False):
     number: int
     reserved: int
 
-class bl_calls(CStruct):
-    call_count: int
-    error_count: int
-
-class bl_calls_init(TypedDict, total=False):
-    call_count: int
-    error_count: int
-
 class bl_report(CStruct):
     kind: int
     figures: uint64_p
@@ -838,22 +944,6 @@ class bl_trace_entry_init(TypedDict, total=False):
 
 class bl_index(CStruct): ...
 
-class bl_tenant(CStruct):
-    fingerprint: int
-    length: int
-    block_count: int
-    commit_count: int
-    hit_count: int
-    evict_count: int
-
-class bl_tenant_init(TypedDict, total=False):
-    fingerprint: int
-    length: int
-    block_count: int
-    commit_count: int
-    hit_count: int
-    evict_count: int
-
 class bl_share_rule(CStruct):
     value: int
     mask: int
@@ -865,38 +955,6 @@ class bl_share_rule_init(TypedDict, total=False):
     mask: int
     share: int
     reserved: int
-
-class bl_share_view(CStruct):
-    bytes: int
-    used_bytes: int
-    used_count: int
-    evict_count: int
-    hint_bytes: int
-    hinted_bytes: int
-
-class bl_share_view_init(TypedDict, total=False):
-    bytes: int
-    used_bytes: int
-    used_count: int
-    evict_count: int
-    hint_bytes: int
-    hinted_bytes: int
-
-class bl_hint_stat(CStruct):
-    hint_count: int
-    favored_bytes: int
-    given_count: int
-    absent_count: int
-    refuse_count: int
-    expire_count: int
-
-class bl_hint_stat_init(TypedDict, total=False):
-    hint_count: int
-    favored_bytes: int
-    given_count: int
-    absent_count: int
-    refuse_count: int
-    expire_count: int
 
 class bl_map_cell(CStruct):
     used_bytes: int
@@ -965,30 +1023,6 @@ class bl_sessions_reply_init(TypedDict, total=False):
     draining: int
     pid: int
     quota: bl_quota | bl_quota_init
-
-class bl_lower_stat(CStruct):
-    name_count: int
-    dirty_count: int
-    wanted_count: int
-    onboard_count: int
-    unsaved_count: int
-    removal_count: int
-    removal_failed: int
-    removal_parked: int
-    removal_max: int
-    tier_count: int
-
-class bl_lower_stat_init(TypedDict, total=False):
-    name_count: int
-    dirty_count: int
-    wanted_count: int
-    onboard_count: int
-    unsaved_count: int
-    removal_count: int
-    removal_failed: int
-    removal_parked: int
-    removal_max: int
-    tier_count: int
 
 class bl_change(CStruct):
     generation: int
@@ -1866,32 +1900,33 @@ _Type = Literal[
     "bl_commit",
     "bl_name",
     "bl_named_commit",
-    "bl_index_stat",
     "bl_entry",
     "bl_name_line",
     "bl_extent_line",
-    "bl_pool_config",
-    "bl_call",
     "bl_takeover_cause",
     "bl_server_stat",
+    "bl_calls",
+    "bl_index_stat",
+    "bl_tenant",
+    "bl_share_view",
+    "bl_hint_stat",
+    "bl_lower_stat",
+    "bl_client_figures",
+    "bl_pool_config",
+    "bl_call",
     "bl_quota",
     "bl_session_stat",
     "bl_message",
     "bl_pump",
     "bl_function_call",
-    "bl_calls",
     "bl_report",
     "bl_trace_clocks",
     "bl_trace_head",
     "bl_trace_entry",
-    "bl_tenant",
     "bl_share_rule",
-    "bl_share_view",
-    "bl_hint_stat",
     "bl_map_cell",
     "bl_session_view",
     "bl_sessions_reply",
-    "bl_lower_stat",
     "bl_change",
     "bl_event",
     "bl_tokens",
@@ -2029,21 +2064,33 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_named_commit[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_named_commit: ...
     @overload
-    def from_buffer(self, of: Literal["bl_index_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_index_stat: ...
-    @overload
     def from_buffer(self, of: Literal["bl_entry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_entry: ...
     @overload
     def from_buffer(self, of: Literal["bl_name_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_name_line: ...
     @overload
     def from_buffer(self, of: Literal["bl_extent_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_extent_line: ...
     @overload
-    def from_buffer(self, of: Literal["bl_pool_config[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pool_config: ...
-    @overload
-    def from_buffer(self, of: Literal["bl_call[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_call: ...
-    @overload
     def from_buffer(self, of: Literal["bl_takeover_cause[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_takeover_cause: ...
     @overload
     def from_buffer(self, of: Literal["bl_server_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_server_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_calls[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_calls: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_index_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_index_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_tenant[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tenant: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_share_view[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_share_view: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_hint_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_hint_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_lower_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_client_figures[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_client_figures: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_pool_config[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pool_config: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_call[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_call: ...
     @overload
     def from_buffer(self, of: Literal["bl_quota[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_quota: ...
     @overload
@@ -2055,8 +2102,6 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_function_call[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_function_call: ...
     @overload
-    def from_buffer(self, of: Literal["bl_calls[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_calls: ...
-    @overload
     def from_buffer(self, of: Literal["bl_report[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_report: ...
     @overload
     def from_buffer(self, of: Literal["bl_trace_clocks[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_trace_clocks: ...
@@ -2065,21 +2110,13 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_trace_entry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_trace_entry: ...
     @overload
-    def from_buffer(self, of: Literal["bl_tenant[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tenant: ...
-    @overload
     def from_buffer(self, of: Literal["bl_share_rule[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_share_rule: ...
-    @overload
-    def from_buffer(self, of: Literal["bl_share_view[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_share_view: ...
-    @overload
-    def from_buffer(self, of: Literal["bl_hint_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_hint_stat: ...
     @overload
     def from_buffer(self, of: Literal["bl_map_cell[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_map_cell: ...
     @overload
     def from_buffer(self, of: Literal["bl_session_view[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_session_view: ...
     @overload
     def from_buffer(self, of: Literal["bl_sessions_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_sessions_reply: ...
-    @overload
-    def from_buffer(self, of: Literal["bl_lower_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_stat: ...
     @overload
     def from_buffer(self, of: Literal["bl_change[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_change: ...
     @overload
@@ -2303,10 +2340,6 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_named_commit[]"], init: int | Sequence[bl_named_commit | bl_named_commit_init] = ..., /) -> bl_named_commit: ...
     @overload
-    def new(self, of: Literal["bl_index_stat *"], init: bl_index_stat | bl_index_stat_init = ..., /) -> bl_index_stat: ...
-    @overload
-    def new(self, of: Literal["bl_index_stat[]"], init: int | Sequence[bl_index_stat | bl_index_stat_init] = ..., /) -> bl_index_stat: ...
-    @overload
     def new(self, of: Literal["bl_entry *"], init: bl_entry | bl_entry_init = ..., /) -> bl_entry: ...
     @overload
     def new(self, of: Literal["bl_entry[]"], init: int | Sequence[bl_entry | bl_entry_init] = ..., /) -> bl_entry: ...
@@ -2319,14 +2352,6 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_extent_line[]"], init: int | Sequence[bl_extent_line | bl_extent_line_init] = ..., /) -> bl_extent_line: ...
     @overload
-    def new(self, of: Literal["bl_pool_config *"], init: bl_pool_config | bl_pool_config_init = ..., /) -> bl_pool_config: ...
-    @overload
-    def new(self, of: Literal["bl_pool_config[]"], init: int | Sequence[bl_pool_config | bl_pool_config_init] = ..., /) -> bl_pool_config: ...
-    @overload
-    def new(self, of: Literal["bl_call *"], init: bl_call | bl_call_init = ..., /) -> bl_call: ...
-    @overload
-    def new(self, of: Literal["bl_call[]"], init: int | Sequence[bl_call | bl_call_init] = ..., /) -> bl_call: ...
-    @overload
     def new(self, of: Literal["bl_takeover_cause *"], init: bl_takeover_cause | bl_takeover_cause_init = ..., /) -> bl_takeover_cause: ...
     @overload
     def new(self, of: Literal["bl_takeover_cause[]"], init: int | Sequence[bl_takeover_cause | bl_takeover_cause_init] = ..., /) -> bl_takeover_cause: ...
@@ -2334,6 +2359,42 @@ class Ffi:
     def new(self, of: Literal["bl_server_stat *"], init: bl_server_stat | bl_server_stat_init = ..., /) -> bl_server_stat: ...
     @overload
     def new(self, of: Literal["bl_server_stat[]"], init: int | Sequence[bl_server_stat | bl_server_stat_init] = ..., /) -> bl_server_stat: ...
+    @overload
+    def new(self, of: Literal["bl_calls *"], init: bl_calls | bl_calls_init = ..., /) -> bl_calls: ...
+    @overload
+    def new(self, of: Literal["bl_calls[]"], init: int | Sequence[bl_calls | bl_calls_init] = ..., /) -> bl_calls: ...
+    @overload
+    def new(self, of: Literal["bl_index_stat *"], init: bl_index_stat | bl_index_stat_init = ..., /) -> bl_index_stat: ...
+    @overload
+    def new(self, of: Literal["bl_index_stat[]"], init: int | Sequence[bl_index_stat | bl_index_stat_init] = ..., /) -> bl_index_stat: ...
+    @overload
+    def new(self, of: Literal["bl_tenant *"], init: bl_tenant | bl_tenant_init = ..., /) -> bl_tenant: ...
+    @overload
+    def new(self, of: Literal["bl_tenant[]"], init: int | Sequence[bl_tenant | bl_tenant_init] = ..., /) -> bl_tenant: ...
+    @overload
+    def new(self, of: Literal["bl_share_view *"], init: bl_share_view | bl_share_view_init = ..., /) -> bl_share_view: ...
+    @overload
+    def new(self, of: Literal["bl_share_view[]"], init: int | Sequence[bl_share_view | bl_share_view_init] = ..., /) -> bl_share_view: ...
+    @overload
+    def new(self, of: Literal["bl_hint_stat *"], init: bl_hint_stat | bl_hint_stat_init = ..., /) -> bl_hint_stat: ...
+    @overload
+    def new(self, of: Literal["bl_hint_stat[]"], init: int | Sequence[bl_hint_stat | bl_hint_stat_init] = ..., /) -> bl_hint_stat: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat *"], init: bl_lower_stat | bl_lower_stat_init = ..., /) -> bl_lower_stat: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat[]"], init: int | Sequence[bl_lower_stat | bl_lower_stat_init] = ..., /) -> bl_lower_stat: ...
+    @overload
+    def new(self, of: Literal["bl_client_figures *"], init: bl_client_figures | bl_client_figures_init = ..., /) -> bl_client_figures: ...
+    @overload
+    def new(self, of: Literal["bl_client_figures[]"], init: int | Sequence[bl_client_figures | bl_client_figures_init] = ..., /) -> bl_client_figures: ...
+    @overload
+    def new(self, of: Literal["bl_pool_config *"], init: bl_pool_config | bl_pool_config_init = ..., /) -> bl_pool_config: ...
+    @overload
+    def new(self, of: Literal["bl_pool_config[]"], init: int | Sequence[bl_pool_config | bl_pool_config_init] = ..., /) -> bl_pool_config: ...
+    @overload
+    def new(self, of: Literal["bl_call *"], init: bl_call | bl_call_init = ..., /) -> bl_call: ...
+    @overload
+    def new(self, of: Literal["bl_call[]"], init: int | Sequence[bl_call | bl_call_init] = ..., /) -> bl_call: ...
     @overload
     def new(self, of: Literal["bl_quota *"], init: bl_quota | bl_quota_init = ..., /) -> bl_quota: ...
     @overload
@@ -2355,10 +2416,6 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_function_call[]"], init: int | Sequence[bl_function_call | bl_function_call_init] = ..., /) -> bl_function_call: ...
     @overload
-    def new(self, of: Literal["bl_calls *"], init: bl_calls | bl_calls_init = ..., /) -> bl_calls: ...
-    @overload
-    def new(self, of: Literal["bl_calls[]"], init: int | Sequence[bl_calls | bl_calls_init] = ..., /) -> bl_calls: ...
-    @overload
     def new(self, of: Literal["bl_report *"], init: bl_report | bl_report_init = ..., /) -> bl_report: ...
     @overload
     def new(self, of: Literal["bl_report[]"], init: int | Sequence[bl_report | bl_report_init] = ..., /) -> bl_report: ...
@@ -2375,21 +2432,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_trace_entry[]"], init: int | Sequence[bl_trace_entry | bl_trace_entry_init] = ..., /) -> bl_trace_entry: ...
     @overload
-    def new(self, of: Literal["bl_tenant *"], init: bl_tenant | bl_tenant_init = ..., /) -> bl_tenant: ...
-    @overload
-    def new(self, of: Literal["bl_tenant[]"], init: int | Sequence[bl_tenant | bl_tenant_init] = ..., /) -> bl_tenant: ...
-    @overload
     def new(self, of: Literal["bl_share_rule *"], init: bl_share_rule | bl_share_rule_init = ..., /) -> bl_share_rule: ...
     @overload
     def new(self, of: Literal["bl_share_rule[]"], init: int | Sequence[bl_share_rule | bl_share_rule_init] = ..., /) -> bl_share_rule: ...
-    @overload
-    def new(self, of: Literal["bl_share_view *"], init: bl_share_view | bl_share_view_init = ..., /) -> bl_share_view: ...
-    @overload
-    def new(self, of: Literal["bl_share_view[]"], init: int | Sequence[bl_share_view | bl_share_view_init] = ..., /) -> bl_share_view: ...
-    @overload
-    def new(self, of: Literal["bl_hint_stat *"], init: bl_hint_stat | bl_hint_stat_init = ..., /) -> bl_hint_stat: ...
-    @overload
-    def new(self, of: Literal["bl_hint_stat[]"], init: int | Sequence[bl_hint_stat | bl_hint_stat_init] = ..., /) -> bl_hint_stat: ...
     @overload
     def new(self, of: Literal["bl_map_cell *"], init: bl_map_cell | bl_map_cell_init = ..., /) -> bl_map_cell: ...
     @overload
@@ -2402,10 +2447,6 @@ class Ffi:
     def new(self, of: Literal["bl_sessions_reply *"], init: bl_sessions_reply | bl_sessions_reply_init = ..., /) -> bl_sessions_reply: ...
     @overload
     def new(self, of: Literal["bl_sessions_reply[]"], init: int | Sequence[bl_sessions_reply | bl_sessions_reply_init] = ..., /) -> bl_sessions_reply: ...
-    @overload
-    def new(self, of: Literal["bl_lower_stat *"], init: bl_lower_stat | bl_lower_stat_init = ..., /) -> bl_lower_stat: ...
-    @overload
-    def new(self, of: Literal["bl_lower_stat[]"], init: int | Sequence[bl_lower_stat | bl_lower_stat_init] = ..., /) -> bl_lower_stat: ...
     @overload
     def new(self, of: Literal["bl_change *"], init: bl_change | bl_change_init = ..., /) -> bl_change: ...
     @overload
@@ -2719,10 +2760,6 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_named_commit *[]"], init: int | Sequence[bl_named_commit | Null] = ..., /) -> CPointer[bl_named_commit]: ...
     @overload
-    def new(self, of: Literal["bl_index_stat **"], init: bl_index_stat | Null = ..., /) -> CPointer[bl_index_stat]: ...
-    @overload
-    def new(self, of: Literal["bl_index_stat *[]"], init: int | Sequence[bl_index_stat | Null] = ..., /) -> CPointer[bl_index_stat]: ...
-    @overload
     def new(self, of: Literal["bl_entry **"], init: bl_entry | Null = ..., /) -> CPointer[bl_entry]: ...
     @overload
     def new(self, of: Literal["bl_entry *[]"], init: int | Sequence[bl_entry | Null] = ..., /) -> CPointer[bl_entry]: ...
@@ -2734,6 +2771,42 @@ class Ffi:
     def new(self, of: Literal["bl_extent_line **"], init: bl_extent_line | Null = ..., /) -> CPointer[bl_extent_line]: ...
     @overload
     def new(self, of: Literal["bl_extent_line *[]"], init: int | Sequence[bl_extent_line | Null] = ..., /) -> CPointer[bl_extent_line]: ...
+    @overload
+    def new(self, of: Literal["bl_takeover_cause **"], init: bl_takeover_cause | Null = ..., /) -> CPointer[bl_takeover_cause]: ...
+    @overload
+    def new(self, of: Literal["bl_takeover_cause *[]"], init: int | Sequence[bl_takeover_cause | Null] = ..., /) -> CPointer[bl_takeover_cause]: ...
+    @overload
+    def new(self, of: Literal["bl_server_stat **"], init: bl_server_stat | Null = ..., /) -> CPointer[bl_server_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_server_stat *[]"], init: int | Sequence[bl_server_stat | Null] = ..., /) -> CPointer[bl_server_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_calls **"], init: bl_calls | Null = ..., /) -> CPointer[bl_calls]: ...
+    @overload
+    def new(self, of: Literal["bl_calls *[]"], init: int | Sequence[bl_calls | Null] = ..., /) -> CPointer[bl_calls]: ...
+    @overload
+    def new(self, of: Literal["bl_index_stat **"], init: bl_index_stat | Null = ..., /) -> CPointer[bl_index_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_index_stat *[]"], init: int | Sequence[bl_index_stat | Null] = ..., /) -> CPointer[bl_index_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_tenant **"], init: bl_tenant | Null = ..., /) -> CPointer[bl_tenant]: ...
+    @overload
+    def new(self, of: Literal["bl_tenant *[]"], init: int | Sequence[bl_tenant | Null] = ..., /) -> CPointer[bl_tenant]: ...
+    @overload
+    def new(self, of: Literal["bl_share_view **"], init: bl_share_view | Null = ..., /) -> CPointer[bl_share_view]: ...
+    @overload
+    def new(self, of: Literal["bl_share_view *[]"], init: int | Sequence[bl_share_view | Null] = ..., /) -> CPointer[bl_share_view]: ...
+    @overload
+    def new(self, of: Literal["bl_hint_stat **"], init: bl_hint_stat | Null = ..., /) -> CPointer[bl_hint_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_hint_stat *[]"], init: int | Sequence[bl_hint_stat | Null] = ..., /) -> CPointer[bl_hint_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat **"], init: bl_lower_stat | Null = ..., /) -> CPointer[bl_lower_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat *[]"], init: int | Sequence[bl_lower_stat | Null] = ..., /) -> CPointer[bl_lower_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_client_figures **"], init: bl_client_figures | Null = ..., /) -> CPointer[bl_client_figures]: ...
+    @overload
+    def new(self, of: Literal["bl_client_figures *[]"], init: int | Sequence[bl_client_figures | Null] = ..., /) -> CPointer[bl_client_figures]: ...
     @overload
     def new(self, of: Literal["bl_pool **"], init: bl_pool | Null = ..., /) -> CPointer[bl_pool]: ...
     @overload
@@ -2750,14 +2823,6 @@ class Ffi:
     def new(self, of: Literal["bl_server **"], init: bl_server | Null = ..., /) -> CPointer[bl_server]: ...
     @overload
     def new(self, of: Literal["bl_server *[]"], init: int | Sequence[bl_server | Null] = ..., /) -> CPointer[bl_server]: ...
-    @overload
-    def new(self, of: Literal["bl_takeover_cause **"], init: bl_takeover_cause | Null = ..., /) -> CPointer[bl_takeover_cause]: ...
-    @overload
-    def new(self, of: Literal["bl_takeover_cause *[]"], init: int | Sequence[bl_takeover_cause | Null] = ..., /) -> CPointer[bl_takeover_cause]: ...
-    @overload
-    def new(self, of: Literal["bl_server_stat **"], init: bl_server_stat | Null = ..., /) -> CPointer[bl_server_stat]: ...
-    @overload
-    def new(self, of: Literal["bl_server_stat *[]"], init: int | Sequence[bl_server_stat | Null] = ..., /) -> CPointer[bl_server_stat]: ...
     @overload
     def new(self, of: Literal["bl_quota **"], init: bl_quota | Null = ..., /) -> CPointer[bl_quota]: ...
     @overload
@@ -2783,10 +2848,6 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_function_call *[]"], init: int | Sequence[bl_function_call | Null] = ..., /) -> CPointer[bl_function_call]: ...
     @overload
-    def new(self, of: Literal["bl_calls **"], init: bl_calls | Null = ..., /) -> CPointer[bl_calls]: ...
-    @overload
-    def new(self, of: Literal["bl_calls *[]"], init: int | Sequence[bl_calls | Null] = ..., /) -> CPointer[bl_calls]: ...
-    @overload
     def new(self, of: Literal["bl_report **"], init: bl_report | Null = ..., /) -> CPointer[bl_report]: ...
     @overload
     def new(self, of: Literal["bl_report *[]"], init: int | Sequence[bl_report | Null] = ..., /) -> CPointer[bl_report]: ...
@@ -2807,21 +2868,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_index *[]"], init: int | Sequence[bl_index | Null] = ..., /) -> CPointer[bl_index]: ...
     @overload
-    def new(self, of: Literal["bl_tenant **"], init: bl_tenant | Null = ..., /) -> CPointer[bl_tenant]: ...
-    @overload
-    def new(self, of: Literal["bl_tenant *[]"], init: int | Sequence[bl_tenant | Null] = ..., /) -> CPointer[bl_tenant]: ...
-    @overload
     def new(self, of: Literal["bl_share_rule **"], init: bl_share_rule | Null = ..., /) -> CPointer[bl_share_rule]: ...
     @overload
     def new(self, of: Literal["bl_share_rule *[]"], init: int | Sequence[bl_share_rule | Null] = ..., /) -> CPointer[bl_share_rule]: ...
-    @overload
-    def new(self, of: Literal["bl_share_view **"], init: bl_share_view | Null = ..., /) -> CPointer[bl_share_view]: ...
-    @overload
-    def new(self, of: Literal["bl_share_view *[]"], init: int | Sequence[bl_share_view | Null] = ..., /) -> CPointer[bl_share_view]: ...
-    @overload
-    def new(self, of: Literal["bl_hint_stat **"], init: bl_hint_stat | Null = ..., /) -> CPointer[bl_hint_stat]: ...
-    @overload
-    def new(self, of: Literal["bl_hint_stat *[]"], init: int | Sequence[bl_hint_stat | Null] = ..., /) -> CPointer[bl_hint_stat]: ...
     @overload
     def new(self, of: Literal["bl_map_cell **"], init: bl_map_cell | Null = ..., /) -> CPointer[bl_map_cell]: ...
     @overload
@@ -2834,10 +2883,6 @@ class Ffi:
     def new(self, of: Literal["bl_sessions_reply **"], init: bl_sessions_reply | Null = ..., /) -> CPointer[bl_sessions_reply]: ...
     @overload
     def new(self, of: Literal["bl_sessions_reply *[]"], init: int | Sequence[bl_sessions_reply | Null] = ..., /) -> CPointer[bl_sessions_reply]: ...
-    @overload
-    def new(self, of: Literal["bl_lower_stat **"], init: bl_lower_stat | Null = ..., /) -> CPointer[bl_lower_stat]: ...
-    @overload
-    def new(self, of: Literal["bl_lower_stat *[]"], init: int | Sequence[bl_lower_stat | Null] = ..., /) -> CPointer[bl_lower_stat]: ...
     @overload
     def new(self, of: Literal["bl_change **"], init: bl_change | Null = ..., /) -> CPointer[bl_change]: ...
     @overload
@@ -3149,13 +3194,29 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_named_commit *", "volatile bl_named_commit *"], what: CData | int, /) -> bl_named_commit: ...
     @overload
-    def cast(self, to: Literal["bl_index_stat *", "volatile bl_index_stat *"], what: CData | int, /) -> bl_index_stat: ...
-    @overload
     def cast(self, to: Literal["bl_entry *", "volatile bl_entry *"], what: CData | int, /) -> bl_entry: ...
     @overload
     def cast(self, to: Literal["bl_name_line *", "volatile bl_name_line *"], what: CData | int, /) -> bl_name_line: ...
     @overload
     def cast(self, to: Literal["bl_extent_line *", "volatile bl_extent_line *"], what: CData | int, /) -> bl_extent_line: ...
+    @overload
+    def cast(self, to: Literal["bl_takeover_cause *", "volatile bl_takeover_cause *"], what: CData | int, /) -> bl_takeover_cause: ...
+    @overload
+    def cast(self, to: Literal["bl_server_stat *", "volatile bl_server_stat *"], what: CData | int, /) -> bl_server_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_calls *", "volatile bl_calls *"], what: CData | int, /) -> bl_calls: ...
+    @overload
+    def cast(self, to: Literal["bl_index_stat *", "volatile bl_index_stat *"], what: CData | int, /) -> bl_index_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_tenant *", "volatile bl_tenant *"], what: CData | int, /) -> bl_tenant: ...
+    @overload
+    def cast(self, to: Literal["bl_share_view *", "volatile bl_share_view *"], what: CData | int, /) -> bl_share_view: ...
+    @overload
+    def cast(self, to: Literal["bl_hint_stat *", "volatile bl_hint_stat *"], what: CData | int, /) -> bl_hint_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_lower_stat *", "volatile bl_lower_stat *"], what: CData | int, /) -> bl_lower_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_client_figures *", "volatile bl_client_figures *"], what: CData | int, /) -> bl_client_figures: ...
     @overload
     def cast(self, to: Literal["bl_pool *", "volatile bl_pool *"], what: CData | int, /) -> bl_pool: ...
     @overload
@@ -3164,10 +3225,6 @@ class Ffi:
     def cast(self, to: Literal["bl_call *", "volatile bl_call *"], what: CData | int, /) -> bl_call: ...
     @overload
     def cast(self, to: Literal["bl_server *", "volatile bl_server *"], what: CData | int, /) -> bl_server: ...
-    @overload
-    def cast(self, to: Literal["bl_takeover_cause *", "volatile bl_takeover_cause *"], what: CData | int, /) -> bl_takeover_cause: ...
-    @overload
-    def cast(self, to: Literal["bl_server_stat *", "volatile bl_server_stat *"], what: CData | int, /) -> bl_server_stat: ...
     @overload
     def cast(self, to: Literal["bl_quota *", "volatile bl_quota *"], what: CData | int, /) -> bl_quota: ...
     @overload
@@ -3181,8 +3238,6 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_function_call *", "volatile bl_function_call *"], what: CData | int, /) -> bl_function_call: ...
     @overload
-    def cast(self, to: Literal["bl_calls *", "volatile bl_calls *"], what: CData | int, /) -> bl_calls: ...
-    @overload
     def cast(self, to: Literal["bl_report *", "volatile bl_report *"], what: CData | int, /) -> bl_report: ...
     @overload
     def cast(self, to: Literal["bl_trace_clocks *", "volatile bl_trace_clocks *"], what: CData | int, /) -> bl_trace_clocks: ...
@@ -3193,21 +3248,13 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_index *", "volatile bl_index *"], what: CData | int, /) -> bl_index: ...
     @overload
-    def cast(self, to: Literal["bl_tenant *", "volatile bl_tenant *"], what: CData | int, /) -> bl_tenant: ...
-    @overload
     def cast(self, to: Literal["bl_share_rule *", "volatile bl_share_rule *"], what: CData | int, /) -> bl_share_rule: ...
-    @overload
-    def cast(self, to: Literal["bl_share_view *", "volatile bl_share_view *"], what: CData | int, /) -> bl_share_view: ...
-    @overload
-    def cast(self, to: Literal["bl_hint_stat *", "volatile bl_hint_stat *"], what: CData | int, /) -> bl_hint_stat: ...
     @overload
     def cast(self, to: Literal["bl_map_cell *", "volatile bl_map_cell *"], what: CData | int, /) -> bl_map_cell: ...
     @overload
     def cast(self, to: Literal["bl_session_view *", "volatile bl_session_view *"], what: CData | int, /) -> bl_session_view: ...
     @overload
     def cast(self, to: Literal["bl_sessions_reply *", "volatile bl_sessions_reply *"], what: CData | int, /) -> bl_sessions_reply: ...
-    @overload
-    def cast(self, to: Literal["bl_lower_stat *", "volatile bl_lower_stat *"], what: CData | int, /) -> bl_lower_stat: ...
     @overload
     def cast(self, to: Literal["bl_change *", "volatile bl_change *"], what: CData | int, /) -> bl_change: ...
     @overload
@@ -3481,6 +3528,13 @@ class Lib:
     BL_CPU_WAITPKG: Final[int]
     BL_CPU_NEON: Final[int]
     BL_CPU_CRC32: Final[int]
+    BL_REASON_NONE: Final[int]
+    BL_REASON_FIRST: Final[int]
+    BL_REASON_STOPPED: Final[int]
+    BL_REASON_DECLARED: Final[int]
+    BL_REASON_GONE: Final[int]
+    BL_REASON_STUCK: Final[int]
+    BL_REASON_SILENT: Final[int]
     BL_SUPERBLOCK_GOOD: Final[int]
     BL_SUPERBLOCK_EMPTY: Final[int]
     BL_SUPERBLOCK_FOREIGN: Final[int]
@@ -3489,13 +3543,6 @@ class Lib:
     BL_SUPERBLOCK_FORMAT: Final[int]
     BL_SUPERBLOCK_GEOMETRY: Final[int]
     BL_CALL_KEYS_MAX: Final[int]
-    BL_REASON_NONE: Final[int]
-    BL_REASON_FIRST: Final[int]
-    BL_REASON_STOPPED: Final[int]
-    BL_REASON_DECLARED: Final[int]
-    BL_REASON_GONE: Final[int]
-    BL_REASON_STUCK: Final[int]
-    BL_REASON_SILENT: Final[int]
     BL_METHOD_FUNCTION: Final[int]
     BL_FUNCTION_THREADS_MAX: Final[int]
     BL_REPORT_KINDS: Final[int]

@@ -34,10 +34,10 @@ def operate_routes(server: IndexServer, pool: Pool, tiers: TierService | None) -
         return json_response([dataclasses.asdict(one) for one in server.sessions()])
 
     def shares(_: AdminRequest) -> AdminResponse:
-        return json_response([dataclasses.asdict(one) for one in server.shares()])
+        return json_response([share.as_dict() for share in server.shares()])
 
     def tenants(_: AdminRequest) -> AdminResponse:
-        return json_response([dataclasses.asdict(one) for one in server.tenants()])
+        return json_response([tenant.as_dict() for tenant in server.tenants()])
 
     def trace(request: AdminRequest) -> AdminResponse:
         return json_response(_trace(pool, request))

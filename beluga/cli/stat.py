@@ -66,7 +66,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
         found, sessions = IndexClient(client).stat(), fetch_sessions(client)
         lower, own = fetch_counters(client), client.stat()
         directory = opened.runtime_dir
-    counters = asdict(found) | {"table_full": _taken(found) >= found.block_count_max}
+    counters = found.as_dict() | {"table_full": _taken(found) >= found.block_count_max}
     others = [one for one in sessions.sessions if one.nonce != f"{own.nonce:016x}"]
     held = _quarantine(found, others, own.epoch)
     if json:

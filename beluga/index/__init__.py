@@ -19,7 +19,7 @@ from beluga.index.client import (
 )
 from beluga.index.counters import COUNTERS_METHOD, fetch_counters
 from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
-from beluga.index.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Removal, Work
+from beluga.index.lower import LOWER_NOTE, LOWER_RECORD, LowerWork, Removal, Work
 from beluga.index.names import (
     CHANGE,
     NAME,
@@ -42,7 +42,7 @@ from beluga.index.shares import (
     digest_of,
     fingerprint_of,
 )
-from beluga.index.stat import HintStat, IndexStat, Tenant
+from beluga.index.stat import HintStat, IndexStat, LowerStat, Tenant
 from beluga.index.tasks import TaskClient, TaskRecord
 
 __all__ = [

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from beluga.rpc import nanoseconds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from beluga._ffi import core
     from beluga.rpc import Client
 
 LOWER_RECORD = record_dtype("bl_lower_record")
@@ -50,27 +48,6 @@ class Removal(enum.IntEnum):
     DONE = 1
     FAILED = 2
     REPLACED = 3
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LowerStat:
-    """The fields of ``bl_lower_stat`` (``csrc/api/index.h``)."""
-
-    name_count: int
-    dirty_count: int
-    wanted_count: int
-    onboard_count: int
-    unsaved_count: int
-    removal_count: int
-    removal_failed: int
-    removal_parked: int
-    removal_max: int
-    tier_count: int
-
-    @classmethod
-    def of(cls, struct: core.bl_lower_stat) -> LowerStat:
-        """Convert a cffi ``bl_lower_stat *``."""
-        return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})
 
 
 class LowerWork:

@@ -16,11 +16,10 @@ from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.arguments import of_type
 from beluga.errors import BadValueError, raise_for_status
 from beluga.index.entries import read_entries
-from beluga.index.lower import LowerStat
 from beluga.index.names import CHANGE
 from beluga.index.sessions import SessionView
 from beluga.index.shares import TenantShare, check_budget, check_shares, give_shares, read_shares
-from beluga.index.stat import HintStat, IndexStat, Tenant
+from beluga.index.stat import HintStat, IndexStat, LowerStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ can map each block to its tenant, even after a takeover, without a table of name
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from beluga._ffi import ffi, lib
 from beluga.arguments import of_type, short
 from beluga.errors import BadTypeError, BadValueError, raise_for_status
+from beluga.figures import Counters, counters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +39,8 @@ _ALL, _TENANT_BITS = (1 << 64) - 1, 0xFFFF_FFFF << 32
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TenantShare:
+@counters("bl_share_view")
+class TenantShare(Counters):
     """A tenant's share of the pool and its use, in bytes of space, and how many of its blocks were
     evicted since the takeover. Hints may favor ``hint_bytes`` of its blocks, and now favor
     ``hinted_bytes``.
@@ -49,12 +49,6 @@ class TenantShare:
     """
 
     name: str
-    bytes: int
-    used_bytes: int
-    blocks: int
-    evictions: int
-    hint_bytes: int
-    hinted_bytes: int
 
 
 def _part(value: Field) -> bytes:
@@ -166,14 +160,6 @@ def read_shares(index: core.bl_index | core.Null, names: Iterable[str]) -> list[
     out = ffi.new("bl_share_view[]", lib.BL_SHARE_COUNT)
     count = lib.bl_index_shares(index, out, lib.BL_SHARE_COUNT)
     return [
-        TenantShare(
-            name,
-            bytes=one.bytes,
-            used_bytes=one.used_bytes,
-            blocks=one.used_count,
-            evictions=one.evict_count,
-            hint_bytes=one.hint_bytes,
-            hinted_bytes=one.hinted_bytes,
-        )
+        TenantShare.of(one, name=name)
         for name, one in zip((OTHERS, *names), (out[place] for place in range(count)), strict=True)
     ]

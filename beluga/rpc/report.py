@@ -8,7 +8,7 @@ right after another call, so an idle client sends nothing. The server adds them 
 (``csrc/rpc/report.c``), and its exporter shows the sums. A report that fails is lost, so no
 increment counts twice.
 
-The order of :class:`Figure` and :class:`Operation` is the order in the call. Append new ones only,
+The order of :data:`Figure` and :class:`Operation` is the order in the call. Append new ones only,
 so that clients and servers of different versions stay compatible.
 """
 
@@ -20,7 +20,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from beluga._ffi import lib
+from beluga._ffi import ffi, lib
 
 INTERVAL_S = 5.0
 
@@ -34,21 +34,10 @@ SECONDS = (
 """Upper bounds of the histograms' buckets, in seconds."""
 
 
-class Figure(enum.IntEnum):
-    """The counters; the value is the index in the call."""
-
-    REQUESTED_BLOCKS = 0
-    HIT_BLOCKS = 1
-    STORED_BLOCKS = 2
-    PRESENT_BLOCKS = 3
-    REFUSED_BLOCKS = 4
-    READ_BYTES = 5
-    WRITTEN_BYTES = 6
-    FLUSHED_BYTES = 7
-    MISMATCHES = 8
-    CHECKSUM_FAILURES = 9
-    SAVED_TOKENS = 10
-    SAVED_NS = 11
+# The counters of a report: bl_client_figures of csrc/api/figures.h, in upper case.
+Figure = enum.IntEnum(  # type: ignore[misc]
+    "Figure", [name.upper() for name, _ in ffi.typeof("bl_client_figures").fields], start=0
+)
 
 
 class Operation(enum.IntEnum):
@@ -85,7 +74,7 @@ class Report:
         self._figures = [0] * REPORT_FIGURES
         self._due_s = time.perf_counter() + INTERVAL_S
 
-    def add(self, figure: Figure, amount: int = 1) -> None:
+    def add(self, figure: int, amount: int = 1) -> None:
         """Increase a counter."""
         self._figures[figure] += amount
 
@@ -150,11 +139,15 @@ class ReportTotals:
     def __init__(self, figures: Sequence[int]) -> None:
         self._figures = figures
 
-    def __getitem__(self, figure: Figure) -> int:
+    def __getitem__(self, figure: int) -> int:
         return int(self._figures[figure])
 
     def __bool__(self) -> bool:
         return any(self._figures)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counters by name, as in ``bl_client_figures``."""
+        return {figure.name.lower(): int(self._figures[figure]) for figure in Figure}
 
     def times(self, operation: Operation) -> tuple[tuple[int, ...], float]:
         """Return the bucket counts of an operation's histogram, and its total seconds."""

@@ -25,6 +25,7 @@ from beluga.errors import (
     RpcError,
     raise_for_status,
 )
+from beluga.figures import Counters, counters
 from beluga.rpc.handlers import Handlers
 from beluga.rpc.report import ReportTotals
 from beluga.rpc.takeovers import TAKEN, TakeoverCause, takeover_cause
@@ -93,8 +94,8 @@ class Quota:
                 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServerStat:
+@counters("bl_server_stat")
+class ServerStat(Counters):
     """Counters since the takeover.
 
     ``quantum_*_max`` is the most work that one session did in one quantum. ``wait_*_max`` is the
@@ -105,26 +106,6 @@ class ServerStat:
     runs; it wraps at 2^32.
     """
 
-    epoch: int
-    call_count: int
-    error_count: int
-    key_count: int
-    torn_count: int
-    quota_call_count: int
-    quota_grant_count: int
-    quota_pin_count: int
-    quantum_request_max: int
-    quantum_key_max: int
-    wait_request_max: int
-    wait_key_max: int
-    attach_count: int
-    end_count: int
-    live_count: int
-    inherited_count: int
-    watched_count: int
-    housekeeping_count: int
-    draining: int
-    trace_status: int
     takeover: TakeoverCause
 
 
@@ -406,8 +387,7 @@ class Server(OfThisProcess):
         out = ffi.new("bl_server_stat *")
         with self._running() as server:
             lib.bl_server_describe(server, out)
-        counts = {f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)}
-        return ServerStat(**counts | {"takeover": takeover_cause(out.takeover)})
+        return ServerStat.of(out, takeover=takeover_cause(out.takeover))
 
     def calls(self) -> dict[str, Calls]:
         """Return the calls of each method that was called, by name or, for methods of programs, by

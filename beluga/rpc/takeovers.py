@@ -28,8 +28,17 @@ REASONS = tuple(name for name, _ in _TEXTS.values() if name != "none")
 DEMOTIONS = ("deposed",)
 """Why a server loses its pool: another server took it over."""
 
-TAKEN = REGISTRY.counter("beluga_takeovers_total", "How often this process took the pool over.")
-LOST = REGISTRY.counter("beluga_demotions_total", "How often this process lost the pool.")
+TAKEN = REGISTRY.counter(
+    "beluga_takeovers_total",
+    "Takeovers by this process, by reason: first (the pool had no server before), stopped "
+    "(the previous server stopped cleanly), declared (an operator declared it gone), gone (it "
+    "ended otherwise), stuck (its process lives, but its heartbeat has stopped), silent (the "
+    "heartbeat of another host has stopped).",
+)
+LOST = REGISTRY.counter(
+    "beluga_demotions_total",
+    "Pools that this process lost, by reason: deposed (another server took over).",
+)
 for _reason in REASONS:
     TAKEN.add(0, reason=_reason)
 for _reason in DEMOTIONS:

@@ -8,7 +8,6 @@ second, and the server replies with the latest text. So the poll loop never call
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ class CountersService:
 
     def _make(self) -> bytes:
         found = gather()
-        found["work"] = dataclasses.asdict(self._server.lower_stat())
+        found["work"] = self._server.lower_stat().as_dict()
         return json.dumps(found).encode()
 
 

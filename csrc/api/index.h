@@ -18,16 +18,6 @@ void bl_index_destroy(bl_index *index);
 int bl_index_serve(bl_index *index);
 void bl_index_describe(const bl_index *index, bl_index_stat *out);
 
-/* A tenant: the committed blocks of one namespace and one length, for the exporter. */
-typedef struct bl_tenant {
-    uint64_t fingerprint;       /* of the namespace */
-    uint64_t length;            /* payload bytes of each block; 0: no such tenant */
-    uint64_t block_count;       /* committed now */
-    uint64_t commit_count;
-    uint64_t hit_count;
-    uint64_t evict_count;
-} bl_tenant;
-
 /* The first tenant is the sum of the tenants that found no slot in the table; its length is 0. */
 enum bl_tenant_limit { BL_TENANT_COUNT = 513 };
 
@@ -56,15 +46,6 @@ typedef struct bl_share_rule {
 int bl_index_share(bl_index *index, const uint32_t *parts, uint32_t count,
                   const bl_share_rule *rules, uint32_t rule_count);
 
-typedef struct bl_share_view {
-    uint64_t bytes;             /* its part of the pool */
-    uint64_t used_bytes;        /* space of its blocks, including those being written */
-    uint64_t used_count;
-    uint64_t evict_count;
-    uint64_t hint_bytes;        /* limit of the bytes that hints may favor */
-    uint64_t hinted_bytes;      /* bytes that they favor */
-} bl_share_view;
-
 /* Copy the shares, at most count, and return their number: 1 if there are no rules. The server's
  * thread runs meanwhile, so the figures are not from one instant. */
 uint32_t bl_index_shares(const bl_index *index, bl_share_view *out, uint32_t count);
@@ -85,15 +66,6 @@ enum bl_hint_limit { BL_HINT_PART = 250000 }; /* of each share: the default budg
 /* bl_block_request (flags: bl_level; length: lifetime in milliseconds after the last use, 0 for no
  * limit), keys -> bl_block_reply (count: hints given; state: hints refused). */
 enum bl_hint_method { BL_METHOD_HINT = 21 };
-
-typedef struct bl_hint_stat {
-    uint64_t hint_count;        /* blocks with a hint now */
-    uint64_t favored_bytes;     /* space of the blocks at HIGH and PINNED now */
-    uint64_t given_count;
-    uint64_t absent_count;      /* hints for keys that are not in the pool */
-    uint64_t refuse_count;      /* hints beyond the budget, or beyond a session's limit */
-    uint64_t expire_count;
-} bl_hint_stat;
 
 void bl_index_hints(const bl_index *index, bl_hint_stat *out);
 
@@ -202,22 +174,6 @@ void bl_lower_reported(bl_index *index);
 /* Wait until there is work of one of these kinds (bits 1 << bl_lower_kind), at most timeout_ns.
  * Returns the kinds, as bits. Any thread may call this while the index exists. */
 uint32_t bl_lower_wait(bl_index *index, uint32_t kinds, uint64_t timeout_ns);
-
-typedef struct bl_lower_stat {
-    uint64_t name_count;        /* keys that lower tiers have, or that are requested */
-    uint64_t dirty_count;       /* blocks that were not offered yet, including those being
-                                 * written */
-    uint64_t wanted_count;      /* keys that are requested or being onboarded, and removals that
-                                 * no tier has tried yet */
-    uint64_t onboard_count;     /* keys requested in total */
-    uint64_t unsaved_count;     /* blocks evicted or removed before they were offered */
-    uint64_t removal_count;     /* removals that a lower tier has not executed yet */
-    uint64_t removal_failed;    /* of these, those that failed */
-    uint64_t removal_parked;    /* of these, those for tiers that this server does not have */
-    uint64_t removal_max;       /* the limit of removal_count */
-    uint64_t tier_count;        /* tiers whose removals are stored, including those of former
-                                 * servers */
-} bl_lower_stat;
 
 void bl_lower_describe(const bl_index *index, bl_lower_stat *out);
 

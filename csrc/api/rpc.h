@@ -6,6 +6,7 @@
 #ifndef BL_API_RPC_H
 #define BL_API_RPC_H
 
+#include "api/figures.h"
 #include "api/pool.h"
 
 /* The most keys or items in one call of the block index: one quantum of the server's work. */
@@ -26,51 +27,6 @@ typedef struct bl_call {
 typedef int (*bl_handler)(void *context, bl_call *call);
 
 typedef struct bl_server bl_server;
-
-/* Why a server took its pool over. */
-enum bl_reason {
-    BL_REASON_NONE,             /* no takeover */
-    BL_REASON_FIRST,            /* the pool never had a server */
-    BL_REASON_STOPPED,          /* its predecessor stopped in order */
-    BL_REASON_DECLARED,         /* an operator declared its predecessor gone */
-    BL_REASON_GONE,             /* its process, or the boot of its host, has provably ended */
-    BL_REASON_STUCK,            /* its process lives on this host, but its heartbeat stopped */
-    BL_REASON_SILENT            /* another host's heartbeat stopped */
-};
-
-/* The predecessor of a server, and the reason of the takeover. */
-typedef struct bl_takeover_cause {
-    uint64_t epoch;
-    uint64_t silent_ns;         /* how long its heartbeat had stopped for a standby */
-    uint32_t host;
-    uint32_t reason;            /* enum bl_reason */
-} bl_takeover_cause;
-
-typedef struct bl_server_stat {
-    uint64_t epoch;
-    uint64_t call_count;
-    uint64_t error_count;       /* calls answered with an error */
-    uint64_t key_count;         /* upper bound of the keys of those calls: bl_quantum_keys() */
-    uint64_t torn_count;        /* request lines that were not whole */
-    uint64_t quota_call_count;  /* calls refused: too many in a second */
-    uint64_t quota_grant_count; /* grants refused: too many, or too many bytes */
-    uint64_t quota_pin_count;   /* pins refused: too many, or too many bytes */
-    uint64_t quantum_request_max;  /* the most requests of a lane in one quantum */
-    uint64_t quantum_key_max;
-    uint64_t wait_request_max;  /* the most requests of other lanes while a lane's oldest request
-                                 * waited */
-    uint64_t wait_key_max;
-    uint64_t attach_count;
-    uint64_t end_count;         /* sessions ended, for whatever reason */
-    uint32_t live_count;        /* sessions now */
-    uint32_t inherited_count;   /* sessions of earlier epochs not yet proven gone */
-    uint32_t watched_count;     /* sessions whose process is watched by a pidfd */
-    uint32_t housekeeping_count; /* changes while the poll loop runs; wraps */
-    uint32_t draining;          /* 1: no grant is made, and no earlier request for one is in
-                                 * progress */
-    int32_t trace_status;       /* 0, or -errno: the reason that there is no trace */
-    bl_takeover_cause takeover;
-} bl_server_stat;
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
 void bl_server_destroy(bl_server *server);
@@ -216,18 +172,13 @@ int bl_function_answer(bl_server *server, uint32_t number, const uint8_t *reply,
 /* ---- A server's figures for the exporter. Any thread may read them while the server exists; they
  * are not from one instant. */
 
-/* The calls of one method. */
-typedef struct bl_calls {
-    uint64_t call_count;
-    uint64_t error_count;       /* answered with an error */
-} bl_calls;
-
 /* Copy the counters of methods 0 to count - 1. */
 void bl_server_calls(const bl_server *server, bl_calls *out, uint32_t count);
 
 /* Counters of client processes, such as the seconds of their gets: the server adds up their
  * reports. A report has the client's kind, and how much each figure has grown since the last
- * report. The clients define the figures (beluga/rpc/report.py). */
+ * report. The figures are those of bl_client_figures, and
+ * histograms (beluga/rpc/report.py). */
 enum bl_report_limit { BL_REPORT_KINDS = 8, BL_REPORT_FIGURES = 128 };
 
 typedef struct bl_report {

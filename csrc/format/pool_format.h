@@ -455,31 +455,6 @@ typedef struct bl_named_commit {
     bl_name name;
 } bl_named_commit;
 
-typedef struct bl_index_stat {
-    uint64_t block_count;       /* committed now */
-    uint64_t block_count_max;
-    uint64_t block_bytes;       /* payload bytes of the committed blocks */
-    uint64_t grant_count;       /* being written now */
-    uint64_t pinned_count;      /* blocks that cannot be evicted now */
-    uint64_t lookup_count;      /* keys looked up */
-    uint64_t hit_count;
-    uint64_t commit_count;
-    uint64_t abort_count;
-    uint64_t evict_count;
-    uint64_t remove_count;
-    uint64_t refuse_count;      /* grants refused */
-    uint64_t damaged_count;     /* entries dropped at takeover */
-    uint64_t stripe_count;
-    uint64_t free_stripe_count; /* entirely free stripes */
-    uint64_t extent_count;
-    uint64_t free_run_bytes;    /* the longest free run, at most BL_BLOCK_SIZE_MAX */
-    uint64_t used_bytes;        /* bytes of committed and granted blocks */
-    uint64_t held_bytes;        /* bytes in quarantine */
-    uint64_t data_bytes;        /* total bytes for blocks */
-    uint64_t retired_stripe_count; /* stripes retired because their memory failed */
-    uint64_t table_evict_count; /* blocks evicted because the block table was full */
-} bl_index_stat;
-
 /* A block's entry. It is valid only if its check is right; a torn or stale line is read again.
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)

@@ -90,8 +90,8 @@ static bl_share_view bl_share_only(const bl_index *index)
     bl_index_describe(index, &stat);
     return (bl_share_view){.bytes = stat.data_bytes,
                            .used_bytes = stat.used_bytes,
-                           .used_count = stat.block_count + stat.grant_count,
-                           .evict_count = stat.evict_count};
+                           .blocks = stat.block_count + stat.grant_count,
+                           .evictions = stat.evict_count};
 }
 
 uint32_t bl_index_shares(const bl_index *index, bl_share_view *out, uint32_t count)
@@ -103,8 +103,8 @@ uint32_t bl_index_shares(const bl_index *index, bl_share_view *out, uint32_t cou
         const bl_share *one = &index->shares[share];
         out[share] = (bl_share_view){.bytes = one->bytes,
                                      .used_bytes = one->used_bytes,
-                                     .used_count = one->used_count,
-                                     .evict_count = one->evict_count};
+                                     .blocks = one->used_count,
+                                     .evictions = one->evict_count};
     }
     for (uint32_t one = 0; one < share; one++)
         bl_hints_view(index, one, &out[one]);

@@ -19,6 +19,9 @@ void bl_index_describe(const bl_index *index, bl_index_stat *out)
     out->data_bytes = space.stripe_count * BL_STRIPE_SIZE;
     out->free_run_bytes = space.free_run_bytes;
     out->retired_stripe_count = space.lost_stripe_count;
+    out->retired_bytes = space.lost_stripe_count * BL_STRIPE_SIZE;
+    uint64_t taken = out->used_bytes + out->held_bytes + out->retired_bytes;
+    out->free_bytes = out->data_bytes > taken ? out->data_bytes - taken : 0;
 }
 
 int bl_handle_stat(void *context, bl_call *call)

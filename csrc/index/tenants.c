@@ -33,7 +33,8 @@ static uint32_t bl_tenant_find(bl_index *index, const bl_block *block)
             break;
         }
     if (found != 0)
-        index->tenants[found] = (bl_tenant){block->fingerprint, block->length, 0, 0, 0, 0};
+        index->tenants[found] = (bl_tenant){.fingerprint = block->fingerprint,
+                                             .length = block->length};
     return found;
 }
 
@@ -82,8 +83,10 @@ uint32_t bl_index_tenants(const bl_index *index, bl_tenant *out, uint32_t count)
     uint32_t found = 0;
     for (uint32_t place = 0; place < BL_TENANT_COUNT && found < count; place++) {
         const bl_tenant *tenant = &index->tenants[place];
-        if (tenant->length != 0 || tenant->block_count != 0 || tenant->commit_count != 0)
-            out[found++] = *tenant;
+        if (tenant->length != 0 || tenant->block_count != 0 || tenant->commit_count != 0) {
+            out[found] = *tenant;
+            out[found++].block_bytes = tenant->block_count * tenant->length;
+        }
     }
     return found;
 }

@@ -28,6 +28,7 @@ LAYERS = (
         "threads",
     ),
     ("_ffi", "listening", "page"),
+    ("figures",),
     ("coherence",),
     ("pool",),
     ("rpc",),
