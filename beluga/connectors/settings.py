@@ -77,6 +77,17 @@ class PoolSettings:
             raise ConnectorError(f"beluga's setting engine is {self.engine}, but {why}")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings(PoolSettings):
+    """The settings of a storage plugin, whose keys identify the tokens and little else. ``variant``
+    is any text for properties that change the bytes but are not passed to plugins.
+
+    Examples are a model's revision, and fp8_e4m3 against fp8_e5m2, which both appear as bytes.
+    """
+
+    variant: str = ""
+
+
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
     """Convert ``given`` to a settings dataclass. Raises ConnectorError for an unknown name or a
     wrong type.

@@ -139,7 +139,7 @@ SUBJECTS = (
         "[vLLM](../use/vllm.md), [SGLang](../use/sglang.md), [LMCache](../use/lmcache.md).",
         {
             "beluga.connectors.vllm.settings": "VllmSettings=connector",
-            "beluga.connectors.naming": "EngineSettings=connector",
+            "beluga.connectors.settings": "EngineSettings=connector",
         },
     ),
 )

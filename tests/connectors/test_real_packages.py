@@ -196,14 +196,3 @@ def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
         "updated without a flush": [0, 0],
         "known again": [0, 4, 4],
     }
-
-
-def test_tables_of_fields_match_sglang_and_lmcache(
-    start: Callable[..., Role],
-) -> None:
-    role = start("adapter_fields.py")
-    found = role.receive()
-    role.end()
-    assert found["unknown"] == []
-    assert found["counted"] == ["chunk_size", "use_mla"]
-    assert found["alike"] and found["apart"]

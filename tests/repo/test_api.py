@@ -37,7 +37,7 @@ def test_every_name_of_the_package_is_on_the_page() -> None:
     assert set(beluga.__all__) - {"BelugaError"} <= {one.name for one in gen_api.ALL}
     assert {one.module for one in gen_api.ALL} <= {
         *EXPORTS,
-        "beluga.connectors.naming",
+        "beluga.connectors.settings",
         "beluga.connectors.vllm.settings",
         "beluga.transfer.arrangements",
     }

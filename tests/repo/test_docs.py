@@ -24,8 +24,7 @@ from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spa
 from beluga import errors
 from beluga.cli.app import app
 from beluga.cli.cxl_rpc import app as cxl_rpc_app
-from beluga.connectors.naming import EngineSettings
-from beluga.connectors.settings import settings_of
+from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.connectors.vllm.settings import VllmSettings
 
 README_LINES_MAX = 150

@@ -22,6 +22,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
 from beluga.connectors.connection import Attachment, Connection
+from beluga.connectors.identity import Fields, namespace_of
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models
 from beluga.connectors.lmcache.layouts import (
@@ -35,8 +36,7 @@ from beluga.connectors.lmcache.ledger import Ledger, Owed
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
 from beluga.connectors.lmcache.pins import ConnectionPins
 from beluga.connectors.lmcache.worker import JobWorker
-from beluga.connectors.naming import EngineSettings, Fields, namespace_of
-from beluga.connectors.settings import settings_of
+from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.errors import CacheError, QuotaError
 from beluga.index import BlockState
 from beluga.kvcache import Namespace

@@ -24,14 +24,14 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
 from beluga.connectors.hints import NAME, NO_HINT, HintReader, RequestHint
+from beluga.connectors.identity import Fields, digest_of, namespace_of
 from beluga.connectors.lmcache import objects
-from beluga.connectors.lmcache.identity import Models, metadata_fields
+from beluga.connectors.lmcache.identity import Models
 from beluga.connectors.lmcache.layouts import layout_of
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
 from beluga.connectors.lmcache.pins import ConnectionPins
 from beluga.connectors.lmcache.worker import JobWorker
-from beluga.connectors.naming import EngineSettings, Fields, namespace_of
-from beluga.connectors.settings import settings_of
+from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.errors import ConnectorError
 from beluga.index import BlockState
 from beluga.kvcache import Namespace
@@ -77,7 +77,7 @@ class BelugaBackend(StoragePluginInterface):
         self._model = model = str(getattr(metadata, "model_name", ""))
         self._models = Models(self._settings.identity, logger)
         self._models.check(model)
-        self._metadata_fields = metadata_fields(metadata, self._settings.identity)
+        self._metadata = digest_of(metadata, path="metadata", identity=self._settings.identity)
         fields: Fields = {"form": "plugin's era", "model": model}
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
@@ -286,7 +286,7 @@ class BelugaBackend(StoragePluginInterface):
                 "chunk_tokens": self.metadata.chunk_size,
                 "mla": int(self.metadata.use_mla),
                 "weights": weights,
-                **self._metadata_fields,
+                "metadata": self._metadata,
             }
             namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
             self._namespaces[weights, layout] = namespace

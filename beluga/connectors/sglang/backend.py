@@ -13,8 +13,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferRes
 from sglang.version import __version__ as sglang_version
 
 from beluga.connectors.identity import ModelIdentity, with_weights
-from beluga.connectors.naming import EngineSettings
-from beluga.connectors.settings import settings_of
+from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.connectors.sglang import identity
 from beluga.connectors.sglang.pages import (
     DIRECT,
@@ -26,7 +25,7 @@ from beluga.connectors.sglang.pages import (
     pool_namespace,
 )
 from beluga.connectors.sglang.pools import KV, SidePool, restorable
-from beluga.connectors.sglang.weights import WEIGHTS, check_release
+from beluga.connectors.sglang.weights import UPDATED, WEIGHTS, check_release, this_run
 from beluga.transfer import TransferClass, TransferStats
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class BelugaHiCache(HiCacheStorage):
         self._identity: ModelIdentity | None = None
         self._side: dict[str, SidePool] = {}
         self._logical = False  # whether the pool of the KV has no bytes
-        self._pages = Pages(self._settings, WEIGHTS.version)
+        self._pages = Pages(self._settings, self._version)
 
     @property
     def attached(self) -> bool:
@@ -240,6 +239,13 @@ class BelugaHiCache(HiCacheStorage):
         if self._identity is not None:
             self._identity.close()
         self._pages.close()
+
+    def _version(self) -> str | None:
+        """Return the name of the present weights, or None while they are not known."""
+        version = WEIGHTS.version()
+        if version is None or self._settings.identity or not version.startswith(UPDATED):
+            return version
+        return f"{version} of {this_run()}"
 
     def _restorable(
         self, keys: Sequence[str], requested: Sequence[tuple[str, int]]

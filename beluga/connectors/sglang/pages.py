@@ -21,7 +21,8 @@ import numpy as np
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
-from beluga.connectors.naming import EngineSettings, Fields, namespace_of
+from beluga.connectors.identity import Fields, namespace_of
+from beluga.connectors.settings import EngineSettings
 from beluga.errors import ConnectorError, LayoutError
 from beluga.index import BlockState, IndexClient
 from beluga.kvcache import KVCache, Namespace, hash_keys

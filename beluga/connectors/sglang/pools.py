@@ -24,7 +24,7 @@ from beluga.connectors.sglang.pages import (
 from beluga.errors import ConnectorError, LayoutError
 
 if TYPE_CHECKING:
-    from beluga.connectors.naming import Fields
+    from beluga.connectors.identity import Fields
 
 KV = "kv"
 _STATES = "mamba"  # each tensor-parallel rank has its part, even where the KV is the same on all

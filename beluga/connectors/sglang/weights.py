@@ -6,21 +6,27 @@ SGLang identifies them by its ``weight_version``, and pages of one version are n
 An update without a version, or one that keeps the KV of the old weights (``flush_cache=False``),
 leaves pages of unknown origin. The pool is then neither read nor written until an update with a
 version and a flush.
+
+Two trainings may give one version to different weights. So pages of updated weights belong to this
+run of SGLang, unless the operator's setting ``identity`` names the training.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import threading
 from typing import Any
 
+from beluga.config import variables
 from beluga.connectors.releases import RELEASES
 from beluga.errors import ConnectorError
 
 logger = logging.getLogger(__name__)
 
+UPDATED = "updated "  # the beginning of the version of updated weights
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _UPDATER = (
     "sglang.srt.managers.scheduler_components.weight_updater",
@@ -36,6 +42,7 @@ _WRITES = (
 )
 _BEGIN, _END = "begin_weight_update", "end_weight_update"  # around the updates of a session
 _RELEASE = "release_memory_occupation"
+_PROCESS = os.urandom(16).hex()  # for a process without the id of a run
 _BACKUP = "enable_weights_cpu_backup"  # the setting that keeps released weights in host memory
 _RUNNER = (
     "sglang.srt.model_executor.model_runner_components.weight_updater",
@@ -54,6 +61,11 @@ def check_release(version: str) -> None:
             f"SGLang {version} gives pages of different LoRA adapters and cache salts the same "
             f"storage keys (sglang#38577); beluga needs SGLang {first} or later"
         )
+
+
+def this_run() -> str:
+    """Return a name of this run of SGLang, the same on all its ranks of a host."""
+    return variables({"SGLANG_RUN_ID"}).get("SGLANG_RUN_ID") or _PROCESS
 
 
 class Weights:
@@ -136,7 +148,7 @@ def _updated(version: str) -> str:
     """Return the name of updated weights. The weights that SGLang has started with may have the
     same version: every engine's first one is "default".
     """
-    return f"updated {version}"
+    return UPDATED + version
 
 
 def _after_update(call: Any) -> Any:

@@ -20,8 +20,14 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from beluga.connectors.identity import FileDigests, ModelIdentity, Signature, signature
-from beluga.connectors.identity.models import Files, counts
+from beluga.connectors.files import (
+    MEMORY_ONLY,
+    FileDigests,
+    Signature,
+    filesystem_of,
+    signature,
+)
+from beluga.connectors.identity import Files, ModelIdentity, counts
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
@@ -72,8 +78,8 @@ class Adapters:
         known = self._loaded.get(_number(lora))
         if state is None:
             raise ConnectorError(
-                f"the adapter {lora.lora_name} is not a folder with weights ({lora.lora_path}); "
-                "load it from a folder"
+                f"the adapter {lora.lora_name} is not a folder with weights on a disk "
+                f"({lora.lora_path}); load it from such a folder"
             )
         if known != state:
             # The workers may load these files when they need the adapter again; a link that leads
@@ -128,8 +134,10 @@ class Adapters:
             self._logger.warning("beluga: %s; until then its blocks are not shared", error)
 
     def _load(self, lora: Any, *, again: bool) -> _State | None:
-        state, number = _state_of(Path(lora.lora_path)), _number(lora)
-        if again or (number not in self._loaded and len(self._loaded) < ADAPTERS_MAX):
+        number = _number(lora)
+        first = again or (number not in self._loaded and len(self._loaded) < ADAPTERS_MAX)
+        state = _state_of(Path(lora.lora_path), flush=first)
+        if first:
             self._loaded[number] = state
         return state
 
@@ -152,9 +160,13 @@ def _number(lora: Any) -> int:
     return int(getattr(lora, "lora_int_id", 0))
 
 
-def _state_of(path: Path) -> _State | None:
-    """Return the present files of an adapter, or None if they cannot be read."""
+def _state_of(path: Path, *, flush: bool = False) -> _State | None:
+    """Return the present files of an adapter, or None if they cannot be read, or may change without
+    a trace. After ``flush`` every write changes their state.
+    """
     try:
-        return (path, signature(path, counts)) if path.exists() else None
+        if not path.exists() or filesystem_of(path) in MEMORY_ONLY:
+            return None
+        return path, signature(path, counts, flush=flush)
     except OSError:
         return None

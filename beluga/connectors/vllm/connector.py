@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.environment import environment
 from beluga.connectors.vllm.events import MEDIUM, Announcement, Announcements
 from beluga.connectors.vllm.following import EngineUpdates
 from beluga.connectors.vllm.hints import Requests
@@ -118,13 +118,17 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
                 block_size=1 if self._groups.hybrid else self._groups.block_size,
                 logger=logger,
+                vouched=bool(self._settings.identity),
             )
             self._announcements = self._made_announcements(vllm_config)
             hybrid = self._made_hybrid(vllm_config, kv_cache_config)
             self._block_size = hybrid.block_size if hybrid else self._groups.block_size
+            self._loaded = threading.Event()
             self._identity = identify(
                 vllm_config,
                 self._settings.identity,
+                variables=envs.environment_variables,
+                loaded=self._loaded,
                 logger=logger,
                 then=self._lookups.identified,
                 hashed=lambda count: self._counters.add(identity_bytes=count),
@@ -288,7 +292,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             identity=self._settings.identity,
             others=others,
             declared=cuts.declared if cuts else "",
-            environment=environment(envs.environment_variables),
+            variables=envs.environment_variables,
         ).of_tenant(self._settings.tenant)
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
         self._worker = RankWorker(
@@ -413,7 +417,8 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         return BelugaMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def _meet(self, ranks: list[Rank]) -> None:
-        """Start to look up blocks for these ranks."""
+        """Start to look up blocks for these ranks, which have loaded the weights."""
+        self._loaded.set()
         parallel = self._vllm_config.parallel_config
         self._lookups.meet(
             [one.namespace for one in ranks],

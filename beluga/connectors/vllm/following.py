@@ -33,20 +33,20 @@ class EngineUpdates:
 
     def updated(self, method: str) -> None:
         """Stop using blocks of the old weights, and saving them as blocks of the new ones."""
-        self._lookups.era.updated(method, clean=_is_empty(self._manager()))
+        self._lookups.generation.updated(method, clean=_is_empty(self._manager()))
         self._schedule.doubt_all()
 
     def named(self, version: str) -> None:
         """Share blocks with other engines that were updated to this version."""
-        self._lookups.era.named(version)
+        self._lookups.generation.named(version)
 
     def flushed(self, manager: Any) -> None:
         """Use the pool again, because no request can use blocks of the old weights."""
         if manager is not self._manager():
             return
-        if not self._lookups.era.known:
+        if not self._lookups.generation.known:
             self._schedule.doubt_all()
-            self._lookups.era.flushed()
+            self._lookups.generation.flushed()
         self._lookups.adapters.flushed()
 
     def adapter_loads(self, lora: Any) -> None:

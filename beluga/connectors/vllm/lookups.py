@@ -20,7 +20,7 @@ from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
 from beluga.connectors.vllm.identity import of_part
 from beluga.connectors.vllm.media import private_from
 from beluga.connectors.vllm.parts import distinct, heads_name
-from beluga.connectors.vllm.updates import WeightsEra
+from beluga.connectors.vllm.updates import WeightsGeneration
 from beluga.errors import ConnectorError
 from beluga.index import IndexClient
 from beluga.kvcache import fold
@@ -63,12 +63,16 @@ class Lookups:
         *,
         block_size: int = 1,
         logger: logging.Logger | None = None,
+        vouched: bool = False,
     ) -> None:
-        """``block_size`` counts tokens; with media it must be the engine's."""
+        """``block_size`` counts tokens; with media it must be the engine's. ``vouched``: the
+        setting ``identity`` names the weights.
+        """
         logger = logger or logging.getLogger(__name__)
         self.ranks: tuple[Namespace, ...] = ()  # of the parts of a block, once each
         self.weights = ""
-        self.era = WeightsEra(logger)  # separates the blocks of updated weights
+        # separates the blocks of updated weights
+        self.generation = WeightsGeneration(logger, vouched=vouched)
         self.adapters = Adapters(logger)
         self.block_bytes = 0  # of a rank's part of a block, the largest
         self._workers = 0
@@ -90,7 +94,7 @@ class Lookups:
     @property
     def ready(self) -> bool:
         """Whether the names of blocks are known, so that blocks may be saved."""
-        return bool(self.ranks) and self.era.known
+        return bool(self.ranks) and self.generation.known
 
     @property
     def space(self) -> int:
@@ -98,8 +102,8 @@ class Lookups:
         if not self.ranks:
             return 0
         first = self.ranks[0].digest
-        if self.era.name:
-            first = hashlib.blake2b(first, key=self.era.name, digest_size=16).digest()
+        if self.generation.name:
+            first = hashlib.blake2b(first, key=self.generation.name, digest_size=16).digest()
         return int.from_bytes(first[:8], "little")
 
     @property
@@ -145,7 +149,7 @@ class Lookups:
 
     def reset(self) -> None:
         """Separate this engine's blocks from now on, because its weights may have changed."""
-        self.era.reset()
+        self.generation.reset()
 
     def begin(self, request: Any) -> bool | None:
         """Determine what a request computes with. Returns whether its blocks may be shared, or None
@@ -217,7 +221,7 @@ class Lookups:
         """Return the digests under which the pool keeps blocks with these hashes. This process
         alone finds ``private`` blocks.
         """
-        parts = [adapter, self.era.name, self._own if private else b""]
+        parts = [adapter, self.generation.name, self._own if private else b""]
         if group:  # the hash names a prefix, and each group has a block for it
             parts.append(group.to_bytes(32, "big"))
         if not any(parts):

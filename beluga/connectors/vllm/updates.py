@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Updates of the weights in a running engine, and the era of its blocks.
+"""Updates of the weights in a running engine, and the generation of its blocks.
 
 vLLM's connectors are not notified of ``update_weights``, ``reload_weights``, ``sleep`` at level 2,
 or a method that a trainer calls in the workers. All of them go through ``collective_rpc`` of the
@@ -9,9 +9,13 @@ preserve the weights counts as an update.
 
 After an update the engine's blocks are its own: no other engine's blocks are found and no other
 engine finds these, until ``set_weight_version`` names the weights (``POST /finish_weight_update``
-with a ``weight_version``). Engines that were updated to one version share blocks again. vLLM's own
+with a ``weight_version``). Engines of one training that were updated to one version share blocks
+again. vLLM's own
 prefix cache may still have blocks of the old weights. If it has any at an update, the pool is
 neither read nor written until that cache is reset.
+
+Two trainings may give one version to different weights, so a version names weights only together
+with the operator's setting ``identity``. Without it, updated engines do not share blocks.
 """
 
 from __future__ import annotations
@@ -68,15 +72,17 @@ class UpdateListener(Protocol):
         """The workers no longer have an adapter."""
 
 
-class WeightsEra:
-    """The era of an engine's blocks, which is part of their names.
+class WeightsGeneration:
+    """The generation of an engine's weights, which is part of the names of its blocks.
 
     It is empty as long as the weights are those that the engine has loaded. ``known`` is false
-    while vLLM's own cache has blocks of former weights.
+    while vLLM's own cache has blocks of former weights. ``vouched``: the operator's ``identity``
+    names a training, in which a version has one meaning.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, *, vouched: bool = False) -> None:
         self.name = b""
+        self._vouched = vouched
         self.known = True
         self._updated = False
         self._logger = logger
@@ -86,7 +92,7 @@ class WeightsEra:
         self.name = os.urandom(32)
 
     def updated(self, method: str, *, clean: bool) -> None:
-        """Start an era of new weights. ``clean``: vLLM's own cache is empty."""
+        """Start a generation of new weights. ``clean``: vLLM's own cache is empty."""
         self._updated, self.known = True, clean
         self.reset()
         if not clean:
@@ -98,8 +104,8 @@ class WeightsEra:
             )
 
     def named(self, version: str) -> None:
-        """Share the blocks of updated weights with engines of the same version."""
-        if self._updated:
+        """Share the blocks of updated weights with engines of the same training and version."""
+        if self._updated and self._vouched:
             key = hashlib.blake2b(version.encode(), digest_size=32, person=b"beluga-version")
             self.name = key.digest()
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -183,19 +184,23 @@ class Watched:
 
 @contextlib.contextmanager
 def _left_out(drop: Drop) -> Iterator[None]:
-    """Add fields to the table of those that do not count."""
-    from beluga.connectors.vllm import identity
+    """Add fields to the list of those that do not count."""
+    from beluga.connectors import identity
 
-    usual = identity.LEFT_OUT
+    plain = identity._plain
+    dropped = {"_name_or_path", *drop.table.get("PretrainedConfig", ())}
+
+    def without(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return plain({name: without(tree[name]) for name in tree if name not in dropped})
+        return plain(tree)
+
     more = {
-        name: {**usual.get(name, {}), **dict.fromkeys(fields, "")}
+        name: f"{identity.IGNORED.get(name, '')} {' '.join(fields)}"
         for name, fields in drop.table.items()
     }
-    identity.LEFT_OUT = {**usual, **more}
-    try:
+    with mock.patch.object(identity, "_plain", without), mock.patch.dict(identity.IGNORED, more):
         yield
-    finally:
-        identity.LEFT_OUT = usual
 
 
 def _names(space: Any, weights: str, drop: Drop, digests: Sequence[bytes]) -> list[str]:

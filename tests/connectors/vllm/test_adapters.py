@@ -87,7 +87,9 @@ def test_restored_files_may_differ_from_the_loaded_adapter(
 ) -> None:
     """On a file system without change times they seem unchanged."""
     weights = tmp_path / "a" / "adapter_model.safetensors"
-    monkeypatch.setattr(adapters_module, "_state_of", lambda path: (path, weights.read_bytes()))
+    monkeypatch.setattr(
+        adapters_module, "_state_of", lambda path, **_: (path, weights.read_bytes())
+    )
     lora = adapter(tmp_path / "a", "a")
     before = weights.read_bytes()
     engine.loads(lora)

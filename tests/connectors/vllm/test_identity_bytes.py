@@ -17,7 +17,7 @@ import pytest
 from identity_cases import CASES, NOT_SHOWN, TOKENS
 
 from beluga import IndexServer, Pool
-from beluga.connectors.identity.models import WEIGHTS
+from beluga.connectors.identity import WEIGHTS
 
 HERE = Path(__file__).parent
 DIFFERENT = [name for name, case in CASES.items() if case.drop is not None]
@@ -108,7 +108,6 @@ def test_without_a_part_of_the_identity_an_engine_would_find_wrong_bytes(
 
 
 def test_every_field_of_a_namespace_is_dropped_or_cannot_be_shown(engines: Engines) -> None:
-    """Parts of the configuration are walked field by field in test_config_fields.py."""
     dropped = {field for case in CASES.values() if case.drop for field in case.drop.fields}
     assert not dropped & NOT_SHOWN.keys()
     fields = {one for one in engines["usual"]["fields"] if not one.startswith("config ")}

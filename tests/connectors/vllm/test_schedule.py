@@ -17,7 +17,7 @@ from vllm_parts import BLOCK_TOKENS, adapter, extend, no_extra_keys, request
 
 from beluga import IndexServer, KVCache, Namespace
 from beluga.connectors.connection import Connection
-from beluga.connectors.identity.models import Files
+from beluga.connectors.identity import Files
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.events import Announcements
 from beluga.connectors.vllm.lookups import Lookups

@@ -194,8 +194,23 @@ def test_blocks_computed_during_an_update_are_not_shared(
     assert one.hits() == 0
 
 
-def test_engines_updated_to_one_version_share_blocks(server: IndexServer, make: Make) -> None:
-    one, other = make(), make()
+@pytest.mark.parametrize("words", [("", ""), ("training 7", "training 8")])
+def test_two_trainings_with_one_version_share_no_blocks(
+    server: IndexServer, make: Make, words: tuple[str, str]
+) -> None:
+    """Without an operator's word a version names nothing."""
+    one, other = (make(identity=word) for word in words)
+    for engine in (one, other):
+        engine.call("update_weights", {})
+        engine.core.set_weight_version("1")
+    one.saves(fill=2)
+    assert (one.hits(), other.hits()) == (ALL, 0)
+
+
+def test_engines_updated_to_one_version_share_blocks_of_one_training(
+    server: IndexServer, make: Make
+) -> None:
+    one, other = make(identity="training 7"), make(identity="training 7")
     for engine in (one, other):
         engine.call("update_weights", {})
     one.core.set_weight_version("step 1")

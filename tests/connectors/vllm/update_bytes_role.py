@@ -33,7 +33,7 @@ def _steps() -> dict[str, Callable[[], Any]]:
         NOTHING: contextlib.nullcontext,
         "the calls of the workers": lambda: mock.patch.object(updates, "_changes", _never),
         "the notice": lambda: mock.patch.object(following.EngineUpdates, "updated"),
-        "an era of its own": lambda: mock.patch.object(updates.WeightsEra, "reset"),
+        "a generation of its own": lambda: mock.patch.object(updates.WeightsGeneration, "reset"),
     }
 
 

@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +16,7 @@ import pytest
 from vllm_parts import COMMIT, Tensor, cache_config, config, layer_major, spec
 
 from beluga.connectors.identity import config_fields
-from beluga.connectors.naming import major
-from beluga.connectors.vllm import environment
 from beluga.connectors.vllm.cachegroup import CacheGroup, CacheGroups
-from beluga.connectors.vllm.fields import LEFT_OUT
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError
@@ -46,7 +41,6 @@ def space(**changes: Any) -> Namespace:
         "part": changes.pop("part", "0/1"),
         "pp_rank": changes.pop("pp_rank", 0),
         "salt": changes.pop("salt", ""),
-        "environment": changes.pop("environment", {}),
     }
     tensors, _ = layer_major(2, 8, *page)
     layout = GroupLayout(tensors, block_count=8, page_sizes={})
@@ -72,7 +66,9 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "context parallel": {"decode_context_parallel_size": 2},
     "layers": {"layers": {"layer.1": "full"}},
     "kind of layer": {"layers": {"layer.0": "latent"}},
-    "engine version": {"version": "0.33.0"},
+    "engine version": {"version": "0.32.1"},
+    "build": {"version": "0.32.0+cpu"},
+    "context": {"max_model_len": 8192},
     "salt": {"salt": "tenant"},
 }
 
@@ -80,7 +76,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 def test_identical_engines_share_blocks() -> None:
     assert digest() == digest()
     assert digest(hf={"_name_or_path": "/elsewhere"}) == digest()
-    assert digest(version="0.32.1+cpu") == digest()
+    places = {"model": "/elsewhere", "download_dir": "/cache", "tensor_parallel_size": 2}
+    assert digest(**places) == digest()  # the namespace has the rank's part of a block
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
@@ -103,7 +100,7 @@ def test_all_differences_have_different_identities() -> None:
 def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
     """Some fields of a namespace repeat what is in the configuration, for operators to read."""
     changes = {key: value for key, value in DIFFERENCES[name].items() if not key.endswith("_rank")}
-    assert config_fields(config(**changes), LEFT_OUT) != config_fields(config(), LEFT_OUT)
+    assert config_fields(config(**changes)) != config_fields(config())
 
 
 @pytest.mark.parametrize(
@@ -187,7 +184,7 @@ def test_code_of_a_branch_is_not_identified() -> None:
     one, other = config(trust_remote_code=True), config(trust_remote_code=True)
     one.model_config.code_revision, other.model_config.code_revision = "a" * 40, "b" * 40
     assert identify(one, "", logger=LOGGER).wait(LONG_S)
-    assert config_fields(one, LEFT_OUT) != config_fields(other, LEFT_OUT)
+    assert config_fields(one) != config_fields(other)
     made.model_config.trust_remote_code = False  # then no code is loaded
     assert identify(made, "", logger=LOGGER).wait(LONG_S)
 
@@ -211,84 +208,13 @@ def test_a_separate_draft_model_is_part_of_the_identity() -> None:
     assert len({plain, *others}) == 5
 
 
-def test_environment_variables_outside_the_table_are_part_of_the_identity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = ["VLLM_MARLIN_INPUT_DTYPE", "VLLM_LOGGING_LEVEL", "VLLM_OF_A_NEW_RELEASE", "VLLM_PORT"]
-    names = [*known, "VLLM_OF_NOBODY", *environment.OF_LIBRARIES]
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    assert environment.environment(known) == {}
-    for name in names:
-        monkeypatch.setenv(name, "1")
-    counted = environment.environment(known)
-    assert counted.keys() == {known[0], known[2], *environment.OF_LIBRARIES}
-    digests = {digest(environment=some) for some in ({}, counted, {**counted, known[0]: "int8"})}
-    assert len(digests) == 3
-    assert all(environment.LEFT_OUT.values())
-
-
-def test_fields_are_excluded_only_after_two_reviews() -> None:
-    """The list of what counts in the supported release, against the tables of what does not."""
-    tables = {**LEFT_OUT, "environment": environment.LEFT_OUT}
-    listed = json.loads((Path(__file__).parent / "counted_fields.json").read_text())
-    assert len(listed["ModelConfig"]) > 10 and len(listed["environment"]) > 50
-    for kind, names in listed.items():
-        assert not set(names) & tables.get(kind, {}).keys(), kind
-
-
-LENGTHS: dict[str, tuple[dict[str, Any], bool]] = {
-    "no rope": ({}, False),
-    "plain": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, False),
-    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, False),
-    "longrope": ({"rope_scaling": {"rope_type": "longrope"}}, True),
-    "longrope of a part": ({"text_config": {"rope_scaling": {"type": "su"}}}, True),
-    "longrope of a kind of layer": (
-        {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
-        True,
-    ),
-    "another kind": ({"rope_scaling": {"rope_type": "new"}}, True),
-    "llama 4": ({"model_type": "llama4"}, True),
-}
-
-
-@pytest.mark.parametrize("name", LENGTHS)
-def test_the_longest_context_is_part_of_the_identity_if_positions_depend_on_it(name: str) -> None:
-    hf, matters = LENGTHS[name]
-    short, long = digest(hf=hf, max_model_len=4096), digest(hf=hf, max_model_len=131072)
-    assert (short != long) == matters
-
-
-def test_code_of_a_model_may_use_the_longest_context() -> None:
-    code = {"trust_remote_code": True}
-    assert digest(max_model_len=4096, **code) != digest(max_model_len=8192, **code)
-
-
-def test_fields_of_a_new_release_are_part_of_the_identity() -> None:
-    """Also in a part that has other fields in the table, and in a part that is new."""
-    plain = config()
-    for part in ("model_config", "cache_config", "parallel_config", "load_config"):
-        made = config()
-        getattr(made, part).of_a_new_release = 1
-        assert config_fields(made, LEFT_OUT) != config_fields(plain, LEFT_OUT), part
-    made = config()
-    made.new_config = 1
-    assert config_fields(made, LEFT_OUT) != config_fields(plain, LEFT_OUT)
-
-
 @pytest.mark.parametrize("value", [lambda: 0, object(), iter(())])
 def test_values_that_cannot_be_compared_are_rejected(value: Any) -> None:
     made = config()
     made.model_config.of_a_new_release = value
     with pytest.raises(ConnectorError, match=r"model_config.of_a_new_release .*setting identity"):
-        config_fields(made, LEFT_OUT)
-    assert config_fields(made, LEFT_OUT, identity="a") != config_fields(
-        made, LEFT_OUT, identity="b"
-    )
-
-
-def test_versions_are_part_of_the_identity() -> None:
-    assert (major("0.32.1+cpu"), major("1.4.2"), major("0.33.0")) == ("0.32", "1", "0.33")
+        config_fields(made)
+    assert config_fields(made, identity="a") != config_fields(made, identity="b")
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor", "builtin"])
