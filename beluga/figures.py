@@ -37,7 +37,7 @@ def _read() -> dict[str, tuple[Figure, ...]]:
     """Return the figures of each struct, from the table that ``_build.py`` compiled into the
     core.
     """
-    text = cast("bytes", ffi.string(cast("Any", lib).bl_figures)).decode()
+    text = ffi.string(cast("Any", lib).bl_figures).decode()
     table: dict[str, tuple[Figure, ...]] = {}
     for row in text.split("\n"):
         struct, field, metric, meaning = row.split("\t")

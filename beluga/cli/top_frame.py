@@ -23,6 +23,16 @@ if TYPE_CHECKING:  # the help of `beluga top` has the legends and must not impor
 _ROWS = 8
 _STATE_STYLES = {"serving": "bold green", "standby": "bold yellow", "stopped": "bold red"}
 _BAR_MAX = 40
+_RATES = {
+    "calls": "rpc_calls_total",
+    "keys": "rpc_keys_total",
+    "errors": "rpc_errors_total",
+    "evictions": "evictions_total",
+    "refusals": "refusals_total",
+    "read": "client_read_bytes_total",
+    "written": "client_written_bytes_total",
+}
+_SHOWN = {*_RATES.values(), "process_cpu_seconds_total", "exporter_scrapes_total"}
 
 
 def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> RenderableType:
@@ -44,6 +54,8 @@ def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> R
         lines += _table("tenants", _TENANT_COLUMNS, snapshot.tenants, width)
         lines += _table("tiers below", _TIER_COLUMNS, snapshot.tiers, width)
         lines += _table("slowest of the last calls", _CALL_COLUMNS, snapshot.slow_calls, width)
+        grown = [row for row in snapshot.rates.items() if row[1] > 0 and row[0] not in _SHOWN]
+        lines += _table("other counters per second", _RATE_COLUMNS, grown, width)
     return Group(*lines)
 
 
@@ -63,33 +75,28 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _figures(snapshot: Snapshot, width: int) -> list[Text]:
-    index, rates = snapshot.index, snapshot.rates
+    figure, rates = snapshot.figure, snapshot.rates
     facts = [
-        ("hit rate", "-" if rates is None else _percent(rates.hit_rate)),
-        ("since takeover", _percent(index.hit_rate)),
+        ("hit rate", _percent(snapshot.recent_hit_rate)),
+        ("since takeover", _percent(snapshot.hit_rate)),
     ]
-    if rates is not None:
-        facts += [
-            ("calls", f"{_count(rates.calls)}/s"),
-            ("keys", f"{_count(rates.keys)}/s"),
-            ("errors", f"{_count(rates.errors)}/s"),
-            ("evictions", f"{_count(rates.evictions)}/s"),
-            ("refusals", f"{_count(rates.refusals)}/s"),
-            ("read", _speed(rates.read_bytes)),
-            ("written", _speed(rates.written_bytes)),
-            ("server", f"{_percent(rates.processor)} of a core"),
-        ]
+    if rates:
+        for name, metric in _RATES.items():
+            value = rates.get(metric, 0.0)
+            show = _speed(value) if "bytes" in metric else f"{_count(value)}/s"
+            facts.append((name, show))
+        facts.append(("server", f"{_percent(rates['process_cpu_seconds_total'])} of a core"))
     facts += [
-        ("tokens saved", _count(snapshot.saved_tokens)),
-        ("sessions", f"{snapshot.session_count} of {snapshot.session_limit}"),
+        ("tokens saved", _count(figure("saved_tokens_total"))),
+        ("sessions", f"{figure('sessions')} of {figure('lanes')}"),
     ]
-    if snapshot.suspect_count:
-        facts.append(("suspect", str(snapshot.suspect_count)))
-    table = f"{index.blocks + index.writing:,} of {index.blocks_limit:,} blocks"
+    if figure("sessions_suspect"):
+        facts.append(("suspect", str(figure("sessions_suspect"))))
+    taken, limit = figure("blocks") + figure("grants"), figure("blocks_limit")
     return [
         *_flow(facts, width),
-        _bar("space", snapshot.pool.used_bytes, snapshot.pool.bytes, width),
-        _bar("table", index.blocks + index.writing, index.blocks_limit, width, table),
+        _bar("space", figure("pool_used_bytes"), figure("pool_bytes"), width),
+        _bar("table", taken, limit, width, f"{taken:,} of {limit:,} blocks"),
     ]
 
 
@@ -129,7 +136,7 @@ def _devices(snapshot: Snapshot, width: int) -> list[Text]:
     from rich.text import Text
 
     found = []
-    for device in snapshot.pool.devices[:_ROWS]:
+    for device in snapshot.devices[:_ROWS]:
         name = plain(device.path)
         name = name if len(name) <= width // 3 else f"…{name[1 - width // 3 :]}"
         room = max(min(width - len(name) - 1, _BAR_MAX + 24), 4)
@@ -276,9 +283,13 @@ _CALL_COLUMNS = _columns(
     ),
     ("status", lambda row: plain(row.status), 4, True, "ok, or the returned error"),
 )
+_RATE_COLUMNS = _columns(
+    ("counter", lambda row: row[0], 0, True, "a metric that has grown (docs: Monitoring)"),
+    ("rate", lambda row: _count(row[1]), 0, False, "its growth per second"),
+)
 LEGENDS = tuple(
     Legend({column.name: column.meaning for column in columns})
-    for columns in (_SESSION_COLUMNS, _TENANT_COLUMNS, _TIER_COLUMNS, _CALL_COLUMNS)
+    for columns in (_SESSION_COLUMNS, _TENANT_COLUMNS, _TIER_COLUMNS, _CALL_COLUMNS, _RATE_COLUMNS)
 )
 
 

@@ -2,18 +2,15 @@
 # Copyright The Beluga Authors
 """A snapshot of a server's activity for ``beluga top``, the page, and programs.
 
-It is made in the server's process on request, at most once a second, from the exporter's counters.
+It is made in the server's process on request, at most once a second, from the exporter's metrics.
 """
 
 from beluga.live.observer import Observer
 from beluga.live.snapshot import (
     CellState,
     DeviceFacts,
-    IndexFacts,
     LinkFacts,
     Note,
-    PoolFacts,
-    Rates,
     ServerFacts,
     SessionFacts,
     SlowCall,
@@ -25,12 +22,9 @@ from beluga.live.snapshot import (
 __all__ = [
     "CellState",
     "DeviceFacts",
-    "IndexFacts",
     "LinkFacts",
     "Note",
     "Observer",
-    "PoolFacts",
-    "Rates",
     "ServerFacts",
     "SessionFacts",
     "SlowCall",

@@ -30,10 +30,7 @@ class ServerFacts:
     pid: int
     machine: str
     pool_id: str
-    started_s: float
     uptime_s: float
-    processor_s: float
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,61 +50,6 @@ class DeviceFacts:
     cell_bytes: int
     states: str
     fill: str
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFacts:
-    """The pool's space for blocks. ``free_bytes`` is neither used by blocks nor quarantined."""
-
-    bytes: int
-    used_bytes: int
-    payload_bytes: int
-    free_bytes: int
-    quarantined_bytes: int
-    retired_bytes: int
-    devices: tuple[DeviceFacts, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFacts:
-    """The block index, since the server took over. ``hit_rate`` is None before any lookup."""
-
-    blocks: int
-    blocks_limit: int
-    pinned: int
-    writing: int
-    lookups: int
-    hits: int
-    hit_rate: float | None
-    commits: int
-    evictions: int
-    table_evictions: int
-    removals: int
-    refusals: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates per second over the last ``over_s`` seconds. Clients report bytes and tokens every 5
-    seconds, so their rates are over ``reported_over_s``.
-    """
-
-    over_s: float
-    reported_over_s: float
-    calls: float
-    errors: float
-    keys: float
-    lookups: float
-    hits: float
-    hit_rate: float | None
-    commits: float
-    evictions: float
-    refusals: float
-    read_bytes: float
-    written_bytes: float
-    saved_tokens: float
-    processor: float
-    methods: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +133,12 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole snapshot. ``rates`` is None in the first one, since a rate needs two.
+    """The whole snapshot.
+
+    ``figures`` are the server's metrics without the prefix ``beluga_``, summed over their labels.
+    ``rates`` are the counters among them, per second over the last ``over_s`` seconds. Clients
+    report every 5 seconds, so the rates of what they count are over ``reported_over_s``. The first
+    snapshot has no rates, since a rate needs two.
 
     ``history`` has the points of the last minutes in which snapshots were requested, oldest first:
     the Unix time, calls per second, hit rate (or None), bytes read and written per second, the used
@@ -200,14 +147,11 @@ class Snapshot:
 
     time_s: float
     server: ServerFacts
-    pool: PoolFacts
-    index: IndexFacts
-    rates: Rates | None
-    saved_tokens: int
-    saved_prefill_s: float
-    session_count: int
-    session_limit: int
-    suspect_count: int
+    figures: Mapping[str, float]
+    rates: Mapping[str, float]
+    over_s: float
+    reported_over_s: float
+    devices: tuple[DeviceFacts, ...]
     sessions: tuple[SessionFacts, ...]
     tenants: tuple[TenantFacts, ...]
     tiers: tuple[TierFacts, ...]
@@ -215,3 +159,22 @@ class Snapshot:
     slow_calls: tuple[SlowCall, ...]
     notes: tuple[Note, ...]
     history: tuple[tuple[float | None, ...], ...]
+
+    def figure(self, name: str) -> int:
+        """Return a figure as a whole number; 0 if the server does not have it."""
+        return int(self.figures.get(name, 0))
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of looked-up keys that hit since the takeover; None before any lookup."""
+        return _share(self.figures)
+
+    @property
+    def recent_hit_rate(self) -> float | None:
+        """The same over the last seconds."""
+        return _share(self.rates)
+
+
+def _share(counts: Mapping[str, float]) -> float | None:
+    lookups = counts.get("lookup_keys_total", 0)
+    return counts.get("lookup_hits_total", 0) / lookups if lookups else None

@@ -19,6 +19,7 @@ import enum
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 from beluga._ffi import ffi, lib
 
@@ -35,7 +36,7 @@ SECONDS = (
 
 
 # The counters of a report: bl_client_figures of csrc/api/figures.h, in upper case.
-Figure = enum.IntEnum(  # type: ignore[misc]
+Figure: Any = cast("Any", enum.IntEnum)(
     "Figure", [name.upper() for name, _ in ffi.typeof("bl_client_figures").fields], start=0
 )
 

@@ -15,7 +15,7 @@ import pytest
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.admin import Admin, request, server_routes
-from beluga.live import CellState, Observer, Snapshot, calls, figures, observer, space_map
+from beluga.live import CellState, Observer, Snapshot, observer
 from beluga.pool import STRIPE_SIZE
 from beluga.rpc import report
 from tests.rpc.other_machine import OtherMachine
@@ -46,8 +46,8 @@ def look(server: IndexServer, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Lo
     """Request a snapshot each time; clients report with each call."""
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     monkeypatch.setattr(observer, "_INTERVAL_S", 0.0)
-    for module in (space_map, calls):
-        monkeypatch.setattr(module, "_COST_SHARE", 1e9)
+    for name in ("_MAP_SHARE", "_TRACE_SHARE"):
+        monkeypatch.setattr(observer, name, 1e9)
     return Observer(server, pool).snapshot
 
 
@@ -59,7 +59,7 @@ def payload(count: int, length: int = LENGTH) -> np.ndarray:
     return np.ones((count, length), np.uint8)
 
 
-class At(figures.Figures):
+class At(observer.Figures):
     """The figures at one time, on a virtual clock."""
 
     def __init__(self, at_s: float) -> None:
@@ -68,19 +68,19 @@ class At(figures.Figures):
 
 
 def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
-    past = figures.RecentFigures()
+    past = observer.RecentFigures()
     for at_s in (100.0, 101.0, 102.0):
         past.add(At(at_s))
     now = At(103.0)
     past.add(now)
-    found = past.before(now, figures.WINDOW_S)
+    found = past.before(now, observer.WINDOW_S)
     assert found is not None and found.at_s == 100.0
     later = At(1000.0)
     past.add(later)
-    assert past.before(later, figures.WINDOW_S) is None
+    assert past.before(later, observer.WINDOW_S) is None
     slow = At(1009.0)  # a snapshot every nine seconds
     past.add(slow)
-    found = past.before(slow, figures.WINDOW_S)
+    found = past.before(slow, observer.WINDOW_S)
     assert found is not None and found.at_s == 1000.0
 
 
@@ -97,30 +97,30 @@ def test_byte_rates_start_at_the_first_client_report(
 
 def test_figures_and_rates_match_the_server(pool: Pool, look: Look) -> None:
     first = look()
-    assert first.rates is None
+    assert first.rates == {}
     assert (first.server.state, first.server.epoch, first.server.pid) == ("serving", 1, os.getpid())
-    assert first.index.hit_rate is None
+    assert first.hit_rate is None
     with KVCache(pool, namespace="a") as cache:
         cache.put(names(6), payload(6))
         assert cache.get(names(8), payload(8)).hits == 6
         cache.client.report.saved(96, 0.5)
         cache.get(names(1), payload(1))
         seen = look()
-    assert (seen.index.blocks, seen.index.lookups, seen.index.hits) == (6, 8 + 1, 6 + 1)
-    assert seen.index.hit_rate == 7 / 9
-    assert seen.rates is not None
-    assert round(seen.rates.commits * seen.rates.over_s) == 6
-    assert round(seen.rates.hits * seen.rates.over_s) == 7
-    assert seen.rates.hit_rate == pytest.approx(7 / 9)
-    assert round(seen.rates.written_bytes * seen.rates.reported_over_s) == 6 * LENGTH
-    assert round(seen.rates.read_bytes * seen.rates.reported_over_s) == 7 * LENGTH
-    assert round(seen.rates.methods["commit"] * seen.rates.over_s) == 1
-    assert seen.saved_tokens == 96
+    counts = [seen.figure(f"{name}") for name in ("blocks", "lookup_keys_total")]
+    assert (*counts, seen.figure("lookup_hits_total")) == (6, 8 + 1, 6 + 1)
+    assert seen.hit_rate == 7 / 9
+    assert round(seen.rates["commits_total"] * seen.over_s) == 6
+    assert round(seen.rates["lookup_hits_total"] * seen.over_s) == 7
+    assert seen.recent_hit_rate == pytest.approx(7 / 9)
+    over_s = seen.reported_over_s
+    assert round(seen.rates["client_written_bytes_total"] * over_s) == 6 * LENGTH
+    assert round(seen.rates["client_read_bytes_total"] * over_s) == 7 * LENGTH
+    assert seen.figure("saved_tokens_total") == 96
     assert len(seen.history) == 2
     (tenant,) = seen.tenants
     assert (tenant.name, tenant.blocks, tenant.bytes) == ("a", 6, 6 * LENGTH)
     (session,) = seen.sessions
-    assert (session.pid, session.state, seen.session_count) == (os.getpid(), "live", 1)
+    assert (session.pid, session.state, seen.figure("sessions")) == (os.getpid(), "live", 1)
     assert session.calls_per_s is None
     assert {call.method for call in seen.slow_calls} >= {"reserve", "commit", "lookup"}
 
@@ -138,10 +138,10 @@ def test_a_sessions_calls_are_counted_between_two_snapshots(pool: Pool, look: Lo
 
 
 def test_the_map_adds_up_and_shows_block_locations(pool: Pool, look: Look) -> None:
-    empty = look().pool
+    empty = look()
     with KVCache(pool, namespace="a") as cache:
         cache.put(names(100), payload(100))
-        seen = look().pool
+        seen = look()
     geometry = pool.geometry
     assert [device.path for device in seen.devices] == [str(one.path) for one in pool.devices]
     for device in seen.devices:
@@ -149,16 +149,16 @@ def test_the_map_adds_up_and_shows_block_locations(pool: Pool, look: Look) -> No
     tables = sum(device.table_bytes for device in seen.devices)
     assert tables == geometry.data_offset
     free = sum(device.free_bytes for device in empty.devices)
-    assert free == empty.free_bytes == geometry.stripe_count * STRIPE_SIZE
+    assert free == empty.figure("pool_free_bytes") == geometry.stripe_count * STRIPE_SIZE
     assert all(set(device.states) <= {"0", "3"} for device in empty.devices)
     used = sum(device.used_bytes for device in seen.devices)
-    assert abs(used - seen.used_bytes) < 1000  # shares of stripes are whole numbers
+    assert abs(used - seen.figure("pool_used_bytes")) < 1000  # shares of stripes are whole numbers
     full = sum(
         int(device.fill[at : at + 2], 16)
         for device in seen.devices
         for at in range(0, len(device.fill), 2)
     )
-    assert full * STRIPE_SIZE / 255 == pytest.approx(seen.used_bytes, rel=0.05)
+    assert full * STRIPE_SIZE / 255 == pytest.approx(seen.figure("pool_used_bytes"), rel=0.05)
     assert sum(device.states.count(str(CellState.USED.value)) for device in seen.devices) == 4
 
 
@@ -167,9 +167,9 @@ def test_large_devices_have_a_bounded_number_of_cells(shm: Path) -> None:
         Pool.create([shm / "large"], device_size=16 << 30, sparse=True, max_blocks=512) as pool,
         IndexServer(pool) as server,
     ):
-        drawn = space_map.SpaceMap(server, pool)
+        drawn = observer.SpaceMap(server, pool)
         (device,) = drawn.devices()
-    assert len(device.states) == space_map.CELLS_MAX
+    assert len(device.states) == observer.CELLS_MAX
     assert device.free_bytes + device.table_bytes == (16 << 30) - STRIPE_SIZE
     assert device.cell_bytes == 2 * STRIPE_SIZE
 
@@ -181,10 +181,10 @@ def test_quarantine_is_on_the_map_and_in_the_notes(pool: Pool) -> None:
         assert OtherMachine(pool, host=3, boot_id=(7, 9)).attach(0x5EED) == 0
     with IndexServer(pool) as server:
         seen = Observer(server, pool).snapshot()
-    assert seen.pool.quarantined_bytes > 0
-    assert seen.suspect_count == 1
-    (device,) = seen.pool.devices
-    assert device.quarantined_bytes == pytest.approx(seen.pool.quarantined_bytes, abs=100)
+    assert seen.figure("pool_quarantined_bytes") > 0
+    assert seen.figure("sessions_suspect") == 1
+    (device,) = seen.devices
+    assert device.quarantined_bytes == pytest.approx(seen.figure("pool_quarantined_bytes"), abs=100)
     assert str(CellState.QUARANTINED.value) in device.states
     (note,) = [note for note in seen.notes if "quarantined" in note.text]
     assert note.level == "warn"
@@ -214,7 +214,7 @@ def test_a_stopped_server_and_a_standby_are_reported(server: IndexServer, pool: 
     server.stop()
     seen = watched.snapshot()
     assert seen.server.state == "stopped"
-    assert seen.sessions == seen.pool.devices == ()
+    assert seen.sessions == seen.devices == ()
 
 
 def test_the_response_is_the_snapshot_with_history_on_request(

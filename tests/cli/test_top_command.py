@@ -68,7 +68,7 @@ def test_one_frame_and_one_snapshot(
     assert "serving, epoch 1" in shown.stdout
     found = json.loads(run("top", *pool, "--once", "--json").stdout)
     assert found["server"]["pid"] == server.pid
-    assert found["rates"]["calls"] == 0
+    assert found["rates"]["sessions_attached_total"] == 0
 
 
 def test_without_a_server_top_fails_with_one_line(run: Run, pool: list[str]) -> None:

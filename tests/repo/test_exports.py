@@ -57,7 +57,7 @@ EXPORTS: dict[str, str] = {
         "KnownHosts PATIENCE_S ConnectionSlot ConnectionSlots Token from_other_site is_loopback "
         "plain_path read_tls read_token shown_url"
     ),
-    "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
+    "beluga.live": "CellState DeviceFacts LinkFacts Note Observer "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
     "beluga.admin": (
         "Admin AdminResponse ServerHealth AdminRequest Route Routes request request_json "
