@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from docs_pages import INTERNAL, NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 # Decorators that do not register a function. Any other decorator may.
 PLAIN = {
@@ -162,7 +164,16 @@ def is_registered(node: Function | ast.ClassDef) -> bool:
 def promised(root: Path) -> set[str]:
     """Return the names of docs/reference/api.md: classes, functions, and their methods."""
     text = (root / "docs/reference/api.md").read_text()
-    return set(re.findall(r"^(?:class |def |async def |async )?(\w+)(?=[(:])", text, re.MULTILINE))
+    names = {path.rpartition(".")[2] for path in NAME.findall(text)}
+    methods = {
+        member.name
+        for path in (root / "beluga").rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef) and node.name in names
+        for member in node.body
+        if isinstance(member, Function) and member.name not in INTERNAL.get(node.name, "").split()
+    }
+    return names | methods
 
 
 def examples(root: Path) -> set[str]:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The page of the Python API is fresh, has an example for each class, and its examples, like the
-Python of the other pages, pass mypy --strict. tests/repo/test_shown.py runs them.
+"""The page of the Python API has all names and an example for each subject, and its examples, like
+the Python of the other pages, pass mypy --strict. tests/repo/test_shown.py runs them.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,20 +22,22 @@ from test_shown import GIVEN
 import beluga
 
 sys.path.insert(0, str(ROOT / "scripts/dev"))
-import gen_api
+from docs_pages import INTERNAL
 
+PAGE = ROOT / "docs/reference/api.md"
+NAME = re.compile(r"^\| `((beluga[\w.]*)\.(\w+))` \|", re.MULTILINE)
+NAMES = {
+    path: getattr(import_module(module), name)
+    for path, module, name in NAME.findall(PAGE.read_text(encoding="utf-8"))
+}
 # Pages whose Python shows internals and is not a complete program.
 PARTS = {"copy-engines.md"}
 
 
-def test_the_page_is_current() -> None:
-    command = [sys.executable, ROOT / "scripts/dev/gen_api.py", "--check"]
-    assert subprocess.run(command, check=False).returncode == 0
-
-
-def test_every_name_of_the_package_is_on_the_page() -> None:
-    assert set(beluga.__all__) - {"BelugaError"} <= {one.name for one in gen_api.ALL}
-    assert {one.module for one in gen_api.ALL} <= {
+def test_every_name_of_the_page_is_public_and_every_name_of_the_package_is_on_it() -> None:
+    assert {f"beluga.{name}" for name in beluga.__all__} - {"beluga.BelugaError"} <= set(NAMES)
+    modules = {path.rpartition(".")[0] for path in NAMES}
+    assert modules <= {
         *EXPORTS,
         "beluga.connectors.settings",
         "beluga.connectors.vllm.settings",
@@ -43,60 +45,47 @@ def test_every_name_of_the_package_is_on_the_page() -> None:
     }
 
 
-def test_every_class_has_an_example_and_every_example_a_class() -> None:
-    classes = [one for one in gen_api.ALL if inspect.isclass(one.value)]
-    assert [one.name for one in classes if not one.example] == []
-    files = {path.stem for path in gen_api.EXAMPLES.glob("*.py")}
-    assert files == {one.example for one in gen_api.ALL if one.example} | {"program"}
+def test_every_name_and_every_public_member_has_a_docstring() -> None:
+    bare = []
+    for path, value in NAMES.items():
+        members = vars(value) if inspect.isclass(value) else {}
+        hidden = INTERNAL.get(path.rpartition(".")[2], "").split()
+        described = {path: value} | {
+            f"{path}.{name}": getattr(member, "__func__", member)
+            for name, member in members.items()
+            if not name.startswith("_") and name not in hidden
+        }
+        bare += [
+            name
+            for name, each in described.items()
+            if (inspect.isclass(each) or inspect.isroutine(each) or isinstance(each, property))
+            and not each.__doc__
+        ]
+    assert bare == []
 
 
-def test_defaults_and_types_are_shown_as_they_are_written() -> None:
-    """Defaults were shown as ``<class 'str'>``, ``b`` and ``(pool, split)``, and a tuple was cut
-    like parameters.
-    """
-    shown = re.findall(r"^```py\n(.*?)^```$", gen_api.document(), re.MULTILINE | re.DOTALL)
-    wrong = [one for one in shown if re.search(r"<\w|ForwardRef", one)]
-    assert wrong == []
-    for one in shown:
-        if one.endswith("]\n") or "(" not in one:
-            continue
-        name, _, rest = one.removeprefix("async ").partition("(")
-        if name.isidentifier():  # a signature: Python reads it as a function
-            plain = re.sub(r"= \.\.\.", "= None", f"def {name}({rest.rstrip()}: ...")
-            ast.parse(plain)
+def test_internal_members_exist() -> None:
+    classes = {path.rpartition(".")[2]: value for path, value in NAMES.items()}
+    lacking = [
+        (name, member)
+        for name, members in INTERNAL.items()
+        for member in members.split()
+        if not hasattr(classes[name], member)
+    ]
+    assert lacking == []
 
 
-def test_every_entry_of_the_page_has_a_description() -> None:
-    text = gen_api.document()
-    bare = re.findall(r"```py\n([^`]*?)\n```\n\n(?=```|###|\*|$)", text)
-    assert [one for one in bare if not one[0].isupper()] == []
-    assert re.findall(r":\w+:`|``(?!`)\b", re.sub(r"```.*?```", "", text, flags=re.DOTALL)) == []
-
-
-def test_every_type_that_the_page_names_is_explained_on_it() -> None:
-    """Results, such as that of ``lookup()``, had fields that only the sources named."""
-    text = gen_api.document()
-    explained = {*re.findall(r"^### (\w+)$", text, re.MULTILINE)}
-    explained |= {*re.findall(r"^\| `(\w+)`", text, re.MULTILINE)}
-    named = set(gen_api.types_in(text.splitlines()))
-    python = {name for one in gen_api.FOREIGN for name in vars(one)} | {"Path", "Event", "Any"}
-    errors = {name for name in named if hasattr(beluga.errors, name)}
-    assert named - explained - python - errors - gen_api.UNEXPLAINED == set()
-    assert {"LookupResult", "HintResult", "Pins", "IndexStat", "Matches"} <= explained
-
-
-def test_the_page_has_what_the_sources_note_about_a_field() -> None:
-    text = gen_api.document()
-    assert "* `isl: int`: input sequence length in tokens" in text
-    assert "async ping(" in text  # of AsyncClient
-    assert text.count("**`with`** calls") >= 4
+def test_every_subject_has_an_example() -> None:
+    _, *subjects = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(subjects) > 8
+    assert [each.splitlines()[0] for each in subjects if "```python\n" not in each] == []
 
 
 def test_an_example_of_forty_lines_shows_all_subjects() -> None:
-    lines = (gen_api.EXAMPLES / "program.py").read_text().splitlines()
-    assert sum(bool(line.strip()) for line in lines) <= 40
+    text = next(block.text for block in blocks(PAGE) if block.language == "python")
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
     needed = ("Pool", "IndexServer", "torch", "np.", "Handlers", "Run.of", "Router")
-    assert [one for one in needed if one not in "\n".join(lines)] == []
+    assert [name for name in needed if name not in text] == []
 
 
 @pytest.fixture(scope="module")

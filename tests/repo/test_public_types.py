@@ -26,7 +26,7 @@ from beluga.rpc import Quota
 from beluga.threads import Thread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/dev"))
-import gen_api
+from test_api import NAMES
 
 WRONG: list[Any] = [
     *(None, 3, -1, 2.5, 10**30, float("nan"), True, "text", b"bytes", object(), lambda *_: 0),
@@ -208,10 +208,10 @@ def test_only_one_module_starts_threads() -> None:
 def test_a_block_with_an_object_has_an_object_of_its_own_class() -> None:
     """A type checker gave ``with IndexServer(pool) as server`` the type of its base class."""
     entries = [
-        (one.value, vars(one.value)[name])
-        for one in gen_api.ALL
+        (value, vars(value)[name])
+        for value in NAMES.values()
         for name in ("__enter__", "__aenter__")
-        if inspect.isclass(one.value) and name in vars(one.value)
+        if inspect.isclass(value) and name in vars(value)
     ]
     assert len(entries) >= 4
     wrong = [value for value, enter in entries if enter.__annotations__["return"] != "Self"]

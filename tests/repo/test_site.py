@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def tree(tmp_path: Path) -> Path:
     """A checkout whose pages may be changed; all other files are those of the real one."""
     pytest.importorskip("mkdocs", reason="scripts/docs installs mkdocs")
-    pytest.importorskip("material", reason="scripts/docs installs mkdocs-material")
+    pytest.importorskip("mkdocstrings", reason="scripts/docs installs mkdocstrings")
     if not (ROOT / ".venv/bin/python").exists():
         pytest.skip("scripts/docs uses .venv")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")

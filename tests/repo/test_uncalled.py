@@ -51,7 +51,7 @@ def test_functions_without_a_caller_are_listed(tmp_path: Path) -> None:
         ),
         "scripts/some": "#!/usr/bin/env python3\nby_script()\n",
         "tests/test_one.py": "alone(), Kind().lonely\n",
-        "docs/reference/api.md": "```py\noffered() -> None\n```\n",
+        "docs/reference/api.md": "| `beluga.one.offered` | is offered |\n",
         "docs/page.md": "```py\nshown()\n```\n`Described.known` is described.\n",
     }
     for name, text in tree.items():
