@@ -18,32 +18,45 @@ from beluga.index.client import (
     RemovalReason,
 )
 from beluga.index.counters import COUNTERS_METHOD, fetch_counters
-from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
-from beluga.index.lower import LOWER_NOTE, LOWER_RECORD, LowerWork, Removal, Work
-from beluga.index.names import (
+from beluga.index.repair import repair_pool
+from beluga.index.server import EVICTIONS, REFUSALS, IndexServer
+from beluga.index.stat import HintStat, IndexStat, LowerStat, Tenant
+from beluga.index.tables import (
     CHANGE,
+    COMMITTED,
+    ENTRY,
+    EPOCH_SHIFT,
+    FREE,
     NAME,
     NAME_PARENT,
     REMOVED,
     STORED,
     chain_names,
     names_at,
+    read_entries,
     read_names,
 )
-from beluga.index.repair import repair_pool
-from beluga.index.server import EVICTIONS, REFUSALS, IndexServer
-from beluga.index.sessions import Sessions, SessionView, fetch_sessions
-from beluga.index.shares import (
+from beluga.index.views import (
     OTHERS,
     TENANT,
     Field,
+    Sessions,
+    SessionView,
     TenantShare,
     check_shares,
     digest_of,
+    fetch_sessions,
     fingerprint_of,
 )
-from beluga.index.stat import HintStat, IndexStat, LowerStat, Tenant
-from beluga.index.tasks import TaskClient, TaskRecord
+from beluga.index.work import (
+    LOWER_NOTE,
+    LOWER_RECORD,
+    LowerWork,
+    Removal,
+    TaskClient,
+    TaskRecord,
+    Work,
+)
 
 __all__ = [
     "BLOCK_RECORD",

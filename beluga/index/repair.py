@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ServerAliveError, raise_for_status
-from beluga.index.check import FINDINGS_MAX, CheckReport, check_pool
-from beluga.index.findings import describe
+from beluga.index.check import FINDINGS_MAX, CheckReport, check_pool, describe
 from beluga.pool import Pool
 
-ROUNDS = 16  # lines that depend on a dropped line are found in the next round
+ROUNDS = 16  # lines that depend on a dropped line are damage in the next round
 
 
 def repair_pool(
@@ -38,12 +37,12 @@ def repair_pool(
         with pool.using() as handle:
             code = lib.bl_check_pool(handle, *arguments)
         raise_for_status(code, "checking")
-        found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
-        if not found:
+        damage = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
+        if not damage:
             break
         # Epoch lines are repaired first and separately, because they decide which half is checked.
-        epochs = [f for f in found if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
-        for finding in epochs or found:
+        epochs = [f for f in damage if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
+        for finding in epochs or damage:
             with pool.using() as handle:
                 raise_for_status(lib.bl_repair_finding(handle, [finding]), "repairing")
             acts.append(f"dropped: {describe(finding)}")

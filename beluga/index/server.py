@@ -15,11 +15,16 @@ from beluga import choices
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.arguments import of_type
 from beluga.errors import BadValueError, raise_for_status
-from beluga.index.entries import read_entries
-from beluga.index.names import CHANGE
-from beluga.index.sessions import SessionView
-from beluga.index.shares import TenantShare, check_budget, check_shares, give_shares, read_shares
 from beluga.index.stat import HintStat, IndexStat, LowerStat, Tenant
+from beluga.index.tables import CHANGE, read_entries
+from beluga.index.views import (
+    SessionView,
+    TenantShare,
+    check_budget,
+    check_shares,
+    give_shares,
+    read_shares,
+)
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:

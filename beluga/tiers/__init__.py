@@ -5,13 +5,21 @@
 from beluga.choices import OFFLOADS
 from beluga.index import fetch_counters
 from beluga.tiers.admission import ADMISSIONS
-from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
 from beluga.tiers.disk import adopt_disk
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.remote import no_panic, object_store
 from beluga.tiers.service import TierService
 from beluga.tiers.settings import TierSettings
-from beluga.tiers.sizing import SizingAdvice, TierAdvice, TierSize, advise
+from beluga.tiers.sizing import (
+    AlwaysFetch,
+    BreakEven,
+    FetchRule,
+    MeasuredBandwidth,
+    SizingAdvice,
+    TierAdvice,
+    TierSize,
+    advise,
+)
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
 
 __all__ = [

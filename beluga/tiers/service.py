@@ -49,13 +49,18 @@ from beluga.metrics import REGISTRY
 from beluga.rpc import Client
 from beluga.threads import Thread
 from beluga.tiers.counters import CountersService
-from beluga.tiers.late import LateTier
-from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
-from beluga.tiers.poolside import PoolSide, kinds
+from beluga.tiers.poolside import (
+    PAGE_SIZE,
+    PoolSide,
+    add_names,
+    kinds,
+    named_length,
+    padded,
+    take_name,
+)
 from beluga.tiers.remote import RemoteTier
-from beluga.tiers.removals import Retries, remove_durably, replaces
-from beluga.tiers.settings import TierSettings
-from beluga.tiers.tier import BLOCK
+from beluga.tiers.settings import LateTier, TierSettings
+from beluga.tiers.tier import BLOCK, remove_durably, replaces
 from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
 
 if TYPE_CHECKING:
@@ -79,6 +84,7 @@ _SLOW_SAVES = 4  # batches that wait for a slower tier
 _SLOW_LOADS = 2  # threads that load from a slower tier
 _WAIT_S = 0.2
 _RETRY_S = 0.05
+_REMOVE_AGAIN_S, _REMOVE_AGAIN_MAX_S = 0.05, 5.0  # delays of retries of failed removals
 _OPEN_PERIOD_S = 2.0  # interval of attempts to open a late tier
 # Fields of an entry
 _COPIED = ("key", "fingerprint", "generation", "offset", "length", "chunk_size")
@@ -560,6 +566,33 @@ class TierService:
                 if some and (time.monotonic() > until_s or self._stopping.wait(0.002)):
                     _NOT_ONBOARDED.add(len(some), reason="no space in the pool")
                     break
+
+
+class Retries:
+    """Schedules retries of a tier's failed removals: after a delay, which doubles each time, or at
+    once while they succeed. One batch runs at a time. Thread-safe.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running = False
+        self._delay_s, self._until = _REMOVE_AGAIN_S, 0.0
+
+    def begin(self) -> bool:
+        """Return whether the caller should retry some now; it must call :meth:`end` afterwards."""
+        with self._lock:
+            if self._running or self._clock() < self._until:
+                return False
+            self._running = True
+            return True
+
+    def end(self, *, done: bool) -> None:
+        """Record whether the tier has executed all removals of the batch."""
+        with self._lock:
+            self._running = False
+            self._delay_s = _REMOVE_AGAIN_S if done else min(2 * self._delay_s, _REMOVE_AGAIN_MAX_S)
+            self._until = 0.0 if done else self._clock() + self._delay_s
 
 
 class _SlowTier:

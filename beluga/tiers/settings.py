@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,30 +12,39 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from beluga.choices import OFFLOADS
 from beluga.errors import TierError
+from beluga.metrics import REGISTRY
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, REMEMBERED_MAX, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk.file import (
     DiskSet,
     check_owner,
     check_room,
+    owner_of,
     plan_layout,
     refuse_foreign,
     set_of,
 )
-from beluga.tiers.disk.owner import owner_of
-from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
+from beluga.tiers.tier import LowerTier, StoredBlock, remove_durably
 
 if TYPE_CHECKING:
     from beluga.index import IndexServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
     from beluga.tiers.disk.store import Keys
-    from beluga.tiers.tier import LowerTier
+
 
 _PAGE_SIZE = 4096
+
+_logger = logging.getLogger(__name__)
+
+_BREAKER = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
+_BREAKER_OPEN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +184,8 @@ class TierSettings:
         """Open the tiers, with the disks of a set. ``missed`` returns the keys to remove from disks
         that leave the former set. Raises :class:`~beluga.errors.TierError`.
 
-        With ``patient``, the disk is a :class:`~beluga.tiers.late.LateTier`, which the caller opens
-        as soon as possible.
+        With ``patient``, the disk is a :class:`LateTier`, which the caller opens as soon as
+        possible.
         """
         tiers: list[LowerTier] = []
         try:
@@ -241,3 +251,95 @@ def _check_disk(name: str) -> None:
     used = path if there else parent
     if not os.access(used, os.R_OK | os.W_OK | (os.X_OK if used.is_dir() else 0)):
         raise TierError(f"{used} cannot be written by this user; give another path")
+
+
+class LateTier:
+    """Replaces the tier that ``opens`` returns until it no longer raises TierError: a
+    :class:`LowerTier`. A standby takes over from a server whose heartbeat has stopped. The old
+    process still has the disk open, so the standby cannot open it before that process has ended.
+
+    Until then it has no blocks, saves none and removes none. ``names`` are its disks' names in
+    metrics, where each counts as a tier with an open circuit breaker; the real tiers replace these
+    series. ``block_count_max`` is the most blocks that the tier will have.
+    """
+
+    def __init__(
+        self, opens: Callable[[], LowerTier], *, names: Sequence[str], block_count_max: int
+    ) -> None:
+        self.name = "+".join(names)
+        self.block_count_max = block_count_max
+        self._opens, self._names = opens, tuple(names)
+        self._tier: LowerTier | None = None
+        self._lost: Callable[[NDArray[np.uint64]], None] = _ignore
+        self._why = ""
+
+    def open(self) -> bool:
+        """Try to open the tier. Returns whether it is open. Only one thread may call this."""
+        if self._tier is not None:
+            return True
+        try:
+            tier = self._opens()
+        except TierError as error:
+            for name in self._names:
+                _BREAKER.set(_BREAKER_OPEN, tier=name)
+            if str(error) != self._why:
+                _logger.warning("the pool is served without a tier until it opens: %s", error)
+                self._why = str(error)
+            return False
+        tier.on_lost(self._lost)
+        self._tier = tier
+        if self._why:
+            _logger.warning("%s is open now", self.name)
+        return True
+
+    def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Save blocks. Returns which of them are saved now, or were already: none before the tier
+        is open.
+        """
+        if self._tier is None:
+            return np.zeros(len(records), np.bool_)
+        return self._tier.save(records, payload)
+
+    def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
+        """Load blocks; before the tier is open, all are misses."""
+        return [None] * len(keys) if self._tier is None else self._tier.load(keys)
+
+    def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which blocks the tier may have: all, before it is open."""
+        return np.ones(len(keys), np.bool_) if self._tier is None else self._tier.contains(keys)
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        """Remove blocks. Returns how many there were: none before the tier is open."""
+        return 0 if self._tier is None else self._tier.remove(keys)
+
+    def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Remove blocks durably. Returns which keys have no block left: none before the tier is
+        open.
+        """
+        return (
+            np.zeros(len(keys), np.bool_)
+            if self._tier is None
+            else remove_durably(self._tier, keys)
+        )
+
+    def keys(self) -> NDArray[np.uint64] | None:
+        """Return the keys of all blocks that the tier has; None before it is open."""
+        return None if self._tier is None else self._tier.keys()
+
+    def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
+        """Register ``lost(keys)``, which is called for blocks that the tier drops."""
+        self._lost = lost
+        if self._tier is not None:
+            self._tier.on_lost(lost)
+
+    def close(self) -> None:
+        """Close the tier, or stop trying to open it. Idempotent."""
+        if self._tier is not None:
+            self._tier.close()
+            return
+        for name in self._names:
+            _BREAKER.remove(tier=name)
+
+
+def _ignore(keys: NDArray[np.uint64]) -> None:
+    """No-op callback."""

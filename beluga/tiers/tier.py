@@ -94,3 +94,20 @@ class LowerTier(Protocol):
 
     def close(self) -> None:
         """Finish running calls and release the medium. Idempotent."""
+
+
+def remove_durably(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Remove blocks durably. Returns which keys have no block left.
+
+    A program's own tier may lack ``remove_durably``; then call ``remove``, and ``contains`` for the
+    remaining ones.
+    """
+    if hasattr(tier, "remove_durably"):
+        return tier.remove_durably(keys)
+    tier.remove(keys)
+    return ~np.asarray(tier.contains(keys), np.bool_)
+
+
+def replaces(tier: LowerTier) -> bool:
+    """Return whether a save replaces a block whose removal failed."""
+    return hasattr(tier, "remove_durably")

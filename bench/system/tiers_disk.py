@@ -27,10 +27,8 @@ from beluga.errors import TierError
 from beluga.tiers import BLOCK
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk import DiskTier
-from beluga.tiers.disk.engine import make_engine
-from beluga.tiers.disk.file import PAGE
-from beluga.tiers.disk.owner import Owner
-from beluga.tiers.disk.store import Store, StoreSettings
+from beluga.tiers.disk.file import PAGE, Owner
+from beluga.tiers.disk.store import Store, StoreSettings, make_engine
 
 from ..harness.options import Options
 from ..harness.ratio import race

@@ -34,7 +34,7 @@ from beluga.gateway.settings import (
 )
 from beluga.index import fetch_counters
 from beluga.tiers.remote import split_remote
-from beluga.tiers.remote.options import store_options
+from beluga.tiers.remote.objects import store_options
 
 if TYPE_CHECKING:
     from beluga.rpc import Client

@@ -17,7 +17,7 @@ from plants import PLANTS, Ground, Plant
 
 from beluga import Pool
 from beluga.index import check_pool
-from beluga.index.findings import KINDS
+from beluga.index.check import KINDS
 
 COUNT = 24
 SHAPES = {

@@ -19,8 +19,8 @@ from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 from beluga.coherence import crc32c
 from beluga.metrics import REGISTRY
 from beluga.tiers.disk import DiskTier
-from beluga.tiers.disk.engine import CoreEngine, Requests
 from beluga.tiers.disk.health import DirectionHealth
+from beluga.tiers.disk.store import CoreEngine, Requests
 
 SIZE = 16 * MIB  # of a FaultyDisk
 SECTOR = 512  # bytes that a disk writes atomically

@@ -64,7 +64,7 @@ ELSEWHERE = {
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
     "beluga.rpc.async_client": "tests/rpc/test_async_client.py: on an event loop",
     "beluga.tiers.disk": "tests/tiers/test_disk.py",
-    "beluga.tiers.late": "tests/tiers/test_late.py",
+    "beluga.tiers.settings": "tests/tiers/test_late.py",
     "beluga.tiers.service": "tests/tiers/test_tier_service.py: it has sessions of its own",
     "beluga.kvbm": "tests/kvbm: in Python, without C",
     "beluga.tiers.remote": "tests/tiers/test_remote_ends.py: threads, without C",

@@ -19,7 +19,7 @@ from beluga import IndexServer, KVCache, Pool
 from beluga.tiers import LowerTier, TierService
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
-from beluga.tiers.remote.envelope import name_of
+from beluga.tiers.remote.tier import name_of
 
 LENGTH = 200_000
 POOL_BYTES = 16 << 20  # blocks of the pool: about 60

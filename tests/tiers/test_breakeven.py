@@ -9,7 +9,7 @@ import math
 import pytest
 
 from beluga.errors import TierError
-from beluga.tiers.breakeven import AlwaysFetch, BreakEven, MeasuredBandwidth
+from beluga.tiers.sizing import AlwaysFetch, BreakEven, MeasuredBandwidth
 
 TOKEN = 256 << 10
 QWEN = BreakEven(0.07663, 1.521e-6)

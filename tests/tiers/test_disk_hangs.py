@@ -21,7 +21,7 @@ from support.emulation import PATIENCE
 from support.interrupts import Interrupts
 
 from beluga.errors import TierError
-from beluga.tiers.disk import DiskTier, SpreadTier, calls
+from beluga.tiers.disk import DiskTier, SpreadTier, health
 
 LENGTH = FaultyDisk.length
 LIMIT_S = 0.3
@@ -129,7 +129,7 @@ def test_a_hanging_removal_takes_effect(disk: FaultyDisk) -> None:
 
 
 def test_threads_that_hang_are_bounded(disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_HUNG_MAX", 2)
+    monkeypatch.setattr(health, "_HUNG_MAX", 2)
     assert all(disk.save(range(1)))
     disk.engine.hung = {"read"}
     reads = disk.engine.reads

@@ -23,7 +23,7 @@ from beluga.errors import TierError
 from beluga.index import IndexClient
 from beluga.tiers.disk import DiskTier, adopt_disk
 from beluga.tiers.disk import file as disk_file
-from beluga.tiers.disk.owner import NAME_SIZE, Owner, owner_of
+from beluga.tiers.disk.file import NAME_SIZE, Owner, owner_of
 from beluga.tiers.settings import TierSettings
 
 Start = Callable[..., "subprocess.Popen[str]"]

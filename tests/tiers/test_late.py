@@ -27,7 +27,7 @@ from beluga.metrics import REGISTRY, Labels
 from beluga.rpc import Client
 from beluga.tiers import TierService, TierSettings
 from beluga.tiers.disk import DiskTier
-from beluga.tiers.late import LateTier
+from beluga.tiers.settings import LateTier
 from tests.events.follower import free_endpoints
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.virtual_clock import Clock
 
 from beluga.tiers.remote import Breaker, RemoteSettings
-from beluga.tiers.remote.breaker import CLOSED, HALF_OPEN, OPEN
+from beluga.tiers.remote.health import CLOSED, HALF_OPEN, OPEN
 
 SETTINGS = RemoteSettings(failures=3, open_s=1.0, open_limit_s=8.0)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from remote_blocks import blocks
 
 from beluga.coherence import crc32c
-from beluga.tiers.remote.envelope import HEADER, WrongObjectError, name_of, pack, unpack
+from beluga.tiers.remote.tier import HEADER, WrongObjectError, name_of, pack, unpack
 
 RECORDS, PAYLOAD = blocks([200])
 KEY = RECORDS["key"][0]

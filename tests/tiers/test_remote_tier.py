@@ -18,7 +18,7 @@ from support.blocks import eventually
 
 from beluga.metrics import REGISTRY, Distribution
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
-from beluga.tiers.remote.workers import StoreThreads
+from beluga.tiers.remote.health import StoreThreads
 
 THREADS = 4
 PATIENT = RemoteSettings(operation_s=60, load_s=120, save_s=120, threads=THREADS, backoff_s=0.001)

@@ -36,7 +36,7 @@ from beluga.metrics import REGISTRY
 from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService, service
 from beluga.tiers.admission import Admission
 from beluga.tiers.disk import DiskTier
-from beluga.tiers.named import add_names, named_length, take_name
+from beluga.tiers.poolside import add_names, named_length, take_name
 
 LENGTH = 100_000  # several checksums, not a whole number of pages
 MANY = 400  # more blocks than the pool has room for

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.errors import TierError
-from beluga.tiers.disk.calls import DiskCall
+from beluga.tiers.disk.health import DiskCall
 from beluga.tiers.disk.tier import DiskTier
 from beluga.tiers.tier import StoredBlock
 

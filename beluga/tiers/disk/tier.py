@@ -31,19 +31,19 @@ from beluga._shared import when_forked
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
 from beluga.tiers.arena import Arena
-from beluga.tiers.disk.calls import DiskCall, DiskThreads
-from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
-from beluga.tiers.disk.file import PAGE, DiskSet
-from beluga.tiers.disk.health import DirectionHealth
-from beluga.tiers.disk.owner import Owner
+from beluga.tiers.disk.file import PAGE, DiskSet, Owner
+from beluga.tiers.disk.health import DirectionHealth, DiskCall, DiskThreads
 from beluga.tiers.disk.store import (
     GRANTED,
     PENDING,
     PRESENT,
+    EngineMaker,
     Keys,
     Places,
+    Requests,
     Store,
     StoreSettings,
+    make_engine,
     requests_of,
 )
 from beluga.tiers.tier import BLOCK, StoredBlock

@@ -15,9 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl
 
 from beluga.errors import TierError
-
-from .settings import RemoteSettings
-from .store import Contents, RefusedError
+from beluga.tiers.remote.store import Contents, RefusedError, RemoteSettings
 
 _PACKAGE = "mooncake-transfer-engine"
 _ABSENT = (-703, -704)  # the object is being written, or does not exist

@@ -12,9 +12,7 @@ from urllib.parse import SplitResult
 
 from beluga.errors import TierError
 from beluga.tiers.arena import Arena
-
-from .settings import RemoteSettings
-from .store import Contents, RefusedError
+from beluga.tiers.remote.store import Contents, RefusedError, RemoteSettings
 
 _HEAD_BYTES = 4096
 

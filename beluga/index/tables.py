@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The names that engines use for blocks, for subscribers of the pool's events.
+"""The lines of the block table and of the name table, read from the pool
+(``csrc/check/entries.c``).
 
-A router cannot derive anything from a key. A name has the engine's hash of the block, that of its
-parent, and the router's hash of the block's tokens, 64 bits each (``bl_name``). The pool stores
-names in a separate table, and the server passes each change of a named block to a thread of its
-process (``csrc/index/journal.c``).
+A router cannot derive anything from a key. So a block may have a name: the engine's hash of the
+block, that of its parent, and the router's hash of the block's tokens, 64 bits each (``bl_name``).
+The pool stores names in a separate table, and the server passes each change of a named block to a
+thread of its process (``csrc/index/journal.c``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from beluga._ffi import ffi, lib, record_dtype
+from beluga.errors import raise_for_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.pool import Pool
+
+
+ENTRY = record_dtype("bl_entry")
+"""A line of the block table (``bl_entry``). A free line still has the key of its last block."""
+
+COMMITTED: int = lib.BL_ENTRY_COMMITTED
+FREE: int = lib.BL_ENTRY_FREE
+TORN: int = lib.BL_ENTRY_TORN
+# Upper bits of a generation are the epoch, lower ones a counter (csrc/index/blocks.h)
+EPOCH_SHIFT = 40
+_ENTRY_LINES = 1 << 14  # read in one call: 1 MiB
 
 NAME = record_dtype("bl_name")
 """An engine's name of a block (``bl_name``). A record with ``block_tokens`` 0 is not a name.
@@ -41,7 +55,22 @@ NAME_PARENT: int = lib.BL_NAME_PARENT
 STORED: int = lib.BL_CHANGE_STORED
 REMOVED: int = lib.BL_CHANGE_REMOVED
 _U64 = (1 << 64) - 1
-_LINES = 1 << 16  # lines of the name table that one call reads
+_NAME_LINES = 1 << 16  # lines of the name table that one call reads
+
+
+def read_entries(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
+    """Yield the lines of a half of the block table in order, in arrays of :data:`ENTRY`.
+
+    A running server may change lines during the read; a torn line is returned as :data:`TORN`.
+    """
+    for first in range(0, pool.geometry.block_count_max, _ENTRY_LINES):
+        lines = np.zeros(min(_ENTRY_LINES, pool.geometry.block_count_max - first), ENTRY)
+        into = ffi.from_buffer("bl_entry[]", lines, require_writable=True)
+        with pool.using() as handle:
+            raise_for_status(
+                lib.bl_entries_read(handle, half, first, len(lines), into), "reading the table"
+            )
+        yield lines
 
 
 def chain_names(  # noqa: PLR0913  keyword-only but the first two
@@ -113,7 +142,7 @@ def read_names(pool: Pool, half: int) -> NDArray[np.void]:
     """
     first = ffi.new("uint32_t *")
     parts = []
-    rows = np.zeros(_LINES, CHANGE)
+    rows = np.zeros(_NAME_LINES, CHANGE)
     out = ffi.from_buffer("bl_change[]", rows, require_writable=True)
     while first[0] < pool.geometry.block_count_max:
         with pool.using() as handle:
