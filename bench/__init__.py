@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from .harness.machine import cpu_model, facts, version
 from .harness.options import Options
-from .harness.plot import plot
 from .harness.recorded import Recorded, load, recorded_peers
 from .harness.report import Results, report
 from .harness.row import FIELDS, Bench, Row
@@ -69,7 +68,6 @@ __all__ = [
     "cpu_model",
     "facts",
     "load",
-    "plot",
     "recorded_peers",
     "report",
     "run",

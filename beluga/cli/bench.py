@@ -17,7 +17,7 @@ import typer
 from beluga.choices import BENCHES
 from beluga.cli.bench_report import REPORT, report_files, report_run
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, Wide, among, check_output, need
+from beluga.cli.options import Json, Wide, among
 from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import BelugaError
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # slow to import
 Smoke = Annotated[
     bool,
     typer.Option("--smoke", help=("Run for a few seconds only, to check that everything works.")),
-]
-Plot = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write charts (PNG) to this folder.")
 ]
 Scratch = Annotated[
     list[str] | None,
@@ -111,7 +108,6 @@ def bench(
         ),
     ],
     smoke: Smoke = False,
-    plot: Plot = None,
     pool: Scratch = None,
     coherence: Coherence = None,
     pace: Pace = None,
@@ -136,10 +132,6 @@ def bench(
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
         raise typer.BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {known}")
-    if plot is not None:
-        need("plot", "matplotlib")
-        plot.mkdir(parents=True, exist_ok=True)
-        check_output(plot / "rpc.png")
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,
@@ -152,21 +144,18 @@ def bench(
     rows = report_run(chosen, options, out) if page else _run(chosen, options, wide, json=json)
     if page and json:
         print_json(rows)
-    if plot is not None:
-        beluga_bench.plot(rows, plot)
 
 
 @explains(LEGEND)
 def rpc(
     smoke: Smoke = False,
-    plot: Plot = None,
     pool: Scratch = None,
     coherence: Coherence = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Measure calls, relative to a bare exchange of cache lines."""
-    bench(["rpc"], smoke, plot, pool, coherence, wide=wide, json=json)
+    bench(["rpc"], smoke, pool, coherence, wide=wide, json=json)
 
 
 def _run(

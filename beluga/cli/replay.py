@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # slow to import
     from beluga.replay import Result, TraceRequest
     from beluga.simulate import Reading
 
-_BUNDLED_BLOCK_SIZE = 128 << 10
+_DEFAULT_BLOCK_SIZE = 128 << 10
 _OFFLOAD, _ADMISSION = "wait", "always"
 _ENGINE_OFFLOAD = "wait"
 _ENGINE_BLOCKS_MAX = 1 << 20
@@ -51,8 +51,8 @@ TraceFile = Annotated[
     Path | None,
     typer.Argument(
         help=(
-            "A trace, in any format that `beluga simulate` reads. Default: the bundled trace of "
-            "synthetic conversations."
+            "A trace, in any format that `beluga simulate` reads. Default: generated, synthetic "
+            "conversations."
         )
     ),
 ]
@@ -63,7 +63,7 @@ BlockBytes = Annotated[
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="The size of a block. Default: 4096, or 128K for the bundled trace.",
+        help="The size of a block. Default: 4096, or 128K without a trace.",
     ),
 ]
 
@@ -240,7 +240,7 @@ def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
 
 
 def _block_size(trace: Path | None) -> int:
-    return 4096 if trace else _BUNDLED_BLOCK_SIZE
+    return 4096 if trace else _DEFAULT_BLOCK_SIZE
 
 
 def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:

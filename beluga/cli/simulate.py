@@ -32,7 +32,6 @@ from beluga.cli.options import (
     among,
     as_bad_value,
     check_output,
-    need,
     size,
     write_whole,
 )
@@ -133,8 +132,8 @@ TraceFile = Annotated[
     Path | None,
     typer.Argument(
         help=(
-            "The trace: a file, or a directory of weka's sessions. Default: the bundled trace of "
-            "synthetic conversations."
+            "The trace: a file, or a directory of weka's sessions. Default: generated, synthetic "
+            "conversations."
         )
     ),
 ]
@@ -278,7 +277,7 @@ Plot = Annotated[bool, typer.Option("--plot", help="Also draw bars of the mean T
 Report = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write a comparison of all policies to this file (.html or .png)."
+        metavar="FILE", help="Write a page that compares all policies to this file (.html)."
     ),
 ]
 
@@ -397,13 +396,10 @@ def _goals(planner: int | None, ttft_goal_s: float | None) -> Goals | None:
 
 
 def _check(report: Path | None) -> None:
-    """Check in advance that the report can be drawn and written."""
+    """Check in advance that the report can be written."""
     if report is not None:
-        from beluga.simulate import check_report
-
-        check_report(report)
-        if report.suffix == ".png":
-            need("plot", "matplotlib")
+        if report.suffix != ".html":
+            raise typer.BadParameter(f"--report {str(report)!r} is not .html; give such a name")
         check_output(report)
 
 
@@ -427,7 +423,7 @@ def _rows(
 def _write(report: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:
     from beluga.simulate import make_report
 
-    write_whole(report, make_report(report, trace, options, rows, origin()))
+    write_whole(report, make_report(trace, options, rows, origin()))
 
 
 def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:

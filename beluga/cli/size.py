@@ -100,8 +100,8 @@ TraceFile = Annotated[
         "--trace",
         metavar="FILE",
         help=(
-            "A trace, in any format that `beluga simulate` reads. Default: the bundled trace of "
-            "synthetic conversations."
+            "A trace, in any format that `beluga simulate` reads. Default: generated, synthetic "
+            "conversations."
         ),
     ),
 ]

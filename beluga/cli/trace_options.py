@@ -73,7 +73,7 @@ Rate = Annotated[
 class Read(TypedDict):
     """How a trace is read: the arguments of load_trace and trace_requests."""
 
-    path: Path
+    path: Path | None
     form: str | None
     rate: float
     time_unit: str | None
@@ -87,19 +87,14 @@ def named(
     time_unit: str | None,
     block_tokens: int | None,
 ) -> Read:
-    """Return the arguments for reading the given trace, or the bundled one."""
-    from beluga.replay import BUNDLED
-
+    """Return the arguments for reading the given trace, or the default one."""
     if trace is None:
         given = (form, time_unit, block_tokens) != (None, None, None)
         if given or rate != RATE:
             raise typer.BadParameter("these options need a trace; name one")
-        print_note(
-            f"no trace is given; using the bundled {BUNDLED.name} of synthetic conversations"
-        )
-        form, time_unit, block_tokens = "mooncake", "ms", 512
+        print_note("no trace is given; using 1,200 requests of synthetic conversations")
     return {
-        "path": trace or BUNDLED,
+        "path": trace,
         "form": form,
         "rate": rate,
         "time_unit": time_unit,
@@ -114,7 +109,7 @@ def read_named(
     time_unit: str | None = None,
     block_tokens: int | None = None,
 ) -> Trace:
-    """Read the given trace, or the bundled one, and show the assumptions."""
+    """Read the given trace, or the default one, and show the assumptions."""
     from beluga.simulate import load_trace
 
     loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))

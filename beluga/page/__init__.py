@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Pages and charts: one self-contained HTML file, and charts that are described once and drawn as
-SVG or, with matplotlib, as a picture.
+"""Pages and charts: one self-contained HTML file, with charts drawn as SVG.
 
 A page needs no network, no script and no other file. It follows the reader's light or dark scheme.
 """
@@ -21,7 +20,6 @@ from beluga.page.html import (
     text,
     warning,
 )
-from beluga.page.picture import picture
 from beluga.page.units import percent, plain, quantity, seconds
 
 __all__ = [
@@ -41,7 +39,6 @@ __all__ = [
     "notes",
     "page",
     "percent",
-    "picture",
     "plain",
     "quantity",
     "seconds",

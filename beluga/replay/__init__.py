@@ -5,14 +5,20 @@
 from beluga.replay.result import Result
 from beluga.replay.run import ReplayOptions, replay
 from beluga.replay.trace import TraceRequest, ideal_hit_rate, read_trace, write_trace
-from beluga.replay.workload import BUNDLED, Conversations, make_workload
+from beluga.replay.workload import (
+    DEFAULT_BLOCK_TOKENS,
+    Conversations,
+    default_requests,
+    make_workload,
+)
 
 __all__ = [
-    "BUNDLED",
+    "DEFAULT_BLOCK_TOKENS",
     "Conversations",
     "ReplayOptions",
     "Result",
     "TraceRequest",
+    "default_requests",
     "ideal_hit_rate",
     "make_workload",
     "read_trace",

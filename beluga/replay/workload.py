@@ -11,12 +11,25 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+
+import msgspec
 
 from beluga.replay.trace import TraceRequest
 
-BUNDLED = Path(__file__).with_name("conversations.jsonl")
-"""The trace that commands read if none is named; scripts/dev/gen_trace.py makes it."""
+_ANSWER_TOKENS = (32, 512)
+DEFAULT_BLOCK_TOKENS = 512  # as in Mooncake's traces
+
+
+def default_requests() -> list[TraceRequest]:
+    """Return the trace of commands if none is named: 1,200 turns of 120 conversations, always the
+    same.
+    """
+    answers = random.Random(1)  # noqa: S311  a workload, not a secret
+    shape = Conversations(block_tokens=DEFAULT_BLOCK_TOKENS, turn_interval_ms=40_000.0)
+    return [
+        msgspec.structs.replace(request, output_length=answers.randint(*_ANSWER_TOKENS))
+        for request in make_workload(shape)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from beluga.simulate.options import (
     unequal_memory,
 )
 from beluga.simulate.reading import TIME_UNITS, Reading
-from beluga.simulate.report import check_report, make_report
+from beluga.simulate.report import make_report
 from beluga.simulate.result import Row, Spread
 from beluga.simulate.reuse import found_shares
 from beluga.simulate.run import simulate, sweep
@@ -47,7 +47,6 @@ __all__ = [
     "Spread",
     "Trace",
     "TraceEntry",
-    "check_report",
     "found_shares",
     "goodput",
     "load_trace",

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from beluga.errors import TraceError
-from beluga.replay import TraceRequest, read_trace
+from beluga.replay import DEFAULT_BLOCK_TOKENS, TraceRequest, default_requests, read_trace
 from beluga.simulate.items import Item, csv_rows, head_keys, json_items, whole_json
 from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.trace import Trace, TraceEntry, make_trace
@@ -476,42 +476,44 @@ FORMATS_OF_TEXT = frozenset(name for name, form in _FORMATS.items() if form.of_t
 
 
 def load_trace(
-    path: Path,
+    path: Path | None,
     form: str | None = None,
     *,
     rate: float = 1.0,
     time_unit: str | None = None,
     block_tokens: int | None = None,
 ) -> Trace:
-    """Load the trace at ``path``. The format is guessed from the content unless ``form`` names it.
-    ``rate`` is in requests per second, for formats without times. ``time_unit`` (s or ms) and
-    ``block_tokens`` are guessed where the format does not fix them; ``Trace.reading`` has what was
-    assumed and skipped.
+    """Load the trace at ``path``, or make the default one if that is None. The format is guessed
+    from the content unless ``form`` names it. ``rate`` is in requests per second, for formats
+    without times. ``time_unit`` (s or ms) and ``block_tokens`` are guessed where the format does
+    not fix them; ``Trace.reading`` has what was assumed and skipped.
 
     Raises TraceError, with the line and the field if possible.
     """
     reading, prompts = _read(path, form, rate, time_unit, block_tokens)
     try:
-        return make_trace(path.name, reading.block_tokens, prompts, rate, reading)
+        return make_trace(reading.path.name, reading.block_tokens, prompts, rate, reading)
     except TraceError as error:
         raise TraceError(reading.advise(str(error))) from None
 
 
 def trace_requests(
-    path: Path,
+    path: Path | None,
     form: str | None = None,
     *,
     rate: float = 1.0,
     time_unit: str | None = None,
     block_tokens: int | None = None,
 ) -> tuple[list[TraceRequest], Reading | None]:
-    """Load the trace at ``path`` for a replay, whose requests name every block of their prompts.
-    Return them, and how the file was read (None for a pipe, which has to be mooncake's lines).
+    """Load the trace at ``path``, or the default one, for a replay, whose requests name every block
+    of their prompts. Return them, and how the file was read (None for a pipe, which has to be
+    mooncake's lines).
 
     A format without blocks, or without a number for a prompt's last and partial block, gets
     numbers that no other request has. The arguments are those of :func:`load_trace`.
     """
-    if form in (None, "mooncake") and path.exists() and not (path.is_file() or path.is_dir()):
+    piped = path is not None and path.exists() and not (path.is_file() or path.is_dir())
+    if path is not None and piped and form in (None, "mooncake"):
         return read_trace(path), None  # a pipe is read only once
     reading, prompts = _read(path, form, rate, time_unit, block_tokens)
     if reading.form == "mooncake":
@@ -526,7 +528,7 @@ def trace_requests(
             )
             for one in prompts
         ], reading
-    trace = make_trace(path.name, reading.block_tokens, prompts, rate, reading)
+    trace = make_trace(reading.path.name, reading.block_tokens, prompts, rate, reading)
     fresh, found = itertools.count(trace.id_count), []
     for at, blocks in enumerate(trace.blocks()):
         size = -(-trace.input_tokens[at] // trace.block_tokens)
@@ -542,8 +544,14 @@ def trace_requests(
 
 
 def _read(
-    path: Path, form: str | None, rate: float, time_unit: str | None, block_tokens: int | None
+    path: Path | None,
+    form: str | None,
+    rate: float,
+    time_unit: str | None,
+    block_tokens: int | None,
 ) -> tuple[Reading, list[TraceEntry]]:
+    if path is None:
+        return _default()
     if form is not None and form not in _FORMATS:
         raise TraceError(f"{form!r} is not a format; use {', '.join(FORMATS)}")
     if not 0 < rate < math.inf:
@@ -579,6 +587,28 @@ def _read(
     if time_unit is not None and reading.time_unit is None:
         raise TraceError(f"{path} has no times that are numbers; leave --time-unit out")
     return reading, prompts
+
+
+def _default() -> tuple[Reading, list[TraceEntry]]:
+    requests = default_requests()
+    reading = Reading(
+        Path("synthetic conversations"),
+        "mooncake",
+        form_given=True,
+        time_unit="ms",
+        block_tokens=DEFAULT_BLOCK_TOKENS,
+        block_given=True,
+        item_count=len(requests),
+    )
+    return reading, [
+        TraceEntry(
+            request.timestamp / TIME_UNITS["ms"],
+            request.input_length,
+            request.output_length,
+            request.hash_ids,
+        )
+        for request in requests
+    ]
 
 
 def _guess(path: Path) -> str:

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The report of a comparison: one self-contained HTML page, or its bars as a picture (PNG)."""
+"""The report of a comparison: one self-contained HTML page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from beluga import page
-from beluga.errors import SimulateError
 from beluga.pool import show_size
 from beluga.simulate.charts import NAMES, courses, name_of, rate_of, side_by_side, sweep
 from beluga.simulate.options import Options, unequal_memory
@@ -43,31 +41,16 @@ _UNMODELED = (
 )
 
 
-def check_report(path: Path) -> None:
-    """Check before the work that the path has a suffix of a report. Raises SimulateError."""
-    if path.suffix not in (".html", ".png"):
-        raise SimulateError(f"{path}: a report is .html or .png")
-
-
 def make_report(
-    path: Path,
     trace: Trace,
     options: Options,
     rows: Sequence[Row],
     origin: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the bytes of a report in the format of the path's suffix. ``origin`` has names and
-    values that describe the origin of the page, such as the command.
-
-    Raises SimulateError for another suffix, and BelugaError for a picture without matplotlib.
+    """Return the page. ``origin`` has names and values that describe its origin, such as the
+    command.
     """
-    check_report(path)
-    if path.suffix == ".html":
-        return _html(trace, options, rows, origin or {}).encode()
-    objective_s = options.ttft_goal_s or OBJECTIVE_S
-    speed = summarize(rows, objective_s).speed
-    title = f"{_title(trace, options, speed)} (simulated)"
-    return page.picture(title, side_by_side(rows, speed), columns=2)
+    return _html(trace, options, rows, origin or {}).encode()
 
 
 def _title(trace: Trace, options: Options, speed: float) -> str:

@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 
 from beluga.errors import RouterError, SimulateError
 from beluga.router import read_policy
 from beluga.simulate.job import SimulatedJob, run_job
 from beluga.simulate.options import COUNT_MAX, MEMORIES, Options
-from beluga.simulate.processes import run_in_processes
 from beluga.simulate.result import Row, mean_row
 from beluga.simulate.trace import Trace
+from beluga.threads import Thread
 
 Advance = Callable[[int, int], None]
 
@@ -90,7 +95,7 @@ def sweep(  # noqa: PLR0913  what to compare, by name
     at_once = min(processes, len(jobs))
     found: list[Row] = []
     if at_once > 1:
-        found = run_in_processes(trace, jobs, at_once, advance)
+        found = _run_in_processes(trace, jobs, at_once, advance)
     else:
         for job in jobs:
             found.append(run_job(trace, job))
@@ -100,3 +105,54 @@ def sweep(  # noqa: PLR0913  what to compare, by name
     while group := list(islice(each, seeds)):
         rows += [*group, mean_row(group)]
     return rows
+
+
+def _run_in_processes(
+    trace: Trace, jobs: Sequence[SimulatedJob], processes: int, advance: Advance
+) -> list[Row]:
+    """Run jobs in that many processes, and return their rows in the order of the jobs. On the first
+    error, and on Ctrl-C, all processes end.
+    """
+    before = set(multiprocessing.active_children())
+    # Programs of their own and not forks, because the caller may have threads.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, _begin, (trace,)) as pool:
+        try:
+            # A Ctrl-C reaches the whole group; children inherit the mask, and the parent ends them.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                futures: list[Future[Row]] = [pool.submit(_run, job) for job in jobs]
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                advance(done, len(jobs))
+        except BrokenProcessPool:
+            raise SimulateError(
+                "a process of the simulation ended before its run was done; use fewer processes"
+            ) from None
+        finally:  # all are idle, unless there is an error
+            for child in set(multiprocessing.active_children()) - before:
+                child.kill()
+    return [future.result() for future in futures]
+
+
+_traces: list[Trace] = []  # the trace of a child process
+
+
+def _begin(trace: Trace) -> None:
+    """Prepare a child process."""
+    _traces.append(trace)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Otherwise a child of a killed parent would wait for a job without an end."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def _run(job: SimulatedJob) -> Row:
+    return run_job(_traces[0], job)

@@ -7,7 +7,7 @@ generated sessions.
 
 weka's sessions share one pool, whose size is a fraction of their distinct blocks; requests run one
 after another in the order of their times. The pool evicts and applies hints as the server does
-(:mod:`beluga.simulate.hinted`; a test compares it with a server). Results are computed, not
+(``hinted.py``; a test compares it with a server). Results are computed, not
 measured. A client is an agent of one session, without information about other sessions or the
 future:
 
@@ -37,10 +37,10 @@ import msgspec
 import numpy as np
 
 from beluga.child import run_program
-from beluga.simulate.hinted import LEVELS, HintedPool
 from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
 from ..harness.recorded import computed, write_record
+from .hinted import LEVELS, HintedPool
 from .tiers_policy import bound
 
 _POOLS = (0.05, 0.1, 0.2)  # fractions of the distinct blocks

@@ -40,6 +40,7 @@ from beluga.simulate import (
 )
 
 from ..harness.recorded import computed, read_record, write_record
+from .picture import picture
 
 CHECK_SEEDS = 5
 _SEEDS = 1  # of policies and memories that the check does not need
@@ -404,7 +405,7 @@ def plot(path: Path, trace: str, results: Sequence[Result]) -> None:
         title = "shared pool" if memory == "pool" else "split DRAM"
         charts.append(page_charts.LineChart(title=title, x=x, y=y, lines=lines))
     title = f"{trace} (simulated)"
-    drawn = page_charts.picture(title, charts, columns=2, same_y=True, form="svg")
+    drawn = picture(title, charts)
     path.write_bytes(drawn)
 
 

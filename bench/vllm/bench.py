@@ -164,7 +164,7 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)
         write_record(options.results / "vllm.json", report)
-        for path in draw(report, options.results, progress):
+        for path in draw(report, options.results):
             progress(f"drawn: {path}")
     if options.json:
         print(json.dumps(report))

@@ -1,33 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Charts of a run as PNG files. Without matplotlib there are none, and a message reports it."""
+"""Charts of a run, each in a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from beluga import page
-from beluga.errors import BelugaError
 
 from .report import Report
 from .summary import Row
 
 
-def draw(report: Report, folder: Path, progress: Callable[[str], None]) -> list[Path]:
-    """Draw charts of the measurements. Returns their paths."""
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Draw charts of the measurements, as pages. Returns their paths."""
     paths = []
     for name, charts in (("passes", _passes), ("rates", _rates), ("variants", _variants)):
-        if not report[name]:
-            continue
-        title = f"vLLM on CPUs, {report['model']} model\n{report['machine']}, {report['commit']}"
-        try:
-            drawn = page.picture(title, charts(report[name]))
-        except BelugaError as error:
-            progress(f"no charts: {error}")
-            return []
-        paths.append(folder / f"vllm-{name}.png")
-        paths[-1].write_bytes(drawn)
+        if report[name]:
+            title = f"vLLM on CPUs, {report['model']} model: {name}"
+            lead = f"{report['machine']}, {report['commit']}"
+            paths.append(folder / f"vllm-{name}.html")
+            shown = page.section(name.capitalize(), *map(page.chart, charts(report[name])))
+            paths[-1].write_text(page.page(title, lead, shown))
     return paths
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from beluga_bench import BENCHES, FIELDS, Options, Row, plot
+from beluga_bench import BENCHES, FIELDS, Options, Row
 from beluga_bench.harness.machine import cores
 from beluga_bench.harness.region import skewed, uniform
 from beluga_bench.harness.row import Recorder
@@ -160,15 +160,6 @@ def test_a_coherence_that_differs_from_the_pools_is_rejected(tmp_path: Path) -> 
 def test_a_row_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(KeyError, match="speeed"):
         Recorder("rpc", Options(), {}).row("c", speeed=1)
-
-
-@pytest.mark.long
-def test_charts_are_drawn(smoke: Smoke, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="charts need matplotlib")
-    rows = [row for name in BENCHES if name not in LONG for row in smoke(name)]
-    paths = plot(rows, tmp_path / "charts")
-    assert {path.stem for path in paths} <= set(BENCHES)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
 def test_an_invalid_pace_is_rejected_and_leaves_no_files() -> None:

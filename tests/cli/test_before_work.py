@@ -48,8 +48,6 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("arguments", "package", "extra"),
     [
-        ([*SIMULATE, "--report", "report.png"], "matplotlib", "plot"),
-        long([*BENCH, "--plot", "."], "matplotlib", "plot"),
         long(GATEWAY, "aiohttp", "router"),
         ([*GATEWAY, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
         long(PREFILL, "aiohttp", "router"),
@@ -78,7 +76,6 @@ def test_a_command_starts_if_its_packages_are_installed(arguments: list[str]) ->
             "/nowhere/report.html: No such file or directory",
         ),
         long([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
-        long([*BENCH, "--plot", "/proc/charts"], "/proc/charts"),
         long(
             ["bench", "report", "--out", "/nowhere/page.html"],
             "/nowhere/page.html: No such file or directory",

@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Commands read the bundled trace if no trace is named."""
+"""Commands use a generated trace if no trace is named."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.emulation import long
 
-from beluga.replay import BUNDLED
+from beluga.replay import default_requests
 from beluga.simulate import found_shares, load_trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_the_bundled_trace_is_small_and_names_its_origin() -> None:
-    assert BUNDLED.stat().st_size < 300_000
-    with BUNDLED.open() as lines:
-        assert "scripts/dev/gen_trace.py" in json.loads(lines.readline())["origin"]
-
-
-def test_the_bundled_traces_format_is_recognized() -> None:
-    reading = load_trace(BUNDLED).reading
+def test_the_default_trace_is_always_the_same() -> None:
+    """The documentation has figures of it."""
+    text = b"".join(msgspec.json.encode(request) for request in default_requests())
+    assert hashlib.sha256(text).hexdigest().startswith("1f5cf5abba43b2726b588d6730d00ea1")
+    reading = load_trace(None).reading
     assert reading is not None
     assert (reading.form, reading.time_unit, reading.block_tokens) == ("mooncake", "ms", 512)
 
@@ -38,12 +37,12 @@ def test_the_bundled_traces_format_is_recognized() -> None:
         (("size",), 1200),
     ],
 )
-def test_commands_read_the_file_and_report_it(
+def test_commands_use_the_trace_and_report_it(
     run: Run, command: tuple[str, ...], requests: int
 ) -> None:
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
-    assert f"no trace is given; using the bundled {BUNDLED.name}" in done.stderr
+    assert "no trace is given; using 1,200 requests of synthetic conversations" in done.stderr
     result = json.loads(done.stdout)
     row = result[0] if isinstance(result, list) else result.get("trace", result)
     assert row["requests"] == requests

@@ -536,15 +536,12 @@ def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPa
 
 
 def test_benchmarks_get_their_options_and_show_all_columns(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests: list[Any] = []
-    drawn: list[Any] = []
     fields = dict.fromkeys([*bench._COLUMNS, "note"])
     one = {**fields, "bench": "a", "memory": "m", "coherence": None, "case": "c", "p50_ns": 5}
     rows = [one, {**one, "case": "d", "p50_ns": None, "note": "odd"}, {**one, "memory": "n"}]
-    monkeypatch.setattr(bench, "need", lambda *what: drawn.append(what))
-    monkeypatch.setattr("beluga_bench.plot", lambda *what: drawn.append(what))
     benches = {"a": lambda options: requests.append(options) or rows, "b": lambda options: []}
     monkeypatch.setattr("beluga_bench.BENCHES", benches)
     shown = beluga("bench", "all")
@@ -554,16 +551,12 @@ def test_benchmarks_get_their_options_and_show_all_columns(
     assert shown.stdout.count("p50 ns") == 2 and "p99" not in shown.stdout
     assert "a, m\n" in shown.stdout.replace(" \n", "\n").replace("  ", "")
     assert shown.stderr == "  d: odd\n"
-    assert drawn == []
-    charts = tmp_path / "charts" / "new"
     options = ["--pool", "p", "--coherence", "hardware", "--pace", "x", "--threads", 1]
-    shown = beluga("bench", "a", "--smoke", *options, "--json", "--plot", charts)
+    shown = beluga("bench", "a", "--smoke", *options, "--json")
     assert json.loads(shown.stdout) == rows
     assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in requests[1:]] == [
         (True, ("p",), "hardware", "x", 1)
     ]
-    assert drawn == [("plot", "matplotlib"), (rows, charts)]
-    assert list(charts.iterdir()) == []
     lanes = CliRunner().invoke(cxl_rpc.app, ["bench", "--smoke"])
     assert "there is no benchmark 'rpc'; choose one of a, b, all" in lanes.stderr
 

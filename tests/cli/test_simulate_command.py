@@ -94,13 +94,6 @@ def test_text_output_is_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path:
     assert "TTFT" in people.stdout and "####" in people.stdout
 
 
-def test_a_report_may_be_a_picture(run: Run, trace: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "report.png"
-    run("simulate", trace, "--policy", "random", "--report", picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 def test_other_clusters_can_be_described(run: Run, trace: Path) -> None:
     options = ("--workers", 2, "--local", "64GiB", "--bandwidth", 5, "--gpu-path", "switch",
                "--adapters", 1, "--model", "llama-3.1-8b-h200", "--engine", "serial",
@@ -127,7 +120,7 @@ def test_unequal_memory_sizes_are_reported(run: Run, trace: Path) -> None:
     ("options", "what"),
     [
         (("--format", "azure"), "no columns TIMESTAMP"),
-        (("--policy", "random", "--report", "x.pdf"), "a report is .html or .png"),
+        (("--policy", "random", "--report", "x.pdf"), "--report 'x.pdf' is not .html"),
     ],
 )
 def test_invalid_combinations_are_rejected_in_one_line(

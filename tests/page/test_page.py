@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import struct
 
 import pytest
 from page.well_formed import Page
@@ -128,14 +127,3 @@ def test_a_chart_has_its_values_in_a_table() -> None:
     read = Page(page.page("t", "l", page.section("s", page.chart(lines((1, 2.5), (2, None))))))
     assert read.texts["td"] == ["1", "2.5"]
     assert read.texts["th"] == ["x", "l"]
-
-
-def test_a_picture_shows_the_same_charts() -> None:
-    pytest.importorskip("matplotlib")
-    drawn = page.picture("what", [bars(1.0, 2.0), lines((1, 1), (10, 9), log=True), bars(None)])
-    assert drawn.startswith(b"\x89PNG")
-    alone = page.picture("what", [bars(1.0, 2.0)])
-    assert struct.unpack(">2I", drawn[16:24])[1] > struct.unpack(">2I", alone[16:24])[1]
-    vector = page.picture("what", [lines((1, 1), (2, 9))], form="svg")
-    assert vector == page.picture("what", [lines((1, 1), (2, 9))], form="svg")
-    assert b">what</text>" in vector

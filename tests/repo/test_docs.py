@@ -194,7 +194,6 @@ def test_relative_links_resolve(path: Path) -> None:
         "gen_monitoring.py",
         "gen_reference.py",
         "gen_tables.py",
-        "gen_trace.py",
     ],
 )
 def test_generated_documents_are_fresh(script: str) -> None:

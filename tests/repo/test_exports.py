@@ -90,7 +90,7 @@ EXPORTS: dict[str, str] = {
     "beluga.simulate": (
         "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row "
         "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
-        "check_report found_shares goodput load_trace make_report make_trace simulate sweep "
+        "found_shares goodput load_trace make_report make_trace simulate sweep "
         "trace_requests unequal_memory"
     ),
     "beluga.events": "EventService EventSettings NameTable",
@@ -99,8 +99,8 @@ EXPORTS: dict[str, str] = {
         "read_queues read_thresholds run serve serve_together"
     ),
     "beluga.replay": (
-        "BUNDLED Conversations ReplayOptions TraceRequest Result ideal_hit_rate make_workload "
-        "read_trace replay write_trace"
+        "DEFAULT_BLOCK_TOKENS Conversations default_requests ReplayOptions TraceRequest Result "
+        "ideal_hit_rate make_workload read_trace replay write_trace"
     ),
 }
 

@@ -86,7 +86,6 @@ EXTRAS = {
     "gateway": {
         *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
     },
-    "page": {"matplotlib"},
     "simulate": {"msgspec", "rich"},
     "tiers": {"mooncake", "obstore", "redis"},
     "transfer": {"cupy", "torch"},

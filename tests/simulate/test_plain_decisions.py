@@ -7,14 +7,12 @@ tier and each request.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.emulation import long
 from support.plain_policies import PLAIN, plain_choice
 
-import beluga.replay
 from beluga.errors import AllWorkersBusyError
 from beluga.router import Choice, Overlap, Query
 from beluga.simulate import MEMORIES, Options, Scale, Trace, load_trace
@@ -25,7 +23,7 @@ QUICK = ("least-cost", "two-choices")  # one with costs of caches, and one that 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return load_trace(Path(beluga.replay.__file__).with_name("conversations.jsonl"))
+    return load_trace(None)
 
 
 class Checked:

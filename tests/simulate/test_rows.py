@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from page.well_formed import Page
 
-from beluga.errors import SimulateError
 from beluga.page import percent, plain, seconds
 from beluga.simulate import Options, Row, Scale, TraceEntry, make_report, make_trace, simulate
 from beluga.simulate.request import Request
@@ -154,7 +152,7 @@ def rows() -> list[Row]:
 
 
 def html(options: Options, rows: list[Row], **origin: str) -> str:
-    return make_report(Path("r.html"), TRACE, options, rows, origin).decode()
+    return make_report(TRACE, options, rows, origin).decode()
 
 
 def cards(source: str) -> dict[str, tuple[str, ...]]:
@@ -279,14 +277,3 @@ def test_the_time_series_adds_up_to_the_row() -> None:
     assert course.hit_rate[0] == 0 or course.hit_rate[0] is None or course.hit_rate[0] < 1
     assert None in course.ttft_mean_s  # after the last arrival
     assert simulate(trace, Options(workers=1), policies=["random"])[0].course is None
-
-
-def test_a_picture_has_the_bars(rows: list[Row]) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = make_report(Path("r.png"), TRACE, Options(), rows)
-    assert drawn.startswith(b"\x89PNG")
-
-
-def test_an_unknown_report_type_is_rejected(rows: list[Row]) -> None:
-    with pytest.raises(SimulateError, match=r"a report is \.html or \.png"):
-        make_report(Path("r.txt"), TRACE, Options(), rows)

@@ -26,7 +26,7 @@ import errno
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from beluga._ffi import core, ffi
@@ -34,7 +34,6 @@ from beluga._shared import when_forked
 from beluga.errors import EventError
 from beluga.limit import LogLimit
 from beluga.router.policy import Query
-from beluga.router.prefix.dump import Dump
 from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.prefix.matches import Matches
 from beluga.router.prefix.tree import RANKS_MAX, SHARED_RANK, Tree, TreeStat
@@ -102,7 +101,6 @@ class Indexer:
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
         self._last: dict[Worker, int] = {}
-        self._missing: dict[Worker, tuple[int, int]] = {}
         self._unlogged = 0  # failed events since the last log message
         self._limit = LogLimit()
         self.follows_pool = False  # engines' events about the pool are then ignored
@@ -172,7 +170,6 @@ class Indexer:
                 rank = self._ranks.pop(worker)
                 self._workers[rank] = None
                 self._last.pop(worker, None)
-                self._missing.pop(worker, None)
                 self._tree.clear(rank, self._outcome)
                 self._count()
 
@@ -212,44 +209,7 @@ class Indexer:
 
     def shared_names(self) -> dict[int, int]:
         """Return the pool's names for blocks, with each block's tokens hash."""
-        return {row.name: row.local for row in self._tree.rows(SHARED_RANK)}
-
-    def missing(self) -> dict[Worker, tuple[int, int]]:
-        """Return the gaps found since the last call: for each worker the first and last number of
-        the events that it should send again. Otherwise the worker must be dumped and restored.
-        """
-        with self._lock:
-            missing, self._missing = self._missing, {}
-            return missing
-
-    def restore(self, worker: Worker, events: Iterable[RouterEvent], last_id: int | None) -> int:
-        """Replace one worker's blocks by its dump, made at event ``last_id``. Returns how many
-        events could not be applied.
-        """
-        with self._lock:
-            if (rank := self._ranks.get(worker)) is not None:
-                self._tree.clear(rank, self._outcome)
-                self._count()
-            self._last.pop(worker, None)
-            self._missing.pop(worker, None)
-        failed = self.apply_all(
-            dataclasses.replace(event, event_id=None) for event in events if event.worker == worker
-        )
-        if last_id is not None:
-            with self._lock:
-                self._last[worker] = max(last_id, self._last.get(worker, last_id))
-        return failed
-
-    def dump(self) -> Iterator[RouterEvent]:
-        """Yield stored events, parents first, that turn an empty index into an equal one. They
-        include all blocks that count for some worker, but none after a gap.
-        """
-        with self._lock:
-            ranks = dict(self._ranks)
-        dump = Dump()
-        for worker, rank in ranks.items():
-            yield from dump.of_worker(self._tree.rows(rank), worker)
-        yield from dump.of_pool(self._tree.rows(SHARED_RANK))
+        return self._tree.names(SHARED_RANK)
 
     def held(self, worker: Worker, tier: Tier) -> int:
         """Return how many names hold blocks in a tier of a worker, or of all workers for SHARED."""
@@ -282,8 +242,6 @@ class Indexer:
         if last is not None and number > last + 1:
             self.counts.gaps += 1
             self.counts.missed += number - last - 1
-            first, _ = self._missing.get(worker, (last + 1, 0))
-            self._missing[worker] = (first, number - 1)
         self._last[worker] = number
         return True
 

@@ -24,20 +24,6 @@ BLOCKS_MAX: int = lib.BL_PREFIX_BLOCKS_MAX
 _MATCH_WORDS = ffi.sizeof("bl_prefix_match") // 4
 
 
-class TreeEntry(NamedTuple):
-    """A block that a rank holds. ``parent`` is the rank's name for the block ``before``, if the
-    rank holds that, too. A first block (``depth`` 1) has no predecessor.
-    """
-
-    name: int
-    parent: int
-    local: int
-    block: int
-    before: int
-    depth: int
-    tier: int
-
-
 class TreeStat(NamedTuple):
     """The fill level of the tree. ``evicted`` counts blocks that were dropped to make space."""
 
@@ -169,20 +155,15 @@ class Tree:
         lib.bl_prefix_paths(self.handle, _pointer(locals_), len(locals_), _pointer(paths))
         return paths
 
-    def rows(self, rank: int) -> list[TreeEntry]:
-        """Return all blocks that a rank holds, parents first."""
+    def names(self, rank: int) -> dict[int, int]:
+        """Return a rank's names for the blocks that it holds, with each block's local hash."""
         room = 0
         while True:
             rows = ffi.new("bl_prefix_row[]", room)
             count = lib.bl_prefix_dump(self.handle, rank, rows, room)
             if count <= room:
-                break
+                return {row.name: row.local for row in rows[0:count]}
             room = count + count // 8  # other threads may store meanwhile
-        found = [
-            TreeEntry(r.name, r.parent, r.local, r.block, r.before, r.depth, r.tier)
-            for r in rows[0:count]
-        ]
-        return sorted(found, key=lambda row: row.depth)
 
     def stat(self) -> TreeStat:
         """Return the fill level of the tree."""

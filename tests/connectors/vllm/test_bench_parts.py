@@ -196,10 +196,9 @@ def test_tables_name_every_arm_and_what_was_skipped(
 
 
 def test_charts_are_drawn(report: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="charts need matplotlib")
-    paths = draw(report, tmp_path, print)
+    paths = draw(report, tmp_path)
     assert [path.stem for path in paths] == ["vllm-passes", "vllm-rates", "vllm-variants"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert all("<svg" in path.read_text() for path in paths)
 
 
 def tier_row(arm: str, number: int, ttft_s: float, **changes: Any) -> dict[str, Any]:

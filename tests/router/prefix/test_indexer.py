@@ -175,28 +175,6 @@ def test_r7_early_exit_gives_a_lower_bound(index: Indexer) -> None:
     assert 3 < found[A] < 50
 
 
-def test_r8_dump_makes_an_equal_index(index: Indexer) -> None:
-    index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
-    index.apply(stored(A, [14, 15], [4, 5], parent=12))
-    index.apply(stored(A, [13], None, tier=Tier.HOST))
-    index.apply(stored(B, [21, 22], [1, 2]))
-    index.apply(stored(B, [13], [3], parent=22, tier=Tier.SHARED))
-    index.apply(removed(A, 13))
-    events = list(index.dump())
-    again = Indexer(workers=8, blocks=1000)
-    for event in events:
-        again.apply(event)
-    for hashes in ([1, 2, 3], [1, 2, 4, 5], [1], [4]):
-        assert again.find_matches(hashes) == index.find_matches(hashes)
-    assert again.find_matches([1, 2, 3]).of(B) == Overlap(device=2, shared=1)
-    known: set[tuple[Worker, int]] = set()
-    for event in events:
-        assert isinstance(event.data, Stored)
-        parent = event.data.parent_hash
-        assert parent is None or (event.worker, parent) in known
-        known |= {(event.worker, name) for name in event.data.block_hashes}
-
-
 def test_r10_numbers_order_a_workers_events(index: Indexer) -> None:
     def numbered(number: int, worker: Worker = A) -> RouterEvent:
         return RouterEvent(worker, Stored([number], [number]), number)
@@ -206,46 +184,6 @@ def test_r10_numbers_order_a_workers_events(index: Indexer) -> None:
     index.apply(numbered(1, B))
     assert scores(index, 7) == {}  # the event came too late
     assert (index.counts.stale, index.counts.gaps, index.counts.missed) == (1, 2, 4)
-    assert index.missing() == {A: (7, 11)}
-    assert index.missing() == {}
-
-
-def test_a_restored_worker_continues_from_its_dump(index: Indexer) -> None:
-    index.apply(RouterEvent(A, Stored([11, 12], [1, 2]), 3))
-    index.apply(RouterEvent(A, Removed([12]), 7))
-    other = [stored(A, [21, 22, 23], [1, 2, 3]), stored(B, [1], [1])]
-    assert index.restore(A, other, last_id=9) == 0
-    assert scores(index, 1, 2, 3) == {A: 3}
-    index.apply(RouterEvent(A, Removed([23]), 9))  # this event was in the dump
-    index.apply(RouterEvent(A, Removed([22]), 10))
-    assert scores(index, 1, 2, 3) == {A: 1}
-    assert index.missing() == {}
-
-
-def test_restoring_reports_events_that_cannot_be_applied(index: Indexer) -> None:
-    index.apply(RouterEvent(A, Stored([11], [1]), 3))
-    orphan = stored(A, [32], [2], parent=31)
-    assert index.restore(A, [stored(A, [21], [1]), orphan], last_id=None) == 1
-    assert scores(index, 1, 2) == {A: 1}
-    assert index.restore(B, [stored(B, [21], [1])], last_id=4) == 0  # B was unknown before
-    assert scores(index, 1) == {A: 1, B: 1}
-
-
-def test_a_gap_before_a_dump_is_closed(index: Indexer) -> None:
-    index.apply(RouterEvent(A, Stored([11], [1]), 1))
-    index.apply(RouterEvent(A, Stored([12], [1]), 5))
-    assert index.restore(A, [stored(A, [21], [1])], last_id=5) == 0
-    assert index.missing() == {}
-    index.apply(RouterEvent(A, Removed([21]), 6))
-    assert index.missing() == {}
-    assert scores(index, 1) == {}
-
-
-def test_a_dump_without_a_number_accepts_every_later_event(index: Indexer) -> None:
-    index.apply(RouterEvent(A, Stored([11], [1]), 7))
-    assert index.restore(A, [stored(A, [21], [1])], last_id=None) == 0
-    index.apply(RouterEvent(A, Removed([21]), 2))  # the engine's numbers started again
-    assert scores(index, 1) == {}
 
 
 def test_tiers_continue_each_other(index: Indexer) -> None:

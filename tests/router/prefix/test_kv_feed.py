@@ -9,7 +9,7 @@ import random
 import pytest
 
 from beluga.errors import RouterError
-from beluga.router import Indexer, ReplayBuffer, RouterEvent, Stored, Worker
+from beluga.router import ReplayBuffer, Worker
 from beluga.router.prefix.feed import Feed
 from beluga.router.prefix.replay_buffer import Replay
 
@@ -100,18 +100,3 @@ def test_a_buffer_replays_its_items() -> None:
     assert kept.replay(9) == Replay([11], 2)
     with pytest.raises(RouterError, match="at least one"):
         ReplayBuffer(ring=0)
-
-
-def test_an_index_that_missed_events_catches_up_from_a_dump() -> None:
-    index = Indexer(workers=2, blocks=100)
-    events = [
-        RouterEvent(A, Stored([number], [number], number - 1 or None), number - 1)
-        for number in (1, 2, 3, 4)
-    ]
-    index.apply(events[0])
-    index.apply_all([events[2]])
-    assert index.missing() == {A: (1, 1)}
-    assert index.restore(A, events[:3], 2) == 0
-    assert index.find_matches([1, 2, 3]).held[A].device == 3
-    index.apply(events[3])
-    assert index.find_matches([1, 2, 3, 4]).held[A].device == 4

@@ -11,13 +11,13 @@ from random import Random
 
 import numpy as np
 import pytest
+from beluga.simulate.hinted import LEVELS, HintedPool
 from support.blocks import keys
 
 from beluga._ffi import lib
 from beluga.index import BlockState, IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
-from beluga.simulate.hinted import LEVELS, HintedPool
 
 PAGE = 4096
 CAPACITY = 60
