@@ -1,53 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands of ``beluga``, by name."""
+"""The commands of ``beluga`` and ``cxl-rpc`` by name, and the options before them."""
 
 from __future__ import annotations
 
-from beluga.cli import lazy, program
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
-COMMANDS: lazy.Places = {
-    "mount": "pool:mount",
-    "umount": "pool:umount",
-    "serve": "serve:serve",
-    "stop": "detach:stop",
-    "ping": "ping:ping",
-    "stat": "stat:stat",
-    "trace": "trace:trace",
-    "quota": "operate:quota",
-    "drain": "operate:drain",
-    "top": "top:top",
-    "dashboard": "dashboard:dashboard",
-    "put": "block:put",
-    "get": "block:get",
-    "explain": "look:explain_keys",
-    "ls": "look:ls",
-    "rm": "look:rm",
-    "prefill-worker": "prefill_worker:prefill_worker",
-    "replay": "replay:replay",
-    "gateway": "gateway:gateway",
-    "simulate": "simulate:simulate",
-    "size": "size:size_tiers",
-    "verify": "verify:verify",
-    "doctor": "doctor:doctor",
-    "config": "show_settings:show_settings",
-    "bench": "bench:bench",
-    "disk": lazy.Inner(
-        "Give disks below a pool to another server.",
-        {"adopt": "disk:adopt"},
-    ),
-    "pool": lazy.Inner(
-        "Create, show, check and destroy pools.",
-        {
-            "create": "pool:create",
-            "info": "pool:info",
-            "check": "pool:check",
-            "destroy": "pool:destroy",
-        },
-    ),
-}
+import click
 
-app = lazy.program(
-    "A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.", COMMANDS
+import beluga
+from beluga import config
+from beluga.cli import logs
+from beluga.cli.frame import Exit, Group, Option, Program, parameters_of
+from beluga.cli.options import LogFormat, LogLevel
+from beluga.errors import SettingsError
+
+
+def _show_version(given: bool) -> None:
+    if given:
+        click.echo(f"beluga-kv {beluga.__version__}")
+        raise Exit
+
+
+def _show_completion(given: bool) -> None:
+    """Print the script with which a shell completes the commands of this program."""
+    if not given:
+        return
+    from click.shell_completion import get_completion_class
+
+    name = Path(os.environ.get("SHELL", "")).name
+    shell = get_completion_class(name)
+    if shell is None:
+        raise click.UsageError(f"SHELL is {name or 'not set'}; set it to bash, zsh or fish")
+    root = click.get_current_context().command
+    variable = f"_{root.name}_COMPLETE".replace("-", "_").upper()
+    click.echo(shell(root, {}, root.name or "", variable).source())
+    raise Exit
+
+
+def _options(
+    version: Annotated[
+        bool, Option("--version", callback=_show_version, help="Show the version.")
+    ] = False,
+    config: Annotated[
+        Path | None,
+        Option(help="Read the defaults of options from this beluga.toml; /dev/null for none."),
+    ] = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    show_completion: Annotated[
+        bool,
+        Option(
+            "--show-completion",
+            callback=_show_completion,
+            help="Print the script that completes commands and options in your SHELL.",
+        ),
+    ] = False,
+) -> None:
+    """Declare the options before a command."""
+
+
+@click.pass_context
+def _prepare(
+    context: click.Context, config: Path | None, log_level: str | None, log_format: str | None
+) -> None:
+    """Read the settings file, and choose the log, before a command runs."""
+    named = config
+    if any(word in ("-h", "--help") for word in sys.argv):
+        return  # the help does not depend on settings, which may be invalid
+    _read_settings(context, named, {"--log-level": log_level, "--log-format": log_format})
+
+
+def _read_settings(
+    context: click.Context, named: Path | None, flags: Mapping[str, str | None]
+) -> None:
+    from beluga.cli import settings
+
+    path = settings.find(named)
+    variables: dict[str, Any] = {
+        "BELUGA_POOL": config.environment_pool_paths(),
+        "BELUGA_LOG_LEVEL": config.log_level(),
+        "BELUGA_LOG_FORMAT": config.log_format(),
+    }
+    for name, words in (("BELUGA_LOG_LEVEL", logs.LEVELS), ("BELUGA_LOG_FORMAT", logs.FORMATS)):
+        if variables[name] and variables[name] not in words:
+            raise SettingsError(f"{name} is {variables[name]!r}; give one of {', '.join(words)}")
+    given = {**variables, **flags}
+    above = {_key(name): name for name, value in given.items() if value}
+    context.obj = settings.load(path, context, above)
+    context.default_map = dict(context.obj.defaults)
+    config.prefer_pool(context.obj.shared.get("pool", []))
+    chosen = {**context.obj.shared, **{_key(n): v for n, v in given.items() if v}}
+    logs.choose(chosen.get("log_level"), chosen.get("log_format"))
+
+
+def _key(name: str) -> str:
+    """Return ``log_level`` for ``--log-level`` and ``BELUGA_LOG_LEVEL``."""
+    return name.removeprefix("BELUGA_").strip("-").replace("-", "_").lower()
+
+
+def _program(name: str, text: str, places: Mapping[str, str | Group]) -> Program:
+    return Program(text, places, name=name, params=parameters_of(_options), callback=_prepare)
+
+
+app = _program(
+    "beluga",
+    "A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
+    {
+        "mount": "pool:mount",
+        "umount": "pool:umount",
+        "serve": "serve:serve",
+        "stop": "detach:stop",
+        "ping": "ping:ping",
+        "stat": "stat:stat",
+        "trace": "trace:trace",
+        "quota": "operate:quota",
+        "drain": "operate:drain",
+        "top": "top:top",
+        "dashboard": "dashboard:dashboard",
+        "put": "block:put",
+        "get": "block:get",
+        "explain": "look:explain_keys",
+        "ls": "look:ls",
+        "rm": "look:rm",
+        "prefill-worker": "prefill_worker:prefill_worker",
+        "replay": "replay:replay",
+        "gateway": "gateway:gateway",
+        "simulate": "simulate:simulate",
+        "size": "size:size_tiers",
+        "verify": "verify:verify",
+        "doctor": "doctor:doctor",
+        "config": "settings:show_settings",
+        "bench": "bench:bench",
+        "disk": Group("Give disks below a pool to another server.", {"adopt": "disk:adopt"}),
+        "pool": Group(
+            "Create, show, check and destroy pools.",
+            {
+                "create": "pool:create",
+                "info": "pool:info",
+                "check": "pool:check",
+                "destroy": "pool:destroy",
+            },
+        ),
+    },
 )
-app.callback()(program.of("beluga"))
+
+cxl_rpc = _program(
+    "cxl-rpc",
+    "Make calls over shared memory: a server, a client, and a benchmark.",
+    {
+        "ping": "ping:ping",
+        "bench": "bench:rpc",
+        "serve": "lanes:serve_lanes",
+        "call": "lanes:call",
+        "list": "lanes:list_handlers",
+    },
+)

@@ -12,10 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from beluga.choices import BENCHES
 from beluga.cli.bench_report import REPORT, report_files, report_run
+from beluga.cli.frame import Argument, BadParameter, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, Wide, among
 from beluga.cli.output import print_json, print_note, print_table
@@ -26,11 +25,11 @@ if TYPE_CHECKING:  # slow to import
 
 Smoke = Annotated[
     bool,
-    typer.Option("--smoke", help=("Run for a few seconds only, to check that everything works.")),
+    Option("--smoke", help=("Run for a few seconds only, to check that everything works.")),
 ]
 Scratch = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--pool",
         metavar="PATH",
         help="A device of a pool to overwrite. Repeat the option for each device.",
@@ -38,29 +37,27 @@ Scratch = Annotated[
 ]
 Coherence = Annotated[
     str | None,
-    typer.Option(
-        autocompletion=among("software", "hardware"), help="software (the default) or hardware."
-    ),
+    Option(completes=among("software", "hardware"), help="software (the default) or hardware."),
 ]
 Pace = Annotated[
     str | None,
-    typer.Option(help="Throttle devices, such as device=22.5GB/s,latency=650ns."),
+    Option(help="Throttle devices, such as device=22.5GB/s,latency=650ns."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="The largest number of threads in bandwidth and copy.")
+    int | None, Option(min=1, help="The largest number of threads in bandwidth and copy.")
 ]
 Disk = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="A folder on the disk to measure; default: the current one."),
+    Option(metavar="DIR", help="A folder on the disk to measure; default: the current one."),
 ]
 
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="PAGE", help="The page that report writes. Default: beluga-bench.html."),
+    Option(metavar="PAGE", help="The page that report writes. Default: beluga-bench.html."),
 ]
 From = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--from",
         metavar="FILE...",
         help="Make the page of report from these results (JSON), without running anything.",
@@ -98,9 +95,9 @@ _SPARE = ("paper", "p99_ns", "limit", "ratio_to_peer", "ops_per_s", "p50_ns")
 def bench(
     names: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="NAME...",
-            autocompletion=among(*BENCHES, "all", REPORT),
+            completes=among(*BENCHES, "all", REPORT),
             help=(
                 "The benchmarks, or all; see docs/understand/benchmarks.md. report (by itself, or "
                 "before the names of some) runs them and writes one HTML page."
@@ -123,7 +120,7 @@ def bench(
 
     page = names[0] == REPORT
     if not page and (out is not None or sources):
-        raise typer.BadParameter("--out and --from need beluga bench report; add report")
+        raise BadParameter("--out and --from need beluga bench report; add report")
     if page and sources:
         report_files([*sources, *map(Path, names[1:])], out, json=json)
         return
@@ -131,7 +128,7 @@ def bench(
     chosen = list(beluga_bench.BENCHES) if names == ["all"] else names
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
-        raise typer.BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {known}")
+        raise BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {known}")
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,

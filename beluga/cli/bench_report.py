@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from beluga.cli.frame import BadParameter
 from beluga.cli.options import check_output, write_whole
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_note
@@ -90,7 +89,7 @@ def report_run(
 def _target(out: Path | None) -> Path:
     target = out or _PAGE
     if target.suffix != ".html":
-        raise typer.BadParameter(f"--out {str(target)!r} does not end with .html; give such a name")
+        raise BadParameter(f"--out {str(target)!r} does not end with .html; give such a name")
     check_output(target)
     return target
 

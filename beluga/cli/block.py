@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from beluga.cli.frame import Argument, BadParameter, Option
 from beluga.cli.options import (
     Host,
     Json,
@@ -32,9 +31,9 @@ _ONBOARD_S = 30.0  # seconds without progress of the lower tiers
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 
 Key = Annotated[
-    str, typer.Argument(help="The block's key: any text, or 32 to 128 hex digits of a digest.")
+    str, Argument(help="The block's key: any text, or 32 to 128 hex digits of a digest.")
 ]
-Namespace = Annotated[str, typer.Option(help="The namespace of the block.")]
+Namespace = Annotated[str, Option(help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
@@ -46,15 +45,13 @@ def digest(key: str) -> bytes:
 
 def put(
     key: Key,
-    file: Annotated[
-        Path, typer.Argument(help="The file with the block's content; - is standard input.")
-    ],
+    file: Annotated[Path, Argument(help="The file with the block's content; - is standard input.")],
     pool: PoolPaths = None,
     host: Host = None,
     namespace: Namespace = "cli",
     force: Annotated[
         bool,
-        typer.Option("--force", help=("Replace the block if the key already has other content.")),
+        Option("--force", help=("Replace the block if the key already has other content.")),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -118,7 +115,7 @@ def _fetch(cache: KVCache, key: str) -> bytes | None:
 def get(
     key: Key,
     file: Annotated[
-        Path, typer.Argument(help="The file to write the block's content to; - is standard output.")
+        Path, Argument(help="The file to write the block's content to; - is standard output.")
     ] = Path("-"),
     pool: PoolPaths = None,
     host: Host = None,
@@ -131,7 +128,7 @@ def get(
     if file != Path("-"):
         check_output(file)
     elif json:
-        raise typer.BadParameter("--json needs a FILE for the block's content")
+        raise BadParameter("--json needs a FILE for the block's content")
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
         data = _fetch(cache, key)
     if data is None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import typer
+from beluga.cli.frame import Option
 
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME",
         help=(
             "An additional name of this router in requests' Host headers; * accepts all. Repeat "
@@ -25,22 +25,18 @@ AllowHost = Annotated[
 ]
 AllowOrigin = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="ORIGIN",
         help="A site whose pages may send forms without an API key, such as https://chat.example.",
     ),
 ]
 AdminToken = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help=("A file with the token required on the operators' address.")
-    ),
+    Option(metavar="FILE", help=("A file with the token required on the operators' address.")),
 ]
 Tls = Annotated[
     str,
-    typer.Option(
-        metavar="CERTIFICATE,KEY", help="Use TLS on both addresses, with these PEM files."
-    ),
+    Option(metavar="CERTIFICATE,KEY", help="Use TLS on both addresses, with these PEM files."),
 ]
 
 

@@ -10,8 +10,9 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
+from beluga.cli.frame import Option
 from beluga.cli.options import Json, PoolPaths, runtime_dir_of
 from beluga.cli.output import print_json, print_note
 from beluga.errors import BelugaError
@@ -19,10 +20,10 @@ from beluga.errors import BelugaError
 if TYPE_CHECKING:
     from beluga.admin import AdminRequest, AdminResponse
 
-Open = Annotated[bool, typer.Option("--open", help="Open the page in this user's browser.")]
+Open = Annotated[bool, Option("--open", help="Open the page in this user's browser.")]
 Port = Annotated[
     int,
-    typer.Option(min=0, max=65535, help="The port of this command's own page; 0 for a free one."),
+    Option(min=0, max=65535, help="The port of this command's own page; 0 for a free one."),
 ]
 
 
@@ -73,6 +74,6 @@ def _print_url(url: str, open_page: bool, json: bool) -> None:
     if json:
         print_json({"url": url})
     else:
-        typer.echo(url)
+        click.echo(url)
     if open_page and not webbrowser.open(url):
         print_note("no browser could be started; open the page yourself")

@@ -7,14 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from beluga.cli.frame import Argument
 from beluga.cli.options import Json
 from beluga.cli.output import plain, print_json, print_note
 
 Disk = Annotated[
     list[Path],
-    typer.Argument(metavar="PATH...", help="The disks, as in --disk of a server."),
+    Argument(metavar="PATH...", help="The disks, as in --disk of a server."),
 ]
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
+from beluga.cli.frame import Exit
 from beluga.cli.options import Host, Json, PoolPaths
 from beluga.cli.output import print_json, print_note
 
@@ -31,11 +32,11 @@ def doctor(pool: PoolPaths = None, host: Host = None, json: Json = False) -> Non
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            typer.echo(_line(finding))
+            click.echo(_line(finding))
         count = {level: sum(each.level == level for each in findings) for level in _LEVELS}
         print_note(", ".join(f"{number} {level}" for level, number in count.items()))
     if any(finding.level == "error" for finding in findings):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 _LEVELS = ("ok", "warning", "error")

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from beluga.choices import (
     BLOCK_TOKENS_MAX,
     DEFAULT_COST_MODEL,
@@ -21,6 +19,7 @@ from beluga.choices import (
 )
 from beluga.cli import logs
 from beluga.cli.caller_options import CallerOptions, with_callers
+from beluga.cli.frame import Option
 from beluga.cli.notify import Manager
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
@@ -46,15 +45,15 @@ if TYPE_CHECKING:
 
 Workers = Annotated[
     list[str] | None,
-    typer.Option("--worker", metavar="URL", help="An engine. Repeat the option for each engine."),
+    Option("--worker", metavar="URL", help="An engine. Repeat the option for each engine."),
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="NAME=URL,URL", help="A model and the engines that serve it."),
+    Option("--model", metavar="NAME=URL,URL", help="A model and the engines that serve it."),
 ]
 Events = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--kv-events",
         metavar="URL=ENDPOINT[,REPLAY]",
         help=(
@@ -67,7 +66,7 @@ Events = Annotated[
 
 PoolEvents = Annotated[
     str,
-    typer.Option(
+    Option(
         "--pool-events",
         metavar="ENDPOINT,REPLAY",
         help="The endpoints where `beluga serve` publishes the pool's events.",
@@ -76,7 +75,7 @@ PoolEvents = Annotated[
 
 Queues = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--prefill-queue",
         metavar="MODEL=QUEUE",
         help="The queue of a model's prompts for `beluga prefill-worker`.",
@@ -85,54 +84,50 @@ Queues = Annotated[
 
 RuleName = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*PREFILL_RULES),
+    Option(
+        completes=among(*PREFILL_RULES),
         help=f"The rule for remote prefill: {', '.join(PREFILL_RULES)}.",
     ),
 ]
 Thresholds = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--prefill-threshold",
         metavar="NAME=NUMBER",
         help="A threshold of the rule, such as effective_max=4096. Repeat the option for others.",
     ),
 ]
-Admin = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The operators' address; empty for none.")
-]
+Admin = Annotated[str, Option(metavar="HOST:PORT", help="The operators' address; empty for none.")]
 WorkersFile = Annotated[
     Path | None,
-    typer.Option(help=("A file with one worker per line. The router reloads it after a change.")),
+    Option(help=("A file with one worker per line. The router reloads it after a change.")),
 ]
 TokenizerPath = Annotated[
-    Path | None, typer.Option(help="The engines' tokenizer.json, or the folder of their model.")
+    Path | None, Option(help="The engines' tokenizer.json, or the folder of their model.")
 ]
 ChatTemplate = Annotated[
-    Path | None, typer.Option(help="The engines' chat template, if it is not the tokenizer's.")
+    Path | None, Option(help="The engines' chat template, if it is not the tokenizer's.")
 ]
 TrustTemplates = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--trust-request-chat-template",
         help="Apply chat templates in requests, for engines that have this option.",
     ),
 ]
 PolicyName = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="NAME[:KEY=VALUE,...]",
-        autocompletion=complete_policy,
+        completes=complete_policy,
         help=f"The policy, with its settings, such as linear:shared_credit=1. {SETTINGS_HELP}.",
     ),
 ]
-ListenHost = Annotated[str, typer.Option(help="The clients' address.")]
-ListenPort = Annotated[
-    int, typer.Option(min=0, max=65535, help="The clients' port; 0 for a free one.")
-]
+ListenHost = Annotated[str, Option(help="The clients' address.")]
+ListenPort = Annotated[int, Option(min=0, max=65535, help="The clients' port; 0 for a free one.")]
 BlockSize = Annotated[
     int,
-    typer.Option(
+    Option(
         min=0,
         max=BLOCK_TOKENS_MAX,
         help="The tokens per block of the engines. 0: the engines report it.",
@@ -140,7 +135,7 @@ BlockSize = Annotated[
 ]
 IndexRanks = Annotated[
     int,
-    typer.Option(
+    Option(
         min=1,
         max=RANKS_MAX,
         help=(
@@ -151,38 +146,34 @@ IndexRanks = Annotated[
 ]
 QueueOrder = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*QUEUE_ORDERS),
+    Option(
+        completes=among(*QUEUE_ORDERS),
         help=f"The order of waiting requests: {', '.join(QUEUE_ORDERS)}.",
     ),
 ]
 QueueThreshold = Annotated[
     float,
-    typer.Option(
-        min=0, help="Requests wait while workers have this many batches of prefill; 0: never."
-    ),
+    Option(min=0, help="Requests wait while workers have this many batches of prefill; 0: never."),
 ]
-QueueWait = Annotated[float, typer.Option(min=0, help="The longest wait of a request, in seconds.")]
+QueueWait = Annotated[float, Option(min=0, help="The longest wait of a request, in seconds.")]
 MaxInflight = Annotated[
-    int, typer.Option(min=0, help="The largest number of requests per worker; 0 for no limit.")
+    int, Option(min=0, help="The largest number of requests per worker; 0 for no limit.")
 ]
-Retries = Annotated[int, typer.Option(min=0, help="How many other workers to try after a failure.")]
+Retries = Annotated[int, Option(min=0, help="How many other workers to try after a failure.")]
 Stall = Annotated[
     float,
-    typer.Option(min=0.1, help="Seconds of silence after which an engine counts as stalled."),
+    Option(min=0.1, help="Seconds of silence after which an engine counts as stalled."),
 ]
-HealthInterval = Annotated[float, typer.Option(min=0.05, help="Seconds between health checks.")]
-Drain = Annotated[
-    float, typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")
-]
-MaxBody = Annotated[int, typer.Option(min=1, help="The largest body of a request, in bytes.")]
+HealthInterval = Annotated[float, Option(min=0.05, help="Seconds between health checks.")]
+Drain = Annotated[float, Option(min=0, help="Seconds that running requests have after SIGTERM.")]
+MaxBody = Annotated[int, Option(min=1, help="The largest body of a request, in bytes.")]
 BodyWait = Annotated[
     float,
-    typer.Option(min=0.1, max=3600, help="Seconds that a client has to send a request's body."),
+    Option(min=0.1, max=3600, help="Seconds that a client has to send a request's body."),
 ]
 MaxBodies = Annotated[
     int,
-    typer.Option(
+    Option(
         parser=size,
         metavar="SIZE",
         help="Memory for the bodies of all requests without a response so far.",
@@ -190,27 +181,27 @@ MaxBodies = Annotated[
 ]
 Processes = Annotated[
     int,
-    typer.Option(
+    Option(
         min=1,
         max=GATEWAY_PROCESSES_MAX,
         help="The number of processes that serve the clients' port, with one view of the workers.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
+Seed = Annotated[int, Option(help="The seed of the policy's random choices.")]
 PrefillWait = Annotated[
     float,
-    typer.Option(min=0, help="Seconds that a request waits for a claimed prefill."),
+    Option(min=0, help="Seconds that a request waits for a claimed prefill."),
 ]
 Advise = Annotated[
     float,
-    typer.Option(min=0, help="Seconds between advice on the number of engines; 0: no advice."),
+    Option(min=0, help="Seconds between advice on the number of engines; 0: no advice."),
 ]
 TtftGoal = Annotated[
     float | None,
-    typer.Option(min=0, help="The objective of the advice: seconds to the first token."),
+    Option(min=0, help="The objective of the advice: seconds to the first token."),
 ]
 TokenGoal = Annotated[
-    float | None, typer.Option(min=0, help="The objective of the advice: seconds between tokens.")
+    float | None, Option(min=0, help="The objective of the advice: seconds between tokens.")
 ]
 
 

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from beluga.cli import logs, serve
 from beluga.cli.detach import detached
+from beluga.cli.frame import Argument, BadParameter
 from beluga.cli.options import (
     AdminAddress,
     AdminTls,
@@ -41,7 +40,7 @@ _INPUT_MAX = 64 << 20  # bytes of an argument from standard input
 def serve_lanes(
     handlers: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="[MODULE:NAME]",
             help=(
                 "The functions to call for clients: a beluga.Handlers of an installed module, or "
@@ -88,11 +87,11 @@ def serve_lanes(
 
 def call(
     handler: Annotated[
-        str, typer.Argument(help="The handler's name, or the number of a method: 0 to 254.")
+        str, Argument(help="The handler's name, or the number of a method: 0 to 254.")
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[ARGUMENT]...",
             help=(
                 "The arguments: text and bytes as they are, other types as JSON; - is standard "
@@ -112,7 +111,7 @@ def call(
     with open_pool(pool) as opened:
         if handler.isdecimal():
             if len(given) > 1:
-                raise typer.BadParameter("a method takes one argument, the request; give just that")
+                raise BadParameter("a method takes one argument, the request; give just that")
             data = _bytes(given[0] if given else "", opened.geometry.bulk_size)
             with Client(opened, host=host, timeout_s=timeout) as client:
                 reply = client.call(int(handler), data)
@@ -165,7 +164,7 @@ def _value(text: str, kind: str) -> object:
     try:
         return json_library.loads(text)
     except (ValueError, RecursionError):
-        raise typer.BadParameter(f"'{text:.40}' is not a valid {kind} in JSON") from None
+        raise BadParameter(f"'{text:.40}' is not a valid {kind} in JSON") from None
 
 
 def _print(named: dict[str, object], what: str, value: object, json: bool) -> None:

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from beluga.cli.block import digest
+from beluga.cli.frame import Argument, BadParameter, Exit, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, print_note, print_table
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
 Keys = Annotated[
     list[str],
-    typer.Argument(metavar="KEY...", help="Keys: any text, or 32 to 128 hex digits of a digest."),
+    Argument(metavar="KEY...", help="Keys: any text, or 32 to 128 hex digits of a digest."),
 ]
 NamespaceName = Annotated[
     str,
-    typer.Option(help="The namespace: its name, or its fingerprint of 16 digits, as in beluga ls."),
+    Option(help="The namespace: its name, or its fingerprint of 16 digits, as in beluga ls."),
 ]
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NAMED = 5  # keys listed in an error
 _NAMESPACE = "cli"  # the default
 Fields = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--field",
         metavar="NAME=VALUE",
         help=(
@@ -48,10 +49,10 @@ Fields = Annotated[
         ),
     ),
 ]
-Salt = Annotated[str, typer.Option(help="The salt of the namespace.")]
-Limit = Annotated[int, typer.Option(min=1, help="The largest number of blocks to show.")]
+Salt = Annotated[str, Option(help="The salt of the namespace.")]
+Limit = Annotated[int, Option(min=1, help="The largest number of blocks to show.")]
 ByNamespace = Annotated[
-    bool, typer.Option("--namespaces", help="Show the namespaces of the blocks, with their fields.")
+    bool, Option("--namespaces", help="Show the namespaces of the blocks, with their fields.")
 ]
 
 
@@ -80,9 +81,9 @@ def explain_keys(
         print_json([{"name": key} | asdict(one) for key, one in zip(keys, found, strict=True)])
     else:
         for key, one in zip(keys, found, strict=True):
-            typer.echo(f"{key}: {one.state}, {one.cause}: {one.text}")
+            click.echo(f"{key}: {one.state}, {one.cause}: {one.text}")
     if any(one.state == "miss" for one in found):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
@@ -91,13 +92,11 @@ def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) ->
 
     if fields:
         if name != _NAMESPACE:
-            raise typer.BadParameter(
+            raise BadParameter(
                 f"--field and --namespace {name} exclude each other; give one of them"
             )
         if wrong := [text for text in fields if "=" not in text]:
-            raise typer.BadParameter(
-                f"--field {wrong[0]} is not NAME=VALUE; give a name and a value"
-            )
+            raise BadParameter(f"--field {wrong[0]} is not NAME=VALUE; give a name and a value")
         pairs = [text.split("=", 1) for text in fields]
         return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
     for known in known_namespaces(pool.runtime_dir):

@@ -31,17 +31,17 @@ _PLAIN = {
     **dict.fromkeys("│┃║", "|"),
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TOOLS = ("typer", "rich", "msgspec")
+_TOOLS = ("click", "rich", "msgspec")
 
 
 def main() -> NoReturn:
     """Run the ``beluga`` command."""
-    _run("beluga", "beluga.cli.app")
+    _run("beluga", "app")
 
 
 def cxl_rpc() -> NoReturn:
     """Run the ``cxl-rpc`` command."""
-    _run("cxl-rpc", "beluga.cli.cxl_rpc")
+    _run("cxl-rpc", "cxl_rpc")
 
 
 def _open_streams() -> None:
@@ -67,14 +67,14 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(one) or json.dumps(one)[1:-1] for one in lacking), error.end
 
 
-def _run(name: str, module: str) -> NoReturn:
+def _run(name: str, program: str) -> NoReturn:
     _open_streams()
     missing = next((tool for tool in _TOOLS if find_spec(tool) is None), None)
     if missing is not None:
         sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
     try:
-        app = import_module(module).app
-    except BelugaError as error:  # the environment requires a feature that this CPU lacks
+        run = getattr(import_module("beluga.cli.app"), program)
+    except BelugaError as error:  # such as a checkout that is not the installed one
         sys.exit(f"{name}: error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
@@ -86,7 +86,10 @@ def _run(name: str, module: str) -> NoReturn:
     from beluga.cli import logs  # imported by the app
 
     try:
-        app(prog_name=name)
+        try:
+            run(prog_name=name)
+        finally:
+            sys.stdout.flush()  # before the status is decided
     except (BelugaError, OSError) as error:
         # Each program's message has its own server command.
         logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"))

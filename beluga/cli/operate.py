@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
@@ -34,7 +33,7 @@ _REPORT_AFTER_S = 1.0
 
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="LIMIT=N",
         help=(
@@ -43,10 +42,8 @@ Changes = Annotated[
         ),
     ),
 ]
-Undo = Annotated[bool, typer.Option("--undo", help="Accept new blocks again.")]
-DrainTimeout = Annotated[
-    float, typer.Option("--timeout", min=0, help="Seconds to wait; 0: no limit.")
-]
+Undo = Annotated[bool, Option("--undo", help="Accept new blocks again.")]
+DrainTimeout = Annotated[float, Option("--timeout", min=0, help="Seconds to wait; 0: no limit.")]
 
 
 _USE = Legend(
@@ -142,19 +139,17 @@ def _change(text: str) -> tuple[str, int]:
 
     name, _, value = text.partition("=")
     if name not in _LIMITS:
-        raise typer.BadParameter(
-            f"--set is {text!r}; give LIMIT=N with one of {', '.join(_LIMITS)}"
-        )
+        raise BadParameter(f"--set is {text!r}; give LIMIT=N with one of {', '.join(_LIMITS)}")
     if name == "bytes":
         number = 0 if value == "0" else size(value)
     elif value.isascii() and value.isdecimal():
         number = int(value)
     else:
-        raise typer.BadParameter(f"--set {name}={value} is invalid; give a whole number")
+        raise BadParameter(f"--set {name}={value} is invalid; give a whole number")
     try:
         Quota(**{_LIMITS[name]: number})
     except ValueError as error:
-        raise typer.BadParameter(f"--set {text}: {error}") from None
+        raise BadParameter(f"--set {text}: {error}") from None
     return _LIMITS[name], number
 
 

@@ -13,15 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import AdminError, BelugaError, DeviceSpecError, PoolError
 
 if TYPE_CHECKING:  # the help of the programs must not import pools or numpy
     from beluga.pool import Pool
-
-HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
 
 def size(text: str | int) -> int:
@@ -31,7 +28,7 @@ def size(text: str | int) -> int:
     try:
         return parse_size(text)
     except DeviceSpecError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise BadParameter(str(error)) from None
 
 
 @contextmanager
@@ -42,16 +39,7 @@ def as_bad_value(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def one_of(*known: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of these words."""
-
-    def word(text: str) -> str:
-        return _one_of(text, known)
-
-    return word
+        raise BadParameter(str(error)) from None
 
 
 def among(*known: str) -> Callable[[str], list[str]]:
@@ -76,14 +64,14 @@ def admin_address(text: str) -> str:
     return text
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
 Wide = Annotated[
     bool,
-    typer.Option("--wide", help="Show every column, even if the terminal is too narrow."),
+    Option("--wide", help="Show every column, even if the terminal is too narrow."),
 ]
 JsonLines = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--json",
         help=(
             "Print one JSON object per line on standard output for each event, such as the start "
@@ -93,19 +81,23 @@ JsonLines = Annotated[
 ]
 PoolPaths = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--pool", metavar="PATH", help="A device of the pool. Repeat the option for each device."
     ),
 ]
-HOST_HELP = "This machine's number among the pool's hosts. Required for pools on devdax."
-Host = Annotated[int | None, typer.Option(min=0, max=63, help=HOST_HELP)]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="Seconds to wait for the server.")
+Host = Annotated[
+    int | None,
+    Option(
+        min=0,
+        max=63,
+        help="This machine's number among the pool's hosts. Required for pools on devdax.",
+    ),
 ]
+Timeout = Annotated[float, Option("--timeout", min=0.001, help="Seconds to wait for the server.")]
 
 AdminAddress = Annotated[
     str,
-    typer.Option(
+    Option(
         "--admin",
         parser=admin_address,
         metavar="[HOST:]PORT",
@@ -118,7 +110,7 @@ AdminAddress = Annotated[
 
 AdminToken = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--admin-token",
         metavar="FILE",
         help="A file with the token required for requests to --admin, except for health checks.",
@@ -126,7 +118,7 @@ AdminToken = Annotated[
 ]
 AdminTls = Annotated[
     str,
-    typer.Option(
+    Option(
         "--admin-tls",
         metavar="CERTIFICATE,KEY",
         help="Use TLS on the address of --admin, with these PEM files.",
@@ -134,29 +126,11 @@ AdminTls = Annotated[
 ]
 
 
-def log_level_name(text: str) -> str:
-    """Parse the name of a log level."""
-    return _one_of(text, LEVELS)
-
-
-def log_format_name(text: str) -> str:
-    """Parse the name of a log format."""
-    return _one_of(text, FORMATS)
-
-
-def _one_of(text: str, known: tuple[str, ...]) -> str:
-    if text not in known:
-        raise typer.BadParameter(f"'{text}' is not one of {', '.join(known)}")
-    return text
-
-
 LogLevel = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--log-level",
-        parser=log_level_name,
-        autocompletion=among(*LEVELS),
-        metavar="|".join(LEVELS),
+        words=LEVELS,
         help=(
             "The lowest level that is logged. Default: info for servers, warning for other "
             "commands."
@@ -165,11 +139,9 @@ LogLevel = Annotated[
 ]
 LogFormat = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--log-format",
-        parser=log_format_name,
-        autocompletion=among(*FORMATS),
-        metavar="|".join(FORMATS),
+        words=FORMATS,
         help="The log's format: text, or json for one JSON object per line of stderr.",
     ),
 ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 
 from beluga.cli import logs
-from beluga.cli.help import fill
+from beluga.cli.frame import fill
 from beluga.cli.legend import Legend
 
 if TYPE_CHECKING:  # rich is slow to import, and JSON does not need it

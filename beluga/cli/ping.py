@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from beluga.cli.frame import Option
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_json, print_note
 
@@ -16,9 +15,7 @@ def ping(
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
-    count: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="The number of round trips.")
-    ] = 10,
+    count: Annotated[int, Option(min=1, max=1_000_000, help="The number of round trips.")] = 10,
     json: Json = False,
 ) -> None:
     """Measure round trips to the server."""

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from beluga import config
 from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
+from beluga.cli.frame import Argument, Option
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, among, one_of, open_pool, size
+from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table, progress
 from beluga.errors import (
     DeviceMismatchError,
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
 
 Paths = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="PATH...",
         help="A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).",
     ),
 ]
 OptionalPaths = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[PATH...]",
         help="A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).",
     ),
 ]
 Size = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--size",
         parser=size,
         metavar="SIZE",
@@ -56,14 +57,12 @@ Size = Annotated[
 ]
 Interleave = Annotated[
     bool,
-    typer.Option(help="Distribute stripes over the devices, or fill the devices in order."),
+    Option(help="Distribute stripes over the devices, or fill the devices in order."),
 ]
 Coherence = Annotated[
     list[str] | None,
-    typer.Option(
-        parser=one_of(*COHERENCE_MODES),
-        autocompletion=among(*COHERENCE_MODES),
-        metavar="|".join(COHERENCE_MODES),
+    Option(
+        words=COHERENCE_MODES,
         help=(
             "hardware (one host's own memory) or software; repeat the option to set it per "
             "device. Default: hardware for files, software for devdax nodes."
@@ -72,7 +71,7 @@ Coherence = Annotated[
 ]
 Metadata = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--metadata",
         metavar="PATH",
         help=(
@@ -83,11 +82,9 @@ Metadata = Annotated[
 ]
 MetadataCoherence = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--metadata-coherence",
-        parser=one_of(*COHERENCE_MODES),
-        autocompletion=among(*COHERENCE_MODES),
-        metavar="|".join(COHERENCE_MODES),
+        words=COHERENCE_MODES,
         help=(
             "The same for the metadata device. hardware there: the caches of all hosts that share "
             "the pool are coherent for it. Default: hardware for a file, software for a devdax "
@@ -96,14 +93,12 @@ MetadataCoherence = Annotated[
     ),
 ]
 Sparse = Annotated[
-    bool, typer.Option("--sparse", help="Do not allocate the files' space in advance (for tests).")
+    bool, Option("--sparse", help="Do not allocate the files' space in advance (for tests).")
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="Format the devices even if they have a pool.")
-]
+Force = Annotated[bool, Option("--force", help="Format the devices even if they have a pool.")]
 MaxBlocks = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=BLOCK_COUNT_MAX,
         help="The largest number of blocks in the pool. Default: see --block-bytes.",
@@ -111,7 +106,7 @@ MaxBlocks = Annotated[
 ]
 BlockBytes = Annotated[
     int | None,
-    typer.Option(
+    Option(
         parser=size,
         metavar="SIZE",
         help=(
@@ -122,11 +117,11 @@ BlockBytes = Annotated[
 ]
 Lanes = Annotated[
     int | None,
-    typer.Option(min=1, max=LANE_COUNT_MAX, help="The largest number of attached clients."),
+    Option(min=1, max=LANE_COUNT_MAX, help="The largest number of attached clients."),
 ]
 BulkSize = Annotated[
     int | None,
-    typer.Option(
+    Option(
         parser=size,
         metavar="SIZE",
         help=(
@@ -252,20 +247,20 @@ def _checked(facts: Mapping[str, Any]) -> dict[str, object]:
 def check(
     pool: PoolPaths = None,
     payload: Annotated[
-        bool, typer.Option("--payload", help="Also read every block and compare its checksums.")
+        bool, Option("--payload", help="Also read every block and compare its checksums.")
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--repair", help="Drop damaged lines and blocks. No process may use the pool meanwhile."
         ),
     ] = False,
     declare_gone: Annotated[
         bool,
-        typer.Option("--declare-gone", help="Declare that no process of any host uses the pool."),
+        Option("--declare-gone", help="Declare that no process of any host uses the pool."),
     ] = False,
     names: Annotated[
-        bool, typer.Option("--names", help="Also show the engines' names of blocks.")
+        bool, Option("--names", help="Also show the engines' names of blocks.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -329,10 +324,10 @@ def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
 
 def destroy(
     paths: OptionalPaths = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Destroy these devices even if others of their pool remain."),
+        Option("--force", help="Destroy these devices even if others of their pool remain."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -344,7 +339,7 @@ def destroy(
 
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
-        typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
+        click.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
     emulated = set(emulated_paths())
     Pool.destroy(specs, force=force)
     if emulated == set(specs):
@@ -371,7 +366,7 @@ def _remembered() -> list[DeviceSpec]:
 @explains(_DEVICES, _POLICY)
 def mount(
     paths: OptionalPaths = None,
-    create_first: Annotated[bool, typer.Option("--create", help="Format the devices.")] = False,
+    create_first: Annotated[bool, Option("--create", help="Format the devices.")] = False,
     device_size: Size = None,
     interleave: Interleave = True,
     coherence: Coherence = None,

@@ -9,33 +9,26 @@ import signal
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import typer
-
 from beluga.cli import logs
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
 from beluga.cli.output import announce
 from beluga.listening import shown_url
 
 
 def prefill_worker(
-    engine: Annotated[str, typer.Option(help="The engine's address, as http://HOST:PORT.")],
-    queue: Annotated[
-        str, typer.Option(help="The queue: nats://HOST:PORT, pool, or pool:PATH:PATH.")
-    ],
-    name: Annotated[
-        str, typer.Option(help="The queue's name, which is the model's name in the router.")
-    ],
+    engine: Annotated[str, Option(help="The engine's address, as http://HOST:PORT.")],
+    queue: Annotated[str, Option(help="The queue: nats://HOST:PORT, pool, or pool:PATH:PATH.")],
+    name: Annotated[str, Option(help="The queue's name, which is the model's name in the router.")],
     concurrency: Annotated[
-        int, typer.Option(min=1, help="The number of prompts that the engine gets at a time.")
+        int, Option(min=1, help="The number of prompts that the engine gets at a time.")
     ] = 2,
     visibility: Annotated[
         float,
-        typer.Option(
-            min=1, help="Seconds after which a dead worker's task goes to another worker."
-        ),
+        Option(min=1, help="Seconds after which a dead worker's task goes to another worker."),
     ] = 30.0,
     timeout: Annotated[
-        float, typer.Option(min=1, help="The longest time of a prefill, in seconds.")
+        float, Option(min=1, help="The longest time of a prefill, in seconds.")
     ] = 120.0,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -51,7 +44,7 @@ def prefill_worker(
     except ValueError:
         valid = False
     if not valid:
-        raise typer.BadParameter(
+        raise BadParameter(
             f"--engine {shown_url(engine)} is not an address; write http://HOST:PORT"
         )
     need("router", "aiohttp")

@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from beluga.choices import ENGINE_OFFLOADS, REPLAY_SIZE_MAX, SPEED_MAX, SPEED_MIN
+from beluga.cli.frame import Argument, BadParameter, Option
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import AdminAddress, Json, among, as_bad_value, one_of, size
+from beluga.cli.options import AdminAddress, Json, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, progress
 from beluga.cli.tiers import (
     AdmissionName,
@@ -41,15 +40,13 @@ def _pool_size(text: str | int) -> int:
     if value > REPLAY_SIZE_MAX:
         from beluga.pool import show_size
 
-        raise typer.BadParameter(
-            f"'{text}' is too large; give at most {show_size(REPLAY_SIZE_MAX)}"
-        )
+        raise BadParameter(f"'{text}' is too large; give at most {show_size(REPLAY_SIZE_MAX)}")
     return value
 
 
 TraceFile = Annotated[
     Path | None,
-    typer.Argument(
+    Argument(
         help=(
             "A trace, in any format that `beluga simulate` reads. Default: generated, synthetic "
             "conversations."
@@ -60,7 +57,7 @@ TraceFile = Annotated[
 
 BlockBytes = Annotated[
     int | None,
-    typer.Option(
+    Option(
         parser=size,
         metavar="SIZE",
         help="The size of a block. Default: 4096, or 128K without a trace.",
@@ -70,7 +67,7 @@ BlockBytes = Annotated[
 
 PoolBytes = Annotated[
     int | None,
-    typer.Option(
+    Option(
         parser=_pool_size,
         metavar="SIZE",
         help="The size of the pool. Default: everything fits.",
@@ -80,7 +77,7 @@ PoolBytes = Annotated[
 
 EngineBlocks = Annotated[
     int,
-    typer.Option(
+    Option(
         min=0,
         max=_ENGINE_BLOCKS_MAX,
         metavar="N",
@@ -95,10 +92,8 @@ EngineBlocks = Annotated[
 
 EngineOffload = Annotated[
     str,
-    typer.Option(
-        parser=one_of(*ENGINE_OFFLOADS),
-        autocompletion=among(*ENGINE_OFFLOADS),
-        metavar="|".join(ENGINE_OFFLOADS),
+    Option(
+        words=ENGINE_OFFLOADS,
         help=(
             "When an engine offloads a block: wait offloads it when it is computed and evicts it "
             "only then, drop may evict it earlier, and watermark offloads the coldest blocks when "
@@ -110,7 +105,7 @@ EngineOffload = Annotated[
 
 Speed = Annotated[
     float | None,
-    typer.Option(
+    Option(
         min=SPEED_MIN,
         max=SPEED_MAX,
         help="Replay at this multiple of the trace's own speed. Default: as fast as possible.",
@@ -118,7 +113,7 @@ Speed = Annotated[
 ]
 
 
-Compare = Annotated[bool, typer.Option(help="Compare every fetched byte with the stored one.")]
+Compare = Annotated[bool, Option(help="Compare every fetched byte with the stored one.")]
 
 
 _LEGEND = Legend(
@@ -146,9 +141,7 @@ _LEGEND = Legend(
 @explains(_LEGEND)
 def replay(
     trace: TraceFile = None,
-    clients: Annotated[
-        int, typer.Option(min=1, max=16, help="The number of client processes.")
-    ] = 2,
+    clients: Annotated[int, Option(min=1, max=16, help="The number of client processes.")] = 2,
     block_bytes: BlockBytes = None,
     pool_bytes: PoolBytes = None,
     speed: Speed = None,
@@ -213,7 +206,7 @@ def replay(
 
 def _refuse_without_engine(engine_offload: str, engine_blocks: int) -> None:
     if engine_offload != _ENGINE_OFFLOAD and not engine_blocks:
-        raise typer.BadParameter(
+        raise BadParameter(
             f"--engine-offload {engine_offload} needs engines with memory; give --engine-blocks"
         )
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from beluga.choices import (
     COST_MODELS,
     GPU_PATHS_GB_PER_S,
     LOCAL_DRAM_GB_PER_S,
 )
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.options import among
 from beluga.errors import RouterError
 
@@ -33,7 +34,7 @@ def as_bad_policy() -> Iterator[None]:
     try:
         yield
     except RouterError as error:
-        raise typer.BadParameter(f"--policy: {error}") from None
+        raise BadParameter(f"--policy: {error}") from None
 
 
 def complete_policy(incomplete: str) -> list[str]:
@@ -45,10 +46,10 @@ def complete_policy(incomplete: str) -> list[str]:
 
 Costs = Annotated[
     str,
-    typer.Option(
+    Option(
         "--costs",
         metavar="MODEL",
-        autocompletion=among(*COST_MODELS),
+        completes=among(*COST_MODELS),
         help=(
             "The model and its GPU for the time estimates of min-ttft and least-cost, and for how "
             "long a prompt waits for a prefill worker (--model of `beluga simulate`): "
@@ -58,24 +59,24 @@ Costs = Annotated[
 ]
 Bandwidth = Annotated[
     float | None,
-    typer.Option(
+    Option(
         metavar="GB/s",
         help="The bandwidth from the pool to one worker. Default: that of --gpu-path.",
     ),
 ]
 LocalBandwidth = Annotated[
-    float, typer.Option(metavar="GB/s", help="The bandwidth from a worker's own DRAM to its GPU.")
+    float, Option(metavar="GB/s", help="The bandwidth from a worker's own DRAM to its GPU.")
 ]
 GpuPath = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*GPU_PATHS_GB_PER_S),
+    Option(
+        completes=among(*GPU_PATHS_GB_PER_S),
         help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7.",
     ),
 ]
 StepTokens = Annotated[
     int,
-    typer.Option(
+    Option(
         min=1,
         help="The most tokens in a step of an engine (vLLM's --max-num-batched-tokens).",
     ),
@@ -90,9 +91,9 @@ def list_policies() -> None:
     from beluga.router import POLICIES, settings_of
 
     for name in POLICIES:
-        typer.echo(name)
+        click.echo(name)
         for key, declared in settings_of(name).items():
-            typer.echo(f"  {key}={declared.default_text} ({declared.range}): {declared.help}")
+            click.echo(f"  {key}={declared.default_text} ({declared.range}): {declared.help}")
 
 
 def estimator_of(
@@ -105,9 +106,7 @@ def estimator_of(
 
     known = costs.model_costs(model)
     if gpu_path not in costs.GPU_PATHS:
-        raise typer.BadParameter(
-            f"--gpu-path is '{gpu_path}'; give one of {', '.join(costs.GPU_PATHS)}"
-        )
+        raise BadParameter(f"--gpu-path is '{gpu_path}'; give one of {', '.join(costs.GPU_PATHS)}")
     path_speed = costs.GPU_PATHS[gpu_path] if bandwidth is None else bandwidth * 1e9
     try:
         return CostEstimator(
@@ -118,4 +117,4 @@ def estimator_of(
         )
     except RouterError as error:  # the text has the value; add the option
         name, _, what = str(error).partition(" ")
-        raise typer.BadParameter(f"--{name.replace('_', '-')} {what}") from None
+        raise BadParameter(f"--{name.replace('_', '-')} {what}") from None

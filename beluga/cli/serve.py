@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
 from beluga.choices import EVICTIONS, SILENT_S
 from beluga.cli import logs
 from beluga.cli.detach import detached
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.notify import Manager
 from beluga.cli.options import (
     AdminAddress,
@@ -28,10 +27,8 @@ from beluga.cli.options import (
     LogFormat,
     LogLevel,
     PoolPaths,
-    among,
     as_bad_value,
     need,
-    one_of,
     open_pool,
     size,
 )
@@ -68,12 +65,12 @@ if TYPE_CHECKING:
 
 DeclaredGone = Annotated[
     bool,
-    typer.Option("--declare-gone", help="Declare that every server and client so far has ended."),
+    Option("--declare-gone", help="Declare that every server and client so far has ended."),
 ]
 _COUNT_MAX = (1 << 32) - 1  # limit of a quota
 QuotaGrants = Annotated[
     int,
-    typer.Option(
+    Option(
         min=0,
         max=_COUNT_MAX,
         help="The largest number of blocks that a session may write at a time; 0 for no limit.",
@@ -81,7 +78,7 @@ QuotaGrants = Annotated[
 ]
 QuotaPins = Annotated[
     int,
-    typer.Option(
+    Option(
         min=0,
         max=_COUNT_MAX,
         help="The largest number of blocks that a session may pin; 0 for no limit.",
@@ -89,7 +86,7 @@ QuotaPins = Annotated[
 ]
 QuotaBytes = Annotated[
     int,
-    typer.Option(
+    Option(
         parser=size,
         metavar="SIZE",
         help=(
@@ -99,7 +96,7 @@ QuotaBytes = Annotated[
 ]
 QuotaCalls = Annotated[
     int,
-    typer.Option(
+    Option(
         min=0,
         max=_COUNT_MAX,
         help="The calls per second that a session may make; 0 for no limit.",
@@ -107,16 +104,14 @@ QuotaCalls = Annotated[
 ]
 Eviction = Annotated[
     str,
-    typer.Option(
-        parser=one_of(*EVICTIONS),
-        autocompletion=among(*EVICTIONS),
-        metavar="|".join(EVICTIONS),
+    Option(
+        words=EVICTIONS,
         help=f"The eviction policy: {', '.join(EVICTIONS)}.",
     ),
 ]
 Shares = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--share",
         metavar="NAME=PERCENT",
         help=(
@@ -127,24 +122,22 @@ Shares = Annotated[
 ]
 HintBudget = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="PERCENT",
         help="How much of each tenant's part hints may favor or pin, such as 25%; 0% for nothing.",
     ),
 ]
 Standby = Annotated[
     bool,
-    typer.Option("--standby", help="Wait until the pool's server ends, then take over."),
+    Option("--standby", help="Wait until the pool's server ends, then take over."),
 ]
 Watch = Annotated[
     bool,
-    typer.Option(
-        "--watch", help="With --standby, stand by again after another server has taken over."
-    ),
+    Option("--watch", help="With --standby, stand by again after another server has taken over."),
 ]
 Silent = Annotated[
     float,
-    typer.Option(
+    Option(
         min=0.5,
         max=86400,
         help=(
@@ -155,38 +148,38 @@ Silent = Annotated[
 ]
 Events = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="ENDPOINT",
         help="Publish the blocks that are stored and removed here (ZMQ PUB), as vLLM's KV events.",
     ),
 ]
 EventsReplay = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="ENDPOINT", help="Replay events here (ZMQ ROUTER), for routers that connect late."
     ),
 ]
 EventsToken = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         metavar="FILE", help="Only routers with the token in this file's first line get events."
     ),
 ]
-EventsForm = Annotated[str, typer.Option(help="The format of the events: vllm or dynamo.")]
+EventsForm = Annotated[str, Option(help="The format of the events: vllm or dynamo.")]
 HandlersPlace = Annotated[
     str,
-    typer.Option(
+    Option(
         "--handlers",
         metavar="MODULE:NAME",
         help="Call these functions for clients (beluga.Handlers); see docs/use/rpc.md.",
     ),
 ]
 HandlerThreads = Annotated[
-    int, typer.Option(min=1, max=64, help="The number of handlers that run at a time.")
+    int, Option(min=1, max=64, help="The number of handlers that run at a time.")
 ]
 Detach = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--detach",
         help=(
             "Serve in the background: return once the server serves or stands by. Stop it with "
@@ -302,7 +295,7 @@ def _budget(text: str) -> float:
     """Return the part of each share that hints may favor."""
     part = _part(text)
     if part is None or part > 1:
-        raise typer.BadParameter(f"--hint-budget is {text!r}; give a part of each share: 25%")
+        raise BadParameter(f"--hint-budget is {text!r}; give a part of each share: 25%")
     return part
 
 
@@ -315,9 +308,9 @@ def _shares(stopping: Sequence[str] | None) -> dict[str, float]:
         name, equals, percent = text.rpartition("=")
         part = _part(percent)
         if not equals or part is None:
-            raise typer.BadParameter(f"--share is {text!r}; give a tenant and its part: acme=30%")
+            raise BadParameter(f"--share is {text!r}; give a tenant and its part: acme=30%")
         if name in shares:
-            raise typer.BadParameter(f"--share names {name!r} twice; give one share to each tenant")
+            raise BadParameter(f"--share names {name!r} twice; give one share to each tenant")
         shares[name] = part
     with as_bad_value(BadValueError):
         return check_shares(shares)
@@ -368,7 +361,7 @@ def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
     stand by.
     """
     if watch and not stands_by:
-        raise typer.BadParameter("--watch needs --standby; give both")
+        raise BadParameter("--watch needs --standby; give both")
     return silent_s if stands_by else None
 
 
@@ -394,7 +387,7 @@ def _tier_settings(
             eviction=eviction,
         )
     if disk_owner and not disks:
-        raise typer.BadParameter("--disk-owner needs a disk; give --disk")
+        raise BadParameter("--disk-owner needs a disk; give --disk")
     if not tiers:
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
     tiers.check()
@@ -558,9 +551,9 @@ def _event_settings(
     endpoint: str, replay: str, form: str, token: Path | None
 ) -> EventSettings | None:
     if form not in ("vllm", "dynamo"):
-        raise typer.BadParameter(f"--events-form is {form}; give vllm or dynamo")
+        raise BadParameter(f"--events-form is {form}; give vllm or dynamo")
     if bool(endpoint) != bool(replay):
-        raise typer.BadParameter("--events and --events-replay need each other; give both")
+        raise BadParameter("--events and --events-replay need each other; give both")
     if not endpoint:
         return None
     need("router", "zmq")

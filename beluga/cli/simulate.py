@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from beluga.choices import (
     COST_MODELS,
@@ -25,6 +25,7 @@ from beluga.choices import (
     STEP_TOKENS,
     TIER_ORDERS,
 )
+from beluga.cli.frame import Argument, BadParameter, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import (
     Json,
@@ -113,7 +114,7 @@ def _capacity(text: str | int) -> int:
     if match := _DECIMAL.fullmatch(str(text).strip()):
         value = float(match[1]) * 1000.0 ** ("KMGT".index(match[2].upper()) + 1)
         if value >= _SIZE_END:
-            raise typer.BadParameter(f"'{text}' is too much; a size is less than 8388608T")
+            raise BadParameter(f"'{text}' is too much; a size is less than 8388608T")
         return int(value)
     return size(text)
 
@@ -130,7 +131,7 @@ def _policies(text: str) -> list[str]:
 
 TraceFile = Annotated[
     Path | None,
-    typer.Argument(
+    Argument(
         help=(
             "The trace: a file, or a directory of weka's sessions. Default: generated, synthetic "
             "conversations."
@@ -139,9 +140,9 @@ TraceFile = Annotated[
 ]
 Policies = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="NAME[:KEY=VALUE,...],...",
-        autocompletion=complete_policy,
+        completes=complete_policy,
         help=(
             "The policies to run, such as least-cost,linear:shared_credit=1; default (the "
             f"gateway's), or all. {SETTINGS_HELP}."
@@ -149,11 +150,11 @@ Policies = Annotated[
     ),
 ]
 Workers = Annotated[
-    int, typer.Option(min=1, max=SIMULATED_COUNT_MAX, help="The number of workers (engines).")
+    int, Option(min=1, max=SIMULATED_COUNT_MAX, help="The number of workers (engines).")
 ]
 PoolBytes = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--pool-bytes",
         parser=_capacity,
         metavar="BYTES",
@@ -162,7 +163,7 @@ PoolBytes = Annotated[
 ]
 LocalBytes = Annotated[
     int | None,
-    typer.Option(
+    Option(
         parser=_capacity,
         metavar="BYTES",
         help="Each worker's own DRAM in runs without a pool. Default: its part of the pool's size.",
@@ -170,18 +171,18 @@ LocalBytes = Annotated[
 ]
 HbmBytes = Annotated[
     int | None,
-    typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for the KV cache."),
+    Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for the KV cache."),
 ]
 Memory = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*MEMORIES, "both"),
+    Option(
+        completes=among(*MEMORIES, "both"),
         help="Simulate a shared pool (pool), split DRAM (split), or both.",
     ),
 ]
 Adapters = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=SIMULATED_COUNT_MAX,
         help="The number of CXL adapters (O8). Default: one per two workers.",
@@ -189,7 +190,7 @@ Adapters = Annotated[
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=SIMULATED_COUNT_MAX,
         help="The number of the pool's memory devices. Default: one per 256 GiB.",
@@ -197,7 +198,7 @@ Devices = Annotated[
 ]
 Speed = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="X[,X...]",
         help=(
             "The rate of requests relative to the trace. Give several, separated by commas, to "
@@ -207,15 +208,15 @@ Speed = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*COST_MODELS),
+    Option(
+        completes=among(*COST_MODELS),
         help=f"The model and its GPU: {', '.join(COST_MODELS)}.",
     ),
 ]
 Engine = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*SIMULATED_ENGINES),
+    Option(
+        completes=among(*SIMULATED_ENGINES),
         help=(
             f"The batching of engines: {' or '.join(SIMULATED_ENGINES)}. Serial engines only "
             "prefill."
@@ -224,18 +225,18 @@ Engine = Annotated[
 ]
 Eviction = Annotated[
     str,
-    typer.Option(
-        autocompletion=among(*TIER_ORDERS),
+    Option(
+        completes=among(*TIER_ORDERS),
         help=f"The eviction order: {' or '.join(TIER_ORDERS)}.",
     ),
 ]
 Seeds = Annotated[
     int,
-    typer.Option(min=1, max=1000, help="The number of runs of each case; --json has their spread."),
+    Option(min=1, max=1000, help="The number of runs of each case; --json has their spread."),
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=SIMULATED_COUNT_MAX,
         metavar="N",
@@ -246,11 +247,11 @@ Processes = Annotated[
     ),
 ]
 ScaleAt = Annotated[
-    str | None, typer.Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
+    str | None, Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
 ]
 PlannerOption = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--planner",
         min=1,
         max=SIMULATED_COUNT_MAX,
@@ -260,7 +261,7 @@ PlannerOption = Annotated[
 ]
 TtftGoal = Annotated[
     float | None,
-    typer.Option(
+    Option(
         min=0.001,
         metavar="SECONDS",
         help="The objective of the planner and the report: seconds to the first token.",
@@ -268,17 +269,15 @@ TtftGoal = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(
-        autocompletion=among(*PRESETS),
+    Option(
+        completes=among(*PRESETS),
         help="feasibility is the setup of the reference replay; it overrides other options.",
     ),
 ]
-Plot = Annotated[bool, typer.Option("--plot", help="Also draw bars of the mean TTFT.")]
+Plot = Annotated[bool, Option("--plot", help="Also draw bars of the mean TTFT.")]
 Report = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Write a page that compares all policies to this file (.html)."
-    ),
+    Option(metavar="FILE", help="Write a page that compares all policies to this file (.html)."),
 ]
 
 
@@ -368,7 +367,7 @@ def _options(*, model: str, **values: Any) -> Options:
     except SimulateError as error:
         name, space, rest = str(error).partition(" ")
         option = _NAMED.get(name, f"--{name.replace('_', '-')}") if name in values else name
-        raise typer.BadParameter(f"{option}{space}{rest}") from None
+        raise BadParameter(f"{option}{space}{rest}") from None
 
 
 def _speeds(text: str) -> list[float]:
@@ -376,12 +375,12 @@ def _speeds(text: str) -> list[float]:
     try:
         speeds = list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
-        raise typer.BadParameter(
+        raise BadParameter(
             f"--speed is {text!r}; give a number, or several as in 1,1.5,2"
         ) from None
     for speed in speeds:
         if not SPEED_MIN <= speed <= SPEED_MAX:
-            raise typer.BadParameter(
+            raise BadParameter(
                 f"--speed is {speed:g}, but must be from {SPEED_MIN:g} to {SPEED_MAX:g}"
             )
     return speeds
@@ -399,7 +398,7 @@ def _check(report: Path | None) -> None:
     """Check in advance that the report can be written."""
     if report is not None:
         if report.suffix != ".html":
-            raise typer.BadParameter(f"--report {str(report)!r} is not .html; give such a name")
+            raise BadParameter(f"--report {str(report)!r} is not .html; give such a name")
         check_output(report)
 
 
@@ -467,7 +466,7 @@ def _show(
 
 def _memories(text: str) -> Sequence[str]:
     if text not in (*MEMORIES, "both"):
-        raise typer.BadParameter(f"--memory is {text!r}; give pool, split or both")
+        raise BadParameter(f"--memory is {text!r}; give pool, split or both")
     return MEMORIES if text == "both" else (text,)
 
 
@@ -475,7 +474,7 @@ def _with_preset(name: str, options: Options) -> Options:
     from beluga.simulate import PRESETS as KNOWN
 
     if name not in KNOWN:
-        raise typer.BadParameter(f"there is no --preset {name!r}; choose one of {', '.join(KNOWN)}")
+        raise BadParameter(f"there is no --preset {name!r}; choose one of {', '.join(KNOWN)}")
     return KNOWN[name](options)
 
 
@@ -484,7 +483,7 @@ def _scale(text: str | None) -> Scale | None:
         return None
     match = _SCALE.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"--scale-at {text!r} is not T:+N; write 600:+2 or 600:-1")
+        raise BadParameter(f"--scale-at {text!r} is not T:+N; write 600:+2 or 600:-1")
     from beluga.simulate import Scale
 
     return Scale(float(match[1]), int(match[2]))
@@ -522,4 +521,4 @@ def _plot(rows: Sequence[Row]) -> None:
         if row.ttft_mean_s is not None and longest:
             bar = "#" * max(1, round(_BAR_WIDTH * row.ttft_mean_s / longest))
             speed = f" {row.speed:g}x" if several else ""
-            typer.echo(f"{row.policy:>16} {row.memory:5}{speed} {bar} {row.ttft_mean_s:.3g} s")
+            click.echo(f"{row.policy:>16} {row.memory:5}{speed} {bar} {row.ttft_mean_s:.3g} s")

@@ -13,9 +13,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from beluga.choices import COST_MODELS, GPU_PATHS_GB_PER_S
+from beluga.cli.frame import Argument, BadParameter, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, Wide, among, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
@@ -32,7 +31,7 @@ _GIB = 1 << 30
 
 Model = Annotated[
     Path | None,
-    typer.Argument(
+    Argument(
         help=(
             "A model's folder or its config.json; or give --layers and the other numbers. "
             "Default: Qwen3-32B."
@@ -41,7 +40,7 @@ Model = Annotated[
 ]
 Memory = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--memory",
         parser=size,
         metavar="SIZE",
@@ -50,53 +49,51 @@ Memory = Annotated[
 ]
 Disk = Annotated[
     list[int] | None,
-    typer.Option(
-        "--disk", parser=size, metavar="SIZE", help="The size of a disk tier. May be repeated."
-    ),
+    Option("--disk", parser=size, metavar="SIZE", help="The size of a disk tier. May be repeated."),
 ]
 _NUMBER_MAX = 1 << 20  # limit of a model's numbers
 BlockTokens = Annotated[
     int,
-    typer.Option(min=1, max=_NUMBER_MAX, help="The tokens per block of the engine."),
+    Option(min=1, max=_NUMBER_MAX, help="The tokens per block of the engine."),
 ]
-Layers = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Layers with attention.")]
-KvHeads = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="KV heads per layer.")]
-HeadDim = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Elements per head.")]
+Layers = Annotated[int, Option(min=0, max=_NUMBER_MAX, help="Layers with attention.")]
+KvHeads = Annotated[int, Option(min=0, max=_NUMBER_MAX, help="KV heads per layer.")]
+HeadDim = Annotated[int, Option(min=0, max=_NUMBER_MAX, help="Elements per head.")]
 LatentDim = Annotated[
     int,
-    typer.Option(min=0, max=_NUMBER_MAX, help="Elements per token and layer, with MLA."),
+    Option(min=0, max=_NUMBER_MAX, help="Elements per token and layer, with MLA."),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        autocompletion=among(*_DTYPES),
+    Option(
+        completes=among(*_DTYPES),
         metavar="|".join(_DTYPES),
         help="The element type of the KV cache.",
     ),
 ]
 MemoryBandwidth = Annotated[
     float,
-    typer.Option(min=0.001, max=1e6, help="The bandwidth from the pool to the engine, in GB/s."),
+    Option(min=0.001, max=1e6, help="The bandwidth from the pool to the engine, in GB/s."),
 ]
 DiskBandwidth = Annotated[
     float | None,
-    typer.Option(min=0.001, max=1e6, help="The bandwidth from the disk to the engine, in GB/s."),
+    Option(min=0.001, max=1e6, help="The bandwidth from the disk to the engine, in GB/s."),
 ]
 RecomputeMs = Annotated[
     float | None,
-    typer.Option(min=0.000001, max=1e6, help="The time to compute one token, in milliseconds."),
+    Option(min=0.000001, max=1e6, help="The time to compute one token, in milliseconds."),
 ]
 ModelCosts = Annotated[
     str | None,
-    typer.Option(
-        autocompletion=among(*COST_MODELS),
+    Option(
+        completes=among(*COST_MODELS),
         metavar="NAME",
         help=f"The costs of a model instead: {', '.join(COST_MODELS)}.",
     ),
 ]
 TraceFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--trace",
         metavar="FILE",
         help=(
@@ -107,7 +104,7 @@ TraceFile = Annotated[
 ]
 Position = Annotated[
     int,
-    typer.Option(min=0, max=10**9, help="The position in the prompt, for --model-costs."),
+    Option(min=0, max=10**9, help="The position in the prompt, for --model-costs."),
 ]
 
 
@@ -152,11 +149,9 @@ def size_tiers(
     from beluga.tiers import TierSize, advise, read_model
 
     if model is not None and (layers or kv_heads or head_dim or latent_dim):
-        raise typer.BadParameter("give a model or its numbers, not both")
+        raise BadParameter("give a model or its numbers, not both")
     if recompute_ms is not None and model_costs is not None:
-        raise typer.BadParameter(
-            "--recompute-ms and --model-costs exclude each other; give one of them"
-        )
+        raise BadParameter("--recompute-ms and --model-costs exclude each other; give one of them")
     numbers = (layers, kv_heads, head_dim, latent_dim)
     shape = read_model(model, dtype) if model is not None else _shape(*numbers, dtype)
     if model_costs is not None:
@@ -202,7 +197,7 @@ def _shape(
         with as_bad_value(TierError):
             return KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
     if kv_heads or head_dim or latent_dim:
-        raise typer.BadParameter("the model's numbers need --layers; add it")
+        raise BadParameter("the model's numbers need --layers; add it")
     return KvShape(64, dtype or "BF16", 8, 128)
 
 
@@ -265,7 +260,7 @@ def _recompute_ms(name: str, position: int) -> float:
     from beluga.router import costs
 
     if name not in costs.MODELS:
-        raise typer.BadParameter(
+        raise BadParameter(
             f"there are no --model-costs {name!r}; choose one of {', '.join(costs.MODELS)}"
         )
     known = costs.MODELS[name]

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from beluga.choices import ADMISSIONS, OFFLOADS
-from beluga.cli.options import among, one_of, size
+from beluga.cli.frame import BadParameter, Option
+from beluga.cli.options import size
 
 Disks = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--disk",
         metavar="PATH",
         help=(
@@ -24,13 +23,11 @@ Disks = Annotated[
 ]
 DiskBytes = Annotated[
     int,
-    typer.Option(
-        parser=size, metavar="SIZE", help="The total size used on the disks, such as 800G."
-    ),
+    Option(parser=size, metavar="SIZE", help="The total size used on the disks, such as 800G."),
 ]
 DiskOwner = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="NAME",
         help=(
             "The owner of the disks' blocks; a disk of another owner is refused. Default: the "
@@ -40,7 +37,7 @@ DiskOwner = Annotated[
 ]
 Remotes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--remote",
         metavar="URL",
         help=(
@@ -51,7 +48,7 @@ Remotes = Annotated[
 ]
 ForgetTier = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME",
         help=(
             "Drop the pending removals of a tier that will never be used below this pool again: "
@@ -61,10 +58,8 @@ ForgetTier = Annotated[
 ]
 Offload = Annotated[
     str,
-    typer.Option(
-        parser=one_of(*OFFLOADS),
-        autocompletion=among(*OFFLOADS),
-        metavar="|".join(OFFLOADS),
+    Option(
+        words=OFFLOADS,
         help=(
             "What to do with a block that would be evicted before it was offered to these tiers: "
             "drop it, or wait."
@@ -73,10 +68,9 @@ Offload = Annotated[
 ]
 AdmissionName = Annotated[
     str,
-    typer.Option(
+    Option(
         "--admission",
-        parser=one_of(*ADMISSIONS),
-        autocompletion=among(*ADMISSIONS),
+        words=ADMISSIONS,
         metavar="NAME",
         help="Which blocks the tiers save: always, second-touch, sketch or adaptive.",
     ),
@@ -91,4 +85,4 @@ def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str])
         ("--offload", "--admission"), (offload, admission), usual, strict=True
     ):
         if value != default:
-            raise typer.BadParameter(f"{name} {value} needs a lower tier; give --disk or --remote")
+            raise BadParameter(f"{name} {value} needs a lower tier; give --disk or --remote")

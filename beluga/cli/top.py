@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from beluga.cli.help import width
+from beluga.cli.frame import Option, width
 from beluga.cli.legend import explains
 from beluga.cli.options import PoolPaths, runtime_dir_of
 from beluga.cli.output import print_note
@@ -27,12 +25,10 @@ from beluga.errors import AdminError, NoServerError
 if TYPE_CHECKING:
     from beluga.live import Snapshot
 
-Interval = Annotated[
-    float, typer.Option(min=0.1, max=3600, help="The refresh interval in seconds.")
-]
-Once = Annotated[bool, typer.Option("--once", help="Print one frame and exit.")]
+Interval = Annotated[float, Option(min=0.1, max=3600, help="The refresh interval in seconds.")]
+Once = Annotated[bool, Option("--once", help="Print one frame and exit.")]
 JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print snapshots as JSON, one per line, as in GET /live.")
+    bool, Option("--json", help="Print snapshots as JSON, one per line, as in GET /live.")
 ]
 _MEASURE_S = 1.0  # rates need two snapshots
 

@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, as_bad_value, runtime_dir_of
 from beluga.cli.output import print_json, print_note, print_row
@@ -21,20 +20,18 @@ from beluga.errors import BadValueError, NoTraceError
 if TYPE_CHECKING:
     from beluga.rpc import CallTrace, TracedCall
 
-Last = Annotated[int, typer.Option(min=1, help="The largest number of calls to show.")]
+Last = Annotated[int, Option(min=1, help="The largest number of calls to show.")]
 Slow = Annotated[
-    float, typer.Option(metavar="MS", min=0, help="Only calls that took at least this many ms.")
+    float, Option(metavar="MS", min=0, help="Only calls that took at least this many ms.")
 ]
-Method = Annotated[str, typer.Option(help="Only calls of this method, such as lookup.")]
+Method = Annotated[str, Option(help="Only calls of this method, such as lookup.")]
 Session = Annotated[
     str,
-    typer.Option(help="Only calls of a session: pid:N, host:N, lane:N, or its 16 hex digits."),
+    Option(help="Only calls of a session: pid:N, host:N, lane:N, or its 16 hex digits."),
 ]
-Before = Annotated[bool, typer.Option("--before", help="Show the calls of the previous server.")]
-Slowest = Annotated[bool, typer.Option("--slowest", help="Show the calls that took longest.")]
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Continue with new calls until Ctrl-C.")
-]
+Before = Annotated[bool, Option("--before", help="Show the calls of the previous server.")]
+Slowest = Annotated[bool, Option("--slowest", help="Show the calls that took longest.")]
+Follow = Annotated[bool, Option("--follow", "-f", help="Continue with new calls until Ctrl-C.")]
 
 _FOLLOW_S = 0.25
 _LATEST_S = 4e9  # the latest time that can be formatted
@@ -74,12 +71,12 @@ def trace(
     from beluga.rpc import method_names, read_trace
 
     if method and method not in method_names() and not method.isdecimal():
-        raise typer.BadParameter(
+        raise BadParameter(
             f"--method is {method!r}; give one of {', '.join(method_names())}, or the number of a "
             "program's own method"
         )
     if follow and (before or slowest):
-        raise typer.BadParameter("--follow excludes --before and --slowest; drop one")
+        raise BadParameter("--follow excludes --before and --slowest; drop one")
     directory = runtime_dir_of(pool)
     found = read_trace(directory, before=before)
     if slowest:

@@ -7,10 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-import typer
-
 from beluga.choices import TIME_UNITS, TRACE_FORMATS
-from beluga.cli.options import among, one_of
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.output import print_note
 
 if TYPE_CHECKING:  # slow to import
@@ -25,18 +23,17 @@ def rate(text: str | float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number; give one") from None
+        raise BadParameter(f"{text!r} is not a number; give one") from None
     if not _RATE_MIN <= value <= _RATE_MAX:
-        raise typer.BadParameter(f"{value:g} is out of range; give {_RATE_MIN:g} to {_RATE_MAX:g}")
+        raise BadParameter(f"{value:g} is out of range; give {_RATE_MIN:g} to {_RATE_MAX:g}")
     return value
 
 
 Format = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--format",
-        parser=one_of(*TRACE_FORMATS),
-        autocompletion=among(*TRACE_FORMATS),
+        words=TRACE_FORMATS,
         metavar="NAME",
         help=(
             f"The format of the trace: {', '.join(TRACE_FORMATS)}. Default: detected from its "
@@ -46,16 +43,14 @@ Format = Annotated[
 ]
 TimeUnit = Annotated[
     str | None,
-    typer.Option(
-        parser=one_of(*TIME_UNITS),
-        autocompletion=among(*TIME_UNITS),
-        metavar="|".join(TIME_UNITS),
+    Option(
+        words=TIME_UNITS,
         help="The unit of the trace's times. Default: the format's, or detected from the times.",
     ),
 ]
 BlockTokens = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         metavar="N",
         help=(
@@ -66,7 +61,7 @@ BlockTokens = Annotated[
 ]
 Rate = Annotated[
     float,
-    typer.Option(parser=rate, metavar="N", help="Requests per second, for traces without times."),
+    Option(parser=rate, metavar="N", help="Requests per second, for traces without times."),
 ]
 
 
@@ -91,7 +86,7 @@ def named(
     if trace is None:
         given = (form, time_unit, block_tokens) != (None, None, None)
         if given or rate != RATE:
-            raise typer.BadParameter("these options need a trace; name one")
+            raise BadParameter("these options need a trace; name one")
         print_note("no trace is given; using 1,200 requests of synthetic conversations")
     return {
         "path": trace,

@@ -11,8 +11,7 @@ from datetime import datetime, timezone
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, Wide, among, open_pool
 from beluga.cli.output import print_facts, print_json, print_note, print_table
@@ -38,21 +37,19 @@ _LEGEND = Legend(
 def verify(
     pool: PoolPaths = None,
     peer: Annotated[
-        bool, typer.Option("--peer", help="Run one side; run the other side on another host.")
+        bool, Option("--peer", help="Run one side; run the other side on another host.")
     ] = False,
     role: Annotated[
         str | None,
-        typer.Option(
-            autocompletion=among("a", "b"),
+        Option(
+            completes=among("a", "b"),
             metavar="a|b",
             help="Which side this is. Side a determines the duration.",
         ),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0, help="The duration of the tests in seconds.")
-    ] = 3.0,
+    seconds: Annotated[float, Option(min=0, help="The duration of the tests in seconds.")] = 3.0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="The longest silence of the other side in seconds.")
+        float, Option(min=0.1, help="The longest silence of the other side in seconds.")
     ] = 60.0,
     wide: Wide = False,
     json: Json = False,
@@ -67,9 +64,9 @@ def verify(
     from beluga.verify import verify_pool
 
     if peer and role not in ("a", "b"):
-        raise typer.BadParameter("--peer needs --role a on one host and --role b on the other")
+        raise BadParameter("--peer needs --role a on one host and --role b on the other")
     if role and not peer:
-        raise typer.BadParameter("--role goes with --peer")
+        raise BadParameter("--role goes with --peer")
     with open_pool(pool) as opened:
         if peer:
             print_note(f"side {role}: waiting for side {'b' if role == 'a' else 'a'}")

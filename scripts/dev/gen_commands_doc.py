@@ -8,14 +8,10 @@ With ``--check`` nothing is written; the exit status is 1 if the file is not up 
 
 from __future__ import annotations
 
-import inspect
 import sys
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from check_option import is_check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,8 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 
 from beluga.cli import legend  # noqa: E402  not installed where this runs
-from beluga.cli.app import app  # noqa: E402
-from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
+from beluga.cli.app import app, cxl_rpc  # noqa: E402
 from beluga.router import POLICIES, settings_of  # noqa: E402
 
 TARGET = ROOT / "docs/reference/commands.md"
@@ -34,11 +29,11 @@ INTRODUCTION = """\
 Generated from the command-line parsers by `scripts/dev/gen_commands_doc.py`; do not edit.
 
 `beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool without
-it. Every command has `-h` and `--help`. `beluga --install-completion` installs completion of
-commands and options for your shell (bash, zsh or fish), `--show-completion` prints the script.
-Results go to standard output, everything else to standard error; `--json` prints JSON, and for
-commands that run continuously one object on each line. [Errors](errors.md#exit-codes) lists the
-exit codes.
+it. Every command has `-h` and `--help`. `beluga --show-completion` prints the script that
+completes commands and options in your shell: add `eval "$(beluga --show-completion)"` to the start
+file of bash or zsh, or write it to `~/.config/fish/completions/beluga.fish`. Results go to standard
+output, everything else to standard error; `--json` prints JSON, and for commands that run
+continuously one object on each line. [Errors](errors.md#exit-codes) lists the exit codes.
 
 Defaults of options come from [`beluga.toml`](settings.md), if there is one. `--config`,
 `--log-level` and `--log-format` are given before the command, as in `beluga --log-level debug
@@ -52,8 +47,9 @@ Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, els
 def document() -> str:
     """Return the whole page."""
     leaves = [
-        *_leaves("beluga", typer.main.get_command(app)),
-        *_leaves("cxl-rpc", typer.main.get_command(cxl_rpc_app)),
+        (" ".join((program.name, *words)), program.at(words))
+        for program in (app, cxl_rpc)
+        for words in sorted(program.leaves())
     ]
     page = [INTRODUCTION, "| command | what it does |", "| --- | --- |"]
     page += [f"| [`{name}`](#{_anchor(name)}) | {_summary(command)} |" for name, command in leaves]
@@ -82,14 +78,6 @@ def _policies() -> list[str]:
     ]
 
 
-def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    children = getattr(command, "commands", None)
-    if children is None:
-        yield name, command
-    for child in sorted(children or {}):
-        yield from _leaves(f"{name} {child}", children[child])
-
-
 def _anchor(name: str) -> str:
     return name.replace(" ", "-")
 
@@ -107,12 +95,11 @@ def _section(name: str, command: Any) -> list[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = [name, *(["[OPTIONS]"] if options else []), *map(_usage_of, arguments)]
     page = [f"## {name}", "", "```text", " ".join(usage), "```", "", _help(command)]
-    hints = typing.get_type_hints(inspect.unwrap(command.callback))
     if arguments or options:
         page += ["", "| option | meaning |", "| --- | --- |"]
     page += [f"| `{_name_of(p)}` | {_cell(p.help)} |" for p in arguments]
     for option in options:
-        page.append(f"| {_spelled(option, hints)} | {_cell(option.help)}{_default_of(option)} |")
+        page.append(f"| {_spelled(option)} | {_cell(option.help)}{_default_of(option)} |")
     for columns in legend.legends_of(command.callback):
         page += ["", "| column | meaning |", "| --- | --- |"]
         page += [f"| `{name}` | {_cell(text)} |" for name, text in columns.items()]
@@ -132,21 +119,13 @@ def _usage_of(argument: Any) -> str:
     return name if argument.required else f"[{name}]"
 
 
-def _spelled(option: Any, hints: dict[str, Any]) -> str:
+def _spelled(option: Any) -> str:
     names = [f"`{name}`" for name in (*option.opts, *option.secondary_opts)]
-    value = "" if option.is_flag else f" `{option.metavar or _value_of(hints[option.name])}`"
+    value = "" if option.is_flag else f" `{option.metavar}`"
     marks = [*(["required"] if option.required else []), *(["repeat"] if option.multiple else [])]
     return (
         ", ".join(names) + value.replace("|", "` or `") + (f" ({', '.join(marks)})" * bool(marks))
     )
-
-
-def _value_of(hint: Any) -> str:
-    """Return the placeholder for a value of this type."""
-    kinds = set(typing.get_args(hint)) or {hint}
-    kinds |= {kind for inner in kinds for kind in typing.get_args(inner)}
-    words = {int: "N", float: "X", Path: "PATH"}
-    return next((word for kind, word in words.items() if kind in kinds), "TEXT")
 
 
 def _default_of(option: Any) -> str:

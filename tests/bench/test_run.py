@@ -12,7 +12,7 @@ import beluga_bench
 import pytest
 from beluga_bench import Options, Row, run
 from beluga_bench.harness.row import Recorder
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from beluga.cli.app import app
 from beluga.errors import BelugaError, CallTimeoutError

@@ -11,9 +11,9 @@ from typing import Any
 
 import beluga_bench
 import pytest
+from click.testing import CliRunner, Result
 from page.bench_row import row
 from page.well_formed import Page
-from typer.testing import CliRunner, Result
 
 from beluga.cli.app import app
 from beluga.errors import BelugaError

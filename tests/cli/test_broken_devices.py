@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import typer
 from support.emulation import PATIENCE, share
 
 import beluga.pool
 from beluga import IndexServer, Pool
-from beluga.cli import app, cxl_rpc, lazy, main
+from beluga.cli import app, main
 from beluga.pool import default, missing
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -57,7 +56,7 @@ WITHOUT = {
 REPORTS = {"beluga doctor", "beluga pool check"}
 # These create a pool themselves or work without one.
 MAKES = {"beluga pool create", "beluga bench", "cxl-rpc bench", "beluga doctor"}
-PROGRAMS = {"beluga": app.app, "cxl-rpc": cxl_rpc.app}
+PROGRAMS = {"beluga": app.app, "cxl-rpc": app.cxl_rpc}
 
 
 class Taken(NamedTuple):
@@ -71,9 +70,9 @@ class Taken(NamedTuple):
 
 def commands() -> Iterator[tuple[str, Taken | None]]:
     for program, found in PROGRAMS.items():
-        group = typer.main.get_command(found)
-        for words in lazy.leaves(group):
-            command: Any = lazy.command_at(group, words)
+        group = found
+        for words in group.leaves():
+            command: Any = group.at(words)
             options = {option for one in command.params for option in one.opts}
             operands = {one.name for one in command.params} & {"paths"}
             name = " ".join([program, *words])

@@ -7,32 +7,31 @@ from __future__ import annotations
 from typing import Any
 
 import beluga_bench
+import click
 import pytest
-import typer
 
-from beluga.cli import cxl_rpc, lazy
-from beluga.cli.app import app
+from beluga.cli.app import app, cxl_rpc
 from beluga.router import POLICIES
 from beluga.simulate import ENGINES, MEMORIES, ORDERS
 
-PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
 
 
 def completed(words: tuple[str, ...], option: str, incomplete: str = "") -> list[str]:
-    command: Any = lazy.command_at(typer.main.get_command(app), words)
+    command: Any = app.at(words)
     (found,) = [one for one in command.params if option in (*one.opts, one.name)]
-    ctx = typer.Context(command, resilient_parsing=True)
+    ctx = click.Context(command, resilient_parsing=True)
     return [one.value for one in found.shell_complete(ctx, incomplete)]
 
 
 @pytest.mark.parametrize(
     ("words", "option", "values"),
     [
-        (("simulate",), "--policy", {*POLICIES, "default", "all"}),
+        (("simulate",), "--policy", {*POLICIES, "default", "list"}),
         (("simulate",), "--eviction", set(ORDERS)),
         (("simulate",), "--memory", {*MEMORIES, "both"}),
         (("simulate",), "--engine", set(ENGINES)),
-        (("gateway",), "--policy", {*POLICIES, "default"}),
+        (("gateway",), "--policy", {*POLICIES, "default", "list"}),
         (("gateway",), "--gpu-path", {"root-complex", "switch"}),
         (("serve",), "--eviction", {"lru", "s3fifo", "cost"}),
         (("bench",), "names", {*beluga_bench.BENCHES, "all", "report"}),
@@ -53,11 +52,11 @@ def test_the_last_of_several_values_is_completed() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_option_that_lists_its_words_completes_them(name: str) -> None:
     """``--offload wait|drop``: the shell completes the values that the help shows between bars."""
-    root: Any = typer.main.get_command(PROGRAMS[name])
+    root: Any = PROGRAMS[name]
     lacking = []
-    for words in lazy.leaves(root):
-        command = lazy.command_at(root, words)
-        ctx = typer.Context(command, resilient_parsing=True)
+    for words in root.leaves():
+        command = root.at(words)
+        ctx = click.Context(command, resilient_parsing=True)
         for one in command.params:
             shown = str(one.metavar or "")
             if "|" not in shown:

@@ -16,7 +16,7 @@ from beluga.replay import Conversations, make_workload, write_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
-PACKAGES = ("beluga", "beluga_bench", "numpy", "typer", "msgspec", "rich", "cffi", "aiohttp")
+PACKAGES = ("beluga", "beluga_bench", "numpy", "click", "msgspec", "rich", "cffi", "aiohttp")
 STANDARD = ("json", "struct", "random", "runpy", "queue", "copy")
 TRAP = "open({mark!r}, 'a').write(__name__ + ' '); raise SystemExit('imported from ' + __file__)\n"
 

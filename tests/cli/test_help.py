@@ -8,20 +8,15 @@ import re
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from beluga.cli import cxl_rpc, lazy, output, trace
-from beluga.cli.app import app
+from beluga.cli import output, trace
+from beluga.cli.app import app, cxl_rpc
 from beluga.router import POLICIES, costs
 from beluga.rpc import method_names
 
-PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
-LEAVES = [
-    (name, words)
-    for name, program in PROGRAMS.items()
-    for words in [(), *lazy.leaves(typer.main.get_command(program))]
-]
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
+LEAVES = [(name, words) for name, program in PROGRAMS.items() for words in [(), *program.leaves()]]
 
 
 def help_of(name: str, words: tuple[str, ...]) -> str:
@@ -39,7 +34,7 @@ def test_help_fits_and_names_every_option_in_full(
     text = help_of(name, words)
     assert max(map(len, text.splitlines())) <= columns
     assert "…" not in text
-    command: Any = lazy.command_at(typer.main.get_command(PROGRAMS[name]), words)
+    command: Any = PROGRAMS[name].at(words)
     for option in command.params:
         if option.param_type_name == "option" and not option.hidden:
             for one in (*option.opts, *option.secondary_opts):

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from beluga.cli import cxl_rpc, lazy
-from beluga.cli.app import app
+from beluga.cli.app import app, cxl_rpc
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
 # Options of other programs that our texts name: engines, pip, docker, daxctl, accel-config, the
 # CUDA compiler.
 OF_OTHERS = {
@@ -62,10 +59,10 @@ def known() -> dict[tuple[str, ...], set[str]]:
     """Return the options of each command by its words; groups and programs have none."""
     found: dict[tuple[str, ...], set[str]] = {}
     for name, program in PROGRAMS.items():
-        root: Any = typer.main.get_command(program)
+        root: Any = program
         found[name,] = options_of(root)
-        for leaf in lazy.leaves(root):
-            found[(name, *leaf)] = options_of(lazy.command_at(root, leaf))
+        for leaf in root.leaves():
+            found[(name, *leaf)] = options_of(root.at(leaf))
             found.setdefault((name, leaf[0]), set())
     return found
 

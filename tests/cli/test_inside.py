@@ -18,15 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from beluga import events
 from beluga.cli import (
     bench,
     block,
-    cxl_rpc,
     gateway,
     lanes,
     main,
@@ -37,7 +36,7 @@ from beluga.cli import (
     stat,
 )
 from beluga.cli import verify as verify_command
-from beluga.cli.app import app
+from beluga.cli.app import app, cxl_rpc
 from beluga.cli.replay import _moved
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
 from beluga.events import EventSettings
@@ -280,8 +279,8 @@ def test_a_disk_of_another_owner_ends_serve_before_it_serves(
     [
         (["--disk", "/a"], "--disk-bytes"),
         (["--disk-bytes", "1G"], "--disk-bytes"),
-        (["--remote", "memory:///", "--offload", "never"], "'--offload': 'never'"),
-        (["--remote", "memory:///", "--admission", "none"], "'--admission': 'none'"),
+        (["--remote", "memory:///", "--offload", "never"], "--offload is 'never'"),
+        (["--remote", "memory:///", "--admission", "none"], "--admission is 'none'"),
     ],
 )
 def test_invalid_tiers_are_rejected(served: list[Served], arguments: list[str], word: str) -> None:
@@ -454,14 +453,14 @@ def test_a_call_by_number_has_one_request_that_may_come_from_stdin(
 
     monkeypatch.setattr("beluga.rpc.Client", client)
     runner = CliRunner()
-    shown = runner.invoke(cxl_rpc.app, ["call", "7", "-"], input="12345678")
+    shown = runner.invoke(cxl_rpc, ["call", "7", "-"], input="12345678")
     assert shown.stdout == "reply\n"
-    runner.invoke(cxl_rpc.app, ["call", "64", "--host", "1", "--timeout", "2"])
+    runner.invoke(cxl_rpc, ["call", "64", "--host", "1", "--timeout", "2"])
     assert calls == [
         (7, b"12345678", {"host": None, "timeout_s": 5.0}),
         (METHOD_USER, b"", {"host": 1, "timeout_s": 2.0}),
     ]
-    refused = runner.invoke(cxl_rpc.app, ["call", "7", "-"], input="123456789")
+    refused = runner.invoke(cxl_rpc, ["call", "7", "-"], input="123456789")
     assert "more than 8 bytes, the limit for an argument" in str(refused.exception)
 
 
@@ -772,7 +771,7 @@ def test_one_side_of_verify_waits_for_the_other(
 
     def verify_pool(pool: object, *, role: str | None, seconds: float, patience: float) -> Any:
         calls.append((role, seconds, patience))
-        raise typer.Exit(5)
+        raise click.exceptions.Exit(5)
 
     monkeypatch.setattr("beluga.verify.verify_pool", verify_pool)
     shown = beluga("verify", "--pool", "path", *arguments)
@@ -789,7 +788,7 @@ def test_a_group_without_a_command_lists_its_commands(
     arguments: list[str] | None, named: str
 ) -> None:
     """The command may be ``beluga``, ``beluga pool`` or ``cxl-rpc``."""
-    ended = CliRunner().invoke(app if arguments is not None else cxl_rpc.app, arguments or [])
+    ended = CliRunner().invoke(app if arguments is not None else cxl_rpc, arguments or [])
     assert "Usage" in ended.output
     assert named in ended.output
     assert "Missing command" not in ended.output

@@ -13,24 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import beluga.cli
-from beluga.cli import cxl_rpc, lazy
-from beluga.cli.app import app
+from beluga.cli.app import app, cxl_rpc
 from beluga.cli.legend import Legend, legends_of
 
-PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
 FOLDER = Path(beluga.cli.__file__).parent
 
 
 def commands() -> Iterator[tuple[str, Any, tuple[Legend, ...]]]:
     """Yield the name of each command, its program, and the legends of its tables."""
     for name, program in PROGRAMS.items():
-        root: Any = typer.main.get_command(program)
-        for words in lazy.leaves(root):
-            found = legends_of(lazy.command_at(root, words).callback)
+        root: Any = program
+        for words in root.leaves():
+            found = legends_of(root.at(words).callback)
             yield " ".join((name, *words)), program, found
 
 

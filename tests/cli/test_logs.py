@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from beluga.cli import cxl_rpc, logs, output
-from beluga.cli.app import app
+from beluga.cli import logs, output
+from beluga.cli.app import app, cxl_rpc
 from beluga.cli.legend import Legend
 from beluga.errors import SettingsError
 
@@ -164,9 +163,9 @@ def leaves(name: str, command: Any) -> dict[str, Any]:
     return {k: v for n, c in children.items() for k, v in leaves(f"{name} {n}", c).items()}
 
 
-@pytest.mark.parametrize("program", [app, cxl_rpc.app])
+@pytest.mark.parametrize("program", [app, cxl_rpc])
 def test_every_command_can_log_json(program: Any) -> None:
-    found = leaves("", typer.main.get_command(program))
+    found = leaves("", program)
     assert len(found) > 3
     lacking = [
         name for name, one in found.items() if not any("--json" in p.opts for p in one.params)

@@ -6,17 +6,14 @@ done anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
-from typer.main import get_command
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
-from beluga.cli.app import app
-from beluga.cli.cxl_rpc import app as cxl_rpc_app
+from beluga.cli.app import app, cxl_rpc
 from beluga.errors import BelugaError
 from beluga.pool import Pool
 from beluga.tiers.disk import DiskTier
@@ -120,28 +117,22 @@ def test_conflicting_options_are_rejected(arguments: str, partner: str) -> None:
     assert partner in output_of(refused)
 
 
-def size_options(command: Any, name: str = "") -> Iterator[str]:
-    """Yield each option whose value is a size, with its command."""
-    for inner, one in getattr(command, "commands", {}).items():
-        yield from size_options(one, f"{name} {inner}".strip())
-    for option in command.params:
-        parse = option.type_descriptor.parameter_info.parser
-        if parse is not None and isinstance(_value(parse, "2M"), int):
-            yield f"{name} {option.opts[0]}"
-
-
-def _value(parse: Callable[[str], object], text: str) -> object:
-    try:
-        return parse(text)
-    except (typer.BadParameter, ValueError):
-        return None
-
-
 def test_the_options_of_sizes_are_known() -> None:
-    found = {
-        option for program in (app, cxl_rpc_app) for option in size_options(get_command(program))
+    sizes = {
+        f"{' '.join(words)} {option.opts[0]}"
+        for program in (app, cxl_rpc)
+        for words in program.leaves()
+        for option in program.at(words).params
+        if _value(option, "2M") == 2 << 20 or _value(option, "2M") == [2 << 20]
     }
-    assert found == ABSURD.keys() | UNLIMITED
+    assert sizes == ABSURD.keys() | UNLIMITED
+
+
+def _value(option: Any, text: str) -> object:
+    try:
+        return option.type.convert(text, option, None)
+    except (click.BadParameter, ValueError):
+        return None
 
 
 @pytest.mark.parametrize("value", ["1", "900T", "8388607T"])

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
-import typer
 
 from beluga.cli import options, output
 from beluga.cli.legend import Legend
@@ -186,12 +186,12 @@ def test_checking_the_output_path_changes_no_file(tmp_path: Path) -> None:
 
 def test_an_invalid_size_is_a_usage_error() -> None:
     assert options.size("2K") == 2048
-    with pytest.raises(typer.BadParameter, match="'x' is not a size"):
+    with pytest.raises(click.BadParameter, match="'x' is not a size"):
         options.size("x")
 
 
 def test_present_blocks_are_not_requested() -> None:
-    options.need("extra", "json", "typer")
+    options.need("extra", "json", "click")
     with pytest.raises(BelugaError, match=r"needs no_such; pip install 'beluga-kv\[extra\]'"):
         options.need("extra", "json", "no_such")
 

@@ -138,7 +138,7 @@ def test_invalid_combinations_are_rejected_in_one_line(
     [
         (("--policy", "x"), "no policy 'x'; choose"),
         (("--model", "x"), "no costs for the model 'x'"),
-        (("--format", "x"), "'x' is not one of"),
+        (("--format", "x"), "is 'x'; give mooncake"),
         (("--rate", "0"), "--rate"),
     ],
 )

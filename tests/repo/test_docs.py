@@ -17,36 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from beluga_bench.harness.recorded import read_record
 from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
 
 from beluga import errors
-from beluga.cli.app import app
-from beluga.cli.cxl_rpc import app as cxl_rpc_app
+from beluga.cli.app import app, cxl_rpc
 from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.connectors.vllm.settings import VllmSettings
 
 README_LINES_MAX = 150
-PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc_app}
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
 # Programs of other projects; only our part of their arguments is checked.
 OTHERS = {"pip", "echo", "curl", "kill", "rm", "vllm", "lmcache", "python"}
 
 
-def leaves(name: str, command: Any) -> dict[str, Any]:
-    """ "beluga pool info" -> its command, for every command below this one."""
-    children = getattr(command, "commands", None)
-    if children is None:
-        return {name: command}
-    return {
-        k: v for child in children for k, v in leaves(f"{name} {child}", children[child]).items()
-    }
-
-
 KNOWN = {
-    key: leaf
+    " ".join((name, *words)): program.at(words)
     for name, program in PROGRAMS.items()
-    for key, leaf in leaves(name, typer.main.get_command(program)).items()
+    for words in program.leaves()
 }
 
 

@@ -78,7 +78,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The modules that a layer may import from outside the standard library and numpy.
 EXTRAS = {
     "_build": {"cffi"},
-    "cli": {"typer", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
+    "cli": {"click", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
     "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "events": {"zmq"},

@@ -43,7 +43,7 @@ _LIBRARIES = (
     *("secrets", "statistics", "sysconfig", "tempfile", "urllib.request", "zipfile", "zoneinfo"),
     *("asyncio", "importlib.metadata", "importlib.resources", "numpy", "numpy.typing"),
     *("msgspec", "rich.console", "rich.live", "rich.progress", "rich.table"),
-    *("typer", "typer._adapters", "typer._click.decorators", "typer.rich_utils"),
+    "click",
 )
 _OURS = (
     *("beluga.admin", "beluga.index", "beluga.kvcache", "beluga.tiers", "beluga.transfer"),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from support.blocks import keys, put
-from typer.testing import CliRunner, Result
 
 from beluga import Client, IndexServer, Pool
 from beluga.cli.app import app

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The frame of ``beluga`` and ``cxl-rpc`` over click: functions become commands.
+
+A command is a function whose parameters are annotated ``Annotated[int, Option("--count", min=1)]``.
+Its module is imported when the command runs or shows its help. A wrong command line ends with
+status 2 and one line on stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import shutil
+import sys
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from beluga.cli.legend import legends_of
+from beluga.errors import BelugaError
+
+_WIDTH_MIN = 20  # columns
+_WIDTH_MAX = 120  # longer lines are hard to read
+_NARROW = 60  # names take at most a third of a line, or a quarter of a narrow one
+_INDENT = 2
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH_MAX}
+
+BadParameter = click.BadParameter
+Context = click.Context
+Exit = click.exceptions.Exit
+
+
+@dataclass(frozen=True)
+class _Details:
+    """What an option or an argument may specify.
+
+    ``words`` are its only values; ``completes`` returns the shell's completions of a text;
+    ``parser`` raises BadParameter.
+    """
+
+    help: str = ""
+    metavar: str | None = None
+    min: float = -math.inf
+    max: float = math.inf
+    words: tuple[str, ...] = ()
+    parser: Callable[[str], Any] | None = None
+    completes: Callable[[str], list[str]] | None = None
+    callback: Callable[[bool], None] | None = None  # of a flag that ends the program
+
+
+class Option:
+    """An option of a command; without names it has that of its parameter."""
+
+    def __init__(self, *names: str, **details: Any) -> None:
+        self.names, self.details = names, _Details(**details)
+
+
+class Argument(Option):
+    """A positional argument of a command."""
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]
+    """Values of an option; ``toml`` are their types in beluga.toml, ``wanted`` describes them."""
+
+    name = "text"
+    toml: tuple[type, ...] = (str,)
+    wanted = "text in quotes"
+
+    def __init__(self, details: _Details) -> None:
+        self.details = details
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        words, parser = self.details.words, self.details.parser
+        if words and value not in words:
+            self.fail(f"is {value!r}; give {_either(words)}")
+        return parser(value) if parser is not None else value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        if self.details.completes is not None:
+            return [CompletionItem(text) for text in self.details.completes(incomplete)]
+        return [CompletionItem(text) for text in self.details.words if text.startswith(incomplete)]
+
+
+class _Size(_Value):
+    """Bytes, with a parser of texts such as 64M."""
+
+    toml = (int, str)
+    wanted = "a size, such as 4096 or '64M'"
+
+
+class Number(_Value):
+    """An int or a float in a range. Infinity and NaN are in no range."""
+
+    def __init__(self, kind: type[int] | type[float], details: _Details) -> None:
+        super().__init__(details)
+        self.kind = kind
+        self.toml = (int,) if kind is int else (int, float)
+        self.wanted = "a whole number" if kind is int else "a number"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        low, high = self.details.min, self.details.max
+        try:
+            number = self.kind(value)
+        except (ValueError, OverflowError):
+            self.fail(f"is {value!r}; give {self.wanted}{self._range()}")
+        if not low <= number <= high or math.isinf(number):
+            self.fail(f"is {value}; give {self._range().lstrip() or 'a finite number'}")
+        return number
+
+    def _range(self) -> str:
+        low, high = self.details.min, self.details.max
+        if math.isfinite(low) and math.isfinite(high):
+            return f" {low} to {high}"
+        return f" at least {low}" if math.isfinite(low) else ""
+
+
+class _Path(_Value):
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        return Path(value)
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+class _Formatter(click.HelpFormatter):
+    """Never truncates names and their values: a text that does not fit next to its name starts
+    below it, and a word that is longer than a line is broken.
+    """
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(width=min(width(), _WIDTH_MAX))
+
+    def write_text(self, text: str) -> None:
+        paragraphs = (" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
+        lines = ("\n".join(fill(part, self.width)) for part in paragraphs)
+        self.write("\n\n".join(lines) + "\n")
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *_: Any, **__: Any) -> None:
+        rows = list(rows)
+        limit = self.width // (4 if self.width < _NARROW else 3)
+        fitting = [len(name) for name, _ in rows if _INDENT + len(name) <= limit]
+        column = 2 * _INDENT + max(fitting, default=2)
+        for name, text in rows:
+            lines = fill(" ".join(text.split()), self.width, indent=column)
+            head = fill(name, self.width, indent=_INDENT)
+            if lines and len(head) == 1 and len(head[0]) + _INDENT <= column:
+                head = [head[0].ljust(column) + lines.pop(0)[column:]]
+            self.write("".join(f"{line}\n" for line in (*head, *lines)))
+
+
+def width() -> int:
+    """Return the width of the terminal, or COLUMNS."""
+    return max(shutil.get_terminal_size().columns, _WIDTH_MIN)
+
+
+def fill(text: str, room: int, *, indent: int = 0) -> list[str]:
+    """Wrap text to at most ``room`` columns. Words are broken only if they are longer than a line,
+    and never at hyphens.
+    """
+    space = " " * indent
+    return textwrap.wrap(
+        text,
+        max(room, indent + 8),
+        initial_indent=space,
+        subsequent_indent=space,
+        break_on_hyphens=False,
+    )
+
+
+class _HelpContext(click.Context):
+    formatter_class = _Formatter
+
+
+class Command(click.Command):
+    """A command. Its errors name the settings file if that has the wrong value."""
+
+    context_class = _HelpContext
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        formatter.write_text(self.help or "")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            shown = [_row(param) for param in self.get_params(ctx) if param.param_type_name == kind]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        rows = [row for legend in legends_of(self.callback) for row in legend.items()]
+        if rows:
+            with formatter.section("Columns"):
+                formatter.write_dl([(f"{name}:", text) for name, text in rows])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BadParameter as error:
+            where = self._set_in_file(ctx, error.message)
+            raise BadParameter(error.message + where, error.ctx or ctx, error.param) from None
+        except BelugaError as error:
+            if where := self._set_in_file(ctx, str(error)):
+                error.args = (f"{error}{where}", *error.args[1:])
+            raise
+
+    def _set_in_file(self, ctx: Any, text: str) -> str:
+        named = set(re.findall(r"--[a-z][a-z-]*", text))
+        for option in self.params:
+            source = ctx.get_parameter_source(option.name)
+            if source is not None and source.name == "DEFAULT_MAP" and named & set(option.opts):
+                return f"; {max(option.opts, key=len)} is set in {ctx.find_root().obj.path}"
+        return ""
+
+
+def _row(param: Any) -> tuple[str, str]:
+    """Return a parameter's names and its help with the default and the range."""
+    names = ", ".join(param.opts) if param.param_type_name == "option" else param.metavar
+    if param.secondary_opts:
+        names += f" / {', '.join(param.secondary_opts)}"
+    if param.param_type_name == "option" and not param.is_flag:
+        names += f" {param.metavar}"
+    notes = []
+    if param.default not in (None, "", False, True) and isinstance(
+        param.default, int | float | str
+    ):
+        notes.append(f"default: {param.default}")
+    if isinstance(param.type, Number) and (limits := param.type._range().strip()):
+        notes.append(limits)
+    return names, f"{param.help or ''} [{'; '.join(notes)}]" if notes else param.help or ""
+
+
+class Group(click.Group):
+    """A group that imports its commands on access.
+
+    ``places`` maps each command to ``module:function`` of this package, or to a subgroup.
+    """
+
+    context_class = _HelpContext
+
+    def __init__(self, text: str, places: Mapping[str, str | Group], **details: Any) -> None:
+        super().__init__(help=text, no_args_is_help=True, context_settings=_SETTINGS, **details)
+        self.places = places
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.places)
+
+    def get_command(self, ctx: Any, name: str) -> click.Command | None:
+        if name not in self.commands and name in self.places:
+            place = self.places[name]
+            if isinstance(place, Group):
+                place.name = name
+            self.commands[name] = command_of(name, place) if isinstance(place, str) else place
+        return self.commands.get(name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.places and not ctx.resilient_parsing:
+            ctx.fail(f"{args[0]!r} is not a command{meant(args[0], self.places)}")
+        return super().resolve_command(ctx, args)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        formatter.write_text(self.help or "")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Options"):
+            formatter.write_dl([_row(param) for param in self.get_params(ctx)])
+        with formatter.section("Commands"):
+            helps = {name: self.at((name,)).help or "" for name in self.places}
+            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in helps.items()])
+
+    def leaves(self) -> Iterator[tuple[str, ...]]:
+        """Yield the words of each command, such as ``("pool", "create")``, without importing it."""
+        for name, place in self.places.items():
+            if isinstance(place, str):
+                yield (name,)
+            else:
+                yield from ((name, *words) for words in place.leaves())
+
+    def at(self, words: Sequence[str]) -> Any:
+        """Import and return a command."""
+        found: Any = self
+        for word in words:
+            found = found.get_command(None, word)
+        return found
+
+
+class Program(Group):
+    """A whole program, with options before its commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # for which click prints an empty line
+            sys.exit(130)
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        """Run a command line, and exit: with status 2 and one line if it is wrong."""
+        try:
+            sys.exit(super().main(*arguments, **settings | {"standalone_mode": False}))
+        except click.exceptions.NoArgsIsHelpError as error:
+            print(error.message, file=sys.stderr)
+            sys.exit(2)
+        except click.UsageError as error:
+            _refuse(error)
+        except click.Abort:  # a question was answered with no
+            sys.exit(1)
+
+
+def _refuse(error: click.UsageError) -> NoReturn:
+    """Exit with status 2 and one line: what is wrong, and how to get the help."""
+    path = error.ctx.command_path if error.ctx is not None else ""
+    text = error.message if error.message else error.format_message()
+    param = getattr(error, "param", None)
+    name = param and (max(param.opts, key=len) if param.opts[0][:1] == "-" else param.metavar)
+    if isinstance(error, click.MissingParameter):
+        text = f"{name} is missing; give it"
+    elif isinstance(error, click.NoSuchOption):
+        near = [text for text in error.possibilities or () if text.startswith("--")]
+        mend = f"; did you mean {near[0]}?" if near else ""
+        text = f"{error.option_name} is not an option{mend}"
+    elif name and name not in text:
+        text = f"{name} {text}" if text.startswith("is ") else f"{name}: {text}"
+    print(f"{path}: error: {' '.join(text.split())} (see '{path} --help')", file=sys.stderr)
+    sys.exit(2)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean ...?`` if one of the known names is similar, else ""."""
+    import difflib  # slow to import, and needed only for errors
+
+    plain = {text.strip("[]").replace("-", "_"): text for text in known}
+    close = difflib.get_close_matches(name.replace("-", "_"), plain, 1)
+    return f"; did you mean {plain[close[0]]}?" if close else ""
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def command_of(name: str, place: str) -> Command:
+    """Import ``module:function``, and return the command that calls the function."""
+    module, _, attribute = place.partition(":")
+    function = getattr(import_module(f"beluga.cli.{module}"), attribute)
+    params = parameters_of(function)
+    several = {param.name for param in params if param.multiple or param.nargs == -1}
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        ends = {name: list(given[name] or ()) or None for name in several}
+        function(**given | ends)
+
+    takes_context = _CONTEXT in inspect.signature(function).parameters
+    return Command(
+        name,
+        callback=click.pass_context(_with_context(run)) if takes_context else run,
+        params=params,
+        help=inspect.cleandoc(function.__doc__ or ""),
+        context_settings=_SETTINGS,
+    )
+
+
+_CONTEXT = "context"  # the name of the parameter that receives click's context
+
+
+def _with_context(run: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(run)
+    def run_in(context: click.Context, **given: Any) -> None:
+        run(**given, **{_CONTEXT: context})
+
+    return run_in
+
+
+def parameters_of(function: Callable[..., None]) -> list[Any]:
+    """Return click's parameters for those of a function."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function).parameters
+    return [
+        _parameter(name, hints[name], signature[name].default)
+        for name in signature
+        if name != _CONTEXT
+    ]
+
+
+def _parameter(name: str, hint: Any, default: Any) -> Any:
+    hint, described = typing.get_args(hint)
+    details: _Details = described.details
+    kind, several = _kind_of(hint)
+    value = _type_of(kind, details)
+    metavar = details.metavar or ("|".join(details.words) or _METAVARS.get(kind, "TEXT"))
+    required = default is inspect.Parameter.empty
+    if isinstance(described, Argument):
+        argument = click.Argument(
+            [name],
+            type=value,
+            nargs=-1 if several else 1,
+            metavar=details.metavar or name.upper(),
+            required=required,
+            **({} if required or several else {"default": default}),
+        )
+        vars(argument)["help"] = details.help  # which click has only for options
+        return argument
+    plain = f"--{name.replace('_', '-')}"
+    names = list(described.names) or [f"{plain}/--no-{plain[2:]}" if kind is bool else plain]
+    if kind is bool:
+        ends: Any = details.callback and _ending(details.callback)
+        return click.Option(
+            [name, *names],
+            is_flag=True,
+            default=default,
+            help=details.help,
+            **({"callback": ends, "is_eager": True, "expose_value": False} if ends else {}),
+        )
+    return click.Option(
+        [name, *names],
+        type=value,
+        multiple=several,
+        default=None if required else default,
+        required=required,
+        metavar=metavar,
+        help=details.help,
+    )
+
+
+_METAVARS = {int: "N", float: "X", Path: "PATH"}
+
+
+def _ending(callback: Callable[[bool], None]) -> Callable[..., None]:
+    return lambda ctx, param, value: None if ctx.resilient_parsing else callback(value)
+
+
+def _kind_of(hint: Any) -> tuple[type, bool]:
+    """Return the type of one value, and whether there may be several."""
+    inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    if typing.get_origin(hint) is list:
+        return inner[0], True
+    return _kind_of(inner[0]) if inner else (hint, False)
+
+
+def _type_of(kind: type, details: _Details) -> _Value:
+    if kind is Path:
+        return _Path(details)
+    if details.parser is not None:
+        return _Size(details) if kind is int else _Value(details)
+    return Number(kind, details) if kind in (int, float) else _Value(details)
