@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The words that docs/reference/glossary.md lists as not used occur nowhere in the project, and no
-name in the code is a verb of speaking.
+"""The words that words.md lists occur nowhere in the project, and no name in the code is a verb of
+speaking.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import pytest
 from repo.test_tidy import tracked
 from support.shown import ROOT
 
-GLOSSARY = "docs/reference/glossary.md"
-SECTION = "## Words that are not used"
+WORDS = "tests/repo/words.md"
 # The changelog may name what was renamed.
-FREE = {GLOSSARY, "CHANGELOG.md", "tests/repo/test_words.py"}
+FREE = {WORDS, "CHANGELOG.md", "tests/repo/test_words.py"}
 IDENTIFIER = "[A-Za-z0-9_]"
 # Software does not speak, hear or know: a variable is named after its value (reply, request).
 _VERBS = (
@@ -30,8 +29,8 @@ FILE_METHOD = "tell"  # of Python's files
 
 
 def forbidden() -> list[str]:
-    """Return the code spans in the first column of the glossary's last table."""
-    rows = (ROOT / GLOSSARY).read_text().partition(SECTION)[2].splitlines()
+    """Return the code spans in the first column of the table."""
+    rows = (ROOT / WORDS).read_text().splitlines()
     cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
     return [word for cell in cells for word in re.findall("`([^`]+)`", cell)]
 
