@@ -2,6 +2,7 @@
 # Copyright The Beluga Authors
 """Builds the C core with cffi and names the packages; the rest is in pyproject.toml."""
 
+import os
 import re
 import sys
 import sysconfig
@@ -9,6 +10,12 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "scripts/dev"))
+
+# scripts/dev/setup-env builds those that it needs itself, at the same time as others.
+EXTENSIONS = {"core": "beluga/_build.py:core", "limit": "bench/_build_limit.py:limit"}
+NAMED = os.environ.get("BELUGA_EXTENSIONS", "core,limit")
 
 FIRST_ABI = "cp310"  # the C core uses the stable ABI: one wheel serves this CPython and later ones
 
@@ -20,21 +27,27 @@ def readme() -> str:
 
 
 class BuildExt(build_ext):
-    """Builds for an installation as for a checkout, but without the simulator, which only tests
-    use, and without debug sections, which take two thirds of the file.
+    """Also writes the types of each extension, for type checkers. An installation has no debug
+    sections, which take two thirds of a file.
     """
 
     def finalize_options(self) -> None:
         super().finalize_options()
         if not self.inplace:
-            self.extensions = [each for each in self.extensions if each.name != "beluga._sim"]
             for each in self.extensions:
                 each.extra_link_args = [*each.extra_link_args, "-Wl,--strip-debug"]
 
     def build_extension(self, ext: Extension) -> None:
-        at = self.extensions.index(ext) + 1
-        print(f"compiling {ext.name} ({at} of {len(self.extensions)})", file=sys.stderr, flush=True)
+        print(f"compiling {ext.name}", file=sys.stderr, flush=True)
         super().build_extension(ext)
+
+    def run(self) -> None:
+        super().run()
+        from gen_stubs import stub_of
+
+        for each in self.extensions:
+            file = Path(self.get_ext_fullpath(each.name))
+            file.with_name(f"{file.name.partition('.')[0]}.pyi").write_text(stub_of(each.name))
 
 
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # has no stable ABI
@@ -53,5 +66,5 @@ setup(
         *(f"beluga_bench.{room}" for room in find_packages("bench")),
     ],
     package_dir={"beluga_bench": "bench", "beluga.transfer.cuda.kernels": "csrc"},
-    cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim", "bench/_build_limit.py:limit"],
+    cffi_modules=[EXTENSIONS[name] for name in NAMED.split(",") if name],
 )

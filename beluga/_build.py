@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Build the C core: one source, two extensions.
-
-``_core`` has the verbs of ``csrc/coherence/coherence.h`` as instructions. ``_sim`` has them as a
-simulator of hosts whose caches are not coherent. cffi reads the headers that C compiles; a
-four-line filter drops what only the preprocessor understands. ``setup.py`` names ``core`` and
-``sim``.
+"""Builds the C core with cffi, which reads the headers that C compiles; a filter drops what only
+the preprocessor understands. ``setup.py`` names ``core``; tests build the core again, over the
+simulator's verbs (``tests/native``).
 """
 
 from __future__ import annotations
@@ -44,28 +41,16 @@ CORE_HEADERS = (
     "index/tier.h",
 )
 QUEUE_HEADERS = ("format/dsa.h", "api/dsa_queue.h")
-# The simulator has its own device.
-DSA_HEADERS = (*QUEUE_HEADERS, "api/dsa.h")
-# The simulator also exports the pure structures, so that models can be compared with them, and a
-# queue with fault injection.
-SIM_HEADERS = (
-    *CORE_HEADERS,
-    *QUEUE_HEADERS,
-    "dsa/faults.h",
-    "space/pages.h",
-    "space/victims.h",
-    "space/extent.h",
-    "index/evict.h",
-    "index/pins.h",
-    "index/tasks.h",
-    "api/sim.h",
-)
+# The simulator has its own device. The last one is for the queue in software that tests have.
+DSA_HEADERS = (*QUEUE_HEADERS, "api/dsa.h", "dsa/execute.h")
 
 WARNINGS = ["-Wall", "-Wextra", "-Wundef", "-Wvla", "-Wno-unused-function"]
 
 
-def cdef(headers: tuple[str, ...]) -> str:
-    """Return the headers as cffi reads them: without preprocessor lines."""
+def cdef(headers: tuple[str | Path, ...]) -> str:
+    """Return the headers as cffi reads them: without preprocessor lines. Relative paths are in
+    ``csrc/``.
+    """
     lines = [line for name in headers for line in (CSRC / name).read_text().splitlines()]
     return "\n".join(line for line in lines if not line.startswith("#"))
 
@@ -101,29 +86,36 @@ CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call)
 
 
 def builder(
-    name: str, headers: tuple[str, ...], macros: list[tuple[str, str]], source: Path = CSRC
+    name: str,
+    headers: tuple[str | Path, ...],
+    source: str = "beluga.c",
+    folders: tuple[Path, ...] = (CSRC,),
+    flags: tuple[str, ...] = (),
 ) -> FFI:
-    """Return the builder of the extension ``beluga.NAME`` from the C of a folder."""
+    """Return the builder of the extension ``name`` from a C file in one of the folders."""
     ffi = FFI()
     ffi.cdef(cdef(headers))
     ffi.cdef(CALLBACKS)
     ffi.cdef("extern const char *const bl_figures;")
     strict = ["-Werror"] if os.environ.get("BELUGA_WERROR") else []
     ffi.set_source(
-        f"beluga.{name}",
-        f'#include "beluga.c"\nstatic const char *const bl_figures = {figures()};\n',
-        include_dirs=[str(source)],
-        define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
-        depends=[str(path) for path in sorted(source.rglob("*.[ch]"))],
+        name,
+        f'#include "{source}"\nstatic const char *const bl_figures = {figures()};\n',
+        include_dirs=[str(folder) for folder in folders],
+        define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull")],
+        depends=[str(path) for folder in folders for path in sorted(folder.rglob("*.[ch]"))],
         # Without fused operations, so that costs are the same on every machine, and as in Python.
         extra_compile_args=[
             *("-std=gnu11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"),
-            *(*WARNINGS, *strict),
+            *(*WARNINGS, *strict, *flags),
         ],
         libraries=["pthread", "m"],
     )
     return ffi
 
 
-core = builder("_core", (*CORE_HEADERS, *DSA_HEADERS), [])
-sim = builder("_sim", SIM_HEADERS, [("BL_SIM", "1")])
+def core() -> FFI:
+    """Return the builder of ``_core``, which has the verbs of ``csrc/coherence/coherence.h`` as
+    instructions.
+    """
+    return builder("beluga._core", (*CORE_HEADERS, *DSA_HEADERS))

@@ -19,20 +19,18 @@ def cdef() -> str:
     return "\n".join(line for line in lines if not line.startswith("#"))
 
 
-limit = FFI()
-limit.cdef(cdef())
-limit.set_source(
-    "beluga_bench._limit",
-    "\n".join(f'#include "{name}.c"' for name in NAMES),
-    include_dirs=[str(HERE)],
-    depends=[str(path) for path in sorted(HERE.glob("*.[ch]")) if path.name != "_limit.c"],
-    extra_compile_args=[
-        "-std=gnu11",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Wundef",
-        "-Wno-unused-function",
-        *(["-Werror"] if os.environ.get("BELUGA_WERROR") else []),
-    ],
-)
+def limit() -> FFI:
+    """Return the builder of the extension."""
+    ffi = FFI()
+    ffi.cdef(cdef())
+    ffi.set_source(
+        "beluga_bench._limit",
+        "\n".join(f'#include "{name}.c"' for name in NAMES),
+        include_dirs=[str(HERE)],
+        depends=[str(path) for path in sorted(HERE.glob("*.[ch]")) if path.name != "_limit.c"],
+        extra_compile_args=[
+            *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wundef", "-Wno-unused-function"),
+            *(["-Werror"] if os.environ.get("BELUGA_WERROR") else []),
+        ],
+    )
+    return ffi

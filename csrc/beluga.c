@@ -2,14 +2,11 @@
  * Copyright The Beluga Authors
  *
  * The C core in one piece, bottom folder first (README.md has the list of folders).
- * cffi compiles it twice, as _core (instructions) and, with BL_SIM, as _sim (the simulator).
+ * cffi compiles it as _core, with the verbs as instructions. Tests compile it again, with BL_SIM,
+ * over the verbs of the simulator (tests/sim/native/simulator.c).
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
-#endif
-
-#ifdef BL_SIM
-#include "base/heap_sim.h"
 #endif
 
 #include "format/pool_format_check.c"
@@ -73,7 +70,6 @@
 
 #include "dsa/queue.c"
 #include "dsa/execute.c"
-#include "dsa/soft.c"
 #include "dsa/work.c"
 #include "dsa/engine.c"
 
@@ -144,53 +140,3 @@
 #include "routing/active.c"
 #include "routing/cost.c"
 #include "routing/shared.c"
-
-#ifdef BL_SIM
-#include "sim/verdict.c"
-#include "sim/change.c"
-#include "sim/order.c"
-#include "sim/owner.c"
-#include "sim/coherence.c"
-#include "sim/raw.c"
-#include "sim/cache.c"
-#include "sim/device.c"
-#include "sim/heartbeat.c"
-#include "sim/turns.c"
-#include "sim/dma.c"
-#include "sim/verbs.c"
-#include "sim/acts.c"
-#include "sim/liveness.c"
-#include "sim/wake.c"
-#include "sim/run.c"
-
-#include "sim/scenarios/litmus.c"
-#include "sim/scenarios/litmus_acts.c"
-#include "sim/scenarios/verify.c"
-#include "sim/scenarios/paths.c"
-#include "sim/scenarios/turns.c"
-#include "sim/scenarios/blocks.c"
-#include "sim/scenarios/kv.c"
-#include "sim/scenarios/held.c"
-#include "sim/scenarios/sessions.c"
-#include "sim/scenarios/asleep.c"
-#include "sim/scenarios/doorbells.c"
-#include "sim/scenarios/takeover.c"
-#include "sim/scenarios/machines.c"
-#include "sim/scenarios/tasks.c"
-#include "sim/scenarios/names.c"
-#include "sim/scenarios/below.c"
-#include "sim/scenarios/range.c"
-#include "sim/scenarios/plan.c"
-#include "sim/scenarios/engine.c"
-#include "sim/scenarios/engine_kv.c"
-#include "sim/scenarios/register.c"
-#include "sim/scenarios/words.c"
-#include "sim/scenarios/damage.c"
-#include "sim/scenarios/system.c"
-#include "sim/scenarios/heartbeats.c"
-#include "sim/scenarios/play.c"
-#undef malloc
-#undef calloc
-#undef realloc
-#undef free
-#endif

@@ -4,10 +4,8 @@
 
 Plans become descriptors for a work queue. The kernel shows every work queue under
 ``/sys/bus/dsa/devices``, enabled or not, with its configuration by ``accel-config`` (kernel
-documentation, ``ABI/stable/sysfs-driver-dma-idxd``). A transfer makes progress when it is polled.
-If there is no device, the software queue executes the same descriptors on a thread of this process:
-the code path is the same, but it is not faster than the CPU. The thread ends with its process, like
-a device's work for a process; in both cases no incomplete block is published.
+documentation, ``ABI/stable/sysfs-driver-dma-idxd``). A transfer makes progress when it is polled. A
+device's work for a process ends with the process, so that no incomplete block is published.
 
 The row of the policy table has the cache maintenance of each range at the start and end of its
 copy. To compare the checksums of a *sparse* read, its chunks are fetched whole into a buffer, and
@@ -161,9 +159,6 @@ def _number(path: Path, default: int = 0) -> int:
 
 
 _PROBE_S = 2.0
-_SIZE_MAX = 2 << 20  # the software queue's limit, like that of real queues
-_BATCH_MAX = 32
-_DEPTH = 32
 
 _SUBMISSIONS = {
     "shared": (lib.BL_DSA_ENQCMD, "ENQCMD"),
@@ -177,7 +172,6 @@ class Portal:
 
     handle: core.bl_dsa_queue
     limits: core.bl_dsa_limits
-    is_device: bool
     text: str  # a description for display
 
 
@@ -194,21 +188,6 @@ def limits_of(
             "block_on_fault": block_on_fault,
         },
     )
-
-
-def open_software(
-    pool: Pool,
-    *,
-    size_max: int = _SIZE_MAX,
-    batch_max: int = _BATCH_MAX,
-    depth: int = _DEPTH,
-) -> Portal:
-    """Open a software queue, served by a thread of this process."""
-    limits = limits_of(size_max=size_max, batch_max=batch_max, depth=depth)
-    out = ffi.new("bl_dsa_queue **")
-    with pool.using() as handle:
-        raise_for_status(lib.bl_dsa_soft_open(handle, limits, out), "opening the software queue")
-    return Portal(out[0], limits, is_device=False, text="software queue")
 
 
 def open_device(pool: Pool, *, sysfs: Path = SYSFS, devices: Path = DEVICES) -> Portal:
@@ -256,7 +235,7 @@ def _open(queue: WorkQueue, path: Path) -> Portal:
     except OSError:
         lib.bl_dsa_queue_close(out[0])
         raise
-    return Portal(out[0], limits, is_device=True, text=f"{path.name}, by {text}")
+    return Portal(out[0], limits, text=f"{path.name}, by {text}")
 
 
 def _probe(queue: core.bl_dsa_queue) -> None:
@@ -365,24 +344,23 @@ COSTS = {Direction.WRITE: Cost(1550, 60, 1 / 30), Direction.READ: Cost(2000, 60,
 class DsaEngine:
     """Moves blocks by a DSA work queue.
 
-    With ``queue`` None it uses a device's queue, or the software queue if no device can be used
-    (:attr:`why_software` has the reason). ``"device"`` requires a device, ``"software"`` the
-    software queue. With ``device_flushes`` the device flushes the host's cache by descriptors,
-    where the policy requires it; else the CPU does. With ``cache_control`` writes to the pool go to
-    this host's cache first and are flushed afterwards (for measurements). ``row`` replaces the row
-    of the policy. Raises EngineUnavailableError.
+    With ``queue`` None it opens a device's queue. With ``device_flushes`` the device flushes the
+    host's cache by descriptors, where the policy requires it; else the CPU does. With
+    ``cache_control`` writes to the pool go to this host's cache first and are flushed afterwards
+    (for measurements). ``row`` replaces the row of the policy. Raises EngineUnavailableError.
     """
+
+    name = "dsa"
 
     def __init__(
         self,
         pool: Pool,
-        queue: Portal | str | None = None,
+        queue: Portal | None = None,
         *,
         device_flushes: bool = False,
         cache_control: bool = False,
         row: PolicyRow | None = None,
     ) -> None:
-        self.why_software: str | None = None
         self._handle: core.bl_dsa_engine | None = None
         self._process = os.getpid()
         self._open: list[DsaTransfer] = []
@@ -400,14 +378,14 @@ class DsaEngine:
 
     def _make(
         self,
-        queue: Portal | str | None,
+        queue: Portal | None,
         out: core.CPointer[core.bl_dsa_engine],
         device_flushes: bool,
         cache_control: bool,
         row: PolicyRow | None,
     ) -> None:
         pool = self._pool
-        portal = queue if isinstance(queue, Portal) else self._choose(pool, queue)
+        portal = open_device(pool) if queue is None else queue
         row = probe().row("dsa") if row is None else row
         flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
         rules = ffi.new("bl_dsa_rules *", {"write_to_cache": cache_control})
@@ -422,25 +400,6 @@ class DsaEngine:
             raise_for_status(code, "opening the DSA engine")
         self._handle = out[0]
         self.queue_text = portal.text
-        self.is_device = portal.is_device
-
-    def _choose(self, pool: Pool, queue: str | None) -> Portal:
-        if queue == "software":
-            return open_software(pool)
-        if queue not in (None, "device"):
-            raise EngineUnavailableError(f"{queue!r} is not a DSA queue; use device or software")
-        try:
-            return open_device(pool)
-        except EngineUnavailableError as error:
-            if queue == "device":
-                raise
-            self.why_software = str(error)
-            return open_software(pool)
-
-    @property
-    def name(self) -> str:
-        """The name ``dsa``, or ``dsa-software`` for the software queue."""
-        return "dsa" if self.is_device else "dsa-software"
 
     @property
     def handle(self) -> core.bl_dsa_engine:
@@ -510,7 +469,7 @@ class DsaEngine:
         stat, now_s = self.stat, time.monotonic()
         if stat != self._last_stat:
             self._last_stat, self._last_change_s = stat, now_s
-        elif self.is_device and now_s - self._last_change_s > _STALL_S:
+        elif now_s - self._last_change_s > _STALL_S:
             self._fault = f"the device has completed nothing for {_STALL_S:g} s"
             self.close()
 

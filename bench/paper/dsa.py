@@ -3,17 +3,18 @@
 """Measure single copies by Intel DSA: rows of ``coherence`` and of ``latency``.
 
 The time is from submission until the completion is observed and the case's work is done. Without a
-device the rows have a note: the software queue is a thread that copies, and its speed does not
-represent a DSA.
+device the rows have a note that gives the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from beluga.errors import EngineUnavailableError
+from beluga.pool import Pool
 from beluga.transfer import DsaEngine
+from beluga.transfer.dsa import Portal, open_device
 from beluga.transfer.policy import PolicyRow as CacheMaintenance
 from beluga.transfer.policy import Step
 
@@ -32,18 +33,16 @@ CASES = {
     ),
     "dsa read after invalidation": ("read", CacheMaintenance(Step.INVALIDATE, Step.FENCE), False),
 }
+Queue = Callable[[Pool], Portal]
 _SAFE = CacheMaintenance(Step.INVALIDATE, Step.FLUSH)
 _RUN_S = 0.02
 _SMOKE_RUN_S = 0.001
 
 
 def dsa_coherence(
-    recorder: Recorder, region: Region, size: int, queue: str = "device"
+    recorder: Recorder, region: Region, size: int, queue: Queue = open_device
 ) -> list[Row]:
-    """Return the rows of the paper's Table 4, one per case, or why there are none.
-
-    ``queue``: see DsaEngine.
-    """
+    """Return the rows of the paper's Table 4, one per case, or why there are none."""
     rows = []
     for case, (verb, maintenance, cached) in CASES.items():
         try:
@@ -59,7 +58,7 @@ def dsa_latency(
     region: Region,
     sizes: tuple[int, ...],
     cpu: list[Row],
-    queue: str = "device",
+    queue: Queue = open_device,
 ) -> list[Row]:
     """Return the rows of the paper's Exp 2: one per verb and size, with the safe row of the policy
     around each copy.
@@ -97,9 +96,9 @@ def crossover(cpu: dict[int, float], device: dict[int, float]) -> str:
 
 @contextmanager
 def _engine(
-    region: Region, queue: str, maintenance: CacheMaintenance, *, cached: bool = False
+    region: Region, queue: Queue, maintenance: CacheMaintenance, *, cached: bool = False
 ) -> Iterator[DsaEngine]:
-    engine = DsaEngine(region.pool, queue, row=maintenance, cache_control=cached)
+    engine = DsaEngine(region.pool, queue(region.pool), row=maintenance, cache_control=cached)
     try:
         yield engine
     finally:

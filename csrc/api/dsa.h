@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The engine for Intel DSA, which turns plans into descriptors. One thread uses it at a time. Only
- * _core has it: the simulator has a device of its own (sim/device.h). cffi reads it too. The Python
- * half is beluga/transfer/dsa.py.
+ * The engine for Intel DSA, which turns plans into descriptors. One thread uses it at a time. The
+ * simulator does not have it, but a device of its own (tests/sim/native/device.h). cffi reads it
+ * too. The Python half is beluga/transfer/dsa.py.
  */
 #ifndef BL_API_DSA_H
 #define BL_API_DSA_H

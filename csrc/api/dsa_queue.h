@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Work queues of Intel DSA: portals that take raw descriptors (format/dsa.h), of a device or in
- * software. cffi reads it too. The Python half is beluga/transfer/dsa.py.
+ * Work queues of Intel DSA: portals that take raw descriptors (format/dsa.h). cffi reads it too.
+ * The Python half is beluga/transfer/dsa.py.
  */
 #ifndef BL_API_DSA_QUEUE_H
 #define BL_API_DSA_QUEUE_H
@@ -39,11 +39,7 @@ int bl_dsa_submit(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor);
 /* Count a submitted descriptor as complete: its record has been read. */
 void bl_dsa_queue_ended(bl_dsa_queue *queue);
 
-/* Close a queue. No descriptors may be in flight, except in the software queue, which completes
- * them first. */
+/* Close a queue. No descriptors may be in flight. */
 void bl_dsa_queue_close(bl_dsa_queue *queue);
-
-/* Open a queue that a thread of this process serves. 0, -EINVAL, -ENOMEM. */
-int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits, bl_dsa_queue **out);
 
 #endif

@@ -198,7 +198,7 @@ bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
 #define bl_verify(memory, condition) ((void)(memory), (condition))
 
 /* These annotations declare to the simulator what a reader relies on; in this build they do
- * nothing. The simulator checks them (sim/coherence.c), and so detects a missing flush or fence
+ * nothing. The simulator checks them (tests/sim/native), and so detects a missing flush or fence
  * even in runs where it did no harm. */
 
 /* The reader accepts the line that it last loaded at offset: the line is whole and from its writer.

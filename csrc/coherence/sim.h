@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The verbs of the simulator: hosts have private, incoherent caches (sim/cache.c), and any verb may
- * switch to another host (sim/turns.c). Only coherence/coherence.h includes this file.
+ * The verbs of the simulator: hosts have private, incoherent caches, and any verb may switch to
+ * another host. tests/sim/native has the bodies. Only coherence/coherence.h includes this file.
  */
 #ifndef BL_COHERENCE_SIM_H
 #define BL_COHERENCE_SIM_H

@@ -10,7 +10,7 @@
  * targets, so the checksum is that of the delivered bytes even if the pool changes meanwhile.
  *
  * This file is compiled by NVRTC; by a C++ compiler, to run on a CPU (host.cuh, run.cuh); and by a
- * C++ compiler with sanitizers, for tests (harness.cu).
+ * C++ compiler with sanitizers, for tests (tests/native/cuda_harness.cu).
  */
 #ifdef __CUDACC__
 #include "ptx.cuh"

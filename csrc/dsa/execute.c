@@ -9,6 +9,7 @@
 
 #include "dsa/queue.h"
 #include "coherence/guard.h"
+#include "pool/pool.h"
 
 enum { BL_DSA_STAGE_SIZE = 4 << 10 };
 
@@ -45,14 +46,14 @@ static int bl_dsa_overlap(uint64_t a, uint64_t b, uint32_t size)
     return a < b + size && b < a + size;
 }
 
-static uint32_t bl_dsa_flag_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
-                                    bl_dsa_record *record)
+static uint32_t bl_dsa_flag_refusal(const bl_dsa_setting *setting,
+                                    const bl_dsa_descriptor *descriptor, bl_dsa_record *record)
 {
     uint32_t flags = bl_dsa_flags(descriptor);
     uint32_t allowed = bl_dsa_traits[bl_dsa_opcode(descriptor)].flags | BL_DSA_COMMON;
-    if (!place->in_batch)
+    if (!setting->in_batch)
         allowed &= ~(uint32_t)BL_DSA_FENCE;
-    if (!place->limits->block_on_fault)
+    if (!setting->limits->block_on_fault)
         allowed &= ~(uint32_t)BL_DSA_BOF;
     record->invalid_flags = flags & ~allowed;
     if ((flags & BL_DSA_RCR) && !(flags & BL_DSA_CRAV))
@@ -72,24 +73,24 @@ static int bl_dsa_reserved_used(const bl_dsa_descriptor *descriptor)
     return used != 0;
 }
 
-uint32_t bl_dsa_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
+uint32_t bl_dsa_refusal(const bl_dsa_setting *setting, const bl_dsa_descriptor *descriptor,
                         bl_dsa_record *record)
 {
     uint32_t opcode = bl_dsa_opcode(descriptor);
     const bl_dsa_trait *trait = &bl_dsa_traits[opcode];
-    if (!trait->known || (place->in_batch && (opcode == BL_DSA_BATCH || opcode == BL_DSA_DRAIN)))
+    if (!trait->known || (setting->in_batch && (opcode == BL_DSA_BATCH || opcode == BL_DSA_DRAIN)))
         return BL_DSA_BAD_OPCODE;
-    uint32_t why = bl_dsa_flag_refusal(place, descriptor, record);
+    uint32_t why = bl_dsa_flag_refusal(setting, descriptor, record);
     if (why != BL_DSA_NONE)
         return why;
     if (bl_dsa_reserved_used(descriptor))
         return BL_DSA_NOZERO_RESERVE;
     if (opcode == BL_DSA_BATCH) {
-        if (descriptor->count < 2 || descriptor->count > place->limits->batch_max)
+        if (descriptor->count < 2 || descriptor->count > setting->limits->batch_max)
             return BL_DSA_DESC_CNT_ERANGE;
         return descriptor->list % BL_LINE_SIZE > 0 ? BL_DSA_DESCLIST_ALIGN : BL_DSA_NONE;
     }
-    if (trait->moves && (descriptor->size == 0 || descriptor->size > place->limits->size_max))
+    if (trait->moves && (descriptor->size == 0 || descriptor->size > setting->limits->size_max))
         return BL_DSA_XFER_ERANGE;
     if (opcode == BL_DSA_COPY_CRC &&
         bl_dsa_overlap(descriptor->source, descriptor->target, descriptor->size))
@@ -240,11 +241,11 @@ static void bl_dsa_broken(const bl_memory *memory, const bl_dsa_run *run, bl_dsa
                        address - run->descriptor->target < size);
 }
 
-void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
+void bl_dsa_execute(const bl_dsa_setting *setting, const bl_dsa_descriptor *descriptor,
                     const bl_dsa_injected *injected, bl_dsa_record *record)
 {
     *record = (bl_dsa_record){0};
-    uint32_t why = bl_dsa_refusal(place, descriptor, record);
+    uint32_t why = bl_dsa_refusal(setting, descriptor, record);
     if (why == BL_DSA_NONE && injected != NULL && injected->kind == BL_DSA_INJECT_ERROR)
         why = BL_DSA_HW_ERR1;
     if (why != BL_DSA_NONE) {
@@ -257,11 +258,11 @@ void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descript
                  injected->at < run.size;
     if (faults)
         run.size = injected->at;
-    int status = place->memory ? bl_guarded(place->memory, bl_dsa_run_all, &run)
+    int status = setting->pool ? bl_guarded(&setting->pool->memory, bl_dsa_run_all, &run)
                                : bl_dsa_run_all(&run);
     record->completed = run.done;
     if (status < 0) {
-        bl_dsa_broken(place->memory, &run, record);
+        bl_dsa_broken(&setting->pool->memory, &run, record);
     } else if (faults && run.done == run.size) {
         uint32_t is_write = trait->targets > 0 && (trait->sources == 0 || injected->is_write);
         bl_dsa_stopped(record, bl_dsa_fault_address(&run, is_write), is_write);

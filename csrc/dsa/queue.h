@@ -3,8 +3,8 @@
  *
  * The interface of a work queue: a portal that accepts a descriptor of one line, or reports that
  * the queue is full. Everything else, including results, passes through memory at addresses in the
- * descriptor. Behind the portal is a device (dsa/queue.c) or a thread that behaves like one
- * (dsa/soft.c).
+ * descriptor. Behind the portal is a device (dsa/queue.c) or, in tests, a thread that behaves like
+ * one (tests/native/dsa_soft.c).
  */
 #ifndef BL_DSA_QUEUE_H
 #define BL_DSA_QUEUE_H
@@ -22,7 +22,7 @@ typedef struct bl_dsa_queue_verbs {
 
 struct bl_dsa_queue {
     const bl_dsa_queue_verbs *verbs;
-    uint32_t is_device;
+    uint32_t is_device;         /* 0: it ends with this process */
 };
 
 static inline uint32_t bl_dsa_flags(const bl_dsa_descriptor *descriptor)

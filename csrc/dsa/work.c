@@ -216,7 +216,7 @@ static void bl_dsa_work_gain(bl_dsa_work *work, const bl_dsa_descriptor *descrip
 }
 
 typedef struct bl_dsa_on_cpu {
-    bl_dsa_place place;
+    bl_dsa_setting setting;
     bl_dsa_descriptor descriptor;
     bl_dsa_record record;
 } bl_dsa_on_cpu;
@@ -224,14 +224,14 @@ typedef struct bl_dsa_on_cpu {
 static int bl_dsa_on_cpu_guarded(void *context)
 {
     bl_dsa_on_cpu *worker = context;
-    bl_dsa_execute(&worker->place, &worker->descriptor, NULL, &worker->record);
+    bl_dsa_execute(&worker->setting, &worker->descriptor, NULL, &worker->record);
     return 0;
 }
 
 /* Execute the work's next descriptor on the CPU. */
 static int bl_dsa_work_on_cpu(bl_dsa_engine *engine, bl_dsa_work *work)
 {
-    bl_dsa_on_cpu worker = {.place = {&engine->limits, NULL, 0}};
+    bl_dsa_on_cpu worker = {.setting = {&engine->limits, NULL, 0}};
     if (!bl_dsa_work_next(engine, work, &worker.descriptor))
         return 0;
     int status = bl_guarded(engine->memory, bl_dsa_on_cpu_guarded, &worker);

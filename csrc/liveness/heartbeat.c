@@ -50,7 +50,7 @@ void bl_heartbeat_end(bl_heartbeat *heartbeat)
     bl_guarded(heartbeat->memory, bl_heartbeat_farewell, heartbeat);
 }
 
-#ifndef BL_SIM /* the simulator's are in sim/acts.c */
+#ifndef BL_SIM /* the simulator's are in tests/sim/native */
 
 static int bl_heartbeat_guarded(void *context)
 {

@@ -17,7 +17,7 @@
  * the file, too.
  *
  * A forked child shares the lock and closes its copy at fork (bl_session_forked). The simulator has
- * its own body (sim/liveness.c).
+ * its own body (tests/sim/native/liveness.c).
  */
 #ifndef BL_LIVENESS_H
 #define BL_LIVENESS_H

@@ -18,7 +18,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
+
+import build_sim  # noqa: E402
 
 from beluga import _build  # noqa: E402
 from bench import _build_limit  # noqa: E402
@@ -26,7 +28,7 @@ from bench import _build_limit  # noqa: E402
 CC = "aarch64-linux-gnu-gcc"
 EXTENSIONS = {
     "beluga/_core": _build.core,
-    "beluga/_sim": _build.sim,
+    "tests/native/_sim": lambda: build_sim.builder("native._sim", ROOT / "csrc"),
     "bench/_limit": _build_limit.limit,
 }
 FLAGS = ("-shared", "-fPIC", "-DPy_LIMITED_API=0x030a0000", "-Werror")
@@ -59,7 +61,8 @@ def copy(tree: Path) -> None:
 
 def compile_all(tree: Path, headers: Path, root: Path) -> None:
     """Compile each extension whose sources have changed."""
-    for name, ffi in EXTENSIONS.items():
+    for name, builder in EXTENSIONS.items():
+        ffi = builder()
         made = tree / "build" / f"{Path(name).name}.c"
         made.parent.mkdir(exist_ok=True)
         ffi.emit_c_code(str(made))
@@ -78,6 +81,9 @@ def compile_all(tree: Path, headers: Path, root: Path) -> None:
             [*command, str(made), "-o", str(tree / f"{name}.abi3.so"), "-lpthread"], check=True
         )
         stamp.write_text(digest)
+    stamp = tree / build_sim.STAMP.relative_to(ROOT)  # or the tests there would build it
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(build_sim.digest(tree))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from beluga_bench.harness.ground import ground
 from beluga_bench.harness.region import region_of
 from beluga_bench.harness.row import Recorder
 from beluga_bench.paper.dsa import CASES, crossover, dsa_coherence, dsa_latency
+from support.soft_dsa import soft_portal
 
 from beluga.transfer.dsa import nearest, work_queues
 
@@ -31,8 +32,8 @@ def test_without_a_device_rows_are_skipped_with_a_reason() -> None:
 def test_rows_of_a_software_queue_are_measured_and_marked() -> None:
     with ground(Options(smoke=True), devices=1) as pool:
         recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
-        rows = dsa_coherence(recorder, region, 16384, queue="software")
-        rows += dsa_latency(recorder, region, SIZES, [], queue="software")
+        rows = dsa_coherence(recorder, region, 16384, queue=soft_portal)
+        rows += dsa_latency(recorder, region, SIZES, [], queue=soft_portal)
     assert len(rows) == len(CASES) + 2 * len(SIZES)
     for row in rows:
         assert str(row["note"]).startswith("software queue")

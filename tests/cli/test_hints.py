@@ -49,7 +49,7 @@ VERBS = {
     "serves",
     "stores",
 }  # "beluga needs ..."
-GENERATED = {"_core.c", "_sim.c", "html.py"}  # the last one has CSS, whose variables begin with --
+GENERATED = {"_core.c", "html.py"}  # the last one has CSS, whose variables begin with --
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?!-)")
 # A command, its options and the values of these, up to the end of the quotation or of the part.
 SHOWN = re.compile(r"(?<![\w./-])(beluga|cxl-rpc) ([a-z][a-z-]*)(?: ([a-z]+))?([^'`\",;:()]*)")

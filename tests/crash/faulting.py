@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 from one_block import TIMEOUT_NS, batch_of
+from support.soft_dsa import soft_queue
 
 from beluga import Client, IndexServer, Pool
 from beluga._ffi import ffi, lib
@@ -145,10 +147,10 @@ def _acceptance(make: Callable[[Scene, Any], Call]) -> Ready:
 def _dsa(make: Callable[[Scene, Any], Call]) -> Ready:
     def ready(scene: Scene) -> Call:
         limits = ffi.new("bl_dsa_limits *", [1 << 20, 32, 64, 0, 0])
-        queue, engine = ffi.new("bl_dsa_queue **"), ffi.new("bl_dsa_engine **")
-        assert lib.bl_dsa_soft_open(scene.pool.handle, limits, queue) == 0
+        queue = soft_queue(limits, pool=scene.pool.handle)
+        engine = ffi.new("bl_dsa_engine **")
         rules = ffi.new("bl_dsa_rules *", [lib.BL_DSA_FLUSH_CPU, lib.BL_DSA_FLUSH_CPU, 0, 0])
-        assert lib.bl_dsa_engine_open(scene.pool.handle, queue[0], limits, rules, engine) == 0
+        assert lib.bl_dsa_engine_open(scene.pool.handle, queue, limits, rules, engine) == 0
         return make(scene, engine[0])
 
     return ready
@@ -481,7 +483,7 @@ SURVIVES: dict[str, Ready] = {
 
 # These functions use only this process's own memory, and need other arguments than a pool.
 APART = {
-    *("bl_io_queue_create", "bl_session_forked", "bl_dsa_soft_open"),
+    *("bl_io_queue_create", "bl_session_forked"),
     *("bl_function_take", "bl_function_answer"),
 }
 

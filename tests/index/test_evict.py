@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from beluga._sim import ffi, lib
 from hypothesis import given
 from hypothesis import strategies as st
 from models.evict import Cost, Lru, S3Fifo
+from native._sim import ffi, lib
 
 IDS = 8
 LRU, S3FIFO, COST = lib.BL_EVICT_LRU, lib.BL_EVICT_S3FIFO, lib.BL_EVICT_COST

@@ -7,11 +7,11 @@ from __future__ import annotations
 from errno import ENOENT
 from typing import Any
 
-from beluga._sim import ffi, lib
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from models.extents import STRIPES_MAX, Extents
+from native._sim import ffi, lib
 from support.emulation import fewer
 
 

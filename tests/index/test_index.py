@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from beluga._sim import ffi, lib
 from hypothesis import given
 from hypothesis import strategies as st
 from models.index import Index, Key
+from native._sim import ffi, lib
 
 COUNT_MAX = 9
 

@@ -9,11 +9,11 @@ from errno import EAGAIN, EEXIST, EINVAL, ENOENT
 from typing import Any
 
 import pytest
-from beluga._sim import ffi, lib
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from models.pages import PAGE, STRIPE, STRIPE_PAGES, Pages, rounded
+from native._sim import ffi, lib
 from support.emulation import fewer
 
 DATA = 3 * STRIPE  # the offset of stripe 0

@@ -8,10 +8,10 @@ import random
 from typing import Any
 
 import pytest
-from beluga._sim import ffi, lib
 from hypothesis import given
 from hypothesis import strategies as st
 from models.pins import Pins
+from native._sim import ffi, lib
 
 BLOCKS_MAX = 11
 

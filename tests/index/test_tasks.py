@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beluga._sim import ffi as sim_ffi
-from beluga._sim import lib as sim_lib
 from hypothesis import given
 from hypothesis import strategies as st
 from models.tasks import Tasks
+from native._sim import ffi as sim_ffi
+from native._sim import lib as sim_lib
 from support import roles
 from support.blocks import eventually
 from support.role import Process

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from beluga._sim import ffi, lib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.pages import PAGE, STRIPE, STRIPE_PAGES
+from native._sim import ffi, lib
 from support.emulation import fewer
 
 DATA = 3 * STRIPE  # the offset of stripe 0

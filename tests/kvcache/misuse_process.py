@@ -16,6 +16,10 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support.soft_dsa import soft_engine
+
 from beluga import IndexServer, KVCache, Pool, coherence
 from beluga.index import Grant, IndexClient
 from beluga.index.client import Pins
@@ -25,7 +29,6 @@ from beluga.transfer import (
     PIECE,
     CopySettings,
     CpuEngine,
-    DsaEngine,
     IoHandle,
     Link,
     Plan,
@@ -280,7 +283,7 @@ def tokens(cache: KVCache) -> Iterator[Case]:
 def cases(pool: Pool) -> Iterator[Case]:
     caches = [
         KVCache(pool, namespace="misuse", engine=engine)
-        for engine in ("cpu", CpuEngine(pool, 2), DsaEngine(pool, "software"))
+        for engine in ("cpu", CpuEngine(pool, 2), soft_engine(pool))
     ]
     for cache in caches:
         assert cache.put(keys(2), array()).refused == 0
@@ -301,7 +304,7 @@ def cases(pool: Pool) -> Iterator[Case]:
             )
             yield f"{number}: get {name}", lambda made=made, cache=cache: cache.get(keys(2), made())
         yield f"{number}: few keys", lambda cache=cache: cache.put(keys(1), array())
-    for engine in (CpuEngine(pool, 2), DsaEngine(pool, "software")):
+    for engine in (CpuEngine(pool, 2), soft_engine(pool)):
         for name, planned in plans(pool):
             for start in (engine.gather_write, engine.scatter_read):
                 yield (

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.interrupts import within_beluga
+from support.soft_dsa import soft_engine
 
 from beluga import KVCache, Pool
-from beluga.transfer import DsaEngine
 from tests.kvcache.conftest import digests, payload
 
 COUNT, LENGTH = 3, 1 << 20
@@ -38,7 +38,7 @@ def main() -> None:
     wanted = int(sys.argv[1])
     mine, found = payload(COUNT, LENGTH, seed=7), np.zeros((COUNT, LENGTH), np.uint8)
     with Pool.open([Path(path) for path in sys.argv[2:]]) as pool:
-        cache = KVCache(pool, namespace="test", engine=DsaEngine(pool, "software"))
+        cache = KVCache(pool, namespace="test", engine=soft_engine(pool))
         signal.signal(signal.SIGINT, _on_signal)
         print("ready", flush=True)
         interrupted = 0

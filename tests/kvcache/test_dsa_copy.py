@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.stormy import stormy_portal
+from support.soft_dsa import soft_portal
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.index import BlockState, check_pool
@@ -32,7 +32,7 @@ def test_cpu_and_faulty_dsa_read_each_others_blocks(
     pool: Pool, server: IndexServer, cache: KVCache, length: int
 ) -> None:
     faults = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
-    engine = DsaEngine(pool, stormy_portal(faults))
+    engine = DsaEngine(pool, soft_portal(faults=faults))
     blocks = payload(6, length)
     with KVCache(pool, namespace="test", engine=engine) as by_dsa:
         assert by_dsa.put(digests(3), blocks[:3]).stored == 3
@@ -48,13 +48,14 @@ def test_cpu_and_faulty_dsa_read_each_others_blocks(
 
 VICTIM = """
 import sys
+sys.path.insert(0, "tests")
 import numpy as np
 from beluga import KVCache, Pool
 from beluga.transfer import DsaEngine
 from tests.kvcache.conftest import digests
-from tests.support.stormy import stormy_portal
+from support.soft_dsa import soft_portal
 pool = Pool.open(sys.argv[1:])
-engine = DsaEngine(pool, stormy_portal({"delay_us": 500_000}))
+engine = DsaEngine(pool, soft_portal(faults={"delay_us": 500_000}))
 gather_write = engine.gather_write
 def announce(plan):
     transfer = gather_write(plan)

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 from support.cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
 from support.interrupts import PACKAGE, Interrupts, within_beluga
+from support.soft_dsa import soft_engine
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.errors import RpcError, UnsettledError
-from beluga.transfer import CopyEngine, DsaEngine
+from beluga.transfer import CopyEngine
 from beluga.transfer.cuda import CudaEngine
 from tests.kvcache.conftest import digests, payload
 
@@ -96,7 +97,7 @@ def cuda(pool: Pool, *, bounced: bool = False) -> tuple[CopyEngine, FailingGpu]:
 ENGINES: dict[str, Callable[[Pool], tuple[CopyEngine, FailingGpu | None]]] = {
     "bounced": lambda pool: cuda(pool, bounced=True),
     "direct": cuda,
-    "dsa": lambda pool: (DsaEngine(pool, "software"), None),
+    "dsa": lambda pool: (soft_engine(pool), None),
 }
 
 

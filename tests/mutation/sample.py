@@ -181,7 +181,7 @@ def c_folders(path: Path) -> list[str]:
 
 def c_files() -> list[Path]:
     """Return the C files of the product that have logic."""
-    skip = ("sim", "heap_sim", "coherence.h", "pool_format")
+    skip = ("sim", "coherence.h", "pool_format")
     files = [path for path in (ROOT / "csrc").rglob("*.[ch]") if not path.name.startswith(skip)]
     return [path.relative_to(ROOT) for path in sorted(files) if c_folders(path)]
 

@@ -18,7 +18,7 @@ from support.shown import blocks
 from beluga.pool import scratch_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = shutil.ignore_patterns("__pycache__", "*.so", "_core.c", "_sim.c")
+BUILT = shutil.ignore_patterns("__pycache__", "*.so", "_core.c")
 PACKAGES = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
 
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder of packages with the files of ``pip install .``."""
-    passing = shutil.ignore_patterns("__pycache__", "_sim*")
+    passing = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "beluga", tmp_path / "site/beluga", ignore=passing)
     return tmp_path / "site"
 

@@ -72,7 +72,7 @@ INSIDE = {
         ("decision", "router"),
     ),
 }
-EXTENSIONS = ("_core", "_sim")
+EXTENSIONS = ("_core",)
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # The modules that a layer may import from outside the standard library and numpy.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The folders of ``csrc/``: each includes and uses only folders above it in the list.
+"""The folders of ``csrc/`` and the simulator: each includes and uses only folders above it.
 
-The list is the table in ``csrc/README.md``, from the bottom of the architecture to its top. The
-test checks the includes and every use of a function or variable, found in compiled objects
-(``c_references.py``): between folders, and inside a folder between files, where a source and its
-header count as one.
+Their order is that of the table in ``csrc/README.md``, from the bottom of the architecture to its
+top, and then of the table in ``tests/sim/native/README.md``. The test checks the includes and every
+use of a function or variable, found in compiled objects (``c_references.py``): between folders, and
+inside a folder between files, where a source and its header count as one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from native.build_sim import HEADERS
 from support import c_references
 from support.c_references import (
     Reference,
     References,
     Seam,
+    Tree,
     circles,
-    code_of,
     compiled,
-    includes,
-    sources,
 )
 
-from beluga._build import CORE_HEADERS, DSA_HEADERS, SIM_HEADERS
+from beluga._build import CORE_HEADERS, DSA_HEADERS
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
-WHOLE = "beluga.c"
-HEAP = "base/heap_sim.h"  # replaces malloc() in what is included after it
-SEAM = Seam("sim", "coherence/sim.h")
+TESTS = Path(__file__).resolve().parents[1]
+CSRC = TESTS.parent / "csrc"
+CORE = Tree(CSRC)
+ALL = Tree(CSRC, TESTS, ("native", "sim/native"))
+PAGES = (CSRC / "README.md", TESTS / "sim/native/README.md")
+WHOLES = {"core": "beluga.c", "sim": "sim/native/simulator.c"}
+HEAP = "sim/native/heap.h"  # replaces malloc() in what is included after it
+SEAM = Seam("sim/native", "coherence/sim.h", HEAP)
 # Headers that compilers for other machines lack; test_instructions.py compiles both.
 ARCHITECTURES = {"coherence/x86.h": "x86_64", "coherence/aarch64.h": "aarch64"}
 
@@ -44,9 +47,9 @@ needs_tools = pytest.mark.skipif(
 )
 
 
-def folders(csrc: Path) -> list[str]:
+def folders(*pages: Path) -> list[str]:
     """Return the list, bottom first."""
-    page = (csrc / "README.md").read_text()
+    page = "".join(page.read_text() for page in pages)
     return re.findall(r"^\| `([a-z/]+)/` \|", page, flags=re.MULTILINE)
 
 
@@ -65,7 +68,8 @@ def arrows_up(found: list[Reference], order: list[str]) -> list[str]:
     return [
         f"{one.user} -> {one.used}: {one.how}"
         for one in found
-        if one.user != WHOLE and level[folder_of(one.used)] > level[folder_of(one.user)]
+        if one.user not in WHOLES.values()
+        and level[folder_of(one.used)] > level[folder_of(one.user)]
     ]
 
 
@@ -93,48 +97,49 @@ def hidden_uses(builds: dict[str, References]) -> list[str]:
     )
 
 
-def misplaced(csrc: Path, order: list[str]) -> list[str]:
+def misplaced(tree: Tree, wholes: list[str], order: list[str]) -> list[str]:
     """Return sources that no unity build includes or that another file includes, and folders out of
     order.
     """
-    named = includes(csrc, WHOLE)
-    wrong = [f"{name} is not in {WHOLE}" for name in _sources_only(csrc) if name not in named]
+    named = [name for whole in wholes for name in tree.includes(whole)]
+    listed = [name for name in named if name not in (*wholes, HEAP)]
+    there = [name for name in tree.names if name.endswith(".c") and name not in wholes]
+    wrong = [f"{name} is not in {wholes[-1]}" for name in there if name not in listed]
     wrong += [
         f"{name} includes {other}"
-        for name in sources(csrc)
-        for other in includes(csrc, name)
-        if name != WHOLE and other.endswith(".c")
+        for name in tree.names
+        for other in tree.includes(name)
+        if name not in wholes and other.endswith(".c")
     ]
-    places = [order.index(folder_of(name)) for name in named if name != HEAP]
-    return wrong + ([] if places == sorted(places) else [f"{WHOLE} is not in the list's order"])
-
-
-def _sources_only(csrc: Path) -> list[str]:
-    return [name for name in sources(csrc) if name.endswith(".c") and name != WHOLE]
+    levels = [order.index(folder_of(name)) for name in listed]
+    return wrong + (
+        [] if levels == sorted(levels) else [f"{wholes[-1]} is not in the list's order"]
+    )
 
 
 @cache
-def builds(csrc: Path, folder: Path) -> dict[str, References]:
-    return {
-        "core": compiled(csrc, folder, more=c_references.CALLBACK),
-        "sim": compiled(csrc, folder, "-DBL_SIM=1", more=c_references.CALLBACK),
-    }
+def core_build(tree: Tree, folder: Path) -> References:
+    return compiled(tree, folder, more=c_references.CALLBACK)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, References]:
-    return builds(CSRC, tmp_path_factory.mktemp("objects"))
+    folder = tmp_path_factory.mktemp("objects")
+    return {
+        "core": core_build(CORE, folder),
+        "sim": compiled(ALL, folder, WHOLES["sim"], c_references.CALLBACK),
+    }
 
 
 @pytest.fixture(scope="module")
 def found(both: dict[str, References]) -> list[Reference]:
-    return c_references.references(CSRC, both, SEAM)
+    return c_references.references(ALL, both, SEAM)
 
 
-def without_user(csrc: Path, both: dict[str, References], headers: tuple[str, ...]) -> list[str]:
+def without_user(tree: Tree, builds: list[References], headers: tuple[str, ...]) -> list[str]:
     """Return the functions that no other function, macro or user of these headers calls."""
-    used = {used for build in both.values() for user, used in build.pairs if user != used}
-    texts = {name: code_of(csrc / name) for name in sources(csrc)}
+    used = {used for build in builds for user, used in build.pairs if user != used}
+    texts = {name: tree.code(name) for name in tree.names}
     macros = " ".join(re.findall(r"#define(?:.*\\\n)*.*", "\n".join(texts.values())))
     outside = " ".join([macros, *(texts[name] for name in headers)])
     begun = re.findall(
@@ -142,7 +147,9 @@ def without_user(csrc: Path, both: dict[str, References], headers: tuple[str, ..
     )
     return [
         name
-        for name, file in {**both["core"].home, **both["sim"].home}.items()
+        for name, file in {
+            name: file for build in builds for name, file in build.home.items()
+        }.items()
         if name not in used
         and name not in begun
         and re.search(rf"^[a-z][\w *]*\b{name}\(", texts[file], flags=re.MULTILINE)
@@ -152,7 +159,8 @@ def without_user(csrc: Path, both: dict[str, References], headers: tuple[str, ..
 
 @needs_tools
 def test_every_function_has_a_user(both: dict[str, References]) -> None:
-    assert without_user(CSRC, both, (*CORE_HEADERS, *DSA_HEADERS, *SIM_HEADERS)) == []
+    headers = (*CORE_HEADERS, *DSA_HEADERS, *(ALL.name_of(CSRC / path) for path in HEADERS))
+    assert without_user(ALL, list(both.values()), tuple(filter(None, headers))) == []
 
 
 def without_caller(headers: tuple[str, ...], both: dict[str, References]) -> list[str]:
@@ -168,7 +176,7 @@ def without_caller(headers: tuple[str, ...], both: dict[str, References]) -> lis
     return [
         name
         for header in headers
-        for name in re.findall(r"^[a-z][\w *]*?\b(bl_\w+)\(", code_of(CSRC / header), re.MULTILINE)
+        for name in re.findall(r"^[a-z][\w *]*?\b(bl_\w+)\(", CORE.code(header), re.MULTILINE)
         if name not in used | python
     ]
 
@@ -193,23 +201,26 @@ def test_a_function_without_a_user_is_found(tmp_path: Path) -> None:
         "__attribute__((constructor)) static void begun(void) { used(1); }\n"
         "int offered(int n) { return n; }\n"
     )
-    (csrc / WHOLE).write_text('#include "base/low.c"\ntypedef void bl_call;\n')
-    build = builds(csrc, tmp_path)
-    assert without_user(csrc, build, ("base/low.h",)) == ["alone"]
-    assert sorted(without_user(csrc, build, ())) == ["alone", "offered"]
+    (csrc / "beluga.c").write_text('#include "base/low.c"\ntypedef void bl_call;\n')
+    tree = Tree(csrc)
+    builds = [core_build(tree, tmp_path)]
+    assert without_user(tree, builds, ("base/low.h",)) == ["alone"]
+    assert sorted(without_user(tree, builds, ())) == ["alone", "offered"]
 
 
 def test_every_folder_is_listed_and_states_its_purpose() -> None:
-    there = {folder_of(name) for name in sources(CSRC)} - {"", "cuda/nvrtc"} | {"cuda"}
-    assert set(folders(CSRC)) == there
-    for folder in folders(CSRC):
-        page = (CSRC / folder / "README.md").read_text()
-        lines = page.partition("\n## ")[0].strip().splitlines()
+    there = {folder_of(name) for name in ALL.names} - {"", "cuda/nvrtc"} | {"cuda"}
+    assert set(folders(*PAGES)) == there
+    for folder in folders(*PAGES):
+        page = CSRC / folder if (CSRC / folder).exists() else TESTS / folder
+        text = (page / "README.md").read_text()
+        lines = text.partition("\n## ")[0].strip().splitlines()
         assert 3 <= len(lines) <= 12, f"{folder}/README.md"
 
 
-def test_beluga_c_includes_every_source_in_layer_order() -> None:
-    assert misplaced(CSRC, folders(CSRC)) == []
+def test_every_source_is_included_in_layer_order() -> None:
+    assert misplaced(CORE, ["beluga.c"], folders(*PAGES)) == []
+    assert misplaced(ALL, list(WHOLES.values()), folders(*PAGES)) == []
 
 
 @needs_tools
@@ -227,12 +238,12 @@ def test_every_symbol_of_the_objects_has_its_file(both: dict[str, References]) -
 
 @needs_tools
 def test_no_include_and_no_call_leads_to_a_higher_layer(found: list[Reference]) -> None:
-    assert arrows_up(found, folders(CSRC)) == []
+    assert arrows_up(found, folders(*PAGES)) == []
 
 
 @needs_tools
 def test_no_folder_has_a_circle_inside(found: list[Reference]) -> None:
-    assert circles_inside(found, folders(CSRC)) == []
+    assert circles_inside(found, folders(*PAGES)) == []
 
 
 @needs_tools
@@ -245,15 +256,21 @@ def test_functions_used_by_other_files_are_not_static(both: dict[str, References
 @pytest.mark.parametrize("flag", ["-UBL_SIM", "-DBL_SIM=1"], ids=["core", "sim"])
 def test_every_file_includes_what_it_uses(flag: str) -> None:
     wrong = []
-    for name in sources(CSRC):
-        only_sim = name.startswith("sim/") or name in (SEAM.header, HEAP)
-        if name == WHOLE or name.startswith("cuda/") or (only_sim and flag == "-UBL_SIM"):
+    for name in ALL.names:
+        only_sim = name.startswith(("sim/", "native/")) or name == SEAM.header
+        if name in WHOLES.values() or name.startswith("cuda/") or (only_sim and flag == "-UBL_SIM"):
             continue
         if ARCHITECTURES.get(name, platform.machine()) != platform.machine():
             continue
         first = f'#include "{HEAP}"\n' if flag == "-DBL_SIM=1" else ""
         command = ["gcc", "-x", "c", "-std=gnu11", "-D_GNU_SOURCE", "-DBL_FORMAT_HASH=0ull", flag]
-        command += ["-w", "-Werror=implicit-function-declaration", "-fsyntax-only", f"-I{CSRC}"]
+        command += [
+            "-w",
+            "-Werror=implicit-function-declaration",
+            "-fsyntax-only",
+            f"-I{CSRC}",
+            f"-I{TESTS}",
+        ]
         text = f'{first}#include "{name}"\n'
         done = subprocess.run(
             [*command, "-"], input=text, capture_output=True, text=True, check=False
@@ -340,17 +357,17 @@ def test_planted_violations_are_detected(what: str, tmp_path: Path) -> None:
         **changes,
     }
     named = [name for name in tree if name.endswith(".c") and name != "top/more.c"]
-    tree[WHOLE] = "".join(f'#include "{name}"\n' for name in sorted(named))
+    tree["beluga.c"] = "".join(f'#include "{name}"\n' for name in sorted(named))
     for name, text in tree.items():
         (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         once = "#pragma once\n" if name.endswith(".h") else ""
         (tmp_path / "csrc" / name).write_text(once + text)
     csrc = tmp_path / "csrc"
-    order = folders(csrc)
-    wrong = misplaced(csrc, order)
+    order, planted = folders(csrc / "README.md"), Tree(csrc)
+    wrong = misplaced(planted, ["beluga.c"], order)
     if not wrong:
-        built = {"core": compiled(csrc, tmp_path)}
-        all_found = c_references.references(csrc, built)
+        built = {"core": compiled(planted, tmp_path)}
+        all_found = c_references.references(planted, built)
         wrong = [
             *arrows_up(all_found, order),
             *circles_inside(all_found, order),

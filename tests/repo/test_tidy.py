@@ -59,7 +59,7 @@ def tracked(*suffixes: str) -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         folders = ("beluga", "csrc", "tests", "bench", "scripts")
         paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-        paths = [path for path in paths if path.name not in ("_core.c", "_sim.c", "_limit.c")]
+        paths = [path for path in paths if path.name not in ("_core.c", "_limit.c")]
     return sorted(p for p in paths if p.is_file() and (not suffixes or p.suffix in suffixes))
 
 

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Fairness is measured in the server's work and not in time: one quantum of every other session. A
 handler blocks the server while rings are filled, so that the waiting requests are known exactly
-when it continues. The simulator's oracle (``csrc/sim/scenarios/turns.c``) covers every
+when it continues. The simulator's oracle (``tests/sim/native/scenarios/turns.c``) covers every
 interleaving.
 """
 

@@ -27,6 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import simulator  # noqa: F401  before native: it finds the folder
+from native import build_sim
+
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "conditions"
@@ -226,14 +229,12 @@ def rewritten(source: str) -> str:
 
 
 def _stamp() -> str:
-    files = [*sorted(CSRC.rglob("*.[ch]")), ROOT / "beluga" / "_build.py", Path(__file__)]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    own = Path(__file__).read_bytes()
+    return hashlib.sha256(build_sim.digest().encode() + own).hexdigest()[:16]
 
 
 def build() -> ModuleType:
     """Build the simulator with all conditions as sites, unless such a build exists."""
-    from beluga import _build
-
     folder = BUILD / _stamp()
     if not folder.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
@@ -244,16 +245,14 @@ def build() -> ModuleType:
         for name in PROTOCOL:
             path = part / "csrc" / name
             path.write_text(rewritten(path.read_text()))
-        made = _build.builder(
-            "_sim_conditions", _build.SIM_HEADERS, [("BL_SIM", "1")], part / "csrc"
-        )
-        made.compile(tmpdir=str(part))
+        made = build_sim.builder("_sim_conditions", part / "csrc")
+        build_sim.compiled(made, part / "_sim_conditions.abi3.so", part)
         try:
             part.rename(folder)
         except OSError:  # another process has built it meanwhile
             shutil.rmtree(part)
-    (library,) = folder.glob("**/_sim_conditions*.so")
-    spec = importlib.util.spec_from_file_location("beluga._sim_conditions", library)
+    library = folder / "_sim_conditions.abi3.so"
+    spec = importlib.util.spec_from_file_location("_sim_conditions", library)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -5,17 +5,20 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
-from beluga._sim import lib
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the commands that import this
 
-from beluga import _sim
+from native import _sim
 
 build: ModuleType = _sim  # the build whose scenarios and sites these are
+lib = _sim.lib
 
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
@@ -113,8 +116,7 @@ def sites() -> tuple[Site, ...]:
     for number in range(1, lib.bl_sim_site_count() + 1):
         view = ffi.new("bl_sim_site *")
         assert lib.bl_sim_site_get(number, view) == 0
-        file = ffi.string(view.file).decode().rpartition("csrc/")[2]
-        texts = (file, ffi.string(view.function).decode())
+        texts = (ffi.string(view.file).decode(), ffi.string(view.function).decode())
         drop, bar, verb = ffi.string(view.verb).decode().partition("|")
         place = (*texts, view.line, view.order, number)
         views.append((*place, *((drop, verb) if bar else ("", drop))))

@@ -96,6 +96,6 @@ def test_sites_are_numbered_and_named() -> None:
     assert [s.number for s in sorted(sites(), key=lambda s: s.number)] == list(
         range(1, len(sites()) + 1)
     )
-    files = {"sim/scenarios/litmus.c", "rpc/lane.c", "rpc/lobby.c", "rpc/server.c"}
+    files = {"sim/native/scenarios/litmus.c", "rpc/lane.c", "rpc/lobby.c", "rpc/server.c"}
     assert {s.file for s in sites()} >= files
     assert all(s.function and s.verb for s in sites())

@@ -17,10 +17,10 @@ import conditions
 import mutants
 import pytest
 import simulator
-from beluga._sim import lib
 from exempt_conditions import TESTED
 from exemptions import EXEMPTIONS
 from mutants import NO_PROTOCOL, known_catches, main, name_of, protocol_sites
+from native._sim import lib
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 

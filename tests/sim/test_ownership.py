@@ -20,7 +20,7 @@ def test_a_second_writer_is_detected_even_without_wrong_bytes(kind: str) -> None
         run = play("two_writers", seed, kind=kind)
         assert run.result == OWNERSHIP
         assert re.match(r"two writers, the other is process \d of host \d, \w+", run.report)
-        assert "sim/scenarios/litmus.c" in run.report
+        assert "sim/native/scenarios/litmus.c" in run.report
 
 
 def test_a_dirty_line_over_newer_bytes_is_detected() -> None:
@@ -42,7 +42,7 @@ def test_a_raw_access_faults_with_its_location() -> None:
         run = play("raw_access", 1, kind=kind)
         assert run.result == RAW_ACCESS
         assert "raw access: device 1, offset 0x3000, process 0 of host 0" in run.report
-        assert re.search(r"after sim/scenarios/litmus\.c:\d+", run.report)
+        assert re.search(r"after sim/native/scenarios/litmus\.c:\d+", run.report)
     assert play("message_passing", 1).result == 0  # the fault is over
 
 

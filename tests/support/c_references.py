@@ -35,14 +35,35 @@ def code_of(path: Path) -> str:
     return re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
 
 
-def sources(csrc: Path) -> list[str]:
-    """Return every C source and header: ``folder/file``, or ``beluga.c``."""
-    return sorted(str(path.relative_to(csrc)) for path in csrc.rglob("*.[ch]"))
+class Tree:
+    """C sources: those of a folder, and those of folders below another one, if any.
 
+    A source's name is its path below the first or the second folder, as includes have it.
+    """
 
-def includes(csrc: Path, name: str) -> list[str]:
-    """Return what a source includes, except for the system's headers."""
-    return re.findall(r'^\s*#include "([^"]+)"', code_of(csrc / name), flags=re.MULTILINE)
+    def __init__(self, csrc: Path, more: Path | None = None, below: tuple[str, ...] = ()) -> None:
+        self.roots = (csrc, *([more] if more else ()))
+        self._folders = (csrc, *(more / name for name in below if more))
+
+    @property
+    def names(self) -> list[str]:
+        """Every source and header: ``folder/file``, or ``beluga.c``."""
+        paths = [path for folder in self._folders for path in folder.rglob("*.[ch]")]
+        return sorted(filter(None, map(self.name_of, paths)))
+
+    def name_of(self, path: Path) -> str | None:
+        """Return the name of a source."""
+        inside = any(path.is_relative_to(folder) for folder in self._folders)
+        roots = [root for root in self.roots if inside and path.is_relative_to(root)]
+        return str(path.relative_to(roots[0])) if roots else None
+
+    def code(self, name: str) -> str:
+        """Return the code of a source, without its comments."""
+        return code_of(next(root / name for root in self.roots if (root / name).exists()))
+
+    def includes(self, name: str) -> list[str]:
+        """Return what a source includes, except for the system's headers."""
+        return re.findall(r'^\s*#include "([^"]+)"', self.code(name), flags=re.MULTILINE)
 
 
 @dataclass
@@ -56,15 +77,16 @@ class References:
     shared: set[str] = field(default_factory=set)
 
 
-def compiled(csrc: Path, folder: Path, *flags: str, more: str = "") -> References:
-    """Compile ``beluga.c`` with these flags. Returns its references; the object stays in the
+def compiled(tree: Tree, folder: Path, whole: str = "beluga.c", more: str = "") -> References:
+    """Compile the source that includes the others. Returns its references; the object stays in the
     folder.
     """
     source, target = folder / "whole.c", folder / "whole.o"
-    source.write_text(f'#include "beluga.c"\n{more}')
-    command = ["gcc", *FLAGS, *flags, f"-I{csrc}", str(source), "-o", str(target)]
+    source.write_text(f'#include "{whole}"\n{more}')
+    roots = [f"-I{root}" for root in tree.roots]
+    command = ["gcc", *FLAGS, *roots, str(source), "-o", str(target)]
     subprocess.run(command, check=True)
-    return _read(target, csrc)
+    return _read(target, tree)
 
 
 def _output(*command: str) -> list[str]:
@@ -99,14 +121,14 @@ class _Symbols:
         return places[number - 1][1] if number else None
 
 
-def _read(target: Path, csrc: Path) -> References:
+def _read(target: Path, tree: Tree) -> References:
     symbols = _Symbols(target)
     found = References(shared=symbols.shared)
     for line in _output("nm", "-l", str(target)):
         name, tab, place = line.partition("\t")
-        path = Path(place.rpartition(":")[0])
-        if tab and path.is_relative_to(csrc):
-            found.home[name.split()[-1]] = str(path.relative_to(csrc))
+        home = tree.name_of(Path(place.rpartition(":")[0]))
+        if tab and home:
+            found.home[name.split()[-1]] = home
     section = ""
     for line in _output("readelf", "-rW", str(target)):
         if heading := re.match(r"Relocation section '\.rela([^']+)'", line):
@@ -132,11 +154,13 @@ def _relocation(words: list[str], section: str, symbols: _Symbols, found: Refere
 class Seam:
     """Describes how the simulator, the top folder, replaces lower code: for their users, the
     functions that ``header`` declares, and those that the other build has in a file of a lower
-    folder, belong to that header or file, although ``folder`` has their bodies.
+    folder, belong to that header or file, although ``folder`` has their bodies. ``heap`` has those
+    of malloc() and free(), for all files.
     """
 
     folder: str
     header: str
+    heap: str
 
 
 @dataclass(frozen=True)
@@ -149,25 +173,25 @@ class Reference:
 
 
 def references(
-    csrc: Path, builds: Mapping[str, References], seam: Seam | None = None
+    tree: Tree, builds: Mapping[str, References], seam: Seam | None = None
 ) -> list[Reference]:
     """Return all of them, between different files. The first build is the one without the
     simulator.
     """
     first = next(iter(builds.values()), References())
     declared = set[str]()
-    if seam and (csrc / seam.header).exists():
-        declared = set(re.findall(r"\b(\w+)\(", code_of(csrc / seam.header)))
+    if seam:
+        declared = set(re.findall(r"\b(\w+)\(", tree.code(seam.header)))
     found = set()
     for build in builds.values():
         for user, used in build.pairs:
             home = build.home[used]
             if seam and home.startswith(f"{seam.folder}/"):
                 home = first.home.get(used, seam.header if used in declared else home)
-            if home != build.home[user]:
+            if home != build.home[user] and not (seam and home == seam.heap):
                 found.add(Reference(build.home[user], home, f"{user} uses {used}"))
-    for name in sources(csrc):
-        found |= {Reference(name, other, "includes it") for other in includes(csrc, name)}
+    for name in tree.names:
+        found |= {Reference(name, other, "includes it") for other in tree.includes(name)}
     return sorted(found, key=lambda one: (one.user, one.used, one.how))
 
 

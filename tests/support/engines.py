@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from support.stormy import stormy_portal
+from support.soft_dsa import soft_engine, soft_portal
 
 from beluga import coherence
 from beluga._ffi import ffi, lib
@@ -272,13 +272,13 @@ def stormy_dsa(pool: Pool) -> CopyEngine:
     """The software queue with all kinds of faults at random."""
     kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
     faults = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
-    return DsaEngine(pool, stormy_portal(faults))
+    return DsaEngine(pool, soft_portal(faults=faults))
 
 
 def _planned(pool: Pool) -> CopyEngine:
     engines = {
         "cpu": CpuEngine(pool, threads=1),
-        "dsa": DsaEngine(pool, "software"),
+        "dsa": soft_engine(pool),
     }
     return PlannedEngine(Planner(default_costs()), engines)
 
@@ -292,9 +292,9 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("cpu, on a link", lambda pool: _linked(pool, 1)),
     EngineCase("cpu-3, on a link", lambda pool: _linked(pool, 3)),
     EngineCase("planned: cpu or dsa-software", _planned),
-    EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
+    EngineCase("dsa-software", soft_engine),
     EngineCase("dsa-stormy", stormy_dsa),
     EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),
-    EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
+    EngineCase("dsa", DsaEngine, missing=dsa_missing),
     *CUDA_ENGINES,
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.soft_dsa import soft_engine
 
 import beluga
 from beluga import Client, Handlers, IndexServer, KVCache, Pool
@@ -114,7 +115,7 @@ class Scene:
 
     @functools.cached_property
     def dsa(self) -> DsaEngine:
-        return DsaEngine(self.pool, "software")
+        return soft_engine(self.pool)
 
     @functools.cached_property
     def cache(self) -> KVCache:

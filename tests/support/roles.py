@@ -18,13 +18,13 @@ from collections.abc import Callable
 import numpy as np
 from support.blocks import BLOCK_WORDS, CHAIN, content, keys, states
 from support.role import lines, reply
+from support.soft_dsa import soft_engine
 
 from beluga.errors import BelugaError
 from beluga.index import BlockState, Grant, IndexClient, IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server, stand_by
-from beluga.transfer.dsa import DsaEngine
 
 
 def over_pool(function: Callable[[Pool], None]) -> Callable[[list[str]], None]:
@@ -158,7 +158,7 @@ def close_a_cache(pool: Pool) -> None:
     process continues.
     """
     output = lines()
-    with KVCache(pool, namespace="close", engine=DsaEngine(pool, "software")) as cache:
+    with KVCache(pool, namespace="close", engine=soft_engine(pool)) as cache:
         next(output)
         reply(cache.put(keys([1]), [content(1)]).stored)
         next(output)

@@ -10,17 +10,17 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from support.soft_dsa import soft_engine
 
 from beluga._ffi import ffi, lib
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import ENGINES, DsaEngine
-from beluga.transfer.dsa import Portal, limits_of, open_software
+from beluga.transfer.dsa import Portal, limits_of
 
 
 def working(pool: Pool) -> DsaEngine:
-    """Open the software queue under another name."""
-    soft = open_software(pool)
-    return DsaEngine(pool, Portal(soft.handle, soft.limits, is_device=True, text="stand-in"))
+    """Open a queue in software."""
+    return soft_engine(pool)
 
 
 def refusing(pool: Pool) -> DsaEngine:
@@ -46,7 +46,7 @@ def _written_to(pool: Pool, file: int) -> DsaEngine:
     limits = limits_of(size_max=STRIPE_SIZE, batch_max=0, depth=4)
     out = ffi.new("bl_dsa_queue **")
     assert lib.bl_dsa_queue_open(file, lib.BL_DSA_WRITE, limits, out) == 0
-    return DsaEngine(pool, Portal(out[0], limits, is_device=True, text="stand-in"))
+    return DsaEngine(pool, Portal(out[0], limits, text="stand-in"))
 
 
 def install(patch: pytest.MonkeyPatch, opened: Callable[[Pool], DsaEngine] = working) -> None:

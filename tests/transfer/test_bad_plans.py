@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.soft_dsa import soft_engine
 
 from beluga.errors import LayoutError
 from beluga.pool import Pool
-from beluga.transfer import BlockLayout, CpuEngine, DsaEngine, Plan, View, arrangements, plan_blocks
+from beluga.transfer import BlockLayout, CpuEngine, Plan, View, arrangements, plan_blocks
 from beluga.transfer.plan import plan_rows
 
 SHAPE = (2, 5, 4, 3, 8)
@@ -83,9 +84,7 @@ def test_one_element_is_dense_with_any_stride() -> None:
     assert (layout.length, layout.block_count) == (2 * 4 * 3 * 2, 5)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda pool: CpuEngine(pool, 1), lambda pool: DsaEngine(pool, "software")]
-)
+@pytest.mark.parametrize("make", [lambda pool: CpuEngine(pool, 1), soft_engine])
 def test_read_only_memory_is_rejected_as_a_target(pool: Pool, make: Any) -> None:
     content = bytes(2 * 5 * 4 * 3 * 8 * 2)
     frozen = layout_of(np.frombuffer(content, np.float16).reshape(SHAPE))

@@ -7,8 +7,6 @@ registry that this process can open; a table of measured costs (:class:`Planner`
 for each batch. A process without a stored calibration measures the table, and uses the engines'
 default costs if it cannot. If another engine fails in any way, the CPU copies
 (:class:`PlannedEngine`). If the CPU is chosen, C copies within the put or get.
-
-DSA's software queue is for tests and no faster than a thread, so ``auto`` never uses it.
 """
 
 from __future__ import annotations

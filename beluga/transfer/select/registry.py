@@ -82,7 +82,7 @@ ENGINES: dict[str, EngineEntry] = {
         ),
         EngineEntry(
             name="dsa",
-            open=lambda pool, threads: DsaEngine(pool, "device"),
+            open=lambda pool, threads: DsaEngine(pool),
             why_none=why_no_queue,
             costs=DSA_COSTS,
             device=queue_of,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs the kernels in a process with sanitizers (``csrc/cuda/harness.cu``), over pipes."""
+"""Runs the kernels in a process with sanitizers (``tests/native/cuda_harness.cu``), over pipes."""
 
 from __future__ import annotations
 

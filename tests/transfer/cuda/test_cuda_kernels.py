@@ -28,6 +28,7 @@ from beluga.transfer.cuda import driver as source
 from beluga.transfer.cuda import launch as crc
 from beluga.transfer.cuda.launch import SPAN
 
+HARNESS = Path(__file__).resolve().parents[2] / "native/cuda_harness.cu"
 UNROLL = 8  # words in flight for each lane
 ONE = Geometry(1, interleaved=False, window_stripes=1)
 THREE = Geometry(3, interleaved=True, window_stripes=2)
@@ -43,7 +44,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
             subprocess.run([setup, "g++"], capture_output=True, check=False, timeout=150)
     target = tmp_path_factory.mktemp("cuda") / "harness"
     try:
-        source.compile_host(source.ROOT / "cuda" / "harness.cu", target, *SANITIZE)
+        source.compile_host(HARNESS, target, *SANITIZE)
     except EngineUnavailableError as error:
         pytest.skip(str(error))
     return target

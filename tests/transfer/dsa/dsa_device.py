@@ -104,7 +104,7 @@ class WriteDevice:
         """Open the device's queue."""
         out = ffi.new("bl_dsa_queue **")
         assert lib.bl_dsa_queue_open(self.descriptor, lib.BL_DSA_WRITE, self.limits, out) == 0
-        return Portal(out[0], self.limits, is_device=True, text="in Python")
+        return Portal(out[0], self.limits, text="in Python")
 
     def close(self) -> None:
         """Close the device after the engine, and check that every descriptor was valid."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from support.engines import Bytes, peek, poke
-from support.stormy import stormy_queue
+from support.soft_dsa import soft_queue
 
 from beluga import coherence
 from beluga._ffi import ffi as core_ffi
@@ -91,11 +91,9 @@ def opened(library: Library, pool: Any, schedule: Schedule) -> Iterator[Any]:
     limits = ffi.new(
         "bl_dsa_limits *", [schedule.size_max, schedule.batch_max, schedule.depth, 0, 0]
     )
-    storm = stormy_queue(
-        library.product("bl_dsa_limits *", limits), {"seed": schedule.seed, **schedule.faults}
-    )
+    queue = soft_queue(limits, {"seed": schedule.seed, **schedule.faults}, core=library)
     rules = ffi.new("bl_dsa_rules *", [schedule.flush, schedule.flush, schedule.seed % 2, 0])
-    queue, engine = library.of("bl_dsa_queue *", storm), ffi.new("bl_dsa_engine **")
+    engine = ffi.new("bl_dsa_engine **")
     assert lib.bl_dsa_engine_open(pool, queue, limits, rules, engine) == 0
     yield engine[0]
     lib.bl_dsa_engine_close(engine[0])

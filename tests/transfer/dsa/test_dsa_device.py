@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.emulation import PATIENCE
-from support.stormy import stormy_queue
+from support.soft_dsa import soft_queue
 
 from beluga import coherence
 from beluga._ffi import ffi, lib
+
+TESTS = Path(__file__).resolve().parents[2]
 
 SIZE = 1 << 16
 RECORD = lib.BL_DSA_CRAV | lib.BL_DSA_RCR
@@ -30,7 +33,7 @@ class Device:
 
     def __init__(self, **faults: int) -> None:
         self.limits = ffi.new("bl_dsa_limits *", [SIZE // 4, 8, 16, 0, 0])
-        self.queue = stormy_queue(self.limits, faults)
+        self.queue = soft_queue(self.limits, faults)
         self._raw = np.zeros(8 * SIZE, np.uint8)
         base = self._raw.ctypes.data + -self._raw.ctypes.data % 4096
         self.source, self.target, self.target2, self._records, self.list = (
@@ -343,21 +346,23 @@ def test_no_descriptor_completes_during_its_submission() -> None:
 
 FAULT = """
 import faulthandler
+import sys
+sys.path.insert(0, sys.argv[1])
 from beluga._ffi import ffi, lib
+from support.soft_dsa import soft_queue
 faulthandler.enable()
-limits, out = ffi.new("bl_dsa_limits *", [4096, 8, 16, 0, 0]), ffi.new("bl_dsa_queue **")
-assert lib.bl_dsa_soft_open(ffi.NULL, limits, out) == 0
+queue = soft_queue(ffi.new("bl_dsa_limits *", [4096, 8, 16, 0, 0]))
 descriptor = ffi.new("bl_dsa_descriptor *", {"source": 64, "target": 64, "size": 64})
 descriptor.flags_opcode = lib.BL_DSA_MEMMOVE << 24
-assert lib.bl_dsa_submit(out[0], descriptor) == 0
-lib.bl_dsa_queue_close(out[0])
+assert lib.bl_dsa_submit(queue, descriptor) == 0
+lib.bl_dsa_queue_close(queue)
 """
 
 
 def test_a_fault_in_the_thread_of_the_queue_is_reported() -> None:
     """A signal that an instruction raises is not blocked: a handler of the application sees it."""
     ended = subprocess.run(
-        [sys.executable, "-c", FAULT],
+        [sys.executable, "-c", FAULT, str(TESTS)],
         capture_output=True,
         text=True,
         check=False,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.stormy import stormy_portal
+from support.soft_dsa import soft_engine, soft_portal
 
 from beluga._ffi import lib
 from beluga.errors import (
@@ -54,7 +54,7 @@ def block(pool: Pool, memory: Any, *, at: int = 0, chunk_size: int = 16384) -> P
 
 
 def slow(pool: Pool, delay_us: int) -> DsaEngine:
-    return DsaEngine(pool, stormy_portal({"delay_us": delay_us}))
+    return DsaEngine(pool, soft_portal(faults={"delay_us": delay_us}))
 
 
 def test_a_transfer_runs_while_its_caller_does_other_work(pool: Pool) -> None:
@@ -71,7 +71,7 @@ def test_a_transfer_runs_while_its_caller_does_other_work(pool: Pool) -> None:
 
 
 def test_polling_alone_completes_a_transfer(pool: Pool) -> None:
-    engine = DsaEngine(pool, "software")
+    engine = soft_engine(pool)
     transfer = engine.gather_write(block(pool, np.ones(BLOCK, np.uint8)))
     deadline = time.monotonic() + TIMEOUT_S
     while not transfer.done():
@@ -115,7 +115,7 @@ def test_closing_the_pool_closes_the_engine(shm: Path) -> None:
 
 
 def test_transfers_without_a_waiter_are_completed_by_other_waits(pool: Pool) -> None:
-    engine = DsaEngine(pool, "software")
+    engine = soft_engine(pool)
     memory = np.random.default_rng(4).integers(0, 256, BLOCK, np.uint8)
     engine.gather_write(block(pool, memory))
     engine.gather_write(block(pool, memory[::-1].copy(), at=2 * BLOCK)).wait(TIMEOUT_S)
@@ -126,7 +126,7 @@ def test_transfers_without_a_waiter_are_completed_by_other_waits(pool: Pool) -> 
 
 
 def test_a_plan_whose_pieces_leave_their_chunk_is_refused(pool: Pool) -> None:
-    engine = DsaEngine(pool, "software")
+    engine = soft_engine(pool)
     start = pool.geometry.data_offset
     memory = np.zeros(4096, np.uint8)
     chunks = np.array([(start, 1024, 0)], CHUNK)
@@ -150,7 +150,7 @@ def test_every_row_of_the_policy_moves_the_same_bytes(
     pool: Pool, ddio: str, memory: str, *, device_flushes: bool
 ) -> None:
     row = policy.row("dsa", memory, ddio)
-    engine = DsaEngine(pool, "software", row=row, device_flushes=device_flushes)
+    engine = soft_engine(pool, row=row, device_flushes=device_flushes)
     content = np.random.default_rng(4).integers(0, 256, 100_001, np.uint8)
     engine.gather_write(block(pool, content)).wait(TIMEOUT_S)
     target = np.zeros_like(content)
@@ -189,7 +189,7 @@ def test_the_engine_uses_the_policy_row_of_the_machine(
     monkeypatch.setenv("BELUGA_MEMORY", memory)
     monkeypatch.setenv("BELUGA_DDIO", ddio)
     monkeypatch.setattr(dsa, "lib", Lib())
-    DsaEngine(pool, "software", device_flushes=device_flushes, cache_control=cache_control).close()
+    soft_engine(pool, device_flushes=device_flushes, cache_control=cache_control).close()
     row = policy.row("dsa", memory, ddio)
     flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
     drops = row.before_read == policy.Step.INVALIDATE
@@ -200,7 +200,7 @@ def test_the_engine_uses_the_policy_row_of_the_machine(
 def test_a_truncated_device_is_an_error_of_the_transfer(shm: Path) -> None:
     path = shm / "short"
     with Pool.create([path], device_size=8 * STRIPE_SIZE, coherence="software") as pool:
-        engine = DsaEngine(pool, "software")
+        engine = soft_engine(pool)
         memory = np.ones(2 * STRIPE_SIZE, np.uint8)
         plan = block(pool, memory)
         engine.gather_write(plan).wait(TIMEOUT_S)
@@ -237,12 +237,13 @@ def test_a_forked_child_has_no_engine(pool: Pool) -> None:
 
 VICTIM = """
 import sys, time
+sys.path.insert(0, "tests")
 import numpy as np
 from beluga.pool import Pool
 from beluga.transfer import DsaEngine, plan_blocks
-from tests.support.stormy import stormy_portal
+from support.soft_dsa import soft_portal
 pool = Pool.open([sys.argv[1]])
-engine = DsaEngine(pool, stormy_portal({"delay_us": 2000}))
+engine = DsaEngine(pool, soft_portal(faults={"delay_us": 2000}))
 memory = np.full(1 << 22, 7, np.uint8)
 offset = pool.geometry.data_offset
 plan = plan_blocks(
@@ -260,7 +261,7 @@ def test_a_killed_process_corrupts_only_its_target(shm: Path) -> None:
     """The software queue ends with its process, and its open work is never done."""
     path = shm / "victim"
     with Pool.create([path], device_size=8 * STRIPE_SIZE, sparse=True) as pool:
-        engine = DsaEngine(pool, "software")
+        engine = soft_engine(pool)
         beside = np.full(BLOCK, 9, np.uint8)
         engine.gather_write(block(pool, beside, at=4 * BLOCK)).wait(TIMEOUT_S)
         victim = subprocess.Popen(

@@ -17,6 +17,7 @@ import pytest
 from dsa_build import GCC, built, opened_pool
 from dsa_schedule import Library, Schedule, run
 from dsa_schedule import Scene as DsaScene
+from support.soft_dsa import soft_queue
 
 from beluga._ffi import lib
 from beluga.pool import Pool
@@ -122,9 +123,9 @@ def moved(
     scene = DsaScene.make(SCHEDULE, pool)
     limits = ffi.new("bl_dsa_limits *", [SCHEDULE.size_max, 0, SCHEDULE.depth, 0, 0])
     rules = ffi.new("bl_dsa_rules *", [after, before, cache, 0])
-    queue, engine = ffi.new("bl_dsa_queue **"), ffi.new("bl_dsa_engine **")
-    assert core.bl_dsa_soft_open(recorder.pool, limits, queue) == 0
-    assert core.bl_dsa_engine_open(recorder.pool, queue[0], limits, rules, engine) == 0
+    queue = soft_queue(limits, pool=recorder.pool, core=library)
+    engine = ffi.new("bl_dsa_engine **")
+    assert core.bl_dsa_engine_open(recorder.pool, queue, limits, rules, engine) == 0
     recorder.notes()
     plan, found = scene.plan(scene.content), []
     for is_read in (False, True):

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.soft_dsa import soft_queue
 
 from beluga import coherence
 from beluga._ffi import ffi, lib
@@ -68,9 +69,7 @@ class Soft:
 
     def __init__(self, depth: int) -> None:
         self.limits = limits_of(size_max=STRIPE_SIZE, batch_max=8, depth=depth)
-        out = ffi.new("bl_dsa_queue **")
-        assert lib.bl_dsa_soft_open(ffi.NULL, self.limits, out) == 0
-        self.queue = out[0]
+        self.queue = soft_queue(self.limits)
         self.taken: list[int] = []  # opcodes
 
     def hand_on(self, raw: bytes) -> None:
@@ -121,7 +120,7 @@ def test_a_dedicated_queue_is_sent_lines_in_turn_and_no_more_than_it_holds(pool:
         out = ffi.new("bl_dsa_queue **")
         code = lib.bl_dsa_queue_open(os.dup(file), lib.BL_DSA_MOVDIR64B, soft.limits, out)
         assert code == 0
-        engine = DsaEngine(pool, Portal(out[0], soft.limits, is_device=True, text="stand-in"))
+        engine = DsaEngine(pool, Portal(out[0], soft.limits, text="stand-in"))
         assert engine.name == "dsa"
         round_trip(pool, engine)
         stat = engine.stat
@@ -188,7 +187,7 @@ def test_the_cpu_copies_if_a_queue_refuses(pool: Pool) -> None:
     limits = limits_of(size_max=STRIPE_SIZE, batch_max=0, depth=4)
     out = ffi.new("bl_dsa_queue **")
     assert lib.bl_dsa_queue_open(writing, lib.BL_DSA_WRITE, limits, out) == 0
-    engine = DsaEngine(pool, Portal(out[0], limits, is_device=True, text="broken"))
+    engine = DsaEngine(pool, Portal(out[0], limits, text="broken"))
     round_trip(pool, engine)
     assert engine.stat.descriptors == 0
     assert engine.stat.by_cpu > 0
