@@ -21,7 +21,6 @@ STORAGE_EMULATOR_   HOST: an emulator of GCS, in place of the stores of gs://
 AZURE_STORAGE_      CONNECTION_STRING, ENDPOINT and USE_EMULATOR: the account of az://
 AZURITE_BLOB_       STORAGE_URL: the emulator of az://
 NOTIFY_SOCKET       where a server reports that it is ready, set by systemd for services
-BELUGA_GATEWAY_     PROCESS: set by `beluga gateway --processes` for each of its processes
 WATCHDOG_USEC       how often, in microseconds, WATCHDOG_PID must notify systemd
 XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
 XDG_CACHE_HOME      the cache of reproducible data (measurements); else ~/.cache
@@ -190,18 +189,6 @@ def with_notify_socket(address: str) -> dict[str, str]:
     """Return the environment for a child that notifies ``address`` when it is ready."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WATCHDOG_")}
     return kept | {"NOTIFY_SOCKET": address}
-
-
-def with_gateway_process(resources: str) -> dict[str, str]:
-    """Return the environment for one process of a gateway, with what it inherits."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WATCHDOG_")}
-    kept.pop("NOTIFY_SOCKET", None)  # the supervisor reports that the service is ready
-    return kept | {"BELUGA_GATEWAY_PROCESS": resources}
-
-
-def gateway_process() -> str | None:
-    """Return what this process of a gateway inherits, unchecked; None without a supervisor."""
-    return os.environ.pop("BELUGA_GATEWAY_PROCESS", None)
 
 
 def watchdog_s() -> float | None:

@@ -16,7 +16,6 @@ STANDBY_ADMIN_PORT = ADMIN_PORT + 1
 
 GATEWAY_PORT = 8080
 GATEWAY_ADMIN_PORT = 8081
-GATEWAY_PROCESSES_MAX = 64  # more would mostly read each other's messages
 
 RUNTIME_ROOT = Path("/run/beluga")
 """The runtime directories of all pools, if the processes of a host belong to several users."""

@@ -139,4 +139,3 @@
 #include "routing/sent.c"
 #include "routing/active.c"
 #include "routing/cost.c"
-#include "routing/shared.c"

@@ -38,10 +38,10 @@ from beluga.cli.routing_options import (
     estimator_of,
     list_policies,
 )
-from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT, GATEWAY_PROCESSES_MAX
+from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 
 if TYPE_CHECKING:
-    from beluga.gateway import Limits, Listening, Prefill
+    from beluga.gateway import Limits, Prefill, Service
 
 Workers = Annotated[
     list[str] | None,
@@ -179,14 +179,6 @@ MaxBodies = Annotated[
         help="Memory for the bodies of all requests without a response so far.",
     ),
 ]
-Processes = Annotated[
-    int,
-    Option(
-        min=1,
-        max=GATEWAY_PROCESSES_MAX,
-        help="The number of processes that serve the clients' port, with one view of the workers.",
-    ),
-]
 Seed = Annotated[int, Option(help="The seed of the policy's random choices.")]
 PrefillWait = Annotated[
     float,
@@ -232,7 +224,6 @@ def gateway(
     max_body: MaxBody = 64 << 20,
     max_bodies: MaxBodies = 256 << 20,
     body_wait: BodyWait = 120.0,
-    processes: Processes = 1,
     seed: Seed = 0,
     prefill_queue: Queues = None,
     prefill_when: RuleName = "isl-bounding",
@@ -279,7 +270,7 @@ def gateway(
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
     ready = partial(_print_addresses, json=json)
-    service.run(service.serve_together(settings_of_service, processes, ready))
+    service.run(service.serve(settings_of_service, ready))
 
 
 def _checked_policy(text: str) -> str:
@@ -349,7 +340,7 @@ def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> An
     return service
 
 
-def _print_addresses(service: Listening, *, json: bool) -> None:
+def _print_addresses(service: Service, *, json: bool) -> None:
     operators, admin = "", None
     if service.admin_address is not None:
         admin = service.url_of(service.admin_address)

@@ -19,14 +19,12 @@ from beluga.gateway.settings import (
     read_queues,
     read_thresholds,
 )
-from beluga.gateway.supervisor import Listening, serve_together
 
 __all__ = [
     "Address",
     "Callers",
     "EngineSpec",
     "Limits",
-    "Listening",
     "Prefill",
     "Service",
     "Settings",
@@ -35,5 +33,4 @@ __all__ = [
     "read_thresholds",
     "run",
     "serve",
-    "serve_together",
 ]

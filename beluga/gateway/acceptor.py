@@ -258,12 +258,15 @@ class AcceptedConnection(web.RequestHandler):
 
 async def listen(
     stack: contextlib.AsyncExitStack,
-    sockets: Sequence[socket.socket],
+    address: Address,
     app: web.Application,
     share: Share,
     tls: ssl.SSLContext | None,
-) -> Acceptor:
-    """Serve an application on listening sockets until the stack is closed."""
+) -> Address:
+    """Serve an application on an address until the stack is closed. Returns the address with its
+    actual port. Raises RouterError.
+    """
+    sockets = await _bound_sockets(address)
     app.on_response_prepare.append(share.close_if_crowded)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
@@ -281,7 +284,7 @@ async def listen(
     assert server is not None  # noqa: S101  for mypy
     acceptor = Acceptor(server, sockets, share, options, tls)
     stack.push_async_callback(acceptor.close)
-    return acceptor
+    return Address(*sockets[0].getsockname()[:2])
 
 
 def connection_of(request: web.Request) -> AcceptedConnection:
@@ -291,19 +294,17 @@ def connection_of(request: web.Request) -> AcceptedConnection:
     return connection
 
 
-async def bound_sockets(address: Address, processes: int = 1) -> list[list[socket.socket]]:
-    """Listen on an address. Returns the sockets of each process: the kernel distributes the
-    connections among them. Raises RouterError.
-    """
+async def _bound_sockets(address: Address) -> list[socket.socket]:
+    """Listen on an address, which may be several of a host. Raises RouterError."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with contextlib.ExitStack() as stack:
-            sockets: list[list[socket.socket]] = [[] for _ in range(processes)]
-            for family, place in dict.fromkeys((one[0], one[4]) for one in found):
-                for of_process, made in zip(sockets, _bound(family, place, processes), strict=True):
-                    made.setblocking(False)
-                    of_process.append(stack.enter_context(made))
+            sockets: list[socket.socket] = []
+            for family, bound in dict.fromkeys((info[0], info[4]) for info in infos):
+                listening = socket.create_server(bound, family=family, backlog=_BACKLOG)
+                listening.setblocking(False)
+                sockets.append(stack.enter_context(listening))
             stack.pop_all()
     except OSError as error:
         number = error.errno or 0  # the errno of getaddrinfo() is negative
@@ -313,25 +314,6 @@ async def bound_sockets(address: Address, processes: int = 1) -> list[list[socke
             "another --host or --port, or another --admin address"
         ) from None
     return sockets
-
-
-def _bound(family: int, place: Any, processes: int) -> list[socket.socket]:
-    """Return sockets that listen on the same port. Raises OSError."""
-    alone = socket.create_server(place, family=family, backlog=_BACKLOG)
-    if processes == 1:
-        return [alone]
-    # Without SO_REUSEPORT the port was free: no other gateway has it. Port 0 is a number now.
-    place = alone.getsockname()
-    alone.close()
-    with contextlib.ExitStack() as stack:
-        made = [
-            stack.enter_context(
-                socket.create_server(place, family=family, backlog=_BACKLOG, reuse_port=True)
-            )
-            for _ in range(processes)
-        ]
-        stack.pop_all()
-    return made
 
 
 class Acceptor:
@@ -356,11 +338,6 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept(one)) for one in sockets]
         self._tasks.append(loop.create_task(self._end_overdue()))
-
-    @property
-    def address(self) -> Address:
-        """The address with its actual port."""
-        return Address(*self._sockets[0].getsockname()[:2])
 
     async def close(self) -> None:
         """Accept no more connections. Open ones stay."""

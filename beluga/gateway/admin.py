@@ -55,8 +55,7 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 class AdminHandlers:
     """The handlers of the admin API."""
 
-    def __init__(self, fleet: Fleet, cache: Cache | None, decision: Decision) -> None:
-        """``cache`` is None in a supervisor, which follows no events itself."""
+    def __init__(self, fleet: Fleet, cache: Cache, decision: Decision) -> None:
         self._fleet, self._cache, self._decision = fleet, cache, decision
 
     def routes(self) -> list[web.RouteDef]:
@@ -72,7 +71,7 @@ class AdminHandlers:
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
-        return json_response([described(engine) for engine in self._fleet])
+        return _json([_described(engine) for engine in self._fleet])
 
     async def _add(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -82,52 +81,40 @@ class AdminHandlers:
                 *(read_url(fields.url), tuple(fields.models), fields.events, fields.replay),
                 other_ranks=tuple(fields.other_ranks),
             )
-            engine = self._fleet.add(spec)
-            await self._joined(engine)
-            return json_response(await self._described(engine), status=201)
+            return _json(_described(self._fleet.add(spec)), status=201)
         except _REFUSED as error:
             raise Refusal(400, str(error)) from None
 
     async def _drain(self, request: web.Request) -> web.Response:
         engine = self._named(request)
         self._fleet.drain(engine)
-        return json_response(await self._described(engine))
+        return _json(_described(engine))
 
     async def _remove(self, request: web.Request) -> web.Response:
         engine = self._named(request)
         self._fleet.remove(engine)
-        return json_response(await self._described(engine))
-
-    async def _joined(self, engine: Engine) -> None:
-        """Wait until a new worker has been added. Raises RouterError."""
-
-    async def _described(self, engine: Engine) -> dict[str, object]:
-        """Return a worker as JSON."""
-        return described(engine)
+        return _json(_described(engine))
 
     async def _pool(self, _: web.Request) -> web.Response:
-        found = None if self._cache is None else pool_of(self._cache)
-        if found is None:
+        pool = self._cache.pool
+        if pool is None:
             raise Refusal(404, "the router reads no pool's events: set --pool-events")
-        return json_response(found)
+        spaces = {f"{space:016x}": blocks for space, blocks in pool.feed.spaces.items()}
+        return _json({**pool.figures(), "spaces": spaces, "problem": pool.problem})
 
     async def _rule(self, _: web.Request) -> web.Response:
-        return json_response({"rule": self._decision.name, "thresholds": self._decision.settings})
+        return _json({"rule": self._decision.name, "thresholds": self._decision.settings})
 
     async def _change_rule(self, request: web.Request) -> web.Response:
         try:
             changes = msgspec.json.decode(await _body(request), type=dict[str, float | int | None])
-            self._change(changes)
+            self._decision.update(changes)
         except _REFUSED as error:
             raise Refusal(400, str(error)) from None
         log.info(
             ("the rule %s now has the thresholds %s"), self._decision.name, self._decision.settings
         )
         return await self._rule(request)
-
-    def _change(self, thresholds: dict[str, float | int | None]) -> None:
-        """Change the thresholds of the rule. Raises RouterError."""
-        self._decision.update(thresholds)
 
     async def _alerts(self, _: web.Request) -> web.Response:
         return web.Response(text=ALERTS, content_type="application/yaml")
@@ -149,7 +136,7 @@ async def _body(request: web.Request) -> bytes:
     return body
 
 
-def described(engine: Engine) -> dict[str, object]:
+def _described(engine: Engine) -> dict[str, object]:
     """Return an engine as JSON."""
     return {
         "id": engine.worker.worker_id,
@@ -169,16 +156,7 @@ def described(engine: Engine) -> dict[str, object]:
     }
 
 
-def pool_of(cache: Cache) -> dict[str, object] | None:
-    """Return how the index follows the pool's events, or None if it follows none."""
-    pool = cache.pool
-    if pool is None:
-        return None
-    spaces = {f"{space:016x}": blocks for space, blocks in pool.feed.spaces.items()}
-    return {**pool.figures(), "spaces": spaces, "problem": pool.problem}
-
-
-def json_response(value: object, status: int = 200) -> web.Response:
+def _json(value: object, status: int = 200) -> web.Response:
     """Return a value as a response."""
     body = msgspec.json.encode(value)
     return web.Response(status=status, body=body, content_type="application/json")

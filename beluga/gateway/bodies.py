@@ -16,7 +16,6 @@ from aiohttp import web
 
 from beluga.gateway.acceptor import connection_of
 from beluga.gateway.answers import Refusal
-from beluga.gateway.peers import Peers
 from beluga.gateway.settings import Limits
 
 FREE_SIZE = 1 << 16
@@ -49,11 +48,10 @@ class Held:
 
 
 class Bodies:
-    """The bodies of all requests of a gateway; ``peers`` hold those of its other processes."""
+    """The bodies of all requests of a gateway."""
 
-    def __init__(self, limits: Limits, peers: Peers | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._peers = peers
         self.size = 0  # bytes
 
     def hold(self) -> Held:
@@ -62,23 +60,17 @@ class Bodies:
 
     def take(self, size: int) -> None:
         """Reserve memory. Raises Refusal."""
-        held = self.size + (0 if self._peers is None else self._peers.held_elsewhere())
-        if size > 0 and held + size > self._limits.bodies_size_max:
+        if size > 0 and self.size + size > self._limits.bodies_size_max:
             text = (
-                f"the bodies of other requests use {held >> 20} MiB of the "
+                f"the bodies of other requests use {self.size >> 20} MiB of the "
                 f"{self._limits.bodies_size_max >> 20} MiB that this router allows (--max-bodies)"
             )
             raise Refusal(503, text, retry_after_s=1)
-        self._set(self.size + size)
+        self.size += size
 
     def give(self, size: int) -> None:
         """Release memory."""
-        self._set(self.size - size)
-
-    def _set(self, size: int) -> None:
-        if self._peers is not None and size != self.size:
-            self._peers.hold(size)
-        self.size = size
+        self.size -= size
 
     async def read(self, request: web.Request, held: Held) -> bytes:
         """Read and return a request's body. Raises Refusal."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 from beluga.errors import RouterError
@@ -21,7 +21,6 @@ from beluga.gateway.following import Following
 from beluga.gateway.listener import Listener
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
-from beluga.gateway.peers import Peers
 from beluga.gateway.pool_listener import PoolListener
 from beluga.router import (
     BlockHasher,
@@ -69,14 +68,13 @@ class Cache:
         pool_events: str = "",
         needs_events: bool = True,
         ranks: int = Indexer.WORKERS,
-        peers: Peers | None = None,
     ) -> None:
         """``hashed``: prompts are hashed without an index, too. ``announced``: the engines publish
         KV events. ``is_adapter`` returns whether a model is a LoRA adapter, whose name is then part
         of its blocks' hashes. ``pool_events`` are the endpoints of a pool's server, and
         ``space_of`` returns the space of a model's blocks there. ``needs_events``: an engine
-        without KV events is a problem. ``ranks`` is the limit of all engines' ranks. ``peers`` are
-        informed of the prompts that are sent. Raises RouterError.
+        without KV events is a problem. ``ranks`` is the limit of all engines' ranks. Raises
+        RouterError.
         """
         if block_size > (most := BlockHasher.BLOCK_SIZE_MOST):
             raise RouterError(
@@ -88,7 +86,6 @@ class Cache:
         self._hashed = wanted or hashed
         self._needs_events = needs_events
         self._ranks = ranks
-        self._peers = peers
         self._no_room: set[int] = set()  # workers whose prompts do not fit into the index
         self.has_tokenizer = False
         self.template_problem = ""  # why conversations cannot be hashed like the engines do
@@ -234,19 +231,14 @@ class Cache:
 
     def routed(self, query: Query, choice: Choice) -> None:
         """Record that a request, and thus its blocks, is sent to a worker."""
-        self.was_sent(choice.worker, query.hashes)
-        if self._peers is not None and query.hashes:
-            self._peers.sent(choice.worker, query.hashes)
-
-    def was_sent(self, worker: Worker, hashes: Sequence[int]) -> None:
-        """Record that blocks were sent to a worker, by any process."""
         if self.index is None:
             return
+        number = choice.worker.worker_id
         try:
-            self.index.routed(worker, hashes, time.monotonic())
-            self._no_room.discard(worker.worker_id)
+            self.index.routed(choice.worker, query.hashes, time.monotonic())
+            self._no_room.discard(number)
         except RouterError as error:  # the index has no space for more workers
-            self._no_room.add(worker.worker_id)
+            self._no_room.add(number)
             log.debug("%s", error)
 
     def restarted(self, engine: Engine) -> None:

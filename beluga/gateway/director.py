@@ -18,13 +18,12 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
-from beluga.gateway.peers import Peers
 from beluga.gateway.prompt_threads import in_prompt_thread
 from beluga.gateway.responses import Responses
 from beluga.gateway.settings import Limits
 from beluga.gateway.standing import NOBODY, GatewayClient
 from beluga.gateway.waiting import WaitQueue
-from beluga.router import Choice, Constraints, Policy, Query, Router
+from beluga.router import Choice, Constraints, Query, Router
 
 RECOVERY_S = 1.0
 """How long a request waits if its engine, or that of another client, has just failed and no other
@@ -128,7 +127,6 @@ class Director:
         metrics: Metrics,
         limits: Limits,
         wait_queue: WaitQueue[Placement],
-        peers: Peers | None = None,
     ) -> None:
         self.metrics = metrics
         self._fleet = fleet
@@ -136,17 +134,11 @@ class Director:
         self._cache = cache
         self._limits = limits
         self._wait_queue = wait_queue
-        self._peers = peers
-        self.responses = Responses(peers=peers)
+        self.responses = Responses()
         self.placed = 0  # requests on workers
         self._names = itertools.count()
         self._last = Constraints()
         fleet.on_change(joined=self._joined, left=self._left)
-
-    @property
-    def policy(self) -> Policy:
-        """The policy by which requests are placed."""
-        return self._router.policy
 
     def _joined(self, engine: Engine) -> None:
         self._router.add_worker(engine.worker)
@@ -277,18 +269,12 @@ class Director:
         free = {
             engine.worker.worker_id: engine
             for engine in engines
-            if engine.ready and not (most and self._inflight(engine) >= most)
+            if engine.ready and not (most and engine.inflight >= most)
         }
         ready = frozenset(free) - past.without
         others = ready - past.tried
         best = frozenset(each for each in others if not free[each].avoided_by(past.client))
         return best or others or ready
-
-    def _inflight(self, engine: Engine) -> int:
-        """Return the number of requests that all processes have placed on an engine."""
-        if self._peers is None:
-            return engine.inflight
-        return engine.inflight + self._peers.loads.requests_elsewhere(engine.worker)
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:
         """Return if an engine may soon have a free slot; otherwise raise Refusal."""
@@ -306,7 +292,7 @@ class Director:
 
     def prefill_done(self, name: int) -> None:
         if self._router.tracker.prefill_done(name, time.monotonic()):
-            self._wait_queue.change()
+            self._wait_queue.look()
 
     def end(self, name: int, engine: Engine) -> None:
         """Record that a request has ended, successfully or not."""
@@ -314,4 +300,4 @@ class Director:
         self.placed -= 1
         engine.inflight -= 1
         self._fleet.settle(engine)
-        self._wait_queue.change()
+        self._wait_queue.look()

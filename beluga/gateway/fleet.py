@@ -53,14 +53,8 @@ class Fleet:
             raise RouterError(f"{spec.url} is already a worker; remove it first")
         return self._join(spec)
 
-    def admit(self, spec: EngineSpec, number: int) -> Engine:
-        """Add an engine with the number that the gateway's supervisor gave it. Raises
-        RouterError.
-        """
-        return self._join(spec, number)
-
-    def _join(self, spec: EngineSpec, number: int | None = None) -> Engine:
-        engine = Engine(Worker(next(self._numbers) if number is None else number), spec)
+    def _join(self, spec: EngineSpec) -> Engine:
+        engine = Engine(Worker(next(self._numbers)), spec)
         self._engines[engine.worker.worker_id] = engine
         try:
             for joined in self._joined:

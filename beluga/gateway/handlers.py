@@ -7,7 +7,7 @@ metrics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -48,7 +48,7 @@ class ClientHandlers:
         *,
         fleet: Fleet,
         proxy: Proxy,
-        scrape: Callable[[], Awaitable[bytes]],
+        scrape: Callable[[], bytes],
         requests_max: int,
         bodies: Bodies,
     ) -> None:
@@ -114,8 +114,7 @@ class ClientHandlers:
         return web.Response()
 
     async def _scraped(self, _: web.Request) -> web.Response:
-        body = await self._scrape()
-        return web.Response(body=body, content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._scrape(), content_type="text/plain", charset="utf-8")
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         unread = any(engine.serving and not engine.cards for engine in self._fleet)

@@ -26,30 +26,10 @@ _PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
 _SOCKETS = 2  # events, and replays
 
 
-def check_endpoint(endpoint: str, replay: str | None) -> None:
-    """Raise RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened
-    to follow it.
-    """
-    try:
-        import zmq
-    except ModuleNotFoundError:
-        raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
-    require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
-    context = zmq.Context()
-    try:
-        for kind, address in ((zmq.SUB, endpoint), (zmq.DEALER, replay)):
-            if address is not None:
-                context.socket(kind).connect(address)
-    except zmq.ZMQError as error:
-        raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
-    finally:
-        context.destroy(linger=0)
-
-
 class Listener:
     """Feeds an index from a PUB endpoint in its own task until closed.
 
-    Raises RouterError as :func:`check_endpoint` does.
+    Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
     """
 
     def __init__(

@@ -94,11 +94,6 @@ class Metrics:
             "beluga_gateway_refused", "Requests without a worker", ("status",), registry=known
         )
 
-        self._lost_messages = Counter(
-            "beluga_gateway_process_messages_lost",
-            "Messages to other processes of this gateway that were lost",
-            registry=known,
-        )
         self._prefills = Counter(
             "beluga_gateway_prefills",
             "Prompts by where they were prefilled: beluga.disagg.PrefillOutcome",
@@ -234,10 +229,6 @@ class Metrics:
     def refused(self, status: int) -> None:
         """Record an error response of the router itself."""
         self._refused.labels(str(status)).inc()
-
-    def message_lost(self) -> None:
-        """Record that another process's mailbox was full."""
-        self._lost_messages.inc()
 
     def retried(self, engine: Engine) -> None:
         """Record that an engine did not respond, so another one is tried."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 
-from beluga.gateway.peers import Peers
-
 MOST = 100_000
 """The number of remembered responses."""
 
@@ -32,10 +30,8 @@ def response_of(path: str) -> str | None:
 class Responses:
     """The workers that made the last responses."""
 
-    def __init__(self, most: int = MOST, peers: Peers | None = None) -> None:
-        """``peers`` get the same requests."""
-        self._most = most
-        self._peers = peers
+    def __init__(self, limit: int = MOST) -> None:
+        self._limit = limit
         self._workers: OrderedDict[str, int] = OrderedDict()
 
     def made(self, piece: bytes, worker: int) -> None:
@@ -43,21 +39,11 @@ class Responses:
         if (found := _ID.search(piece)) is None:
             return
         name = found[1].decode()
-        self.remember(name, worker)
-        if self._peers is not None:
-            self._peers.made(name, worker)
-
-    def remember(self, name: str, worker: int) -> None:
-        """Record which worker made a response."""
         self._workers[name] = worker
         self._workers.move_to_end(name)
-        while len(self._workers) > self._most:
+        while len(self._workers) > self._limit:
             self._workers.popitem(last=False)
 
     def worker_of(self, name: str | None) -> int | None:
         """Return the worker that made a response, or None if unknown."""
-        if name is None:
-            return None
-        if name not in self._workers and self._peers is not None:
-            self._peers.read()  # the client may be faster than the event loop
-        return self._workers.get(name)
+        return None if name is None else self._workers.get(name)

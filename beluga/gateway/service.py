@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import logging
 import signal
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import aiohttp
 from aiohttp import web
 
-from beluga.errors import BelugaError, RouterError
+from beluga.errors import RouterError
 from beluga.gateway.acceptor import (
     HEADER_SIZE_MAX,
     HEADERS_MAX,
-    Share,
-    bound_sockets,
     listen,
     raise_file_limit,
     shares,
@@ -33,13 +29,10 @@ from beluga.gateway.cache import Cache
 from beluga.gateway.callers import of_clients, of_operators
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import Engine
-from beluga.gateway.exposition import text_of
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.handlers import ClientHandlers, refusals
 from beluga.gateway.health import Checker, end_tasks
-from beluga.gateway.membership import Membership
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.peers import ProcessResources
 from beluga.gateway.probe import Probe
 from beluga.gateway.problems import Watch
 from beluga.gateway.proxy import Proxy
@@ -57,7 +50,7 @@ from beluga.router import (
     LoadTracker,
     Policy,
     PredictiveIndexer,
-    RecordsPrompts,
+    Remembers,
     Router,
     Worker,
     make_policy,
@@ -73,14 +66,12 @@ class Service:
     """One router as a context manager. At the end it drains: it accepts no new requests, running
     ones have ``Limits.drain_s`` to finish, and the rest is aborted.
 
-    ``address`` and ``admin_address`` are its listening addresses. With ``membership`` it is one
-    process of several. Entering raises RouterError or OSError.
+    ``address`` and ``admin_address`` are its listening addresses. Entering raises RouterError or
+    OSError.
     """
 
-    def __init__(self, settings: Settings, membership: Membership | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._membership = membership
-        self._peers = None if membership is None else membership.peers
         self._cleanup = contextlib.AsyncExitStack()
         self.fleet = Fleet()
         self.metrics = Metrics()
@@ -104,10 +95,9 @@ class Service:
         client = await stack.enter_async_context(_session())
         policy = _policy(settings)
         apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
-        peers = self._peers
         self._cache = Cache(
-            wanted=follows_caches(settings),
-            hashed=isinstance(policy, RecordsPrompts),
+            wanted=policy.uses_overlap or apart,
+            hashed=isinstance(policy, Remembers),
             block_size=settings.block_size,
             announced=any(spec.events for spec in settings.engines),
             is_adapter=self.fleet.is_adapter,
@@ -116,18 +106,14 @@ class Service:
             pool_events=settings.pool_events,
             needs_events=policy.name != DEFAULT_POLICY,
             ranks=settings.index_ranks,
-            peers=peers,
         )
         stack.callback(self._cache.close)
         self._wait_queue: WaitQueue[Placement] = WaitQueue(
-            max(1, limits.queued_max // (1 if peers is None else peers.processes)),
-            order=settings.queue,
-            give_back=Placement.end,
-            peers=peers,
+            limits.queued_max, order=settings.queue, give_back=Placement.end
         )
         self._router = Router(
             policy,
-            tracker=LoadTracker(shared=None if peers is None else peers.loads),
+            tracker=LoadTracker(),
             find_matches=self._cache.find_matches,
             always_match=apart,
             wait_above=BusyThresholds(prefill_batches=settings.queue_threshold or None),
@@ -141,30 +127,24 @@ class Service:
             metrics=self.metrics,
             limits=limits,
             wait_queue=self._wait_queue,
-            peers=peers,
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
         rule = settings.prefill
         self._decision = Decision(rule.rule, **dict(rule.thresholds))
-        if self._membership is not None:
-            self._membership.join(
-                self.fleet, self._director, self._cache, self._decision, self._wait_queue.look
-            )
-            stack.callback(self._membership.peers.close)
         await self._open_handlers(stack, client)
         self._watch(stack)
         await self._open_listeners(stack)
 
     def _watch(self, stack: contextlib.AsyncExitStack) -> None:
-        """Report problems, and advise. Of several processes only the first advises."""
+        """Report problems, and advise."""
         watch = Watch(self.fleet, self.metrics, self._cache.problems)
         tasks = [asyncio.get_running_loop().create_task(watch.run())]
-        if self._settings.advise_s and (self._peers is None or self._peers.number == 0):
+        if self._settings.advise_s:
             adviser = Adviser(
                 fleet=self.fleet,
                 metrics=self.metrics,
-                loads=self._loads_of_all,
-                pending=self._pending_of_all,
+                loads=self.loads,
+                pending=self.pending,
                 goals=self._settings.goals,
             )
             advice = adviser.run(self._settings.advise_s)
@@ -172,7 +152,7 @@ class Service:
         stack.push_async_callback(end_tasks, tasks)
 
     async def _open_listeners(self, stack: contextlib.AsyncExitStack) -> None:
-        """Accept connections. The supervisor of several processes has the operators' listener."""
+        """Accept clients' and operators' connections."""
         settings = self._settings
         answers = refusals(self.metrics, browsers=True)
         app = web.Application(
@@ -180,12 +160,9 @@ class Service:
             middlewares=[self._clients.follow, answers, of_clients(settings)],
         )
         app.add_routes(self._handlers.routes())
-        if self._membership is None:
-            (sockets,) = await bound_sockets(settings.listen)
-        else:
-            sockets = self._membership.listeners
-        self.address = await self._listen(stack, sockets, app, self._clients)
-        if settings.admin is not None and self._membership is None:
+        tls = settings.callers.tls
+        self.address = await listen(stack, settings.listen, app, self._clients, tls)
+        if settings.admin is not None:
             answers = refusals(self.metrics, browsers=False)
             check = of_operators(settings, settings.admin)
             app = web.Application(
@@ -193,8 +170,7 @@ class Service:
                 middlewares=[self._operators.follow, answers, check],
             )
             app.add_routes(AdminHandlers(self.fleet, self._cache, self._decision).routes())
-            (sockets,) = await bound_sockets(settings.admin)
-            self.admin_address = await self._listen(stack, sockets, app, self._operators)
+            self.admin_address = await listen(stack, settings.admin, app, self._operators, tls)
 
     async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
@@ -244,7 +220,7 @@ class Service:
             tokenizer=tokenizer,
             remote=remote,
         )
-        await self._join(stack)
+        await self._add_workers(stack)
         kept = sum(_connections(engine) for engine in self.fleet)
         self._clients, self._operators = shares(kept)
         self._handlers = ClientHandlers(
@@ -252,26 +228,23 @@ class Service:
             proxy=proxy,
             scrape=self._scrape,
             requests_max=self._clients.requests_max,
-            bodies=Bodies(settings.limits, self._peers),
+            bodies=Bodies(settings.limits),
         )
 
-    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
-        """Add the workers configured at the start."""
-        if self._membership is None:
-            await add_workers(stack, self._settings, self.fleet)
-        else:
-            self._membership.admit_first()
-
-    async def _listen(
-        self,
-        stack: contextlib.AsyncExitStack,
-        sockets: Sequence[socket.socket],
-        app: web.Application,
-        share: Share,
-    ) -> Address:
-        """Serve an application. Returns the actual address."""
-        acceptor = await listen(stack, sockets, app, share, self._settings.callers.tls)
-        return acceptor.address
+    async def _add_workers(self, stack: contextlib.AsyncExitStack) -> None:
+        """Add the configured workers, and follow the workers file. Raises RouterError."""
+        settings = self._settings
+        for spec in settings.engines:
+            self.fleet.add(spec)
+        if settings.workers_file is not None:
+            watched = WorkersFile(settings.workers_file, self.fleet)
+            watched.read()
+            task = asyncio.get_running_loop().create_task(watched.watch())
+            stack.push_async_callback(end_tasks, [task])
+        elif not settings.engines and settings.admin is None:
+            raise RouterError(
+                "no worker is configured; give one, or a file or an admin API to add one later"
+            )
 
     async def drain(self) -> None:
         """Accept no new requests, and wait up to ``Limits.drain_s`` until the running ones have
@@ -291,11 +264,6 @@ class Service:
         """
         return self._router.tracker.loads
 
-    def _loads_of_all(self) -> Mapping[Worker, Load]:
-        """Return the loads of all processes."""
-        tracker = self._router.tracker
-        return {worker: tracker.load(worker) for worker in tracker.loads}
-
     def url_of(self, address: Address) -> str:
         """Return the URL of one of its addresses."""
         return self._settings.callers.url_of(address)
@@ -310,25 +278,15 @@ class Service:
         """Return the number of requests that wait for a worker."""
         return len(self._wait_queue)
 
-    def _pending_of_all(self) -> int:
-        """Return the number of requests that wait in all processes."""
-        return self.pending() + (0 if self._peers is None else self._peers.waiting_elsewhere())
-
-    async def _scrape(self) -> bytes:
-        """Return the metrics: of all processes, if there are several."""
-        if self._membership is not None:
-            return text_of(await self._membership.scrape())
-        self.measure()
-        return self.metrics.text()
-
-    def measure(self) -> None:
-        """Update the gauges."""
+    def _scrape(self) -> bytes:
+        """Return the metrics, with up-to-date gauges."""
         self.metrics.pending.set(self.pending())
         self._cache.scrape()
         loads = self.loads()
         for engine in self.fleet:
             load = loads[engine.worker]
             self.metrics.state(engine, load)
+        return self.metrics.text()
 
 
 def _session() -> aiohttp.ClientSession:
@@ -356,51 +314,8 @@ def _connections(engine: Engine) -> int:
     return 1 + sum(1 + (replay is not None) for _, replay in engine.spec.feeds)
 
 
-async def add_workers(stack: contextlib.AsyncExitStack, settings: Settings, fleet: Fleet) -> None:
-    """Add the configured workers to a fleet, and follow the workers file. Raises RouterError."""
-    for spec in settings.engines:
-        fleet.add(spec)
-    if settings.workers_file is not None:
-        watched = WorkersFile(settings.workers_file, fleet)
-        watched.read()
-        task = asyncio.get_running_loop().create_task(watched.watch())
-        stack.push_async_callback(end_tasks, [task])
-    elif not settings.engines and settings.admin is None:
-        raise RouterError(
-            "no worker is configured; give one, or a file or an admin API to add one later"
-        )
-
-
-def follows_caches(settings: Settings) -> bool:
-    """Return whether the gateway has an index of caches. Raises RouterError."""
-    return _policy(settings).uses_overlap or bool(settings.prefill.queues)
-
-
 def _policy(settings: Settings) -> Policy:
     return make_policy(settings.policy, seed=settings.seed or 0, estimator=settings.estimator)
-
-
-async def serve_as_one(settings: Settings, place: ProcessResources) -> None:
-    """Run one process of a gateway until its supervisor stops it. An error at the start goes to the
-    supervisor.
-    """
-    raise_file_limit()
-    must_end = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, must_end.set)
-    seed = (settings.seed or 0) + place.number  # so that processes choose differently
-    async with contextlib.AsyncExitStack() as stack:
-        membership = await stack.enter_async_context(Membership(place, must_end))
-        try:
-            service = Service(dataclasses.replace(settings, seed=seed), membership)
-            await stack.enter_async_context(service)
-        except (BelugaError, OSError) as error:
-            await membership.failed(str(error))
-            return
-        gc.collect()
-        gc.freeze()
-        membership.ready(service)
-        await must_end.wait()
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:

@@ -23,13 +23,10 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from beluga.gateway.answers import Refusal
-from beluga.gateway.peers import POLL_S, Peers
 from beluga.gateway.standing import NOBODY, GatewayClient
 from beluga.router import Query, RouterQueue
 
 PlacedT = TypeVar("PlacedT")
-TURN_S = 0.005
-"""How long another process has to try its request first."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -52,16 +49,14 @@ class WaitQueue(Generic[PlacedT]):
         *,
         order: str,
         give_back: Callable[[PlacedT], None],
-        peers: Peers | None = None,
     ) -> None:
         """``order`` is one of RouterQueue's. ``give_back`` gets the placement of a request that was
-        cancelled meanwhile. ``peers`` may have waiting requests, too. Raises RouterError.
+        cancelled meanwhile. Raises RouterError.
         """
         RouterQueue[_Waiter[PlacedT]](order)  # raises if the order is unknown
         self._queued_max = queued_max
         self._order = order
         self._give_back = give_back
-        self._peers = peers
         self._lines: dict[Hashable, RouterQueue[_Waiter[PlacedT]]] = {}
         self._waiters: dict[_Waiter[PlacedT], None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +92,6 @@ class WaitQueue(Generic[PlacedT]):
             *(query, overlap, time.monotonic(), attempt, loop.create_future(), line, client)
         )
         self._waiters[waiter] = None
-        self._show()
         _push(line, waiter)
         timer = loop.call_later(patience_s, _give_up, waiter, patience_s)
         try:
@@ -110,7 +104,6 @@ class WaitQueue(Generic[PlacedT]):
         finally:
             timer.cancel()
             del self._waiters[waiter]
-            self._show()
             line.discard(waiter)
             if not line and self._lines.get(name) is line:
                 del self._lines[name]
@@ -145,25 +138,6 @@ class WaitQueue(Generic[PlacedT]):
         newest.placed.set_exception(self._full())
         return True
 
-    def _show(self) -> None:
-        """Let other processes see how long requests wait here, and poll while they do: a change in
-        another process may go unnoticed.
-        """
-        if self._peers is not None:
-            since = next((waiter.arrived for waiter in self._waiters), 0.0)
-            self._peers.waits(len(self._waiters), since)
-            if self._waiters:
-                self.look_in(POLL_S)
-
-    def change(self) -> None:
-        """Try the next requests after a change that other processes' requests waited for, too. The
-        request that waits longest in any process is tried first.
-        """
-        if self._peers is None or not self._peers.let_longest_try():
-            self.look()
-        elif self._waiters:  # the other one may need another worker
-            self.look_in(TURN_S)
-
     def look(self) -> None:
         """Try the next requests after a change."""
         for name, line in list(self._lines.items()):
@@ -188,8 +162,6 @@ class WaitQueue(Generic[PlacedT]):
     def _ring(self) -> None:
         self._timer = None
         self.look()
-        if self._peers is not None and self._waiters:
-            self.look_in(POLL_S)
 
 
 def _push(line: RouterQueue[_Waiter[PlacedT]], waiter: _Waiter[PlacedT]) -> None:

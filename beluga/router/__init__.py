@@ -12,7 +12,6 @@ from beluga.router.load.costs import ModelCosts, model_costs
 from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.load.metrics import LoadReport, read_load
 from beluga.router.load.queue import ORDERS, RouterQueue
-from beluga.router.load.shared import SharedLoads
 from beluga.router.load.tracker import LoadTracker
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policies import (
@@ -24,7 +23,7 @@ from beluga.router.policies import (
     read_policy,
     settings_of,
 )
-from beluga.router.policy import Candidate, Choice, Policy, Query, RecordsPrompts, Usual
+from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers, Usual
 from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
 from beluga.router.prefix.events import (
     Cleared,
@@ -93,7 +92,7 @@ __all__ = [
     "PredictiveIndexer",
     "Prompt",
     "Query",
-    "RecordsPrompts",
+    "Remembers",
     "Removed",
     "ReplayBuffer",
     "Role",
@@ -101,7 +100,6 @@ __all__ = [
     "RouterEvent",
     "RouterQueue",
     "Seen",
-    "SharedLoads",
     "Stored",
     "Subscription",
     "Tier",

@@ -88,17 +88,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A policy that estimates cache contents from the requests that it sent."""
+    """A policy that estimates cache contents from the requests that it sent. It needs the hashes of
+    their blocks, although it uses no index.
+    """
 
     def forget(self, worker: Worker) -> None:
         """Drop a worker that was removed. If it returns, its cache is empty."""
-        ...
-
-
-@runtime_checkable
-class RecordsPrompts(Protocol):
-    """A policy that needs the hashes of prompts, although it uses no index."""
-
-    def was_sent(self, worker: Worker, hashes: Sequence[int]) -> None:
-        """Record the blocks of a prompt that another process sent to a worker."""
         ...

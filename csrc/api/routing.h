@@ -124,36 +124,6 @@ void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
                         uint32_t worker_count, const uint64_t *blocks, uint32_t count,
                         const double *alone, uint32_t alone_count, bl_candidate *rows);
 
-/* ---- What each process of a gateway counts for each worker: a table in memory that the processes
- * share, with a row of slot_count workers for each of them. The caller assigns slots to workers,
- * and zeroes the rows of a process that has ended. */
-
-typedef struct bl_load_share {
-    int64_t active_requests;
-    int64_t active_decode_blocks;
-    int64_t outstanding_tokens;
-    bl_prefills prefills;
-    int64_t reserved[5];
-} bl_load_share;
-
-typedef struct bl_load_table {
-    bl_load_share *rows;
-    uint32_t process_count;
-    uint32_t slot_count;        /* for each process */
-    uint32_t process;           /* the caller's */
-    uint32_t reserved;
-} bl_load_table;
-
-/* Store a worker's counts in one of the caller's rows. */
-void bl_load_share_write(bl_load_share *row, const bl_load *load, const bl_prefills *prefills);
-
-/* Add what the other processes count for the worker in a slot at time now. */
-void bl_load_share_add(const bl_load_table *table, uint32_t slot, double now, bl_load *load);
-
-/* Do so for count workers. */
-void bl_load_shares_add(const bl_load_table *table, const uint32_t *slots, uint32_t count,
-                              double now, bl_candidate *rows);
-
 /* ---- The cost of a request on each worker, in seconds. beluga/router/load/estimate.py and
  * beluga/router/policies/least_cost.py explain the terms; the results are bit-identical. */
 

@@ -48,9 +48,6 @@ CASES = {
     "standby": Case(("serve", "POOL", "--standby"), "standing by", serves=True),
     "cxl-rpc-serve": Case(("serve", "IDLE"), "serving, epoch 1", serves=True, program="cxl_rpc"),
     "gateway": Case(GATEWAY, "is down", serves=True),
-    "gateway-processes": Case(
-        (*GATEWAY, "--processes", "2", "--log-level", "error", "--json"), "routing", serves=True
-    ),
     "prefill-worker": Case(
         ("prefill-worker", "--engine", "http://127.0.0.1:9", "--queue", "QUEUE", "--name", "m"),
         "prefilling on",

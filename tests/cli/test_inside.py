@@ -568,9 +568,7 @@ def test_a_router_follows_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     service_module = pytest.importorskip("beluga.gateway")
     made: list[Any] = []
     monkeypatch.setattr(service_module, "run", lambda what: None)
-    monkeypatch.setattr(
-        service_module, "serve_together", lambda settings, *_: made.append(settings)
-    )
+    monkeypatch.setattr(service_module, "serve", lambda settings, *_: made.append(settings))
     assert beluga("gateway", "--worker", "http://a:1").exit_code == 0
     plain = service_module.Settings(
         policy="least-cost",

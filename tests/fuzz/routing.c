@@ -226,7 +226,6 @@ static void fuzz_run(void)
 
 static bl_load loads[FUZZ_WORKERS];
 static bl_prefills prefills[FUZZ_WORKERS];
-static bl_load_share shares[3 * FUZZ_WORKERS];
 
 /* Return a figure that an engine may report (router/load/metrics.py): 0 to 1e15. */
 static int64_t fuzz_figure(void)
@@ -270,11 +269,6 @@ static void fuzz_report(void)
     load->active_decode_blocks = bl_active_count(active[worker]);
     load->outstanding_tokens = fuzz_figure();
     fuzz_prefills(&prefills[worker]);
-    /* A row of another process: its words may be of different moments. */
-    bl_load other = {.active_requests = fuzz_byte(), .outstanding_tokens = fuzz_byte()};
-    bl_prefills others;
-    fuzz_prefills(&others);
-    bl_load_share_write(&shares[fuzz_byte() % (3 * FUZZ_WORKERS)], &other, &others);
 }
 
 /* Fill in the rows, and compare them with the table. Hashes that repeat make them inexact. */
@@ -308,7 +302,6 @@ static void fuzz_decide(void)
     bl_candidate rows[FUZZ_WORKERS];
     bl_estimate estimates[FUZZ_WORKERS];
     double costs[FUZZ_WORKERS];
-    uint32_t slots[FUZZ_WORKERS] = {3, 0, 2, 1};
     bl_load *load[FUZZ_WORKERS];
     bl_prefills *waiting[FUZZ_WORKERS];
     for (uint32_t i = 0; i < FUZZ_WORKERS; i++) {
@@ -317,8 +310,6 @@ static void fuzz_decide(void)
     }
     bl_loads_refresh(load, waiting, FUZZ_WORKERS, now_s);
     fuzz_candidates(blocks, count, closed && !hashes_repeat, rows);
-    bl_load_table table = {shares, 3, FUZZ_WORKERS, fuzz_byte() % 3, 0};
-    bl_load_shares_add(&table, slots, FUZZ_WORKERS, now_s, rows);
     int64_t size = 1 + fuzz_byte() % 64, tail = fuzz_figure() % 100000;
     int64_t fetched[FUZZ_WORKERS] = {0, count, 0, 1};
     for (uint32_t i = 0; i < FUZZ_WORKERS; i++) {

@@ -55,7 +55,7 @@ FEW = """
 import asyncio, errno, os, resource, sys
 from pathlib import Path
 from beluga.errors import RouterError
-from beluga.gateway.listener import Listener, check_endpoint
+from beluga.gateway.listener import Listener
 from beluga.gateway.pool_listener import PoolListener
 from beluga.router import Indexer, WireDecoder
 
@@ -70,7 +70,6 @@ async def main():
     opened = len(os.listdir("/proc/self/fd"))
     loop = asyncio.get_running_loop()
     attempts = [
-        lambda: check_endpoint(EVENTS, REPLAY),
         lambda: Listener(indexer, decoder, EVENTS, REPLAY),
         lambda: PoolListener(indexer, f"{EVENTS},{REPLAY}", block_size=16),
     ]

@@ -22,7 +22,7 @@ ORIGIN = {"Origin": "http://a.example"}
 
 
 def test_the_last_responses_are_stored() -> None:
-    known = Responses(most=2)
+    known = Responses(limit=2)
     for number in range(3):
         known.made(b'{"id":"resp_%d","object":"response"}' % number, number)
     known.made(b'data: {"type": "response.created", "response": {"id": "resp_1"}}\n\n', 7)

@@ -125,10 +125,10 @@ def test_the_command_and_the_settings_have_the_same_defaults(
 ) -> None:
     requests: list[Settings] = []
 
-    async def serve(settings: Settings, _: int, started: Callable[..., None]) -> None:
+    async def serve(settings: Settings, started: Callable[..., None]) -> None:
         requests.append(settings)
 
-    monkeypatch.setattr("beluga.gateway.serve_together", serve)
+    monkeypatch.setattr("beluga.gateway.serve", serve)
     gateway(worker=["http://a:1"])
     assert requests == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
 
@@ -137,10 +137,10 @@ def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Sett
     """Run the command. Returns the settings that it starts with, and what it prints."""
     requests: list[Settings] = []
 
-    async def serve(settings: Settings, _: int, started: Callable[..., None]) -> None:
+    async def serve(settings: Settings, started: Callable[..., None]) -> None:
         requests.append(settings)
 
-    monkeypatch.setattr("beluga.gateway.serve_together", serve)
+    monkeypatch.setattr("beluga.gateway.serve", serve)
     monkeypatch.setenv("COLUMNS", "200")
     done = CliRunner().invoke(app, ["gateway", "--worker", "http://a:1", *arguments])
     return requests, done.output + str(done.exception or "")

@@ -80,7 +80,7 @@ EXPORTS: dict[str, str] = {
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
         "ReplayBuffer PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY "
         "read_policies read_policy settings_of HashBlocks Usual with_extra_keys "
-        "read_load in_space Overlaps RecordsPrompts SharedLoads"
+        "read_load in_space Overlaps Remembers"
     ),
     "beluga.disagg": (
         "Claim PrefillOutcome Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
@@ -95,8 +95,8 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (
-        "Address Callers EngineSpec Limits Listening Prefill Service Settings read_engines "
-        "read_queues read_thresholds run serve serve_together"
+        "Address Callers EngineSpec Limits Prefill Service Settings read_engines "
+        "read_queues read_thresholds run serve"
     ),
     "beluga.replay": (
         "DEFAULT_BLOCK_TOKENS Conversations default_requests ReplayOptions TraceRequest Result "

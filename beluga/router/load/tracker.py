@@ -13,13 +13,11 @@ import dataclasses
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from beluga._ffi import core
 from beluga.errors import NoWorkersError
 from beluga.router.candidates import Candidates
 from beluga.router.load.blocks import ActiveBlocks
 from beluga.router.load.group import Group
 from beluga.router.load.prefill import ActivePrefills
-from beluga.router.load.shared import SharedLoads
 from beluga.router.policy import Query, Usual
 from beluga.router.words import words
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
@@ -34,12 +32,6 @@ class _Account:
     blocks: ActiveBlocks = dataclasses.field(default_factory=ActiveBlocks)
     prefills: ActivePrefills = dataclasses.field(default_factory=ActivePrefills)
     published: bool = False
-    shared: core.bl_load_share | None = None  # the worker's row in SharedLoads
-
-    def share(self) -> None:
-        """Store the counts where other processes read them."""
-        if self.shared is not None:
-            SharedLoads.write(self.shared, self.load.row, self.prefills.row)
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,27 +48,17 @@ class LoadTracker:
     """The loads of workers from their unfinished requests.
 
     ``assume_kv_reuse=False`` counts equal blocks of different requests separately, because decode
-    workers hold a separate copy of the KV for each request. With ``shared``, the loads that
-    policies and limits get include the requests of other processes.
+    workers hold a separate copy of the KV for each request.
     """
 
-    def __init__(
-        self,
-        workers: Iterable[Worker] = (),
-        *,
-        assume_kv_reuse: bool = True,
-        shared: SharedLoads | None = None,
-    ) -> None:
+    def __init__(self, workers: Iterable[Worker] = (), *, assume_kv_reuse: bool = True) -> None:
         self._reuse = assume_kv_reuse
-        self._shared = shared
-        self._now = 0.0  # time of the last refresh
         self._accounts: dict[Worker, _Account] = {}
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
         self._all: Group | None = None  # all accounts; None: to be built
         self._last_group = Group((), ())  # the accounts of the last candidates
-        self._slots: core.uint32_p | None = None  # their slots in the shared loads
         self._fresh = 0  # unique ids of blocks are negative, unlike hashes
         self._predicted = False
         self._added = 0  # requests in the means of ``usual``
@@ -86,31 +68,22 @@ class LoadTracker:
 
     def add_worker(self, worker: Worker) -> None:
         """Add an empty account, unless the worker already has one."""
-        if worker not in self._accounts:
-            account = self._accounts[worker] = _Account()
-            if self._shared is not None:
-                account.shared = self._shared.row(worker)
+        self._accounts.setdefault(worker, _Account())
         self._all, self._last_group = None, Group((), ())
 
     def remove_worker(self, worker: Worker) -> None:
         """Remove a worker. Freeing its requests later has no effect."""
-        account = self._accounts.pop(worker, None)
-        if account is not None and self._shared is not None:
-            account.shared = None  # the worker's requests end later
-            self._shared.forget(worker)
+        self._accounts.pop(worker, None)
         self._all, self._last_group = None, Group((), ())
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
-        """The current load of every worker, without other processes' requests. The objects are
-        updated in place.
-        """
+        """The current load of every worker. The objects are updated in place."""
         return {worker: account.load for worker, account in self._accounts.items()}
 
     def load(self, worker: Worker) -> Load:
         """Return a worker's load. Raises NoWorkersError for a worker that was not added."""
-        load = self._account(worker).load
-        return load if self._shared is None else self._shared.total(worker, load, self._now)
+        return self._account(worker).load
 
     def new_blocks(self, worker: Worker, sequence: Sequence[int]) -> int:
         """Return how many distinct blocks a request would add to a worker's active ones."""
@@ -125,12 +98,7 @@ class LoadTracker:
         if workers != self._last_group.workers:
             accounts = [self._account(worker) for worker in workers]
             self._last_group = Group(workers, accounts)
-            if self._shared is not None:
-                self._slots = self._shared.slots(self._last_group.workers)
-        found = self._last_group.candidates(words(sequence), reuse=self._reuse)
-        if self._shared is not None and self._slots is not None:
-            self._shared.add(found, self._slots, self._now)
-        return found
+        return self._last_group.candidates(words(sequence), reuse=self._reuse)
 
     def add(  # noqa: PLR0913  keyword-only
         self,
@@ -179,7 +147,6 @@ class LoadTracker:
             load.request_active_slots += 1
             load.kv_active_blocks += max(prompt - cached, 0)
         entry.held_blocks = account.load.held_blocks
-        account.share()
 
     def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
         """Record that the first token has arrived. Returns False if that was recorded already, or
@@ -192,7 +159,6 @@ class LoadTracker:
         entry.account.prefills.remove(request, now)
         entry.account.load.row.outstanding_tokens -= entry.isl
         self._count_prefills(entry.account, now)
-        entry.account.share()
         return True
 
     def output(self, request: Hashable, generated: int) -> bool:
@@ -210,7 +176,6 @@ class LoadTracker:
         if entry.expected_output:
             blocks.fade(entry.blocks, max(1 - generated / entry.expected_output, 0.0))
         entry.account.load.active_decode_blocks = len(blocks)
-        entry.account.share()
         return True
 
     def free(self, request: Hashable, now: float = 0.0) -> bool:
@@ -232,7 +197,6 @@ class LoadTracker:
         entry.account.blocks.remove(entry.blocks)
         load.row.active_requests -= 1
         load.row.active_decode_blocks = len(entry.account.blocks)
-        entry.account.share()
         return True
 
     def publish(self, worker: Worker, metrics: WorkerMetrics | None) -> None:
@@ -247,7 +211,6 @@ class LoadTracker:
 
     def refresh(self, now: float) -> None:
         """Update the prefills with predicted durations to time ``now``."""
-        self._now = now
         if not self._predicted:
             return
         if self._all is None:

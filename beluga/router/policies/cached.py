@@ -298,9 +298,6 @@ class CacheAwareTree(CacheAware):
     def forget(self, worker: Worker) -> None:
         self.sent.forget(worker)
 
-    def was_sent(self, worker: Worker, hashes: Sequence[int]) -> None:
-        self.sent.add(worker, hashes)
-
     def _choose(self, query: Query, rows: Candidates) -> Choice:
         if not self.imbalanced(rows) and query.hashes:
             indices = {worker: index for index, worker in enumerate(rows.workers)}
