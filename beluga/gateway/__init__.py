@@ -6,8 +6,7 @@ starts it.
 It needs the packages of the extra ``router``.
 """
 
-from beluga.gateway.loop import run
-from beluga.gateway.service import Service, serve
+from beluga.gateway.service import Service, run, serve
 from beluga.gateway.settings import (
     Address,
     Callers,

@@ -14,25 +14,30 @@
     GET    /alerts                   alert rules for Prometheus
 
 It has its own listener, by default on the loopback address, because its users can redirect the
-requests of all clients. ``callers.py`` has the checks of all its requests.
+requests of all clients. ``acceptor.of_operators`` checks all its
+requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from beluga.errors import RouterError
 from beluga.gateway.acceptor import connection_of
-from beluga.gateway.alerts import ALERTS
-from beluga.gateway.answers import Refusal
 from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import EngineSpec, read_url
-from beluga.router import Decision
+from beluga.router import Advice, Decision, Goals, Load, Seen, Worker, advise
 
 log = logging.getLogger(__name__)
 
@@ -160,3 +165,116 @@ def _json(value: object, status: int = 200) -> web.Response:
     """Return a value as a response."""
     body = msgspec.json.encode(value)
     return web.Response(status=status, body=body, content_type="application/json")
+
+
+# ---- Alert rules
+
+
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Alert rules for Prometheus. The defaults are the targets of the Dynamo KV router article: hit
+rate over 30 %, routing under 5 ms, imbalance under 0.2.
+"""
+
+# The defaults are the targets of the Dynamo KV router article: hit rate over 30 %, routing under
+# 5 ms, imbalance under 0.2.
+ALERTS = """\
+groups:
+  - name: beluga-gateway
+    rules:
+      - alert: KVHitRateLow
+        expr: avg(dynamo_kv_hit_rate) < 0.30
+        for: 15m
+        annotations: {summary: "Less than 30 % of prompt tokens are found in a cache"}
+      - alert: RoutingSlow
+        expr: >-
+          histogram_quantile(0.99, sum by (le) (rate(dynamo_routing_latency_seconds_bucket[5m])))
+          > 0.005
+        for: 5m
+        annotations: {summary: "Choosing a worker takes more than 5 ms (p99)"}
+      - alert: LoadImbalanced
+        expr: >-
+          stddev(rate(beluga_gateway_worker_prompt_tokens_total[5m]))
+          / avg(rate(beluga_gateway_worker_prompt_tokens_total[5m])) > 0.2
+        for: 15m
+        annotations: {summary: "Prompt tokens go unevenly to workers (deviation / mean)"}
+      - alert: WorkerDown
+        expr: beluga_gateway_worker_up == 0
+        for: 1m
+        annotations: {summary: "{{ $labels.worker }} does not pass its health check"}
+"""
+
+
+# ---- Advice
+
+
+SAMPLES = 18  # samples of queue and memory per interval: every 10 s by default, as in Dynamo
+
+
+class _Sample(NamedTuple):
+    workers: int
+    queued: int
+    usage: float | None
+
+
+class Adviser:
+    """Averages its samples over an interval, then logs the planner's advice on the number of
+    engines. Applying it is up to the operator. With a pool, no KV moves when engines are added or
+    removed.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        metrics: Metrics,
+        loads: Callable[[], Mapping[Worker, Load]],
+        pending: Callable[[], int],
+        goals: Goals,
+    ) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._loads = loads
+        self._pending = pending
+        self._goals = goals
+        self._samples: list[_Sample] = []
+        self._before = metrics.latencies()
+
+    async def run(self, interval_s: float) -> None:
+        """Advise forever."""
+        while True:
+            for _ in range(SAMPLES):
+                await asyncio.sleep(interval_s / SAMPLES)
+                self.sample()
+            for advice in self.advise():
+                log.info("advice: %s", advice)
+
+    def sample(self) -> None:
+        """Take a sample of the serving engines and of the waiting requests."""
+        loads = self._loads()
+        serving = [loads[engine.worker] for engine in self._fleet if engine.serving]
+        known = [load.gpu_cache_usage_perc for load in serving if load.kv_total_blocks]
+        queued = self._pending() + sum(load.num_requests_waiting for load in serving)
+        self._samples.append(_Sample(len(serving), queued, fmean(known) if known else None))
+
+    def advise(self) -> list[Advice]:
+        """Return the planner's advice from the samples since the last call, or none without
+        samples.
+        """
+        samples, self._samples = self._samples, []
+        before, self._before = self._before, self._metrics.latencies()
+        if not samples:
+            return []
+        usages = [sample.usage for sample in samples if sample.usage is not None]
+        first, following = (
+            (now.seconds - then.seconds) / max(now.times - then.times, 1)
+            for now, then in zip(self._before, before, strict=True)
+        )
+        seen = Seen(
+            workers=samples[-1].workers,
+            queued=fmean(sample.queued for sample in samples),
+            usage=fmean(usages) if usages else None,
+            ttft_s=first,
+            between_tokens_s=following,
+        )
+        return advise({"both": seen}, self._goals)

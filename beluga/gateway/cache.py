@@ -17,11 +17,9 @@ from functools import lru_cache
 
 from beluga.errors import RouterError
 from beluga.gateway.engine import Engine
-from beluga.gateway.following import Following
-from beluga.gateway.listener import Listener
+from beluga.gateway.kv_events import Following, Listener, PoolListener
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
-from beluga.gateway.pool_listener import PoolListener
 from beluga.router import (
     BlockHasher,
     Choice,

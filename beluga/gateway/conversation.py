@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Rebuilds a request's conversation as vLLM does from the fields of ``/v1/chat/completions`` and of
-``/v1/responses`` before it applies the chat template, so that the tokens are equal to the engine's.
+"""The tokens that an engine computes for a prompt: a conversation is rebuilt from a request as vLLM
+does, a chat template is applied to it, and the engines' tokenizer converts the text.
 
 Example: a response's item ``{"type": "function_call", "call_id": "1", "name": "f", "arguments":
 "{}"}`` after an assistant's message becomes a ``tool_calls`` of that message.
 
-All functions raise ValueError, KeyError, TypeError or AttributeError for a request that vLLM
-rejects, or whose prompt is not only text.
+Functions that rebuild a conversation raise ValueError, KeyError, TypeError or AttributeError for a
+request that vLLM rejects, or whose prompt is not only text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
+
+from beluga.errors import RouterError
+from beluga.text import read_text
+
+# ---- Fields of a request to messages
+
 
 Message = dict[str, Any]
 
@@ -300,3 +309,226 @@ def with_system_first(messages: list[Message]) -> list[Message]:
     texts = ["\n".join(_texts(made[at]["content"])) for at in places]
     system = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [system, *(message for message in made if message["role"] != "system")]
+
+
+# ---- Templates that use the parts of a content
+
+
+_TRAINING = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that are not part of Jinja
+
+
+@lru_cache(maxsize=32)
+def looks_at_parts(template: str) -> bool:
+    """Return whether a template uses the parts of a message's content, by vLLM's rule
+    (``--chat-template-content-format auto``): whether it has a loop over them.
+
+    Example: ``{% for m in messages %}{% for part in m.content %}...`` uses parts, and gets even a
+    plain text as a list of one part. Other templates get a message's texts joined by newlines.
+    """
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        jinja = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  it only parses
+        tree = jinja.parse(_TRAINING.sub("", template))
+        return any(_content_loops(tree, _message_names(tree)))
+    except (TemplateSyntaxError, _StrangeError):
+        return False
+
+
+class _StrangeError(Exception):
+    """The template assigns messages to something other than a name, which vLLM does not support."""
+
+
+def _bare(node: Any) -> Any:
+    """Strip filters, tests and slices from an expression."""
+    from jinja2 import nodes
+
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
+    return node
+
+
+def _name(node: Any) -> str | None:
+    """Return the variable of an expression, if it is one."""
+    from jinja2 import nodes
+
+    bare = _bare(node)
+    return bare.name if isinstance(bare, nodes.Name) and bare.ctx == "load" else None
+
+
+def _is_content(node: Any, messages: set[str]) -> bool:
+    """Return whether an expression is the content of one of these messages."""
+    from jinja2 import nodes
+
+    bare = _bare(node)
+    if isinstance(bare, nodes.Getattr):
+        field = bare.attr
+    elif isinstance(bare, nodes.Getitem) and isinstance(bare.arg, nodes.Const):
+        field = bare.arg.value
+    else:
+        return False
+    owner = bare.node
+    return field == "content" and isinstance(owner, nodes.Name) and owner.name in messages
+
+
+def _target(node: Any) -> str:
+    from jinja2 import nodes
+
+    if not isinstance(node, nodes.Name):
+        raise _StrangeError
+    return str(node.name)
+
+
+def _message_names(tree: Any) -> set[str]:
+    """Return the names of single messages: the targets of loops over the messages."""
+    from jinja2 import nodes
+
+    lists = {"messages"}
+    while (
+        more := {
+            _target(node.target)
+            for node in tree.find_all(nodes.Assign)
+            if _name(node.node) in lists
+        }
+        - lists
+    ):
+        lists |= more
+    return {_target(loop.target) for loop in tree.find_all(nodes.For) if _name(loop.iter) in lists}
+
+
+def _content_loops(tree: Any, messages: set[str]) -> Iterator[bool]:
+    """Yield for each loop whether it iterates over a message's content."""
+    from jinja2 import nodes
+
+    parameters: dict[int, set[str]] = {}  # parameters of the enclosing macro that get contents
+    for macro in tree.find_all(nodes.Macro):
+        got = _content_parameters(tree, macro, messages)
+        for loop in macro.find_all(nodes.For):
+            parameters[id(loop)] = got | parameters.get(id(loop), set())
+    for loop in tree.find_all(nodes.For):
+        plain = loop.iter.name if isinstance(loop.iter, nodes.Name) else None
+        yield (
+            _is_content(loop.iter, messages)
+            or plain in parameters.get(id(loop), ())
+            or (plain == "content" and id(loop) not in parameters)
+        )
+
+
+def _content_parameters(tree: Any, macro: Any, messages: set[str]) -> set[str]:
+    """Return the parameters of a macro that get a message's content in some call."""
+    from jinja2 import nodes
+
+    names = [argument.name for argument in macro.args]
+    found: set[str] = set()
+    for call in tree.find_all(nodes.Call):
+        if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
+            continue
+        given = [*zip(names, call.args, strict=False)]
+        given += [(each.key, each.value) for each in call.kwargs if each.key in names]
+        found |= {name for name, value in given if _is_content(value, messages)}
+    return found
+
+
+# ---- Tokenizers
+
+
+class Tokenizer(Protocol):
+    """Computes the tokens that an engine would compute."""
+
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a completion's prompt. ``special_tokens``: the tokenizer adds its
+        own.
+        """
+        ...
+
+    def chat(self, conversation: Conversation) -> list[int]:
+        """Return the tokens of a conversation, up to the start of the answer. Raises ValueError on
+        failure.
+        """
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the tokens of conversations cannot be computed, or ""."""
+        ...
+
+
+def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = False) -> Tokenizer:
+    """Load a ``tokenizer.json`` or the tokenizer of a model's folder, with the chat template from a
+    file, or its own. ``trusted`` requests may bring another one. Raises RouterError.
+
+    The package ``tokenizers`` reads the file; ``transformers`` reads the folder, whose chat
+    template is needed for conversations. Neither package is required.
+    """
+    if template is not None and not path.is_dir():
+        raise RouterError("--chat-template needs --tokenizer with a model's folder")
+    try:
+        own = None if template is None else read_text(template)
+        return _Directory(path, own, trusted=trusted) if path.is_dir() else _File(path)
+    except ModuleNotFoundError as error:
+        name = error.name or "tokenizers"
+        raise RouterError(f"--tokenizer {path} needs the package {name}; pip install it") from None
+    except Exception as error:  # the packages raise any type
+        raise RouterError(f"the tokenizer {path} cannot be read: {error}") from None
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer as Loaded
+
+        self._loaded = Loaded.from_file(str(path))
+
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return list(self._loaded.encode(text, add_special_tokens=special_tokens).ids)
+
+    problem = (
+        "a tokenizer.json alone has no chat template, so conversations are hashed as text; give "
+        "the model's folder with --tokenizer"
+    )
+
+    def chat(self, conversation: Conversation) -> list[int]:
+        raise ValueError(self.problem)
+
+
+class _Directory:
+    def __init__(self, path: Path, template: str | None, *, trusted: bool) -> None:
+        from transformers import AutoTokenizer
+
+        self._loaded = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        self._trusted = trusted
+        if template is not None:
+            self._loaded.chat_template = template
+        self.problem = ""
+        if not self._loaded.chat_template:
+            self.problem = (
+                "the tokenizer has no chat template, so conversations are hashed as text; give "
+                "the engines' with --chat-template"
+            )
+        else:  # requires jinja2, and raises now if it is missing
+            looks_at_parts(self._template(None, None))
+
+    def _template(self, own: str | None, tools: object) -> str:
+        """Return the chat template of a request with these tools."""
+        found: str = self._loaded.get_chat_template(own, tools=tools)
+        return found
+
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return list(self._loaded.encode(text, add_special_tokens=special_tokens))
+
+    def chat(self, conversation: Conversation) -> list[int]:
+        if conversation.template is not None and not self._trusted:
+            raise ValueError("chat templates in requests are not trusted")
+        try:
+            template = self._template(conversation.template, conversation.given.get("tools"))
+            messages = for_template(conversation.messages, as_parts=looks_at_parts(template))
+            if "'developer'" not in template and '"developer"' not in template:
+                messages = with_system_first(messages)
+            rendered = self._loaded.apply_chat_template(
+                messages,
+                **{**conversation.given, "chat_template": template, "tokenize": False},
+            )
+        except Exception as error:  # the template's own errors, of jinja2's types
+            raise ValueError(f"the chat template failed: {error}") from error
+        return self.text(rendered, special_tokens=conversation.special_tokens)

@@ -1,29 +1,251 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The director places each request on an engine and tracks it until it ends."""
+"""The director places each request on an engine and tracks it until it ends; a request for which no
+engine has room waits in a line.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
+import re
 import time
-from collections.abc import Collection, Hashable, Set
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Hashable, Set
 from functools import partial
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from beluga.errors import AllWorkersBusyError, ObjectiveError
-from beluga.gateway.answers import Refusal
+from beluga.gateway.attempts import Attempts
 from beluga.gateway.cache import Cache
-from beluga.gateway.engine import Engine
+from beluga.gateway.engine import NOBODY, Engine, GatewayClient
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
-from beluga.gateway.prompt_threads import in_prompt_thread
-from beluga.gateway.responses import Responses
+from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, in_prompt_thread
+from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Limits
-from beluga.gateway.standing import NOBODY, GatewayClient
-from beluga.gateway.waiting import WaitQueue
-from beluga.router import Choice, Constraints, Query, Router
+from beluga.router import Choice, Constraints, Query, Router, RouterQueue
+
+# ---- The wait queue
+
+
+PlacedT = TypeVar("PlacedT")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Waiter(Generic[PlacedT]):
+    query: Query
+    overlap: int  # blocks
+    arrived: float  # time.monotonic()
+    attempt: Callable[[], PlacedT | None]
+    placed: asyncio.Future[PlacedT]
+    line: RouterQueue[_Waiter[PlacedT]]
+    client: GatewayClient
+
+
+class WaitQueue(Generic[PlacedT]):
+    """Waiting requests, limited in number: in a line per model while every suitable worker is full.
+    Requests that only one worker can take, because they refer to its response, wait in a line per
+    worker. Used by one event loop only.
+
+    The next request in a line, by the chosen order, is tried whenever a request has ended or an
+    engine has come up or cooled down. No later request of its line overtakes it. So a request that
+    many workers can take does not block one that few can take. The line that was served least
+    recently goes first.
+
+    At the limit, the newest request of the client that has the most is refused for one of a client
+    that has fewer, so no client can fill the queue alone. The same holds for addresses, which come
+    first: a client may have any number of keys.
+    """
+
+    def __init__(
+        self,
+        queued_max: int,
+        *,
+        order: str,
+        give_back: Callable[[PlacedT], None],
+    ) -> None:
+        """``order`` is one of RouterQueue's. ``give_back`` gets the placement of a request that was
+        cancelled meanwhile. Raises RouterError.
+        """
+        RouterQueue[_Waiter[PlacedT]](order)  # raises if the order is unknown
+        self._queued_max = queued_max
+        self._order = order
+        self._give_back = give_back
+        self._lines: dict[Hashable, RouterQueue[_Waiter[PlacedT]]] = {}
+        self._waiters: dict[_Waiter[PlacedT], None] = {}  # in order of arrival
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def waiting(self, line: Hashable) -> bool:
+        """Return whether a request waits in a line."""
+        return bool(self._lines.get(line))
+
+    async def wait(  # noqa: PLR0913  all but the first three named
+        self,
+        name: Hashable,
+        query: Query,
+        attempt: Callable[[], PlacedT | None],
+        *,
+        overlap: int,
+        patience_s: float,
+        client: GatewayClient = NOBODY,
+    ) -> PlacedT:
+        """Wait in a line until ``attempt`` returns a result, and return it. ``overlap`` is the
+        number of the request's blocks that a worker holds, and ``client`` is its sender.
+
+        Raises the errors of ``attempt``, and Refusal if the wait is too long or too many requests
+        wait.
+        """
+        if len(self) >= self._queued_max and not self._displace(client):
+            raise self._full()
+        loop = asyncio.get_running_loop()
+        line = self._lines.setdefault(name, RouterQueue(self._order))
+        waiter = _Waiter(
+            *(query, overlap, time.monotonic(), attempt, loop.create_future(), line, client)
+        )
+        self._waiters[waiter] = None
+        _push(line, waiter)
+        timer = loop.call_later(patience_s, _give_up, waiter, patience_s)
+        try:
+            placed: PlacedT = await waiter.placed
+        except asyncio.CancelledError:
+            found = waiter.placed.done() and not waiter.placed.cancelled()
+            if found and waiter.placed.exception() is None:
+                self._give_back(waiter.placed.result())
+            raise
+        finally:
+            timer.cancel()
+            del self._waiters[waiter]
+            line.discard(waiter)
+            if not line and self._lines.get(name) is line:
+                del self._lines[name]
+        return placed
+
+    def _full(self) -> Refusal:
+        text = f"every worker is busy, and {self._queued_max} requests are waiting already"
+        return Refusal(503, text, retry_after_s=1)
+
+    def _displace(self, client: GatewayClient) -> bool:
+        """Make room for a request of ``client`` by refusing another one, and return whether there
+        is room. If another address has at least two more waiting requests than the client's, one of
+        that address is refused; otherwise, one of a client of the same address that has at least
+        two more. The client with the most requests loses its newest one.
+        """
+        waiting = [waiter for waiter in self._waiters if not waiter.placed.done()]
+        addresses = Counter(waiter.client.address for waiter in waiting)
+        address = addresses.most_common(1)[0][0] if waiting else ""
+        own = addresses[address] <= addresses[client.address] + 1
+        if own:  # the clients of this address share what it has
+            address = client.address
+        waiting = [waiter for waiter in waiting if waiter.client.address == address]
+        names = Counter(waiter.client.name for waiter in waiting)
+        most = max(names.values(), default=0)
+        if own and most <= names[client.name] + 1:
+            return False
+        if most > 1:
+            (name, _), *_ = names.most_common(1)
+            waiting = [waiter for waiter in waiting if waiter.client.name == name]
+        newest = waiting[-1]
+        newest.line.discard(newest)
+        newest.placed.set_exception(self._full())
+        return True
+
+    def look(self) -> None:
+        """Try the next requests after a change."""
+        for name, line in list(self._lines.items()):
+            served = False
+            while (waiter := line.pop(time.monotonic())) is not None:
+                if not _settled(waiter):
+                    _push(line, waiter)
+                    break
+                served = True
+            if served and self._lines.get(name) is line:
+                self._lines[name] = self._lines.pop(name)  # the other lines go first next time
+
+    def look_in(self, seconds: float) -> None:
+        """Call :meth:`look` after this many seconds, or sooner."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
+        if self._timer is None or self._timer.when() > when:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.look()
+
+
+def _push(line: RouterQueue[_Waiter[PlacedT]], waiter: _Waiter[PlacedT]) -> None:
+    """Add a request to a line by its arrival, so that a returned one gets its old position."""
+    line.push(waiter, waiter.query, waiter.arrived, overlap=waiter.overlap)
+
+
+def _settled(waiter: _Waiter[PlacedT]) -> bool:
+    """Try a request. Returns whether it need not wait any longer."""
+    if waiter.placed.done():
+        return True
+    try:
+        placed = waiter.attempt()
+    except Exception as error:
+        waiter.placed.set_exception(error)
+        return True
+    if placed is None:
+        return False
+    waiter.placed.set_result(placed)
+    return True
+
+
+def _give_up(waiter: _Waiter[PlacedT], patience_s: float) -> None:
+    if not waiter.placed.done():
+        text = f"every worker has been busy, or requested a pause, for {patience_s:g} s"
+        waiter.placed.set_exception(Refusal(503, text, retry_after_s=1))
+
+
+# ---- Responses of /v1/responses
+
+
+RESPONSES_MAX = 100_000
+"""The number of remembered responses."""
+
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.:-]{1,200})"')
+
+
+class Responses:
+    """The workers that made the last responses of ``/v1/responses``: only that engine can show,
+    cancel or continue one.
+
+    The first piece of a response contains its ``id``, in a whole response and in an event stream.
+    Requests for responses that are not remembered are sent to any engine, which reports that there
+    is no such response.
+    """
+
+    def __init__(self, limit: int = RESPONSES_MAX) -> None:
+        self._limit = limit
+        self._workers: OrderedDict[str, int] = OrderedDict()
+
+    def made(self, piece: bytes, worker: int) -> None:
+        """Record the response that starts with this piece."""
+        if (found := _RESPONSE_ID.search(piece)) is None:
+            return
+        name = found[1].decode()
+        self._workers[name] = worker
+        self._workers.move_to_end(name)
+        while len(self._workers) > self._limit:
+            self._workers.popitem(last=False)
+
+    def worker_of(self, name: str | None) -> int | None:
+        """Return the worker that made a response, or None if unknown."""
+        return None if name is None else self._workers.get(name)
+
+
+# ---- Placements
+
 
 RECOVERY_S = 1.0
 """How long a request waits if its engine, or that of another client, has just failed and no other
@@ -106,15 +328,6 @@ class Placement:
         self._status = str(status)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Past:
-    """The sender of a request, and its earlier attempts; see :meth:`Director.place`."""
-
-    client: GatewayClient = NOBODY
-    tried: Set[int] = frozenset()
-    without: frozenset[int] = frozenset()
-
-
 class Director:
     """Places requests on the engines of a fleet by a router's policy."""
 
@@ -158,27 +371,18 @@ class Director:
         engines = self._maker(parsed) or self._known(parsed)
         return any(each.serving and each.worker.worker_id not in without for each in engines)
 
-    async def place(
-        self,
-        parsed: ParsedRequest,
-        tried: Set[int],
-        arrived: float,
-        *,
-        client: GatewayClient = NOBODY,
-        without: Collection[int] = (),
-    ) -> Placement:
+    async def place(self, parsed: ParsedRequest, attempts: Attempts) -> Placement:
         """Return a placement on a worker as soon as one has a free slot. Raises Refusal.
 
-        ``tried`` are workers that have just failed the request; like those that ``client`` should
-        avoid, they are used only if there is no other. Workers in ``without`` are not used.
+        Workers that have failed the request, and those that its client should avoid, are used only
+        if there is no other. Workers that requested a pause are not used.
         """
-        past = Past(client, tried, frozenset(without))
         if len(parsed.body) > SLOW_SIZE:
             query = await in_prompt_thread(partial(self._cache.query_of, parsed))
         else:
             query = self._cache.query_of(parsed)
         line = self._line(parsed)
-        attempt = partial(self._try, parsed, query, past)
+        attempt = partial(self._try, parsed, query, attempts)
         placed = None if self._wait_queue.waiting(line) else attempt()
         decided = time.perf_counter()
         if placed is None:
@@ -188,9 +392,10 @@ class Director:
                 attempt,
                 overlap=self._cache.longest(query),
                 patience_s=self._patience(parsed.model),
-                client=client,
+                client=attempts.client,
             )
-        self.metrics.routed(parsed, query, placed.choice, placed.engine, decided - arrived)
+        waited_s = decided - attempts.last_s
+        self.metrics.routed(parsed, query, placed.choice, placed.engine, waited_s)
         return placed
 
     def _line(self, parsed: ParsedRequest) -> Hashable:
@@ -200,12 +405,12 @@ class Director:
         maker = self._maker(parsed)
         return parsed.model, maker[0].worker.worker_id if maker else None
 
-    def _try(self, parsed: ParsedRequest, query: Query, past: Past) -> Placement | None:
+    def _try(self, parsed: ParsedRequest, query: Query, attempts: Attempts) -> Placement | None:
         """Try to place a request. Returns None if it must wait. Raises Refusal."""
         engines = self._maker(parsed) or self._known(parsed)
-        allowed = self._allowed(engines, past)
+        allowed = self._allowed(engines, attempts)
         if not allowed:
-            self._none(engines, past.tried)
+            self._none(engines, attempts.tried)
             return None
         name = next(self._names)
         started = time.perf_counter()
@@ -216,7 +421,7 @@ class Director:
         except ObjectiveError as error:
             raise Refusal(429, str(error), retry_after_s=1) from None
         self.metrics.part("scheduling", time.perf_counter() - started)
-        placed = Placement(self, name, parsed, choice, past.client)
+        placed = Placement(self, name, parsed, choice, attempts.client)
         self.placed += 1
         placed.engine.inflight += 1
         placed.engine.placed()
@@ -264,16 +469,16 @@ class Director:
             raise Refusal(503, "no worker is up yet", retry_after_s=1)
         raise Refusal(404, f"The model `{model}` does not exist.", param="model")
 
-    def _allowed(self, engines: list[Engine], past: Past) -> frozenset[int]:
+    def _allowed(self, engines: list[Engine], attempts: Attempts) -> frozenset[int]:
         most = self._limits.inflight_max
         free = {
             engine.worker.worker_id: engine
             for engine in engines
             if engine.ready and not (most and engine.inflight >= most)
         }
-        ready = frozenset(free) - past.without
-        others = ready - past.tried
-        best = frozenset(each for each in others if not free[each].avoided_by(past.client))
+        ready = frozenset(free) - attempts.pauses.keys()
+        others = ready - attempts.tried
+        best = frozenset(each for each in others if not free[each].avoided_by(attempts.client))
         return best or others or ready
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:

@@ -6,14 +6,20 @@ KV.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from beluga.errors import NoWorkersError, RouterError
 from beluga.gateway.engine import Engine
-from beluga.gateway.settings import EngineSpec
+from beluga.gateway.settings import MIB, EngineSpec, engine_spec, read_url
 from beluga.router import Worker
+from beluga.text import read_regular_text
+
+log = logging.getLogger(__name__)
 
 
 class Fleet:
@@ -134,3 +140,130 @@ class Fleet:
         if model is None:
             return [engine for engine in self if not engine.draining]
         return [engine for engine in self if model in engine.models and not engine.draining]
+
+
+# ---- The workers file
+
+
+WORKERS_SIZE_MAX = 4 * MIB  # bytes of a workers file
+LOOK_INTERVAL_S = 1.0
+SETTLED_LOOKS = 3
+"""Further reads with the same text after which the writer is assumed to be done."""
+
+
+class WorkersFile:
+    """Applies a file that is read repeatedly: workers added to it join, and removed ones are
+    drained. Only workers that came from the file are. A worker whose new settings do not work keeps
+    its old ones.
+
+    The file need not be written atomically. A read may find it truncated, because another program
+    is rewriting it. So a new complete line counts at once, but removed or changed lines count only
+    when the file has been unchanged for ``SETTLED_LOOKS`` reads. A file that is unreadable, invalid
+    or has no line changes nothing: the line ``none`` removes all workers.
+    """
+
+    def __init__(self, path: Path, fleet: Fleet) -> None:
+        self._path = path
+        self._fleet = fleet
+        self._specs: tuple[EngineSpec, ...] = ()
+        self._text = ""
+        self._looks = 0  # consecutive reads of the same text
+        self._complained = ""
+
+    def read(self) -> None:
+        """Read the file and apply it. Raises RouterError."""
+        specs = self._wanted()
+        failed = self._fleet.follow(specs, self._specs)
+        kept = [old for old in self._specs if any(new.url == old.url for new in failed)]
+        self._specs = (*(spec for spec in specs if spec not in failed), *kept)
+        if failed:
+            texts = [f"{spec.url}: {error}" for spec, error in failed.items()]
+            raise RouterError(f"{self._path}: {'; '.join(texts)}")
+
+    def _wanted(self) -> tuple[EngineSpec, ...]:
+        """Return the workers to follow now. Raises RouterError."""
+        text = workers_text(self._path)
+        self._looks = self._looks + 1 if text == self._text else 0
+        self._text = text
+        if not self._specs:  # there are no workers to lose
+            return read_workers(text, self._path) or ()
+        settled = self._looks >= SETTLED_LOOKS
+        # A last line without a line end may be incomplete.
+        specs = read_workers(text if settled else text[: text.rfind("\n") + 1], self._path)
+        if settled and specs is None:
+            raise RouterError(
+                f"{self._path} has no worker, so the present ones stay; write the line 'none' to "
+                "remove them all"
+            )
+        if settled and specs is not None:
+            return specs
+        there = {spec.url for spec in self._specs}
+        return (*self._specs, *(spec for spec in specs or () if spec.url not in there))
+
+    async def watch(self) -> None:
+        """Read the file repeatedly, forever."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            try:
+                self.read()
+                self._complained = ""
+            except RouterError as error:
+                if str(error) != self._complained:
+                    log.warning("%s", error)
+                self._complained = str(error)
+
+
+def workers_text(path: Path) -> str:
+    """Return the text of a workers file. It is read while requests wait, so a pipe, or a file that
+    has no end, is refused. Raises RouterError.
+    """
+    try:
+        return read_regular_text(path, WORKERS_SIZE_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RouterError(f"the workers file {path} cannot be read: {error}") from None
+
+
+def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
+    """Read the engines in the text of a file. Each line is ``URL [model=NAME]... [events=ENDPOINT
+    [replay=ENDPOINT]]...``; a comment starts with ``#``. The single line ``none`` is an empty list.
+    Returns None if there is no line at all. Raises RouterError.
+    """
+    found: dict[str, EngineSpec] = {}
+    none = 0  # line number of "none"
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if words == ["none"]:
+            none = number
+            continue
+        try:
+            spec = _spec_of(words)
+        except RouterError as error:
+            raise RouterError(f"{path}, line {number}: {error}") from None
+        if spec.url in found:
+            raise RouterError(f"{path}, line {number}: {spec.url} occurs twice; remove one line")
+        found[spec.url] = spec
+    if none and found:
+        raise RouterError(
+            f"{path}, line {none}: 'none' cannot be combined with workers; remove one of them"
+        )
+    return tuple(found.values()) if found or none else None
+
+
+def _spec_of(words: list[str]) -> EngineSpec:
+    models: list[str] = []
+    feeds: list[tuple[str, str | None]] = []
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key == "model" and value:
+            models.append(value)
+        elif key == "events" and value:
+            feeds.append((value, None))
+        elif key == "replay" and value:
+            if not feeds or feeds[-1][1] is not None:
+                raise RouterError(f"'{word}' must follow the events= that it replays")
+            feeds[-1] = (feeds[-1][0], value)
+        else:
+            raise RouterError(f"'{word}' is not one of model=, events=, replay=")
+    return engine_spec(read_url(words[0]), models, feeds)

@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Active health checks: requests each engine's ``/health`` and models periodically."""
+"""Checks of engines: their health and models, their own metrics, and whether they compute the same
+tokens as the gateway. Reports why the gateway cannot follow an engine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
 
 import aiohttp
 import msgspec
 
+from beluga.errors import RouterError
 from beluga.gateway.acceptor import is_own_shortage
-from beluga.gateway.engine import Engine, Health
+from beluga.gateway.conversation import ChatFields, Tokenizer, of_chat
+from beluga.gateway.engine import PROBLEMS, Engine, Health
 from beluga.gateway.fleet import Fleet
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.protocol import ANSWER_MAX, FAILURES, read_whole, words_of
 from beluga.gateway.settings import Limits
 from beluga.limit import LogLimit
+from beluga.router import LoadReport, LoadTracker, WorkerMetrics, read_load
+
+# ---- Health
+
 
 log = logging.getLogger(__name__)
-
-FAILURES = (
-    *(aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError),
-    *(msgspec.MsgspecError, RecursionError),  # the second: too deeply nested JSON
-)
-"""The exceptions of a request to an engine that is down or sends invalid responses."""
-ANSWER_MAX = 16 << 20
-"""Largest size in bytes of an engine's response that the router reads itself."""
 
 
 class Checker:
@@ -131,16 +135,6 @@ def _cards(body: bytes) -> list[dict[str, object]]:
     return [card for card in listed if isinstance(card, dict)]
 
 
-async def read_whole(answer: aiohttp.ClientResponse, most: int = ANSWER_MAX) -> bytes:
-    """Read an engine's response. Raises one of :data:`FAILURES`, also if it is too long."""
-    body = bytearray()
-    async for part in answer.content.iter_any():
-        body += part
-        if len(body) > most:
-            raise ValueError(f"its response is longer than {most >> 20} MiB")
-    return bytes(body)
-
-
 async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancel tasks repeatedly until they have ended. Before Python 3.12, ``wait_for`` may lose a
     cancellation that coincides with its timeout.
@@ -151,6 +145,200 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
         await asyncio.wait(left, timeout=0.1)
 
 
-def words_of(error: BaseException) -> str:
-    """Return an error's text, or its type if it has none."""
-    return str(error) or type(error).__name__
+# ---- Load
+
+
+_UNREAD = (
+    "its /metrics cannot be read, so its load is estimated from the requests that this router "
+    "sends it"
+)
+_HOW = "SGLang needs --enable-metrics"
+_HOW_TRT = "TensorRT-LLM needs enable_iter_perf_stats: true"
+
+
+class Reports:
+    """Reads ``/metrics`` of engines into the load tracker, after every health check. This polling
+    replaces a metrics aggregator.
+    """
+
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        tracker: LoadTracker,
+        limits: Limits,
+        learn: Callable[[int], object],
+        restarted: Callable[[Engine], None] = lambda _: None,
+    ) -> None:
+        """``learn`` gets the block sizes that engines report, and ``restarted`` each restarted
+        engine.
+        """
+        self._client = client
+        self._tracker = tracker
+        self._learn = learn
+        self._restarted = restarted
+        self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
+
+    async def read(self, engine: Engine) -> None:
+        """Read one engine's metrics, which replace its earlier ones. The reason of a failure is
+        stored as the engine's ``load_problem``; an engine that is down has none.
+        """
+        metrics, problem = None, ""
+        try:
+            if engine.health is Health.UP:
+                report = read_load(await self._page(engine))
+                if report is None:
+                    raise RouterError(f"it reports no load ({_HOW})")
+                if report.metrics is None and (engine.kind or not _should_have_figures(engine)):
+                    engine.load_problem = ""
+                    return
+                metrics = self._taken(engine, report)
+        except RouterError as error:
+            problem = f"{_UNREAD}: {error}"
+        except FAILURES as error:
+            problem = f"{_UNREAD}: {words_of(error)}"
+        engine.load_problem = problem
+        self._tracker.publish(engine.worker, metrics)
+
+    def _taken(self, engine: Engine, report: LoadReport) -> WorkerMetrics:
+        if report.metrics is None:
+            raise RouterError(f"it reports no iteration ({_HOW_TRT})")
+        engine.kind = report.engine
+        engine.ranks = report.ranks
+        if report.started_s is not None:
+            if engine.started_s not in (None, report.started_s):
+                log.info("%s has restarted", engine.url)
+                self._restarted(engine)
+            engine.started_s = report.started_s
+        if report.space is not None:
+            engine.space = report.space
+        # SGLang's default is a page of one token, which is too small for hashing prompts. Its KV
+        # events also report the size, if they are configured.
+        if report.block_size > 1:
+            engine.block_size = report.block_size
+            self._learn(report.block_size)
+        return report.metrics
+
+    async def _page(self, engine: Engine) -> str:
+        """Return the text of ``/metrics``. Raises RouterError or one of ``health.FAILURES``."""
+        url = f"{engine.url}/metrics"
+        async with self._client.get(url, timeout=self._timeout) as answer:
+            if answer.status != 200:
+                raise RouterError(f"it returned {answer.status} ({_HOW})")
+            return (await read_whole(answer, ANSWER_MAX)).decode()
+
+
+def _should_have_figures(engine: Engine) -> bool:
+    """Return whether an engine without a reported iteration has computed something."""
+    return engine.prompt_tokens > 0 and engine.inflight == 0
+
+
+# ---- Tokens
+
+
+_TEXT = "A whale sleeps for 12 minutes, und träumt vom Meer."
+_MESSAGES = [{"role": "user", "content": _TEXT}]
+
+
+class Probe:
+    """Calls an engine's ``/tokenize`` once after each start, and compares a text and a
+    conversation. If an engine has other tokens, its KV events match no prompt. One without it is
+    not checked.
+    """
+
+    def __init__(self, client: aiohttp.ClientSession, tokenizer: Tokenizer, limits: Limits) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
+
+    async def run(self, engine: Engine) -> None:
+        """Store how an engine's tokens differ in its ``token_problems``. An engine that does not
+        respond is probed again after its next check.
+        """
+        if engine.probed_after == engine.failures:
+            return
+        failures = engine.failures
+        try:
+            engine.token_problems = await self._differences(engine)
+        except FAILURES as error:
+            log.debug("%s does not return its tokens: %s", engine.url, words_of(error))
+        else:
+            engine.probed_after = failures
+
+    async def _differences(self, engine: Engine) -> dict[str, str]:
+        theirs = await self._tokens(engine, prompt=_TEXT)
+        if theirs is not None and theirs != self._tokenizer.text(_TEXT):
+            return {
+                "tokenizer": (
+                    "it computes other tokens for a text than --tokenizer, so no prompt hits its "
+                    "cache; give its model's folder"
+                )
+            }
+        theirs = await self._tokens(engine, messages=_MESSAGES)
+        if theirs is not None and not self._tokenizer.problem and theirs != self._chat():
+            return {
+                "template": (
+                    "it computes other tokens for a conversation than the chat template here, so "
+                    "no conversation hits its cache; give its template with --chat-template"
+                )
+            }
+        return {}
+
+    def _chat(self) -> list[int] | None:
+        try:
+            return self._tokenizer.chat(of_chat(ChatFields(), _MESSAGES))
+        except ValueError:
+            return None
+
+    async def _tokens(self, engine: Engine, **fields: Any) -> list[int] | None:
+        """Return the engine's tokens, or None if it does not return them."""
+        body = {"model": engine.models[0] if engine.models else None, **fields}
+        async with self._client.post(
+            f"{engine.url}/tokenize", json=body, timeout=self._timeout
+        ) as answer:
+            answer_body = await read_whole(answer)
+            if answer.status != 200:
+                return None
+        answered = msgspec.json.decode(answer_body)
+        tokens = answered.get("tokens") if isinstance(answered, dict) else None
+        return tokens if isinstance(tokens, list) else None
+
+
+# ---- Problems
+
+
+LOOK_S = 1.0
+
+
+class Watch:
+    """Reports every second why the gateway cannot follow an engine's cache and load: in the log, in
+    ``beluga_gateway_worker_problem`` and in ``GET /workers``. ``found`` returns the problems of an
+    engine's cache, by kind.
+    """
+
+    def __init__(
+        self, fleet: Fleet, metrics: Metrics, found: Callable[[Engine], Mapping[str, str]]
+    ) -> None:
+        self._fleet, self._metrics, self._found = fleet, metrics, found
+        self._limit = LogLimit()
+
+    async def run(self) -> None:
+        """Check forever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Check all engines now."""
+        for engine in self._fleet:
+            engine.problems = dict(self._found(engine))
+            if engine.load_problem:
+                engine.problems["metrics"] = engine.load_problem
+            for kind in PROBLEMS:
+                self._metrics.problem(engine, kind, there=kind in engine.problems)
+            for text in engine.problems.values():
+                self._log(engine, text)
+
+    def _log(self, engine: Engine, text: str) -> None:
+        kind = re.sub("[0-9]+", "", text)  # counts increase
+        if self._limit.passes(engine.worker.worker_id, kind) is not None:
+            log.warning("%s: %s", engine.url, text)

@@ -10,20 +10,21 @@ or requests with token ids.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
 import logging
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.gateway.conversation import ChatFields, of_chat, of_responses
-from beluga.gateway.responses import PATH as _RESPONSES
-from beluga.gateway.responses import response_of
-from beluga.gateway.tokenizer import Tokenizer
+from beluga.gateway.conversation import ChatFields, Tokenizer, of_chat, of_responses
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ convert an image to 85 to 1,600 tokens.
 """
 
 Tokens = NDArray[np.uint32]
+RESPONSES = "/v1/responses"
+_OF_ONE_RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/.*)?")
 _MESSAGES = "/v1/messages"
 # Bodies are untrusted, and a search blocks all other requests. So each of these searches covers few
 # bytes, and a long body is searched in pieces.
@@ -133,8 +136,14 @@ def parse_request(
         *(path, body, fields.model or None, len(tokens), tokens, _string(fields.cache_salt)),
         stream=bytes(fields.stream) == b"true",
         exact=exact,
-        response=_string(fields.previous_response_id) if path == _RESPONSES else None,
+        response=_string(fields.previous_response_id) if path == RESPONSES else None,
     )
+
+
+def response_of(path: str) -> str | None:
+    """Return the response that a path refers to: ``/v1/responses/ID`` or ``ID/cancel``."""
+    match = _OF_ONE_RESPONSE.fullmatch(path)
+    return match[1] if match else None
 
 
 def _string(raw: msgspec.Raw) -> str | None:
@@ -258,8 +267,22 @@ def _tokenized(
     decoded, beside = msgspec.json.decode(text), _chat_decoder.decode(body)
     if fields.messages:
         return tokenizer.chat(of_chat(beside, decoded))
-    if path == _RESPONSES:
+    if path == RESPONSES:
         return tokenizer.chat(of_responses(beside, decoded))
     special = beside.add_special_tokens is not False
     parts = decoded if isinstance(decoded, list) else [decoded]
     return [token for part in parts for token in tokenizer.text(part, special_tokens=special)]
+
+
+T = TypeVar("T")
+
+PROMPT_THREADS = 4
+"""The threads that parse, tokenize and hash large prompts."""
+# Not those of the event loop, which resolves engines' host names: a flood of large prompts would
+# fail every health check.
+_THREADS = ThreadPoolExecutor(PROMPT_THREADS, "beluga-prompt")
+
+
+async def in_prompt_thread(call: Callable[[], T]) -> T:
+    """Run ``call`` on one of these threads and return its result."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)

@@ -2,12 +2,8 @@
 # Copyright The Beluga Authors
 """The proxy: reads a request, places it on a worker, sends it there, and forwards the response.
 
-Another worker is tried only while the client has not received a byte, and only if the request is
-still executed once: the connection to the engine failed, or the engine responded that it is busy,
-or the request only reads. An engine that aborts may continue to work on a request. So a prompt is
-sent to another engine only if the first one's process has ended, and only once: a prompt that
-crashes engines must not crash all of them. The client's status line waits for the first byte of the
-engine's body, so an engine that dies in its prefill costs time but causes no error.
+The client's status line waits for the first byte of the engine's body, so an engine that dies in
+its prefill costs time but causes no error: ``attempts.py`` has the rule for another one.
 """
 
 from __future__ import annotations
@@ -15,93 +11,203 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from urllib.parse import urlsplit
+from types import TracebackType
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from beluga.gateway.acceptor import is_own_shortage
-from beluga.gateway.answers import Refusal, error_event
-from beluga.gateway.bodies import Held
+from beluga.gateway.attempts import Attempts, UnansweredError
+from beluga.gateway.conversation import Tokenizer
 from beluga.gateway.director import Director, Placement
-from beluga.gateway.engine import Engine
-from beluga.gateway.headers import for_client, for_engine, retry_after_s
-from beluga.gateway.health import FAILURES, read_whole, words_of
+from beluga.gateway.engine import client_of
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, parse_request
-from beluga.gateway.prompt_threads import in_prompt_thread
-from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
+from beluga.gateway.parsed_request import (
+    RESPONSES,
+    SLOW_SIZE,
+    ParsedRequest,
+    in_prompt_thread,
+    parse_request,
+)
+from beluga.gateway.protocol import (
+    FAILURES,
+    Refusal,
+    error_event,
+    for_client,
+    for_engine,
+    read_whole,
+    retry_after_s,
+    words_of,
+)
 from beluga.gateway.remote import Remote
-from beluga.gateway.responses import PATH as RESPONSES
 from beluga.gateway.settings import Limits
-from beluga.gateway.standing import client_of
-from beluga.gateway.tokenizer import Tokenizer
 from beluga.listening import plain_path
 
 log = logging.getLogger(__name__)
 
-COMPUTING = frozenset(
-    (
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/tokenize",
-        "/detokenize",
-        "/pooling",
-        "/classify",
-        "/score",
-        "/rerank",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/v1/score",
-        "/v1/audio/transcriptions",
-        "/v1/audio/translations",
-        "/inference/v1/generate",
-    )
-)
-"""Paths of requests that change nothing but caches. /v1/responses may call tools."""
+
+# ---- The relay
+
+EVENT_STREAM = "text/event-stream"
+_DATA = b"data:"
+_DONE = b"data: [DONE]"
+
+HELD_SIZE_MAX = 1 << 20
+"""Largest buffered part of a line, in bytes. A longer line is forwarded in parts."""
+
+
+class BrokenOffError(Exception):
+    """The engine failed during its response."""
+
+
+class ClientGoneError(Exception):
+    """The client has disconnected."""
+
+
+class Lines:
+    """Splits chunks of an event stream after their last line end.
+
+    The start of an unfinished line is buffered until the rest arrives. No client could use it
+    earlier, and if the engine dies within a line, the client has received whole lines, which an
+    error event can follow. Bytes are never decoded, so characters may be split between chunks.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def push(self, chunk: bytes) -> bytes:
+        """Add a chunk. Returns what can be forwarded now."""
+        if not self._held and chunk.endswith(b"\n"):
+            return chunk
+        cut = chunk.rfind(b"\n") + 1
+        if cut == len(chunk):
+            whole, self._held = self._held + chunk, b""
+        elif cut:
+            whole, self._held = self._held + chunk[:cut], chunk[cut:]
+        else:
+            whole, self._held = b"", self._held + chunk
+        if len(self._held) > HELD_SIZE_MAX:
+            whole, self._held = whole + self._held, b""
+        return whole
+
+    @property
+    def holds(self) -> bool:
+        """Whether the start of a line is buffered."""
+        return bool(self._held)
+
+    def rest(self) -> bytes:
+        """Return the remainder at the end of a complete response."""
+        held, self._held = self._held, b""
+        return held
+
+
+class Source:
+    """An engine's response in pieces that can be forwarded; a context manager.
+
+    An engine that sends nothing for ``stall_s`` seconds while the client waits has stalled. aiohttp
+    would set a new timer for each piece; here one timer checks the time of the last piece.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, stall_s: float) -> None:
+        self.has_events = response.content_type == EVENT_STREAM
+        self._response = response
+        self._content = response.content
+        self._lines = Lines()
+        self._stall_s = stall_s
+        self._since: float | None = None  # start of the wait for the engine
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Source:
+        connection = self._response.connection
+        if connection is not None and connection.protocol is not None:
+            connection.protocol.read_timeout = None
+            connection.protocol.start_timeout()  # without a timeout, this ends the old timer
+            self._look_in(self._stall_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def next(self) -> bytes:
+        """Return the next piece; an empty one is the end. Raises BrokenOffError."""
+        while True:
+            self._since = time.monotonic()
+            try:
+                chunk = await self._content.readany()
+            except FAILURES as error:
+                raise BrokenOffError(words_of(error)) from error
+            finally:
+                self._since = None
+            if not chunk:
+                return self._lines.rest()
+            if not self.has_events:
+                return chunk
+            if whole := self._lines.push(chunk):
+                return whole
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last returned piece is the final one."""
+        return self._content.at_eof() and not self._lines.holds
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """End the response if the engine has stalled, otherwise check again when it might have."""
+        silent_s = 0.0 if self._since is None else time.monotonic() - self._since
+        if silent_s < self._stall_s:
+            self._look_in(self._stall_s - silent_s)
+        else:
+            stalled = aiohttp.SocketTimeoutError(f"nothing came for {self._stall_s:g} s")
+            self._content.set_exception(stalled)
+            self._response.close()
+
+
+async def relay(
+    source: Source, first: bytes, target: web.StreamResponse, tokens: Callable[[int], None]
+) -> None:
+    """Forward a response whose first piece has been read. The caller ends the response, unless the
+    end was sent with the last piece, which saves a packet.
+
+    ``tokens`` gets the number of data events in each piece; an engine sends about one per token.
+    Raises BrokenOffError or ClientGoneError.
+    """
+    piece = first
+    while piece:
+        try:
+            await (target.write_eof(piece) if source.ended else target.write(piece))
+        except (ConnectionError, RuntimeError) as error:  # "Cannot write to closing transport"
+            raise ClientGoneError(words_of(error)) from error
+        if source.has_events:
+            tokens(piece.count(_DATA) - piece.count(_DONE))
+        piece = await source.next()
+
+
+# ---- The proxy
+
+
 _NEVER_SENT = (
     *(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError),
     *(aiohttp.ClientConnectionResetError, aiohttp.InvalidURL),
 )
-_MAY_GO_ON = "the engine aborted, and may have executed the request, so it is not repeated: %s"
 _BUSY = (429, 503)
 _REFUSAL_SIZE_MAX = 1 << 20  # bytes of a busy engine's response
 _BUSY_S = 0.1  # shortest time after which a busy engine gets the same request again
-_REST_LOOK_S = 0.5  # interval at which a request that waits for a busy engine tries others
+_PAUSE_LOOK_S = 0.5  # interval at which a request that waits for a busy engine tries others
 _SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized on a thread
-_READS = ("GET", "HEAD", "OPTIONS")
 _LARGE_SIZE = 1 << 20  # per body: parsing it takes several times its size
 _LARGE_MAX = 2  # of these, the number parsed at a time
-_GONE_LOOKS = 3  # checks of an engine that has aborted
-_GONE_LOOK_S = 0.1
-
-
-class _UnansweredError(Exception):
-    """The engine gave no response that may be forwarded, and another engine may be tried."""
-
-    def __init__(
-        self,
-        status: int,
-        why: str,
-        answer: web.Response | None = None,
-        *,
-        pause_s: float = 0.0,
-        begun: bool = False,
-    ) -> None:
-        """``answer`` is a busy engine's response, for a client that no other engine serves, and
-        ``pause_s`` the pause that it requested. ``begun``: the engine may have started to work on
-        the request.
-        """
-        super().__init__(why)
-        self.status = status
-        self.answer = answer
-        self.pause_s = pause_s
-        self.begun = begun
 
 
 class Proxy:
@@ -128,94 +234,70 @@ class Proxy:
             total=None, sock_connect=limits.connect_s, sock_read=limits.stall_s
         )
 
-    async def handle(self, request: web.Request, body: bytes, held: Held) -> web.StreamResponse:
-        """Handle a request for an engine; ``held`` is the memory of its body. Raises Refusal."""
-        first = arrived = time.perf_counter()
+    async def handle(
+        self, request: web.Request, body: bytes, release: Callable[[], None]
+    ) -> web.StreamResponse:
+        """Handle a request for an engine. ``release`` is called when its body is not needed any
+        more. Raises Refusal.
+        """
         parsed = await self._parsed(request, body)
         del body
-        tried: set[int] = set()
-        failures = deaths = 0
-        busy: web.Response | None = None
-        client = client_of(request.headers, request.remote)
-        resting: dict[int, float] = {}  # end of the pause that each worker requested
+        attempts = Attempts(
+            client_of(request.headers, request.remote),
+            method=request.method,
+            path=parsed.path,
+            retries=self._limits.retries,
+            queue_s=self._limits.queue_s,
+        )
         while True:
             try:
-                if not await self._rested(parsed, resting, first + self._limits.queue_s):
-                    raise Refusal(503, "every worker requested a longer pause")
-                placement = await self._director.place(
-                    parsed, tried, arrived, client=client, without=resting
-                )
-            except Refusal:
-                if busy is None:
-                    raise
-                return busy
+                await self._pause(parsed, attempts)
+                placement = await self._director.place(parsed, attempts)
+            except Refusal as refusal:
+                return attempts.response(refusal)
             try:
-                return await self._attempt(request, parsed, placement, held, remote=not tried)
-            except _UnansweredError as error:
-                worker = placement.engine.worker.worker_id
-                again = worker in tried
-                tried.add(worker)
+                return await self._attempt(request, parsed, placement, release, attempts)
+            except UnansweredError as error:
                 log.warning("%s: %s", placement.engine.url, error)
                 self._metrics.retried(placement.engine)
-                busy = error.answer
-                failures += busy is None
-                if error.begun and request.method not in _READS:
-                    deaths += 1
-                    if deaths > 1 or not await self._may_begin_anew(parsed, placement.engine):
-                        raise Refusal(error.status, _MAY_GO_ON % error) from None
-                arrived = time.perf_counter()
-                if error.pause_s:
-                    resting[worker] = arrived + error.pause_s
-                late = again and arrived - first > self._limits.queue_s
-                if late or max(len(tried), failures) > self._limits.retries:
-                    if busy is not None:
-                        return busy
-                    text = f"no worker responds; the last one tried: {error}"
-                    raise Refusal(error.status, text, retry_after_s=1) from None
+                if not await attempts.may_retry(placement.engine, error):
+                    return attempts.response()
 
-    async def _rested(self, parsed: ParsedRequest, resting: dict[int, float], until: float) -> bool:
+    async def _pause(self, parsed: ParsedRequest, attempts: Attempts) -> None:
         """Wait until a request may be sent to a worker: one that did not request a pause, or one
-        whose pause has ended, which is then removed from ``resting``. The request is not in the
-        queue meanwhile, so it blocks no other. Returns False if that takes too long. Raises
-        Refusal.
+        whose pause has ended, which is then dropped. The request is not in the queue meanwhile, so
+        it blocks no other. Raises Refusal, also if that takes too long.
         """
-        while resting and not self._director.has_other(parsed, resting):
-            worker, ends = min(resting.items(), key=lambda one: one[1])
-            left = ends - time.perf_counter()
+        pauses = attempts.pauses
+        while pauses and not self._director.has_other(parsed, pauses):
+            worker = min(pauses, key=pauses.__getitem__)
+            left = pauses[worker] - time.perf_counter()
             if left <= 0:
-                del resting[worker]
-                return True
-            if ends > until:
-                return False
-            await asyncio.sleep(min(left, _REST_LOOK_S))
-        return True
+                del pauses[worker]
+                return
+            if pauses[worker] > attempts.until_s:
+                raise Refusal(503, "every worker requested a longer pause")
+            await asyncio.sleep(min(left, _PAUSE_LOOK_S))
 
     async def _attempt(
         self,
         request: web.Request,
         parsed: ParsedRequest,
         placement: Placement,
-        held: Held,
-        *,
-        remote: bool,
+        release: Callable[[], None],
+        attempts: Attempts,
     ) -> web.StreamResponse:
-        """Serve a request by the engine on which it was placed, after a remote prefill if that is
-        allowed. Raises _UnansweredError.
+        """Serve a request by the engine on which it was placed, at first after a remote prefill if
+        that is allowed. Raises UnansweredError.
         """
         async with placement:
-            if remote:
+            if not attempts.tried:
                 await self._remote.prefill(parsed, placement.choice)
             try:
-                return await self._exchange(request, parsed, placement, held)
-            except _UnansweredError:
+                return await self._exchange(request, parsed, placement, release)
+            except UnansweredError:
                 placement.answered("unanswered")
                 raise
-
-    async def _may_begin_anew(self, parsed: ParsedRequest, engine: Engine) -> bool:
-        """Return whether a request that an engine has started can be sent to another one: it only
-        computes, and the first engine's process has ended.
-        """
-        return parsed.path in COMPUTING and await _is_gone(engine.url)
 
     async def _parsed(self, request: web.Request, body: bytes) -> ParsedRequest:
         if request.method == "OPTIONS":  # a preflight of a browser, which any engine can serve
@@ -237,9 +319,13 @@ class Proxy:
             return await in_prompt_thread(parse)
 
     async def _exchange(
-        self, request: web.Request, parsed: ParsedRequest, placement: Placement, held: Held
+        self,
+        request: web.Request,
+        parsed: ParsedRequest,
+        placement: Placement,
+        release: Callable[[], None],
     ) -> web.StreamResponse:
-        """Send the request and forward the response. Raises _UnansweredError if no response has
+        """Send the request and forward the response. Raises UnansweredError if no response has
         started.
         """
         engine = placement.engine
@@ -266,7 +352,7 @@ class Proxy:
                 engine.broke_off(placement.client, words_of(error))
             else:
                 engine.fail(words_of(error))
-            raise _UnansweredError(502, words_of(error), begun=begun) from error
+            raise UnansweredError(502, words_of(error), begun=begun) from error
         async with response:
             if response.status in _BUSY:
                 pause_s = retry_after_s(response.headers, self._limits.cool_down_max_s)
@@ -274,7 +360,7 @@ class Proxy:
                 engine.busy(placement.client, pause_s)
                 why = f"it returned {response.status}"
                 answer = await _whole(response, engine.url)
-                raise _UnansweredError(response.status, why, answer, pause_s=pause_s)
+                raise UnansweredError(response.status, why, answer, pause_s=pause_s)
             engine.answered(response.status)
             target = web.StreamResponse(
                 status=response.status,
@@ -291,10 +377,10 @@ class Proxy:
                         self._director.responses.made(first, engine.worker.worker_id)
                 except BrokenOffError as error:
                     engine.broke_off(placement.client, str(error))
-                    raise _UnansweredError(502, str(error), begun=True) from error
+                    raise UnansweredError(502, str(error), begun=True) from error
                 placement.first_token()
                 parsed.drop_body()  # the body will not be sent again
-                held.release()
+                release()
                 await self._pass_on(request, source, first, target, placement)
             return target
 
@@ -349,25 +435,6 @@ async def _until_data(source: Source, first: bytes) -> bytes:
             break
         more += piece
     return more
-
-
-async def _is_gone(url: str) -> bool:
-    """Return whether an engine's process has ended: its port refuses connections. A terminating
-    process may listen a moment longer than its connections last.
-    """
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    for look in range(_GONE_LOOKS):
-        await asyncio.sleep(_GONE_LOOK_S * look)
-        try:
-            connected = asyncio.open_connection(parts.hostname, port)
-            _, writer = await asyncio.wait_for(connected, _GONE_LOOK_S)
-        except ConnectionRefusedError:
-            return True
-        except (OSError, asyncio.TimeoutError):
-            continue
-        writer.close()
-    return False
 
 
 async def _whole(response: aiohttp.ClientResponse, url: str) -> web.Response | None:

@@ -9,7 +9,8 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -19,29 +20,23 @@ from beluga.gateway.acceptor import (
     HEADER_SIZE_MAX,
     HEADERS_MAX,
     listen,
+    of_clients,
+    of_operators,
     raise_file_limit,
     shares,
 )
-from beluga.gateway.admin import ADMIN_BODY_MAX, AdminHandlers
-from beluga.gateway.advice import Adviser
-from beluga.gateway.bodies import Bodies
+from beluga.gateway.admin import ADMIN_BODY_MAX, AdminHandlers, Adviser
 from beluga.gateway.cache import Cache
-from beluga.gateway.callers import of_clients, of_operators
-from beluga.gateway.director import Director, Placement
+from beluga.gateway.conversation import load_tokenizer
+from beluga.gateway.director import Director, Placement, WaitQueue
 from beluga.gateway.engine import Engine
-from beluga.gateway.fleet import Fleet
-from beluga.gateway.handlers import ClientHandlers, refusals
-from beluga.gateway.health import Checker, end_tasks
+from beluga.gateway.fleet import Fleet, WorkersFile
+from beluga.gateway.handlers import Bodies, ClientHandlers, refusals
+from beluga.gateway.health import Checker, Probe, Reports, Watch, end_tasks
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.probe import Probe
-from beluga.gateway.problems import Watch
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
-from beluga.gateway.report import Reports
 from beluga.gateway.settings import Address, Settings
-from beluga.gateway.tokenizer import load_tokenizer
-from beluga.gateway.waiting import WaitQueue
-from beluga.gateway.workers_file import WorkersFile
 from beluga.router import (
     DEFAULT_POLICY,
     BusyThresholds,
@@ -333,3 +328,13 @@ async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second signal ends the process at once
         log.info("stopping; running requests have %g s", settings.limits.drain_s)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` to its end. Signals are handled as by ``asyncio.run``."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

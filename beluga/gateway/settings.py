@@ -18,12 +18,10 @@ from beluga.errors import RouterError, SettingsError
 from beluga.listening import Token, read_tls, read_token, shown_url
 from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer
 from beluga.router import costs as costs_module
-from beluga.text import read_regular_text
 
 _SCHEMES = ("http", "https")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 MIB = 1 << 20
-WORKERS_SIZE_MAX = 4 * MIB  # bytes of a workers file
 
 
 class Address(NamedTuple):
@@ -215,10 +213,12 @@ def read_engines(
         announced.setdefault(read_url(url), []).append((endpoint, replay or None))
     if unknown := announced.keys() - served.keys():
         raise RouterError(f"KV events are configured for {min(unknown)}, which is not a worker")
-    return tuple(_spec(url, names, announced.get(url, ())) for url, names in served.items())
+    return tuple(engine_spec(url, names, announced.get(url, ())) for url, names in served.items())
 
 
-def _spec(url: str, models: Iterable[str], feeds: Sequence[tuple[str, str | None]]) -> EngineSpec:
+def engine_spec(
+    url: str, models: Iterable[str], feeds: Sequence[tuple[str, str | None]]
+) -> EngineSpec:
     """Return an engine whose ranks publish their blocks at these endpoints. Raises RouterError."""
     endpoints = [endpoint for endpoint, _ in feeds]
     for endpoint in endpoints:
@@ -259,59 +259,3 @@ def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
             raise RouterError(f"'{text}' is not NAME=NUMBER; give, for example, effective_max=4096")
         found[name] = int(value) if value.is_integer() else value
     return tuple(found.items())
-
-
-def workers_text(path: Path) -> str:
-    """Return the text of a workers file. It is read while requests wait, so a pipe, or a file that
-    has no end, is refused. Raises RouterError.
-    """
-    try:
-        return read_regular_text(path, WORKERS_SIZE_MAX)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RouterError(f"the workers file {path} cannot be read: {error}") from None
-
-
-def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
-    """Read the engines in the text of a file. Each line is ``URL [model=NAME]... [events=ENDPOINT
-    [replay=ENDPOINT]]...``; a comment starts with ``#``. The single line ``none`` is an empty list.
-    Returns None if there is no line at all. Raises RouterError.
-    """
-    found: dict[str, EngineSpec] = {}
-    none = 0  # line number of "none"
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if words == ["none"]:
-            none = number
-            continue
-        try:
-            spec = _spec_of(words)
-        except RouterError as error:
-            raise RouterError(f"{path}, line {number}: {error}") from None
-        if spec.url in found:
-            raise RouterError(f"{path}, line {number}: {spec.url} occurs twice; remove one line")
-        found[spec.url] = spec
-    if none and found:
-        raise RouterError(
-            f"{path}, line {none}: 'none' cannot be combined with workers; remove one of them"
-        )
-    return tuple(found.values()) if found or none else None
-
-
-def _spec_of(words: list[str]) -> EngineSpec:
-    models: list[str] = []
-    feeds: list[tuple[str, str | None]] = []
-    for word in words[1:]:
-        key, _, value = word.partition("=")
-        if key == "model" and value:
-            models.append(value)
-        elif key == "events" and value:
-            feeds.append((value, None))
-        elif key == "replay" and value:
-            if not feeds or feeds[-1][1] is not None:
-                raise RouterError(f"'{word}' must follow the events= that it replays")
-            feeds[-1] = (feeds[-1][0], value)
-        else:
-            raise RouterError(f"'{word}' is not one of model=, events=, replay=")
-    return _spec(read_url(words[0]), models, feeds)

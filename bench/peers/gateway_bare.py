@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from beluga.gateway.loop import run
+from beluga.gateway.service import run
 
 from ..vllm.port import HOST
 

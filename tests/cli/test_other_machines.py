@@ -21,7 +21,7 @@ from support.emulation import long
 import beluga.pool.runtime
 from beluga import IndexServer, Pool
 from beluga.errors import RuntimeDirError
-from beluga.gateway.settings import read_workers, workers_text
+from beluga.gateway.fleet import read_workers, workers_text
 from beluga.text import decode_text
 
 DENY = Path(__file__).resolve().parent.parent / "support/denied.py"

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from beluga.gateway.pool_listener import PoolListener
+from beluga.gateway.kv_events import PoolListener
 from beluga.index import check_pool, read_names
 from beluga.pool import Pool
 from beluga.router import Indexer

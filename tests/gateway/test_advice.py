@@ -9,10 +9,10 @@ import logging
 
 import pytest
 from fake_engine import FakeEngine
-from routed import routed, run, until
+from routed import routed, until
 
 from beluga.gateway import EngineSpec
-from beluga.gateway.advice import Adviser
+from beluga.gateway.admin import Adviser
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
@@ -97,18 +97,15 @@ def test_objectives_are_of_the_last_interval() -> None:
     ]
 
 
-def test_a_router_logs_its_advice(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.metrics = (
-            'vllm:num_requests_running{engine="0"} 1\n'
-            'vllm:kv_cache_usage_perc{engine="0"} 0.95\n'
-            'vllm:cache_config_info{engine="0",num_gpu_blocks="100"} 1\n'
-        )
-        with caplog.at_level(logging.INFO):
-            async with routed(engine, advise_s=0.1):
-                await until(lambda: "95% of KV memory is in use" in caplog.text)
-                await asyncio.sleep(0)
-        assert "advice: add a worker" in caplog.text
-
-    run(scenario)
+async def test_a_router_logs_its_advice(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    engine.metrics = (
+        'vllm:num_requests_running{engine="0"} 1\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.95\n'
+        'vllm:cache_config_info{engine="0",num_gpu_blocks="100"} 1\n'
+    )
+    with caplog.at_level(logging.INFO):
+        async with routed(engine, advise_s=0.1):
+            await until(lambda: "95% of KV memory is in use" in caplog.text)
+            await asyncio.sleep(0)
+    assert "advice: add a worker" in caplog.text

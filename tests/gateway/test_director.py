@@ -7,6 +7,7 @@ controls.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,19 +15,17 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
-from routed import run
 
 from beluga.errors import AllWorkersBusyError, ObjectiveError
 from beluga.gateway import EngineSpec, Limits
-from beluga.gateway.answers import Refusal
+from beluga.gateway.attempts import Attempts
 from beluga.gateway.cache import Cache
-from beluga.gateway.director import RECOVERY_S, Director, Placement
-from beluga.gateway.engine import Engine
+from beluga.gateway.director import RECOVERY_S, Director, Placement, WaitQueue
+from beluga.gateway.engine import NOBODY, Engine, GatewayClient
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest
-from beluga.gateway.standing import GatewayClient
-from beluga.gateway.waiting import WaitQueue
+from beluga.gateway.protocol import Refusal
 from beluga.router import Choice, Constraints, Overlap, Query, Router, Worker
 
 PARSED = ParsedRequest("/p", b"", "m", isl=40)
@@ -62,6 +61,16 @@ class FakeRouter:
 
     def prefill_done(self, name: int, now: float) -> bool:
         return self.prefilled
+
+
+def attempts(
+    tried: Iterable[int], client: GatewayClient = NOBODY, pauses: Mapping[int, float] | None = None
+) -> Attempts:
+    """Return the state of a request that these workers have failed."""
+    made = Attempts(client)
+    made.tried.update(tried)
+    made.pauses.update(pauses or {})
+    return made
 
 
 class Desk:
@@ -106,7 +115,7 @@ class Desk:
     async def place(
         self, parsed: ParsedRequest = PARSED, tried: frozenset[int] = frozenset()
     ) -> Placement:
-        return await self.director.place(parsed, tried, 0.0)
+        return await self.director.place(parsed, attempts(tried))
 
     async def refused(self, parsed: ParsedRequest = PARSED) -> tuple[int, str]:
         """Return status and text of a refusal, which must come at once."""
@@ -115,225 +124,186 @@ class Desk:
         return found.value.status, str(found.value)
 
 
-def test_a_request_is_counted_from_its_placement_to_its_end() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        placement = await desk.place()
-        engine = desk.engines[0]
-        assert placement.engine is engine
-        assert (desk.director.placed, engine.inflight) == (1, 1)
-        assert (engine.hit_tokens, engine.prompt_tokens) == (10, 40)
-        async with placement:
-            placement.answered(200)
-            assert desk.router.freed == []
-        assert (desk.director.placed, engine.inflight, desk.looks) == (0, 0, 1)
-        assert desk.router.freed == [0]
-        async with await desk.place():
-            pass
-        assert desk.router.freed == [0, 1]
-        text = desk.metrics.text().decode()
-        assert 'requests_total{model="m",status="200"} 1.0' in text
-        assert 'requests_total{model="m",status="cancelled"} 1.0' in text
-        assert "dynamo_router_overhead_scheduling_ms_count 2.0" in text
-
-    run(scenario)
+async def test_a_request_is_counted_from_its_placement_to_its_end() -> None:
+    desk = Desk()
+    placement = await desk.place()
+    engine = desk.engines[0]
+    assert placement.engine is engine
+    assert (desk.director.placed, engine.inflight) == (1, 1)
+    assert (engine.hit_tokens, engine.prompt_tokens) == (10, 40)
+    async with placement:
+        placement.answered(200)
+        assert desk.router.freed == []
+    assert (desk.director.placed, engine.inflight, desk.looks) == (0, 0, 1)
+    assert desk.router.freed == [0]
+    async with await desk.place():
+        pass
+    assert desk.router.freed == [0, 1]
+    text = desk.metrics.text().decode()
+    assert 'requests_total{model="m",status="200"} 1.0' in text
+    assert 'requests_total{model="m",status="cancelled"} 1.0' in text
+    assert "dynamo_router_overhead_scheduling_ms_count 2.0" in text
 
 
-def test_a_worker_that_just_failed_is_tried_only_as_the_last_one() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        assert (await desk.place(tried=frozenset({1}))).engine is desk.engines[1]
-        assert (await desk.place(tried=frozenset({1, 2, 3}))).engine is desk.engines[0]
-        assert desk.router.allowed == [{2, 3}, {1, 2, 3}]
-
-    run(scenario)
+async def test_a_worker_that_just_failed_is_tried_only_as_the_last_one() -> None:
+    desk = Desk()
+    assert (await desk.place(tried=frozenset({1}))).engine is desk.engines[1]
+    assert (await desk.place(tried=frozenset({1, 2, 3}))).engine is desk.engines[0]
+    assert desk.router.allowed == [{2, 3}, {1, 2, 3}]
 
 
-def test_a_full_engine_gets_no_request_until_one_ends() -> None:
-    async def scenario() -> None:
-        desk = Desk(EngineSpec("http://a", ("m",)), inflight_max=2)
-        first, _ = await desk.place(), await desk.place()
-        third = asyncio.ensure_future(desk.place())
-        await asyncio.sleep(0)
-        assert len(desk.wait_queue) == 1
-        fourth = asyncio.ensure_future(desk.place())  # queued after the waiting request
-        await asyncio.sleep(0)
-        first.end()
-        await third
-        assert len(desk.wait_queue) == 1
-        fourth.cancel()
-
-    run(scenario)
+async def test_a_full_engine_gets_no_request_until_one_ends() -> None:
+    desk = Desk(EngineSpec("http://a", ("m",)), inflight_max=2)
+    first, _ = await desk.place(), await desk.place()
+    third = asyncio.ensure_future(desk.place())
+    await asyncio.sleep(0)
+    assert len(desk.wait_queue) == 1
+    fourth = asyncio.ensure_future(desk.place())  # queued after the waiting request
+    await asyncio.sleep(0)
+    first.end()
+    await third
+    assert len(desk.wait_queue) == 1
+    fourth.cancel()
 
 
-def test_busy_workers_make_a_request_wait_until_a_prefill_is_done() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        under_way = await desk.place()
-        desk.router.raises = [AllWorkersBusyError("all are busy")]
-        waits = asyncio.ensure_future(desk.place())
-        await asyncio.sleep(0)
-        desk.router.prefilled = False
-        under_way.first_token()
-        assert desk.looks == 0
-        desk.router.prefilled = True
-        under_way.first_token()
-        assert (await waits).engine is desk.engines[0]
-
-    run(scenario)
+async def test_busy_workers_make_a_request_wait_until_a_prefill_is_done() -> None:
+    desk = Desk()
+    under_way = await desk.place()
+    desk.router.raises = [AllWorkersBusyError("all are busy")]
+    waits = asyncio.ensure_future(desk.place())
+    await asyncio.sleep(0)
+    desk.router.prefilled = False
+    under_way.first_token()
+    assert desk.looks == 0
+    desk.router.prefilled = True
+    under_way.first_token()
+    assert (await waits).engine is desk.engines[0]
 
 
-def test_an_objective_that_cannot_be_met_is_a_429() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        desk.router.raises = [ObjectiveError("too late already")]
-        with pytest.raises(Refusal, match="too late") as refused:
-            await desk.place()
-        answer = refused.value.response()
-        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
-        assert desk.director.placed == 0
-
-    run(scenario)
+async def test_an_objective_that_cannot_be_met_is_a_429() -> None:
+    desk = Desk()
+    desk.router.raises = [ObjectiveError("too late already")]
+    with pytest.raises(Refusal, match="too late") as refused:
+        await desk.place()
+    answer = refused.value.response()
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+    assert desk.director.placed == 0
 
 
-def test_a_request_that_cannot_be_placed_is_rejected_with_the_reason() -> None:
-    async def scenario() -> None:
-        empty = Desk(EngineSpec("http://a"))
-        assert await empty.refused() == (503, "no worker is up yet")
-        empty.fleet.remove(empty.engines[0])
-        assert await empty.refused() == (503, "no worker is up yet")
-        desk = Desk()
-        assert (await desk.refused(ParsedRequest("/p", b"", "other")))[0] == 404
-        for engine, why in zip(desk.engines, ("late", "", "gone"), strict=True):
-            engine.fail(why)
-        assert await desk.refused() == (503, "none of 3 workers is up: gone; late")
-        mixed = Desk(EngineSpec("http://a", ("m",)), EngineSpec("http://b", ("n",)))
-        assert (await mixed.refused(ANY))[0] == 400
-        named = Desk(EngineSpec("http://a", ("m",)), EngineSpec("http://b"))
-        assert (await named.place(ANY)).engine is named.engines[0]
-
-    run(scenario)
+async def test_a_request_that_cannot_be_placed_is_rejected_with_the_reason() -> None:
+    empty = Desk(EngineSpec("http://a"))
+    assert await empty.refused() == (503, "no worker is up yet")
+    empty.fleet.remove(empty.engines[0])
+    assert await empty.refused() == (503, "no worker is up yet")
+    desk = Desk()
+    assert (await desk.refused(ParsedRequest("/p", b"", "other")))[0] == 404
+    for engine, why in zip(desk.engines, ("late", "", "gone"), strict=True):
+        engine.fail(why)
+    assert await desk.refused() == (503, "none of 3 workers is up: gone; late")
+    mixed = Desk(EngineSpec("http://a", ("m",)), EngineSpec("http://b", ("n",)))
+    assert (await mixed.refused(ANY))[0] == 400
+    named = Desk(EngineSpec("http://a", ("m",)), EngineSpec("http://b"))
+    assert (await named.place(ANY)).engine is named.engines[0]
 
 
-def test_engines_are_checked_when_the_first_cooldown_ends() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        for engine, seconds in zip(desk.engines, (50, 20, 0), strict=True):
-            engine.cool_down(seconds)
-        desk.engines[2].fail("gone")
-        waits = asyncio.ensure_future(desk.place())
-        await asyncio.sleep(0)
-        assert len(desk.looks_in) == 1
-        assert 15 < desk.looks_in[0] <= 20
-        waits.cancel()
-
-    run(scenario)
+async def test_engines_are_checked_when_the_first_cooldown_ends() -> None:
+    desk = Desk()
+    for engine, seconds in zip(desk.engines, (50, 20, 0), strict=True):
+        engine.cool_down(seconds)
+    desk.engines[2].fail("gone")
+    waits = asyncio.ensure_future(desk.place())
+    await asyncio.sleep(0)
+    assert len(desk.looks_in) == 1
+    assert 15 < desk.looks_in[0] <= 20
+    waits.cancel()
 
 
-def test_a_request_for_one_worker_does_not_block_others() -> None:
-    async def scenario() -> None:
-        desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"), inflight_max=1)
-        desk.director.responses.made(b'{"id": "resp_1"}', 1)
-        desk.engines[0].inflight = 1
-        about = ParsedRequest("/v1/responses/resp_1", b"", None, response="resp_1", isl=40)
-        waits = asyncio.ensure_future(desk.place(about))
-        await asyncio.sleep(0)
-        assert not waits.done()
-        placed = await asyncio.wait_for(desk.place(ANY), 20)
-        assert placed.engine is desk.engines[1]
-        later = asyncio.ensure_future(desk.place(ANY))
-        await asyncio.sleep(0)
-        desk.director.end(99, desk.engines[0])  # either of them may get the place
-        assert (await asyncio.wait_for(waits, 20)).engine is desk.engines[0]
-        placed.end()
-        assert (await asyncio.wait_for(later, 20)).engine is desk.engines[1]
-
-    run(scenario)
+async def test_a_request_for_one_worker_does_not_block_others() -> None:
+    desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"), inflight_max=1)
+    desk.director.responses.made(b'{"id": "resp_1"}', 1)
+    desk.engines[0].inflight = 1
+    about = ParsedRequest("/v1/responses/resp_1", b"", None, response="resp_1", isl=40)
+    waits = asyncio.ensure_future(desk.place(about))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    placed = await asyncio.wait_for(desk.place(ANY), 20)
+    assert placed.engine is desk.engines[1]
+    later = asyncio.ensure_future(desk.place(ANY))
+    await asyncio.sleep(0)
+    desk.director.end(99, desk.engines[0])  # either of them may get the place
+    assert (await asyncio.wait_for(waits, 20)).engine is desk.engines[0]
+    placed.end()
+    assert (await asyncio.wait_for(later, 20)).engine is desk.engines[1]
 
 
-def test_workers_with_a_retry_after_are_skipped() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        placed = await desk.director.place(PARSED, {1, 2}, 0.0, without={1: 9.0, 2: 9.0})
-        assert placed.engine is desk.engines[2]
-        assert desk.director.has_other(PARSED, {1, 2})
-        assert not desk.director.has_other(PARSED, {1, 2, 3})
-        desk.engines[2].fail("gone")
-        assert not desk.director.has_other(PARSED, {1, 2})
-
-    run(scenario)
+async def test_workers_with_a_retry_after_are_skipped() -> None:
+    desk = Desk()
+    placed = await desk.director.place(PARSED, attempts({1, 2}, pauses={1: 9.0, 2: 9.0}))
+    assert placed.engine is desk.engines[2]
+    assert desk.director.has_other(PARSED, {1, 2})
+    assert not desk.director.has_other(PARSED, {1, 2, 3})
+    desk.engines[2].fail("gone")
+    assert not desk.director.has_other(PARSED, {1, 2})
 
 
-def test_a_client_avoids_a_worker_only_if_there_is_another() -> None:
-    async def scenario() -> None:
-        desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"))
-        one, two = GatewayClient("one", "1"), GatewayClient("two", "2")
-        desk.engines[0].busy(one, 60)
-        for client, expected in ((one, {2}), (two, {1, 2})):
-            await desk.director.place(PARSED, set(), 0.0, client=client)
-            assert desk.router.allowed[-1] == expected
-        await desk.director.place(PARSED, {2}, 0.0, client=one)
-        assert desk.router.allowed[-1] == {1}
-
-    run(scenario)
+async def test_a_client_avoids_a_worker_only_if_there_is_another() -> None:
+    desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"))
+    one, two = GatewayClient("one", "1"), GatewayClient("two", "2")
+    desk.engines[0].busy(one, 60)
+    for client, expected in ((one, {2}), (two, {1, 2})):
+        await desk.director.place(PARSED, Attempts(client))
+        assert desk.router.allowed[-1] == expected
+    await desk.director.place(PARSED, attempts({2}, one))
+    assert desk.router.allowed[-1] == {1}
 
 
 @pytest.mark.parametrize(
     ("tried", "up", "patience_s"),
     [(frozenset({1}), False, RECOVERY_S), (frozenset({1}), True, 7.0), (frozenset(), True, 7.0)],
 )
-def test_the_wait_for_a_failed_engine_is_short(
+async def test_the_wait_for_a_failed_engine_is_short(
     tried: frozenset[int], up: bool, patience_s: float
 ) -> None:
-    async def scenario() -> None:
-        desk = Desk(EngineSpec("http://a", ("m",)), queue_s=7.0, inflight_max=1)
-        desk.engines[0].inflight = 1
-        if not up:
-            desk.engines[0].fail("gone")
-        patience: list[float] = []
+    desk = Desk(EngineSpec("http://a", ("m",)), queue_s=7.0, inflight_max=1)
+    desk.engines[0].inflight = 1
+    if not up:
+        desk.engines[0].fail("gone")
+    patience: list[float] = []
 
-        async def wait(*_: object, patience_s: float, **__: object) -> Placement:
-            patience.append(patience_s)
-            raise Refusal(503, "waited")
+    async def wait(*_: object, patience_s: float, **__: object) -> Placement:
+        patience.append(patience_s)
+        raise Refusal(503, "waited")
 
-        desk.wait_queue.wait = wait  # type: ignore[assignment]
-        with pytest.raises(Refusal, match="waited"):
-            await desk.place(tried=tried)
-        assert patience == [patience_s]
-
-    run(scenario)
+    desk.wait_queue.wait = wait  # type: ignore[assignment]
+    with pytest.raises(Refusal, match="waited"):
+        await desk.place(tried=tried)
+    assert patience == [patience_s]
 
 
-def test_inter_token_times_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        clock = SimpleNamespace(now=100.0)
-        clock.perf_counter = clock.monotonic = lambda: clock.now
-        monkeypatch.setattr("beluga.gateway.director.time", clock)
-        desk = Desk()
-        async with await desk.place() as placement:
-            clock.now = 103.0
-            placement.first_token()
-            placement.tokens(1)
-            clock.now = 104.0
-            placement.tokens(2)
-            placement.tokens(0)
-            clock.now = 105.0
-            placement.tokens(1)
-        assert desk.metrics.latencies() == (Latency(3.0, 1.0), Latency(2.0, 3.0))
-        assert 'output_sequence_tokens_sum{model="m"} 4.0' in desk.metrics.text().decode()
-
-    run(scenario)
+async def test_inter_token_times_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    clock.perf_counter = clock.monotonic = lambda: clock.now
+    monkeypatch.setattr("beluga.gateway.director.time", clock)
+    desk = Desk()
+    async with await desk.place() as placement:
+        clock.now = 103.0
+        placement.first_token()
+        placement.tokens(1)
+        clock.now = 104.0
+        placement.tokens(2)
+        placement.tokens(0)
+        clock.now = 105.0
+        placement.tokens(1)
+    assert desk.metrics.latencies() == (Latency(3.0, 1.0), Latency(2.0, 3.0))
+    assert 'output_sequence_tokens_sum{model="m"} 4.0' in desk.metrics.text().decode()
 
 
-def test_a_removed_engine_is_dropped_and_others_are_checked() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        assert desk.router.workers == {1, 2, 3}
-        await desk.place()
-        assert "http://a" in desk.metrics.text().decode()
-        desk.fleet.remove(desk.engines[0])
-        assert desk.router.workers == {2, 3}
-        assert "http://a" not in desk.metrics.text().decode()
-        assert desk.looks == 1
-
-    run(scenario)
+async def test_a_removed_engine_is_dropped_and_others_are_checked() -> None:
+    desk = Desk()
+    assert desk.router.workers == {1, 2, 3}
+    await desk.place()
+    assert "http://a" in desk.metrics.text().decode()
+    desk.fleet.remove(desk.engines[0])
+    assert desk.router.workers == {2, 3}
+    assert "http://a" not in desk.metrics.text().decode()
+    assert desk.looks == 1

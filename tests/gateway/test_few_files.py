@@ -28,7 +28,7 @@ from fake_engine import FakeEngine
 from routed import routed, run, until
 
 from beluga.gateway.acceptor import raise_file_limit
-from beluga.gateway.listener import Listener
+from beluga.gateway.kv_events import Listener
 from beluga.open_files import files_left
 from beluga.router import Indexer, WireDecoder
 
@@ -55,8 +55,8 @@ FEW = """
 import asyncio, errno, os, resource, sys
 from pathlib import Path
 from beluga.errors import RouterError
-from beluga.gateway.listener import Listener
-from beluga.gateway.pool_listener import PoolListener
+from beluga.gateway.kv_events import Listener
+from beluga.gateway.kv_events import PoolListener
 from beluga.router import Indexer, WireDecoder
 
 EVENTS, REPLAY = "ipc:///nowhere/e", "ipc:///nowhere/r"
@@ -117,7 +117,7 @@ def test_a_listener_needs_no_more_files_than_are_required_of_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("feeds", [0, 3])
-def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
+async def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
     start: Callable[..., Any], tmp_path: Path, feeds: int
 ) -> None:
     """Each feed of KV events needs about 11 descriptors, which are then not available for
@@ -126,82 +126,58 @@ def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
     if feeds:
         pytest.importorskip("zmq", reason="pyzmq is not installed")
     files = FILES + 12 * feeds
-
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.faults.hold = asyncio.Event()
-        connector = aiohttp.TCPConnector(limit=0)
-        async with engine, aiohttp.ClientSession(connector=connector) as client:
-            child = start(
-                *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
-                *("--health-interval", 0.1, "--policy", "linear"),
-                *(
-                    word
-                    for number in range(feeds)
-                    for word in (
-                        "--kv-events",
-                        f"{engine.url}=ipc://{tmp_path}/e{number},ipc://{tmp_path}/r{number}",
-                    )
-                ),
-            )
-            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, files))
-            base, admin = await asyncio.to_thread(addresses, child)
-            while await asyncio.to_thread(health, admin) != "up":
-                await asyncio.sleep(0.02)
-
-            async def complete() -> tuple[int, bytes]:
-                body = {"model": "fake", "prompt": "a", "stream": True}
-                while True:
-                    try:
-                        async with client.post(f"{base}/v1/completions", json=body) as answer:
-                            return answer.status, await answer.read()
-                    except aiohttp.ClientConnectionError:
-                        # closed before it had sent anything, to make room for another connection
-                        pass
-
-            clients = [asyncio.create_task(complete()) for _ in range(CLIENTS)]
-            await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
-            served = engine.under_way
-            assert FILES / 5 < served < FILES / 2  # the event loop uses some descriptors, too
-            assert await asyncio.to_thread(health, admin) == "up"
-            engine.faults.hold.set()
-            answers = await asyncio.gather(*clients)
-            assert Counter(status for status, _ in answers) == {
-                200: served,
-                503: CLIENTS - served,
-            }
-            for status, body in answers:
-                whole = body.endswith(b"data: [DONE]\n\n")
-                assert (
-                    whole if status == 200 else b"open files allows; raise it (ulimit -n)" in body
+    engine = FakeEngine()
+    engine.faults.hold = asyncio.Event()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with engine, aiohttp.ClientSession(connector=connector) as client:
+        child = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+            *("--health-interval", 0.1, "--policy", "linear"),
+            *(
+                word
+                for number in range(feeds)
+                for word in (
+                    "--kv-events",
+                    f"{engine.url}=ipc://{tmp_path}/e{number},ipc://{tmp_path}/r{number}",
                 )
-            for _ in range(FILES):
-                assert (await complete())[0] == 200
-            assert await asyncio.to_thread(health, admin) == "up"
+            ),
+        )
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, files))
+        base, admin = await asyncio.to_thread(addresses, child)
+        while await asyncio.to_thread(health, admin) != "up":
+            await asyncio.sleep(0.02)
 
-    run(scenario)
+        async def complete() -> tuple[int, bytes]:
+            body = {"model": "fake", "prompt": "a", "stream": True}
+            while True:
+                try:
+                    async with client.post(f"{base}/v1/completions", json=body) as answer:
+                        return answer.status, await answer.read()
+                except aiohttp.ClientConnectionError:
+                    # closed before it had sent anything, to make room for another connection
+                    pass
+
+        clients = [asyncio.create_task(complete()) for _ in range(CLIENTS)]
+        await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
+        served = engine.under_way
+        assert FILES / 5 < served < FILES / 2  # the event loop uses some descriptors, too
+        assert await asyncio.to_thread(health, admin) == "up"
+        engine.faults.hold.set()
+        answers = await asyncio.gather(*clients)
+        assert Counter(status for status, _ in answers) == {
+            200: served,
+            503: CLIENTS - served,
+        }
+        for status, body in answers:
+            whole = body.endswith(b"data: [DONE]\n\n")
+            assert whole if status == 200 else b"open files allows; raise it (ulimit -n)" in body
+        for _ in range(FILES):
+            assert (await complete())[0] == 200
+        assert await asyncio.to_thread(health, admin) == "up"
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", WHOLE])
-def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: bytes) -> None:
-    async def scenario() -> None:
-        async with FakeEngine() as engine, aiohttp.ClientSession() as client:
-            child = start(
-                *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
-                *("--health-interval", 0.1),
-            )
-            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-            base, admin = await asyncio.to_thread(addresses, child)
-            while await asyncio.to_thread(health, admin) != "up":
-                await asyncio.sleep(0.02)
-            engine.faults.hold = asyncio.Event()
-            body = {"model": "fake", "prompt": "a"}
-            url = f"{base}/v1/completions"
-            async with client.post(url, json={**body, "stream": True}) as stream:
-                await while_others_idle(base)
-                engine.faults.hold.set()
-                assert (await stream.read()).endswith(b"data: [DONE]\n\n")
-
+async def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: bytes) -> None:
     async def while_others_idle(base: str) -> None:
         async with aiohttp.ClientSession() as client:
             host, port = base.removeprefix("http://").split(":")
@@ -215,37 +191,49 @@ def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: b
             for _, writer in idle:
                 writer.close()
 
-    run(scenario)
+    async with FakeEngine() as engine, aiohttp.ClientSession() as client:
+        child = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+            *("--health-interval", 0.1),
+        )
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        base, admin = await asyncio.to_thread(addresses, child)
+        while await asyncio.to_thread(health, admin) != "up":
+            await asyncio.sleep(0.02)
+        engine.faults.hold = asyncio.Event()
+        body = {"model": "fake", "prompt": "a"}
+        url = f"{base}/v1/completions"
+        async with client.post(url, json={**body, "stream": True}) as stream:
+            await while_others_idle(base)
+            engine.faults.hold.set()
+            assert (await stream.read()).endswith(b"data: [DONE]\n\n")
 
 
-def test_exhausted_descriptors_of_the_gateway_are_not_an_engine_failure(
+async def test_exhausted_descriptors_of_the_gateway_are_not_an_engine_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            (engine,) = site.service.fleet
-            failed = 0
-            connect = aiohttp.TCPConnector.connect
+    async with routed(FakeEngine()) as site:
+        (engine,) = site.service.fleet
+        failed = 0
+        connect = aiohttp.TCPConnector.connect
 
-            async def starved(self: Any, request: Any, **more: Any) -> Any:
-                nonlocal failed
-                if str(request.url).startswith(engine.url):
-                    failed += 1
-                    error = OSError(errno.EMFILE, "Too many open files")
-                    raise aiohttp.ClientConnectorError(request.connection_key, error)
-                return await connect(self, request, **more)
+        async def starved(self: Any, request: Any, **more: Any) -> Any:
+            nonlocal failed
+            if str(request.url).startswith(engine.url):
+                failed += 1
+                error = OSError(errno.EMFILE, "Too many open files")
+                raise aiohttp.ClientConnectorError(request.connection_key, error)
+            return await connect(self, request, **more)
 
-            with monkeypatch.context() as patched:
-                patched.setattr(aiohttp.TCPConnector, "connect", starved)
-                status, body = await site.completed()
-                assert status == 503
-                assert b"this router cannot open a connection" in body
-                await until(lambda: failed > 3)  # also by health checks
-            assert (engine.serving, engine.failures) == (True, 0)
-            assert (await site.completed())[0] == 200
-            assert site.loads() == [(0, 0)]
-
-    run(scenario)
+        with monkeypatch.context() as patched:
+            patched.setattr(aiohttp.TCPConnector, "connect", starved)
+            status, body = await site.completed()
+            assert status == 503
+            assert b"this router cannot open a connection" in body
+            await until(lambda: failed > 3)  # also by health checks
+        assert (engine.serving, engine.failures) == (True, 0)
+        assert (await site.completed())[0] == 200
+        assert site.loads() == [(0, 0)]
 
 
 def test_the_limit_of_open_files_is_raised_to_the_hard_limit() -> None:

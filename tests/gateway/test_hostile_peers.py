@@ -18,20 +18,15 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from aiohttp import web
 from fake_engine import FakeEngine
-from routed import QUICK, routed, run, until
+from routed import QUICK, routed, until
 
 from beluga.errors import BadReplyError, BelugaError, RouterError
 from beluga.gateway import acceptor as acceptor_module
 from beluga.gateway.engine import Health
-from beluga.gateway.health import ANSWER_MAX
+from beluga.gateway.fleet import WORKERS_SIZE_MAX, workers_text
 from beluga.gateway.parsed_request import parse_request
-from beluga.gateway.settings import (
-    WORKERS_SIZE_MAX,
-    read_engines,
-    read_queues,
-    read_url,
-    workers_text,
-)
+from beluga.gateway.protocol import ANSWER_MAX
+from beluga.gateway.settings import read_engines, read_queues, read_url
 from beluga.index import fetch_counters
 from beluga.tiers.remote import split_remote
 from beluga.tiers.remote.objects import store_options
@@ -43,18 +38,15 @@ WORD = "hunter2hunter2"
 MIB = 1 << 20
 
 
-def test_an_engine_whose_list_of_models_is_too_long_is_down() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.listed = json.dumps({"data": [{"id": "fake", "more": "a" * ANSWER_MAX}]}).encode()
-        async with routed(engine, wait=False) as site:
-            (found,) = site.service.fleet
-            await until(lambda: found.health is Health.DOWN)
-            assert found.why == "its response is longer than 16 MiB"
-            engine.listed = None
-            await until(lambda: found.health is Health.UP)
-
-    run(scenario)
+async def test_an_engine_whose_list_of_models_is_too_long_is_down() -> None:
+    engine = FakeEngine()
+    engine.listed = json.dumps({"data": [{"id": "fake", "more": "a" * ANSWER_MAX}]}).encode()
+    async with routed(engine, wait=False) as site:
+        (found,) = site.service.fleet
+        await until(lambda: found.health is Health.DOWN)
+        assert found.why == "its response is longer than 16 MiB"
+        engine.listed = None
+        await until(lambda: found.health is Health.UP)
 
 
 class BusyEngine(FakeEngine):
@@ -64,14 +56,11 @@ class BusyEngine(FakeEngine):
         return web.Response(status=429, body=b"a" * (3 * MIB))
 
 
-def test_a_busy_engines_long_response_is_not_kept() -> None:
-    async def scenario() -> None:
-        async with routed(BusyEngine()) as site:
-            status, body = await site.completed(stream=False)
-            assert status == 429
-            assert len(body) < MIB
-
-    run(scenario)
+async def test_a_busy_engines_long_response_is_not_kept() -> None:
+    async with routed(BusyEngine()) as site:
+        status, body = await site.completed(stream=False)
+        assert status == 429
+        assert len(body) < MIB
 
 
 @pytest.mark.parametrize(
@@ -91,22 +80,18 @@ def test_a_busy_engines_long_response_is_not_kept() -> None:
         f"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: {WORD}\r\nContent-Length: 2",
     ],
 )
-def test_the_log_quotes_nothing_of_an_invalid_request(
+async def test_the_log_quotes_nothing_of_an_invalid_request(
     line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            reader, writer = await asyncio.open_connection(*site.service.address)
-            writer.write(f"{line}\r\nHost: localhost\r\n\r\n{{}}".encode())
-            assert b" 400 " in await reader.readline()
-            writer.close()
-            warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-            assert [record.name for record in warned] == ["beluga.gateway.acceptor.http"]
-            assert len(warned[0].getMessage().splitlines()) == 1
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(f"{line}\r\nHost: localhost\r\n\r\n{{}}".encode())
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert [record.name for record in warned] == ["beluga.gateway.acceptor.http"]
+        assert len(warned[0].getMessage().splitlines()) == 1
     assert WORD not in caplog.text
 
 
@@ -202,93 +187,77 @@ def test_no_error_of_a_stores_endpoint_has_its_password() -> None:
 HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: "
 
 
-def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_is_full(
+async def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(acceptor_module, "PATIENCE_S", 0.5)
-
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            for address in (site.service.address, site.service.admin_address):
-                for sent in (b"", HALF_A_HEAD):
-                    reader, writer = await asyncio.open_connection(*address)
-                    writer.write(sent)
-                    assert await reader.read() == b""
-                    writer.close()
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        for address in (site.service.address, site.service.admin_address):
+            for sent in (b"", HALF_A_HEAD):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(sent)
+                assert await reader.read() == b""
+                writer.close()
 
 
-def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections with large heads are closed; those with heads of the usual size stay open."""
     monkeypatch.setattr(acceptor_module, "HEADS_SIZE_MAX", 100_000)
-
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            usual_reader, usual = await asyncio.open_connection(*site.service.address)
-            usual.write(HALF_A_HEAD + b"a" * 4000)
-            peers = []
-            for _ in range(10):
-                peers.append(await asyncio.open_connection(*site.service.address))
-                peers[-1][1].write(HALF_A_HEAD + b"a" * 30_000)
-            ended = [asyncio.ensure_future(reader.read()) for reader, _ in peers]
-            await until(lambda: sum(task.done() for task in ended) >= 7)
-            usual.write(b"\r\n\r\n")
-            assert b" 200 " in await usual_reader.readline()
-            for task, (_, writer) in zip(ended, peers, strict=True):
-                task.cancel()
-                writer.close()
-            usual.close()
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        usual_reader, usual = await asyncio.open_connection(*site.service.address)
+        usual.write(HALF_A_HEAD + b"a" * 4000)
+        peers = []
+        for _ in range(10):
+            peers.append(await asyncio.open_connection(*site.service.address))
+            peers[-1][1].write(HALF_A_HEAD + b"a" * 30_000)
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in peers]
+        await until(lambda: sum(task.done() for task in ended) >= 7)
+        usual.write(b"\r\n\r\n")
+        assert b" 200 " in await usual_reader.readline()
+        for task, (_, writer) in zip(ended, peers, strict=True):
+            task.cancel()
+            writer.close()
+        usual.close()
 
 
-def test_a_late_body_stays_within_the_total_limit() -> None:
+async def test_a_late_body_stays_within_the_total_limit() -> None:
     """There was room when the head of the request arrived."""
-
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.faults.hold_first = asyncio.Event()
-        async with routed(engine) as site:
-            site.service._handlers._requests_max = 1
-            reader, late = await asyncio.open_connection(*site.service.address)
-            late.write(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"
-            )
-            places = site.service._clients.places
-            await until(lambda: any(place.connection._handled for place in places))
-            other = asyncio.ensure_future(site.completed(stream=False))
-            await until(lambda: engine.under_way == 1)
-            late.write(b'"model": "fake"}')
-            assert b" 503 " in await reader.readline()
-            assert b"1 requests are running" in await reader.read(4096)
-            late.close()
-            engine.faults.hold_first.set()
-            assert (await other)[0] == 200
-            assert len(engine.seen) == 1
-
-    run(scenario)
+    engine = FakeEngine()
+    engine.faults.hold_first = asyncio.Event()
+    async with routed(engine) as site:
+        site.service._handlers._requests_max = 1
+        reader, late = await asyncio.open_connection(*site.service.address)
+        late.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"
+        )
+        places = site.service._clients.places
+        await until(lambda: any(place.connection._handled for place in places))
+        other = asyncio.ensure_future(site.completed(stream=False))
+        await until(lambda: engine.under_way == 1)
+        late.write(b'"model": "fake"}')
+        assert b" 503 " in await reader.readline()
+        assert b"1 requests are running" in await reader.read(4096)
+        late.close()
+        engine.faults.hold_first.set()
+        assert (await other)[0] == 200
+        assert len(engine.seen) == 1
 
 
 @pytest.mark.parametrize("size", [50_000, 300_000])
-def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
+async def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
     """The first one arrives with its head."""
-
-    async def scenario() -> None:
-        limits = dataclasses.replace(QUICK, body_size_max=40_000)
-        async with routed(FakeEngine(), limits=limits) as site:
-            reader, writer = await asyncio.open_connection(*site.service.address)
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-                b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"a" * size)
-            )
-            assert b" 413 " in await reader.readline()
-            writer.close()
-            assert site.engines[0].seen == []
-
-    run(scenario)
+    limits = dataclasses.replace(QUICK, body_size_max=40_000)
+    async with routed(FakeEngine(), limits=limits) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"a" * size)
+        )
+        assert b" 413 " in await reader.readline()
+        writer.close()
+        assert site.engines[0].seen == []
 
 
 @pytest.mark.parametrize(
@@ -297,15 +266,12 @@ def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
 @pytest.mark.parametrize(
     "body", [b"[" * 50_000, b'{"url":' * 5000, b'{"url": "\xff"}', b'{"url\xff": 1}', b"", b"nul"]
 )
-def test_malformed_json_of_operators_is_rejected(method: str, path: str, body: bytes) -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            kind = {"Content-Type": "application/json"}
-            requested = site.client.request(method, site.admin + path, data=body, headers=kind)
-            async with requested as answer:
-                assert answer.status == 400
-
-    run(scenario)
+async def test_malformed_json_of_operators_is_rejected(method: str, path: str, body: bytes) -> None:
+    async with routed(FakeEngine()) as site:
+        kind = {"Content-Type": "application/json"}
+        requested = site.client.request(method, site.admin + path, data=body, headers=kind)
+        async with requested as answer:
+            assert answer.status == 400
 
 
 def test_nested_counters_are_an_error_of_the_server() -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from announcer import Announcer
 from fake_engine import FakeEngine
-from routed import Site, routed, run, until
+from routed import Site, routed, until
 
 from beluga.gateway import EngineSpec, Limits
 from beluga.gateway.conversation import Conversation
@@ -30,35 +30,29 @@ TOKENS = list(range(1000, 1000 + 10 * BLOCK))
 @pytest.mark.parametrize(
     "prompt", [TOKENS, "The whale is white. " * 40], ids=["tokens", "text blocks"]
 )
-def test_a_prompt_is_routed_to_the_worker_of_its_prefix(prompt: Any) -> None:
-    async def scenario() -> None:
-        a, b = FakeEngine(), FakeEngine()
-        async with routed(a, b, policy="linear") as site:
-            for _ in range(5):
-                assert (await site.completed(prompt=prompt))[0] == 200
-            assert sorted(site.counts()) == [0, 5]
-            rates = [e.hit_tokens / e.prompt_tokens for e in site.service.fleet if e.prompt_tokens]
-            assert rates[0] > 0.7
-            longer = prompt + prompt[:BLOCK]
-            await site.completed(prompt=longer)
-            assert sorted(site.counts()) == [0, 6]
-            await site.completed(prompt=longer, cache_salt="another tenant's")
-            assert (await site.completed(prompt=prompt[1:]))[0] == 200
-            text = await site.text("/metrics")
-            assert "dynamo_router_overhead_indexer_find_matches_ms_count 8.0" in text
-            assert "dynamo_router_overhead_block_hashing_ms_count 8.0" in text
-
-    run(scenario)
+async def test_a_prompt_is_routed_to_the_worker_of_its_prefix(prompt: Any) -> None:
+    a, b = FakeEngine(), FakeEngine()
+    async with routed(a, b, policy="linear") as site:
+        for _ in range(5):
+            assert (await site.completed(prompt=prompt))[0] == 200
+        assert sorted(site.counts()) == [0, 5]
+        rates = [e.hit_tokens / e.prompt_tokens for e in site.service.fleet if e.prompt_tokens]
+        assert rates[0] > 0.7
+        longer = prompt + prompt[:BLOCK]
+        await site.completed(prompt=longer)
+        assert sorted(site.counts()) == [0, 6]
+        await site.completed(prompt=longer, cache_salt="another tenant's")
+        assert (await site.completed(prompt=prompt[1:]))[0] == 200
+        text = await site.text("/metrics")
+        assert "dynamo_router_overhead_indexer_find_matches_ms_count 8.0" in text
+        assert "dynamo_router_overhead_block_hashing_ms_count 8.0" in text
 
 
-def test_a_cache_oblivious_policy_costs_no_hashing() -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine(), policy="least-tokens") as site:
-            await site.completed(prompt=TOKENS)
-            text = await site.text("/metrics")
-            assert "dynamo_router_overhead_block_hashing_ms_count 0.0" in text
-
-    run(scenario)
+async def test_a_cache_oblivious_policy_costs_no_hashing() -> None:
+    async with routed(FakeEngine(), policy="least-tokens") as site:
+        await site.completed(prompt=TOKENS)
+        text = await site.text("/metrics")
+        assert "dynamo_router_overhead_block_hashing_ms_count 0.0" in text
 
 
 async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:
@@ -70,60 +64,53 @@ async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:
     assert gained == [int(each is engine) for each in site.engines]
 
 
-def test_missed_events_of_engines_are_replayed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        a, b = FakeEngine(), FakeEngine()
-        announcer = Announcer(tmp_path)
-        other = [token + 5000 for token in TOKENS]
-        try:
-            async with a, b:
-                specs = (
-                    EngineSpec(a.url),
-                    EngineSpec(b.url, (), announcer.events, announcer.replay),
-                )
-                async with routed(engines=specs, policy="linear") as site:
-                    site.engines = (a, b)
-                    await site.up()
-                    await until(announcer.subscribed)
-                    index = site.service.index()
-                    announcer.stored(TOKENS, 100)
-                    await until(lambda: index.indexer.counts.stored == 10)
-                    await prefers(site, b, TOKENS)
-                    announcer.stored(other, 200, live=False)
-                    announcer.stored([token + 9000 for token in TOKENS], 300)
+async def test_missed_events_of_engines_are_replayed(tmp_path: Path) -> None:
+    a, b = FakeEngine(), FakeEngine()
+    announcer = Announcer(tmp_path)
+    other = [token + 5000 for token in TOKENS]
+    try:
+        async with a, b:
+            specs = (
+                EngineSpec(a.url),
+                EngineSpec(b.url, (), announcer.events, announcer.replay),
+            )
+            async with routed(engines=specs, policy="linear") as site:
+                site.engines = (a, b)
+                await site.up()
+                await until(announcer.subscribed)
+                index = site.service.index()
+                announcer.stored(TOKENS, 100)
+                await until(lambda: index.indexer.counts.stored == 10)
+                await prefers(site, b, TOKENS)
+                announcer.stored(other, 200, live=False)
+                announcer.stored([token + 9000 for token in TOKENS], 300)
 
-                    def whole() -> bool:
-                        announcer.answer()
-                        return bool(index.indexer.counts.stored == 30)
+                def whole() -> bool:
+                    announcer.answer()
+                    return bool(index.indexer.counts.stored == 30)
 
-                    await until(whole)
-                    assert announcer.replays == 1
-                    await prefers(site, b, other)
-                    text = await site.text("/metrics")
-                    applied = 'kv_cache_events_applied{event_type="stored",status="ok"}'
-                    assert f"dynamo_component_{applied} 30.0" in text
-                    number = (await site.workers())[1]["id"]
-                    async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
-                        assert answer.status == 200
-                    assert index.indexer.workers() == []
-        finally:
-            announcer.close()
-
-    run(scenario)
+                await until(whole)
+                assert announcer.replays == 1
+                await prefers(site, b, other)
+                text = await site.text("/metrics")
+                applied = 'kv_cache_events_applied{event_type="stored",status="ok"}'
+                assert f"dynamo_component_{applied} 30.0" in text
+                number = (await site.workers())[1]["id"]
+                async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
+                    assert answer.status == 200
+                assert index.indexer.workers() == []
+    finally:
+        announcer.close()
 
 
-def test_an_invalid_endpoint_is_a_one_line_error(tmp_path: Path) -> None:
+async def test_an_invalid_endpoint_is_a_one_line_error(tmp_path: Path) -> None:
     pytest.importorskip("zmq", reason="pyzmq is not installed")
-
-    async def scenario() -> None:
-        async with routed(FakeEngine(), policy="linear") as site:
-            body = {"url": "http://127.0.0.1:9", "events": "nonsense"}
-            async with site.client.post(f"{site.admin}/workers", json=body) as answer:
-                assert answer.status == 400
-                assert "nonsense" in (await answer.json())["error"]["message"]
-            assert len(await site.workers()) == 1
-
-    run(scenario)
+    async with routed(FakeEngine(), policy="linear") as site:
+        body = {"url": "http://127.0.0.1:9", "events": "nonsense"}
+        async with site.client.post(f"{site.admin}/workers", json=body) as answer:
+            assert answer.status == 400
+            assert "nonsense" in (await answer.json())["error"]["message"]
+        assert len(await site.workers()) == 1
 
 
 def test_tokens_are_ids_or_four_bytes_of_text() -> None:

@@ -16,11 +16,11 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from beluga.disagg import QueueSize
 from beluga.gateway import EngineSpec
-from beluga.gateway.advice import Adviser
+from beluga.gateway.admin import Adviser
 from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.listener import Listener
+from beluga.gateway.kv_events import Listener
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import _prefill_load
@@ -218,7 +218,7 @@ def test_advice_is_computed_once_per_interval_of_many_lookups(
         if sum(slept) > 370:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("beluga.gateway.advice.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("beluga.gateway.admin.asyncio", SimpleNamespace(sleep=sleep))
     adviser = Adviser(
         fleet=Fleet(), metrics=Metrics(), loads=dict, pending=lambda: 8, goals=Goals()
     )

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
-from routed import routed, run, until
+from routed import routed, until
 from support.prometheus_lint import complaints
 
 # Dynamo counts the parts of routing in milliseconds.
@@ -20,18 +20,14 @@ KNOWN = re.compile(
 )
 
 
-def test_promtool_reports_no_error() -> None:
+async def test_promtool_reports_no_error() -> None:
     pages = []
-
-    async def scenario() -> None:
-        async with routed(FakeEngine(), policy="linear") as site:
-            assert (await site.completed(prompt=[*range(64)]))[0] == 200
-            assert (await site.completed(model="unknown"))[0] == 404
-            [worker] = site.service.fleet
-            await until(lambda: bool(worker.problems))
-            pages.append(await site.text("/metrics"))
-
-    run(scenario)
+    async with routed(FakeEngine(), policy="linear") as site:
+        assert (await site.completed(prompt=[*range(64)]))[0] == 200
+        assert (await site.completed(model="unknown"))[0] == 404
+        [worker] = site.service.fleet
+        await until(lambda: bool(worker.problems))
+        pages.append(await site.text("/metrics"))
     [page] = pages
     found = complaints(page.encode())
     assert [line for line in found if line and not KNOWN.fullmatch(line)] == []

@@ -18,18 +18,19 @@ from fake_engine import FakeEngine
 from routed import QUICK, Site, routed, run, until
 
 from beluga.gateway import EngineSpec, proxy
-from beluga.gateway.engine import Engine, Health
-from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
-from beluga.gateway.prompt_threads import COUNT as THREADS
-from beluga.gateway.standing import (
+from beluga.gateway.engine import (
     ACCUSED_S,
     BROKEN_S,
     CLIENTS_MAX,
     PROBE_S,
+    Engine,
     GatewayClient,
+    Health,
     Standing,
     client_of,
 )
+from beluga.gateway.parsed_request import PROMPT_THREADS as THREADS
+from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
 from beluga.router import Worker
 
 SOON_S = 20.0  # far less than the Retry-After of the engines here
@@ -53,8 +54,7 @@ async def complete(site: Site, client: str, prompt: str = "hello") -> int:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now)
-    for module in ("engine", "standing"):
-        monkeypatch.setattr(f"beluga.gateway.{module}.time", fake)
+    monkeypatch.setattr("beluga.gateway.engine.time", fake)
     return clock
 
 
@@ -64,78 +64,63 @@ def up() -> Engine:
     return engine
 
 
-def test_the_rate_limit_of_one_client_does_not_affect_others() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "60"
-        async with routed(engine) as site:
-            for _ in range(3):
-                assert await complete(site, "greedy") == 429
-                assert await complete(site, "modest") == 200
-            assert [worker["cooling_s"] for worker in await site.workers()] == [0]
-
-    run(scenario)
+async def test_the_rate_limit_of_one_client_does_not_affect_others() -> None:
+    engine = FakeEngine()
+    engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "60"
+    async with routed(engine) as site:
+        for _ in range(3):
+            assert await complete(site, "greedy") == 429
+            assert await complete(site, "modest") == 200
+        assert [worker["cooling_s"] for worker in await site.workers()] == [0]
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_one_429_without_a_key_does_not_block_later_requests(status: int) -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.faults.status, engine.faults.retry_after = status, "60"
-        async with routed(engine) as site:
-            pending = asyncio.create_task(site.completed())
-            await until(lambda: len(engine.seen) == 1)
-            engine.faults.status = 0
-            assert (await asyncio.wait_for(site.completed(), SOON_S))[0] == 200
-            assert (await asyncio.wait_for(pending, SOON_S))[0] == status
-
-    run(scenario)
+async def test_one_429_without_a_key_does_not_block_later_requests(status: int) -> None:
+    engine = FakeEngine()
+    engine.faults.status, engine.faults.retry_after = status, "60"
+    async with routed(engine) as site:
+        pending = asyncio.create_task(site.completed())
+        await until(lambda: len(engine.seen) == 1)
+        engine.faults.status = 0
+        assert (await asyncio.wait_for(site.completed(), SOON_S))[0] == 200
+        assert (await asyncio.wait_for(pending, SOON_S))[0] == status
 
 
-def test_a_request_waiting_for_its_own_pause_does_not_block_others() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "15"
-        async with routed(engine) as site:
-            waits = asyncio.create_task(complete(site, "greedy"))
-            await until(lambda: len(engine.seen) == 1)
-            for _ in range(5):
-                assert await complete(site, "modest") == 200
-            assert not waits.done()
-            engine.faults.limited = frozenset()
-            assert await waits == 200
-
-    run(scenario)
+async def test_a_request_waiting_for_its_own_pause_does_not_block_others() -> None:
+    engine = FakeEngine()
+    engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "15"
+    async with routed(engine) as site:
+        waits = asyncio.create_task(complete(site, "greedy"))
+        await until(lambda: len(engine.seen) == 1)
+        for _ in range(5):
+            assert await complete(site, "modest") == 200
+        assert not waits.done()
+        engine.faults.limited = frozenset()
+        assert await waits == 200
 
 
-def test_a_request_waiting_for_a_paused_worker_goes_to_a_new_one() -> None:
-    async def scenario() -> None:
-        a, b = FakeEngine(), FakeEngine()
-        a.faults.status, a.faults.retry_after = 503, "15"
-        b.faults.healthy = False
-        async with routed(a, b, wait=False) as site:
-            await site.up(1)
-            pending = asyncio.create_task(complete(site, "one"))
-            await until(lambda: len(a.seen) == 1)
-            b.faults.healthy = True
-            assert await pending == 200
-            assert site.counts() == [1, 1]
-
-    run(scenario)
+async def test_a_request_waiting_for_a_paused_worker_goes_to_a_new_one() -> None:
+    a, b = FakeEngine(), FakeEngine()
+    a.faults.status, a.faults.retry_after = 503, "15"
+    b.faults.healthy = False
+    async with routed(a, b, wait=False) as site:
+        await site.up(1)
+        pending = asyncio.create_task(complete(site, "one"))
+        await until(lambda: len(a.seen) == 1)
+        b.faults.healthy = True
+        assert await pending == 200
+        assert site.counts() == [1, 1]
 
 
-def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        engine.faults.poison = "poison"
-        async with routed(engine, limits=dataclasses.replace(QUICK, retries=0)) as site:
-            (worker,) = site.service.fleet
-            for _ in range(5):
-                assert await complete(site, "greedy", "poison") == 502
-                assert await complete(site, "modest") == 200
-            assert worker.failures <= 1
-
-    run(scenario)
+async def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients() -> None:
+    engine = FakeEngine()
+    engine.faults.poison = "poison"
+    async with routed(engine, limits=dataclasses.replace(QUICK, retries=0)) as site:
+        (worker,) = site.service.fleet
+        for _ in range(5):
+            assert await complete(site, "greedy", "poison") == 502
+            assert await complete(site, "modest") == 200
+        assert worker.failures <= 1
 
 
 def test_large_prompts_do_not_delay_name_lookups(monkeypatch: pytest.MonkeyPatch) -> None:

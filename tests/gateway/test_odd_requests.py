@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
-from routed import Site, routed, run, until
+from routed import Site, routed, until
 
 from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
 
@@ -50,95 +50,77 @@ async def send(
         ("x://u:p@b.example", 421),
     ],
 )
-def test_a_request_with_an_absolute_url_reaches_only_the_engine(start: str, expected: int) -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            (engine,) = site.service.fleet
-            status, answer = await send(site, f"{start}/v1/completions?a=%20b")
-            assert (status, engine.serving, engine.failures) == (expected, True, 0)
-            assert (b"choices" in answer) == (status == 200)
-            assert len(site.engines[0].seen) == (status == 200)
+async def test_a_request_with_an_absolute_url_reaches_only_the_engine(
+    start: str, expected: int
+) -> None:
+    async with routed(FakeEngine()) as site:
+        (engine,) = site.service.fleet
+        status, answer = await send(site, f"{start}/v1/completions?a=%20b")
+        assert (status, engine.serving, engine.failures) == (expected, True, 0)
+        assert (b"choices" in answer) == (status == 200)
+        assert len(site.engines[0].seen) == (status == 200)
 
-    run(scenario)
 
-
-def test_a_request_that_cannot_be_sent_is_not_an_engine_failure(
+async def test_a_request_that_cannot_be_sent_is_not_an_engine_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            (engine,) = site.service.fleet
-            with monkeypatch.context() as patched:
-                patched.setattr("beluga.gateway.proxy._target", lambda _: "x:y")
-                status, answer = await send(site, "/v1/completions")
-            assert status == 400
-            assert b"cannot be forwarded" in answer
-            await until(lambda: engine.inflight == 0)
-            assert (engine.serving, engine.failures) == (True, 0)
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        (engine,) = site.service.fleet
+        with monkeypatch.context() as patched:
+            patched.setattr("beluga.gateway.proxy._target", lambda _: "x:y")
+            status, answer = await send(site, "/v1/completions")
+        assert status == 400
+        assert b"cannot be forwarded" in answer
+        await until(lambda: engine.inflight == 0)
+        assert (engine.serving, engine.failures) == (True, 0)
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages", "tools"])
-def test_deeply_nested_json_is_forwarded_to_the_engine(field: str) -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            deep = b"[" * 100_000 + b"]" * 100_000
-            status, answer = await send(
-                site, "/v1/completions", b'{"model": "fake", "%s": %s}' % (field.encode(), deep)
-            )
-            # The text of the stand-in engine, which does not catch the error.
-            assert (status, b"Server got itself in trouble" in answer) == (500, True)
-
-    run(scenario)
+async def test_deeply_nested_json_is_forwarded_to_the_engine(field: str) -> None:
+    async with routed(FakeEngine()) as site:
+        deep = b"[" * 100_000 + b"]" * 100_000
+        status, answer = await send(
+            site, "/v1/completions", b'{"model": "fake", "%s": %s}' % (field.encode(), deep)
+        )
+        # The text of the stand-in engine, which does not catch the error.
+        assert (status, b"Server got itself in trouble" in answer) == (500, True)
 
 
-def test_an_empty_model_name_counts_as_missing() -> None:
+async def test_an_empty_model_name_counts_as_missing() -> None:
     """vLLM serves such a request with its only model."""
-
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            assert (await site.completed(model="", stream=False))[0] == 200
-        async with routed(FakeEngine("a"), FakeEngine("b")) as site:
-            status, body = await site.completed(model="", stream=False)
-            assert status == 400
-            assert b"several models are served here; set the field model" in body
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        assert (await site.completed(model="", stream=False))[0] == 200
+    async with routed(FakeEngine("a"), FakeEngine("b")) as site:
+        status, body = await site.completed(model="", stream=False)
+        assert status == 400
+        assert b"several models are served here; set the field model" in body
 
 
-def test_long_headers_are_forwarded_up_to_the_engines_limit() -> None:
+async def test_long_headers_are_forwarded_up_to_the_engines_limit() -> None:
     """Keys and cookies may exceed 8 KiB, and an engine may return a name in a header."""
-
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            key = "k" * 60_000
-            status, _ = await send(site, "/v1/completions", None, f"Authorization: Bearer {key}")
-            assert status == 200
-            assert site.engines[0].headers[0]["authorization"] == f"Bearer {key}"
-            more = [f"X-{number}: v" for number in range(200)]
-            assert (await send(site, "/v1/completions", None, *more))[0] == 200
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        key = "k" * 60_000
+        status, _ = await send(site, "/v1/completions", None, f"Authorization: Bearer {key}")
+        assert status == 200
+        assert site.engines[0].headers[0]["authorization"] == f"Bearer {key}"
+        more = [f"X-{number}: v" for number in range(200)]
+        assert (await send(site, "/v1/completions", None, *more))[0] == 200
 
 
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/7.3.1\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"]
 )
-def test_bytes_that_are_not_http_cause_one_log_line(
+async def test_bytes_that_are_not_http_cause_one_log_line(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine()) as site:
-            reader, writer = await asyncio.open_connection(*site.service.address)
-            writer.write(sent)
-            assert b" 400 " in await reader.readline()
-            writer.close()
-            (line,) = [one for one in caplog.records if "handling request" in one.getMessage()]
-            assert (line.levelname, line.exc_info) == ("WARNING", None)
-            assert "\n" not in line.getMessage()
-
-    run(scenario)
+    async with routed(FakeEngine()) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(sent)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        (line,) = [one for one in caplog.records if "handling request" in one.getMessage()]
+        assert (line.levelname, line.exc_info) == ("WARNING", None)
+        assert "\n" not in line.getMessage()
 
 
 class Rude:

@@ -19,8 +19,8 @@ from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 from support.prometheus_lint import complaints
 
-from beluga.gateway import pool_listener as pool_listener_module
-from beluga.gateway import problems as problems_module
+from beluga.gateway import health as problems_module
+from beluga.gateway import kv_events as pool_listener_module
 from beluga.gateway.parsed_request import parse_request
 from beluga.router import BlockHasher
 
@@ -199,11 +199,8 @@ def test_a_silent_pool_server_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     play(tmp_path, scenario, FakeEngine())
 
 
-def test_without_a_pools_events_there_is_nothing_to_show() -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine(), policy="linear") as site:
-            async with site.client.get(f"{site.admin}/pool") as answer:
-                assert answer.status == 404
-            assert "beluga_gateway_pool" not in await site.text("/metrics")
-
-    run(scenario)
+async def test_without_a_pools_events_there_is_nothing_to_show() -> None:
+    async with routed(FakeEngine(), policy="linear") as site:
+        async with site.client.get(f"{site.admin}/pool") as answer:
+            assert answer.status == 404
+        assert "beluga_gateway_pool" not in await site.text("/metrics")

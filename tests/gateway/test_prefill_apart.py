@@ -260,27 +260,24 @@ def test_queue_options_are_parsed_as_model_and_address() -> None:
             read_queues(texts)
 
 
-def test_a_threshold_decides_and_changes_while_the_router_runs(queue: ListQueue) -> None:
-    async def scenario() -> None:
-        few = apart(thresholds=read_thresholds(["effective_max=100000", "ratio_max=2"]), wait_s=0.1)
-        async with routed(FakeEngine(), prefill=few) as site:
-            assert (await site.completed(prompt=LONG))[0] == 200
-            assert courses(await site.text("/metrics")) == {"local": 1}
-            rule = f"{site.admin}/prefill"
-            async with site.client.put(rule, json={"effective_max": 100}) as answer:
-                assert answer.status == 200
-                thresholds = (await answer.json())["thresholds"]
-                assert thresholds["effective_max"] == 100
-                assert thresholds["ratio_max"] == 2  # as it was started
-            assert (await site.completed(prompt="another " + LONG))[0] == 200
-            assert courses(await site.text("/metrics")) == {"local": 1, "untaken": 1}
-            for wrong in ({"effective": 1}, {"effective_max": "many"}, [1]):
-                async with site.client.put(rule, json=wrong) as answer:
-                    assert answer.status == 400
-            async with site.client.get(rule) as answer:
-                assert (await answer.json())["thresholds"]["effective_max"] == 100
-
-    run(scenario)
+async def test_a_threshold_decides_and_changes_while_the_router_runs(queue: ListQueue) -> None:
+    few = apart(thresholds=read_thresholds(["effective_max=100000", "ratio_max=2"]), wait_s=0.1)
+    async with routed(FakeEngine(), prefill=few) as site:
+        assert (await site.completed(prompt=LONG))[0] == 200
+        assert courses(await site.text("/metrics")) == {"local": 1}
+        rule = f"{site.admin}/prefill"
+        async with site.client.put(rule, json={"effective_max": 100}) as answer:
+            assert answer.status == 200
+            thresholds = (await answer.json())["thresholds"]
+            assert thresholds["effective_max"] == 100
+            assert thresholds["ratio_max"] == 2  # as it was started
+        assert (await site.completed(prompt="another " + LONG))[0] == 200
+        assert courses(await site.text("/metrics")) == {"local": 1, "untaken": 1}
+        for wrong in ({"effective": 1}, {"effective_max": "many"}, [1]):
+            async with site.client.put(rule, json=wrong) as answer:
+                assert answer.status == 400
+        async with site.client.get(rule) as answer:
+            assert (await answer.json())["thresholds"]["effective_max"] == 100
 
 
 @pytest.mark.parametrize("text", ["effective_max", "=3", "effective_max=many", "a=nan", "a=inf"])
@@ -289,11 +286,8 @@ def test_a_threshold_is_a_name_and_a_finite_number(text: str) -> None:
         read_thresholds([text])
 
 
-def test_a_threshold_that_the_rule_lacks_is_refused_at_the_start(queue: ListQueue) -> None:
-    async def scenario() -> None:
-        wrong = apart(thresholds=(("effective", 1.0),))
-        with pytest.raises(RouterError, match="no setting 'effective'; it has decode_blocks_max"):
-            async with routed(FakeEngine(), prefill=wrong):
-                pass
-
-    run(scenario)
+async def test_a_threshold_that_the_rule_lacks_is_refused_at_the_start(queue: ListQueue) -> None:
+    wrong = apart(thresholds=(("effective", 1.0),))
+    with pytest.raises(RouterError, match="no setting 'effective'; it has decode_blocks_max"):
+        async with routed(FakeEngine(), prefill=wrong):
+            pass

@@ -22,7 +22,7 @@ from routed import Site, routed, run, until
 
 from beluga.gateway import EngineSpec
 from beluga.gateway import cache as cache_module
-from beluga.gateway import problems as problems_module
+from beluga.gateway import health as problems_module
 from beluga.gateway.conversation import Conversation
 from beluga.gateway.engine import Health
 
@@ -128,16 +128,13 @@ def test_an_engine_that_computes_without_events_is_reported(tmp_path: Path) -> N
     play(tmp_path, scenario)
 
 
-def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        async with engine:
-            spec = EngineSpec(engine.url, (), f"ipc://{tmp_path}/nobody")
-            async with routed(engines=(spec,), policy="linear") as site:
-                site.engines = (engine,)
-                await until_reported(site, "events", "no process publishes KV events at ipc://")
-
-    run(scenario)
+async def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with engine:
+        spec = EngineSpec(engine.url, (), f"ipc://{tmp_path}/nobody")
+        async with routed(engines=(spec,), policy="linear") as site:
+            site.engines = (engine,)
+            await until_reported(site, "events", "no process publishes KV events at ipc://")
 
 
 class Letters:
@@ -233,11 +230,8 @@ def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_estimated_caches_are_a_problem_except_for_oblivious_policies() -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine(), policy="linear") as site:
-            await until_reported(site, "events", "there are no KV events")
-        async with routed(FakeEngine(), policy="least-tokens") as site:
-            assert [worker["problems"] for worker in await site.workers()] == [{}]
-
-    run(scenario)
+async def test_estimated_caches_are_a_problem_except_for_oblivious_policies() -> None:
+    async with routed(FakeEngine(), policy="linear") as site:
+        await until_reported(site, "events", "there are no KV events")
+    async with routed(FakeEngine(), policy="least-tokens") as site:
+        assert [worker["problems"] for worker in await site.workers()] == [{}]

@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
-from routed import Site, routed, run, until
+from routed import Site, routed, until
 
-from beluga.gateway.responses import Responses, response_of
+from beluga.gateway.director import Responses
+from beluga.gateway.parsed_request import response_of
 
 ORIGIN = {"Origin": "http://a.example"}
 
@@ -56,53 +57,44 @@ async def made(site: Site, *, stream: bool, **more: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_request_for_a_response_goes_to_the_engine_that_made_it(stream: bool) -> None:
-    async def scenario() -> None:
-        async with routed(*(FakeEngine() for _ in range(3))) as site:
-            names = [await made(site, stream=stream) for _ in range(6)]
-            assert len({url for _, url in names}) == 3
-            for name, url in names:
-                for method, path in (("GET", name), ("POST", f"{name}/cancel")):
-                    place = f"{site.base}/v1/responses/{path}"
-                    async with site.client.request(method, place) as answer:
-                        assert answer.status == 200
-                        assert (await answer.json())["at"] == url
-                next_one = await made(site, stream=stream, previous_response_id=name)
-                assert next_one[1] == url
-            async with site.client.get(f"{site.base}/v1/responses/resp_unknown") as answer:
-                assert answer.status == 404
-                assert "resp_unknown not found" in await answer.text()
-            assert site.inflight() == 0
-
-    run(scenario)
+async def test_a_request_for_a_response_goes_to_the_engine_that_made_it(stream: bool) -> None:
+    async with routed(*(FakeEngine() for _ in range(3))) as site:
+        names = [await made(site, stream=stream) for _ in range(6)]
+        assert len({url for _, url in names}) == 3
+        for name, url in names:
+            for method, path in (("GET", name), ("POST", f"{name}/cancel")):
+                place = f"{site.base}/v1/responses/{path}"
+                async with site.client.request(method, place) as answer:
+                    assert answer.status == 200
+                    assert (await answer.json())["at"] == url
+            next_one = await made(site, stream=stream, previous_response_id=name)
+            assert next_one[1] == url
+        async with site.client.get(f"{site.base}/v1/responses/resp_unknown") as answer:
+            assert answer.status == 404
+            assert "resp_unknown not found" in await answer.text()
+        assert site.inflight() == 0
 
 
-def test_a_request_for_a_response_of_a_dead_engine_is_not_rerouted() -> None:
-    async def scenario() -> None:
-        first, second = FakeEngine(), FakeEngine()
-        async with routed(first, second) as site:
-            at = {url: name for name, url in [await made(site, stream=False) for _ in range(2)]}
-            name = at[first.url]
-            first.faults.healthy = False
-            await until(lambda: [e.serving for e in site.service.fleet].count(True) == 1)
-            async with site.client.get(f"{site.base}/v1/responses/{name}") as answer:
-                assert answer.status == 503
-
-    run(scenario)
+async def test_a_request_for_a_response_of_a_dead_engine_is_not_rerouted() -> None:
+    first, second = FakeEngine(), FakeEngine()
+    async with routed(first, second) as site:
+        at = {url: name for name, url in [await made(site, stream=False) for _ in range(2)]}
+        name = at[first.url]
+        first.faults.healthy = False
+        await until(lambda: [e.serving for e in site.service.fleet].count(True) == 1)
+        async with site.client.get(f"{site.base}/v1/responses/{name}") as answer:
+            assert answer.status == 503
 
 
-def test_responses_of_the_router_have_cors_headers() -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine(), FakeEngine("other")) as site:
-            for path, status in (("models", 200), ("models/fake", 200), ("models/none", 404)):
-                async with site.client.get(f"{site.base}/v1/{path}", headers=ORIGIN) as answer:
-                    assert answer.status == status
-                    assert answer.headers["Access-Control-Allow-Origin"] == "*"
-                async with site.client.get(f"{site.base}/v1/{path}") as answer:
-                    assert "Access-Control-Allow-Origin" not in answer.headers
-            requested = ORIGIN | {"Access-Control-Request-Method": "POST"}
-            place = f"{site.base}/v1/completions"
-            async with site.client.options(place, headers=requested) as answer:
-                assert answer.status == 405  # the fake engine's own error: it supports no preflight
-
-    run(scenario)
+async def test_responses_of_the_router_have_cors_headers() -> None:
+    async with routed(FakeEngine(), FakeEngine("other")) as site:
+        for path, status in (("models", 200), ("models/fake", 200), ("models/none", 404)):
+            async with site.client.get(f"{site.base}/v1/{path}", headers=ORIGIN) as answer:
+                assert answer.status == status
+                assert answer.headers["Access-Control-Allow-Origin"] == "*"
+            async with site.client.get(f"{site.base}/v1/{path}") as answer:
+                assert "Access-Control-Allow-Origin" not in answer.headers
+        requested = ORIGIN | {"Access-Control-Request-Method": "POST"}
+        place = f"{site.base}/v1/completions"
+        async with site.client.options(place, headers=requested) as answer:
+            assert answer.status == 405  # the fake engine's own error: it supports no preflight

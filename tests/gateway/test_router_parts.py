@@ -22,24 +22,21 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 import aiohttp
-from routed import run, until
+from routed import until
 
 from beluga.errors import NoWorkersError, RouterError
 from beluga.gateway import Address, EngineSpec, Limits, read_engines
-from beluga.gateway import relay as relay_module
-from beluga.gateway.answers import Refusal, error_event
+from beluga.gateway import proxy as relay_module
 from beluga.gateway.conversation import Conversation
-from beluga.gateway.engine import Engine, Health
-from beluga.gateway.fleet import Fleet
-from beluga.gateway.headers import for_client, for_engine, retry_after_s
+from beluga.gateway.director import WaitQueue
+from beluga.gateway.engine import Engine, GatewayClient, Health
+from beluga.gateway.fleet import SETTLED_LOOKS, Fleet, WorkersFile
 from beluga.gateway.health import Checker
 from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest, parse_request
-from beluga.gateway.relay import Lines, relay
+from beluga.gateway.protocol import Refusal, error_event, for_client, for_engine, retry_after_s
+from beluga.gateway.proxy import Lines, relay
 from beluga.gateway.settings import read_queues, read_url
-from beluga.gateway.standing import GatewayClient
-from beluga.gateway.waiting import WaitQueue
-from beluga.gateway.workers_file import SETTLED_LOOKS, WorkersFile
 from beluga.router import Choice, Indexer, Load, Overlap, Query, Worker
 
 
@@ -73,7 +70,7 @@ def test_an_engines_requested_pause_is_respected_up_to_a_limit(text: str, wait_s
 
 
 def test_retry_after_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch, "headers")
+    Clock(monkeypatch, "protocol")
     for at, wait_s in ((1030, 30.0), (900, 0.0), (2000, 60.0)):
         text = format_datetime(datetime.fromtimestamp(at, timezone.utc), usegmt=True)
         assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
@@ -477,48 +474,43 @@ MODELS = (200, b'{"data": [{"id": "m"}, 7]}')
         ((), 200, (200, b"{"), "truncated"),
     ],
 )
-def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
+async def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
     declared: tuple[str, ...], health: int, models: tuple[int, bytes], why: str
 ) -> None:
-    async def scenario() -> None:
-        fleet, ups = Fleet(), []
-        engine = fleet.add(EngineSpec("http://a", declared))
-        client = cast("aiohttp.ClientSession", FakeClient(health=(health, b""), models=models))
+    fleet, ups = Fleet(), []
+    engine = fleet.add(EngineSpec("http://a", declared))
+    client = cast("aiohttp.ClientSession", FakeClient(health=(health, b""), models=models))
 
-        async def also(_: Engine) -> None: ...
+    async def also(_: Engine) -> None: ...
 
-        checker = Checker(fleet, client, Limits(), up=lambda: ups.append(1), also=also)
-        passed = await checker.check(engine)
-        assert (passed, engine.health is Health.UP, len(ups)) == (not why, not why, int(not why))
-        assert why in engine.why
-        assert engine.failures == int(bool(why))
-        if passed:
-            assert engine.models == ("m",)
-            assert await checker.check(engine)
-            assert len(ups) == 1  # the engine was up before
-
-    run(scenario)
+    checker = Checker(fleet, client, Limits(), up=lambda: ups.append(1), also=also)
+    passed = await checker.check(engine)
+    assert (passed, engine.health is Health.UP, len(ups)) == (not why, not why, int(not why))
+    assert why in engine.why
+    assert engine.failures == int(bool(why))
+    if passed:
+        assert engine.models == ("m",)
+        assert await checker.check(engine)
+        assert len(ups) == 1  # the engine was up before
 
 
-def test_a_defect_does_not_end_the_checks_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_does_not_end_the_checks_of_an_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An OverflowError once did: the engine stayed up for ever. The log has it once."""
+    fleet, ended = Fleet(), []
+    client = cast("aiohttp.ClientSession", FakeClient(health=(200, b""), models=MODELS))
 
-    async def scenario() -> None:
-        fleet, ended = Fleet(), []
-        client = cast("aiohttp.ClientSession", FakeClient(health=(200, b""), models=MODELS))
+    async def also(engine: Engine) -> None:
+        ended.append(engine)
+        engine.look.set()
+        await asyncio.sleep(0.001)
+        raise OverflowError("beyond 64 bits")
 
-        async def also(engine: Engine) -> None:
-            ended.append(engine)
-            engine.look.set()
-            await asyncio.sleep(0.001)
-            raise OverflowError("beyond 64 bits")
-
-        checker = Checker(fleet, client, Limits(), up=lambda: None, also=also)
-        fleet.add(EngineSpec("http://a"))
-        await until(lambda: len(ended) >= 3)
-        await checker.close()
-
-    run(scenario)
+    checker = Checker(fleet, client, Limits(), up=lambda: None, also=also)
+    fleet.add(EngineSpec("http://a"))
+    await until(lambda: len(ended) >= 3)
+    await checker.close()
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
         "a check of http://a could not be finished"
     ]
@@ -704,76 +696,62 @@ class Waiting:
         return task
 
 
-def test_requests_leave_the_queue_in_order() -> None:
-    async def scenario() -> None:
-        waiting = Waiting()
-        one, two = await waiting.enter(1), await waiting.enter(2)
-        assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (2, True)
-        assert not waiting.wait_queue.waiting("other")
-        waiting.let_in = {2}
-        waiting.wait_queue.look()
-        assert waiting.tried == [1]
-        waiting.let_in = {1, 2}
-        waiting.wait_queue.look()
-        assert (await one, await two) == (1, 2)
-        assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (0, False)
-
-    run(scenario)
+async def test_requests_leave_the_queue_in_order() -> None:
+    waiting = Waiting()
+    one, two = await waiting.enter(1), await waiting.enter(2)
+    assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (2, True)
+    assert not waiting.wait_queue.waiting("other")
+    waiting.let_in = {2}
+    waiting.wait_queue.look()
+    assert waiting.tried == [1]
+    waiting.let_in = {1, 2}
+    waiting.wait_queue.look()
+    assert (await one, await two) == (1, 2)
+    assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (0, False)
 
 
-def test_lines_take_turns() -> None:
+async def test_lines_take_turns() -> None:
     """A worker has room for one request at a time; that of the line served before comes last."""
-
-    async def scenario() -> None:
-        waiting = Waiting(queued_max=9)
-        tasks = {n: await waiting.enter(n, line=f"m{n % 2}") for n in (1, 3, 5, 2, 4, 6)}
-        served: list[int] = []
-        while len(served) < len(tasks):
-            waiting.let_in, waiting.room = set(tasks), 1
-            waiting.wait_queue.look()
-            await asyncio.sleep(0)
-            served += [n for n, task in tasks.items() if task.done() and n not in served]
-        assert served == [1, 2, 3, 4, 5, 6]
-
-    run(scenario)
+    waiting = Waiting(queued_max=9)
+    tasks = {n: await waiting.enter(n, line=f"m{n % 2}") for n in (1, 3, 5, 2, 4, 6)}
+    served: list[int] = []
+    while len(served) < len(tasks):
+        waiting.let_in, waiting.room = set(tasks), 1
+        waiting.wait_queue.look()
+        await asyncio.sleep(0)
+        served += [n for n, task in tasks.items() if task.done() and n not in served]
+    assert served == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_request_beyond_the_queue_limit_is_rejected() -> None:
-    async def scenario() -> None:
-        waiting = Waiting(queued_max=1)
-        one = await waiting.enter(1)
-        with pytest.raises(Refusal, match="1 requests are waiting already") as refused:
-            await (await waiting.enter(2))
-        assert refused.value.response().headers["Retry-After"] == "1"
-        one.cancel()
-
-    run(scenario)
+async def test_a_request_beyond_the_queue_limit_is_rejected() -> None:
+    waiting = Waiting(queued_max=1)
+    one = await waiting.enter(1)
+    with pytest.raises(Refusal, match="1 requests are waiting already") as refused:
+        await (await waiting.enter(2))
+    assert refused.value.response().headers["Retry-After"] == "1"
+    one.cancel()
 
 
-def test_no_client_fills_the_queue_alone() -> None:
+async def test_no_client_fills_the_queue_alone() -> None:
     """The newest requests of the client with the most are refused, and those of a client that has
     as many are not.
     """
-
-    async def scenario() -> None:
-        waiting = Waiting(queued_max=6)
-        flood = [await waiting.enter(n, client="a", line=f"m{n % 2}") for n in range(6)]
-        others = [await waiting.enter(10 + n, client="b") for n in range(3)]
-        third = await waiting.enter(20, client="c")
-        assert len(waiting.wait_queue) == 6
-        for refused in flood[2:]:
-            with pytest.raises(Refusal, match="6 requests are waiting already"):
-                await refused
-        for client in ("a", "b"):
-            with pytest.raises(Refusal, match="6 requests are waiting already"):
-                await (await waiting.enter(30, client=client))
-        waiting.let_in = {0, 1, 10, 11, 12, 20}
-        waiting.wait_queue.look()
-        assert [await task for task in (*flood[:2], *others, third)] == [0, 1, 10, 11, 12, 20]
-        assert len(waiting.wait_queue) == 0
-        assert not any(waiting.wait_queue.waiting(line) for line in ("m", "m0", "m1"))
-
-    run(scenario)
+    waiting = Waiting(queued_max=6)
+    flood = [await waiting.enter(n, client="a", line=f"m{n % 2}") for n in range(6)]
+    others = [await waiting.enter(10 + n, client="b") for n in range(3)]
+    third = await waiting.enter(20, client="c")
+    assert len(waiting.wait_queue) == 6
+    for refused in flood[2:]:
+        with pytest.raises(Refusal, match="6 requests are waiting already"):
+            await refused
+    for client in ("a", "b"):
+        with pytest.raises(Refusal, match="6 requests are waiting already"):
+            await (await waiting.enter(30, client=client))
+    waiting.let_in = {0, 1, 10, 11, 12, 20}
+    waiting.wait_queue.look()
+    assert [await task for task in (*flood[:2], *others, third)] == [0, 1, 10, 11, 12, 20]
+    assert len(waiting.wait_queue) == 0
+    assert not any(waiting.wait_queue.waiting(line) for line in ("m", "m0", "m1"))
 
 
 async def ended(*tasks: asyncio.Task[int]) -> None:
@@ -783,113 +761,93 @@ async def ended(*tasks: asyncio.Task[int]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_flood_of_names_does_not_exclude_other_addresses() -> None:
+async def test_a_flood_of_names_does_not_exclude_other_addresses() -> None:
     """Each request of the flood has a name of its own, as a client with many API keys has."""
-
-    async def scenario() -> None:
-        waiting = Waiting(queued_max=100)
-        flood = [await waiting.enter(n, client=f"{n}", address="1") for n in range(1000)]
-        others = [await waiting.enter(1000 + n, client="b", address="2") for n in range(50)]
-        await asyncio.sleep(0)
-        assert [n for n, task in enumerate(flood) if not task.done()] == list(range(50))
-        assert not any(task.done() for task in others)
-        for client, address in (("c", "1"), ("b", "2")):
-            with pytest.raises(Refusal, match="100 requests are waiting already"):
-                await (await waiting.enter(2000, client=client, address=address))
-        third = await waiting.enter(2001, client="c", address="3")
-        assert not third.done()
-        await ended(*flood, *others, third)
-
-    run(scenario)
+    waiting = Waiting(queued_max=100)
+    flood = [await waiting.enter(n, client=f"{n}", address="1") for n in range(1000)]
+    others = [await waiting.enter(1000 + n, client="b", address="2") for n in range(50)]
+    await asyncio.sleep(0)
+    assert [n for n, task in enumerate(flood) if not task.done()] == list(range(50))
+    assert not any(task.done() for task in others)
+    for client, address in (("c", "1"), ("b", "2")):
+        with pytest.raises(Refusal, match="100 requests are waiting already"):
+            await (await waiting.enter(2000, client=client, address=address))
+    third = await waiting.enter(2001, client="c", address="3")
+    assert not third.done()
+    await ended(*flood, *others, third)
 
 
-def test_clients_of_one_address_are_fair_to_each_other() -> None:
+async def test_clients_of_one_address_are_fair_to_each_other() -> None:
     """Many clients may come through one proxy."""
-
-    async def scenario() -> None:
-        waiting = Waiting(queued_max=6)
-        flood = [await waiting.enter(n, client="a", address="1") for n in range(4)]
-        direct = [await waiting.enter(10 + n, client="d", address="2") for n in range(2)]
-        others = [await waiting.enter(20 + n, client=f"b{n}", address="1") for n in range(2)]
-        await asyncio.sleep(0)
-        assert [task.done() for task in flood] == [False, False, True, True]
-        assert not any(task.done() for task in (*others, *direct))
-        direct += [await waiting.enter(30, client="e", address="2")]
-        await asyncio.sleep(0)
-        assert [task.done() for task in flood] == [False, True, True, True]
-        assert not any(task.done() for task in (*others, *direct))
-        await ended(*flood, *others, *direct)
-
-    run(scenario)
+    waiting = Waiting(queued_max=6)
+    flood = [await waiting.enter(n, client="a", address="1") for n in range(4)]
+    direct = [await waiting.enter(10 + n, client="d", address="2") for n in range(2)]
+    others = [await waiting.enter(20 + n, client=f"b{n}", address="1") for n in range(2)]
+    await asyncio.sleep(0)
+    assert [task.done() for task in flood] == [False, False, True, True]
+    assert not any(task.done() for task in (*others, *direct))
+    direct += [await waiting.enter(30, client="e", address="2")]
+    await asyncio.sleep(0)
+    assert [task.done() for task in flood] == [False, True, True, True]
+    assert not any(task.done() for task in (*others, *direct))
+    await ended(*flood, *others, *direct)
 
 
-def test_a_canceled_request_releases_its_queue_slot() -> None:
-    async def scenario() -> None:
-        waiting = Waiting()
-        one = await waiting.enter(1)
-        waiting.let_in = {1}
-        waiting.wait_queue.look()
-        one.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await one
-        assert waiting.back == [1]
-        two = await waiting.enter(2)
-        two.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await two
-        assert waiting.back == [1]
-        assert len(waiting.wait_queue) == 0
-
-    run(scenario)
+async def test_a_canceled_request_releases_its_queue_slot() -> None:
+    waiting = Waiting()
+    one = await waiting.enter(1)
+    waiting.let_in = {1}
+    waiting.wait_queue.look()
+    one.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await one
+    assert waiting.back == [1]
+    two = await waiting.enter(2)
+    two.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await two
+    assert waiting.back == [1]
+    assert len(waiting.wait_queue) == 0
 
 
-def test_the_error_is_that_of_the_tried_worker() -> None:
-    async def scenario() -> None:
-        waiting = Waiting()
+async def test_the_error_is_that_of_the_tried_worker() -> None:
+    waiting = Waiting()
 
-        def fail() -> int | None:
-            raise RouterError("no policy")
+    def fail() -> int | None:
+        raise RouterError("no policy")
 
-        failing = asyncio.ensure_future(
-            waiting.wait_queue.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
-        )
-        await asyncio.sleep(0)
-        one = await waiting.enter(1)
-        waiting.let_in = {1}
-        waiting.wait_queue.look()
-        with pytest.raises(RouterError, match="no policy"):
-            await failing
-        assert await one == 1
-
-    run(scenario)
+    failing = asyncio.ensure_future(
+        waiting.wait_queue.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
+    )
+    await asyncio.sleep(0)
+    one = await waiting.enter(1)
+    waiting.let_in = {1}
+    waiting.wait_queue.look()
+    with pytest.raises(RouterError, match="no policy"):
+        await failing
+    assert await one == 1
 
 
-def test_a_request_is_rejected_after_its_wait_time() -> None:
-    async def scenario() -> None:
-        waiting = Waiting()
-        one = await waiting.enter(1, patience_s=0.01)
-        with pytest.raises(Refusal, match=r"for 0\.01 s"):
-            await one
-        waiting.wait_queue.look()
-        assert waiting.tried == []
-
-    run(scenario)
+async def test_a_request_is_rejected_after_its_wait_time() -> None:
+    waiting = Waiting()
+    one = await waiting.enter(1, patience_s=0.01)
+    with pytest.raises(Refusal, match=r"for 0\.01 s"):
+        await one
+    waiting.wait_queue.look()
+    assert waiting.tried == []
 
 
-def test_the_earliest_check_wakes_the_queue() -> None:
-    async def scenario() -> None:
-        waiting = Waiting()
-        waiting.let_in = {1, 2}
-        one = await waiting.enter(1)
-        waiting.wait_queue.look_in(50)
-        waiting.wait_queue.look_in(0.01)
-        waiting.wait_queue.look_in(60)
-        assert await asyncio.wait_for(one, 20) == 1
-        two = await waiting.enter(2)
-        waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent a new one
-        assert await asyncio.wait_for(two, 20) == 2
-
-    run(scenario)
+async def test_the_earliest_check_wakes_the_queue() -> None:
+    waiting = Waiting()
+    waiting.let_in = {1, 2}
+    one = await waiting.enter(1)
+    waiting.wait_queue.look_in(50)
+    waiting.wait_queue.look_in(0.01)
+    waiting.wait_queue.look_in(60)
+    assert await asyncio.wait_for(one, 20) == 1
+    two = await waiting.enter(2)
+    waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent a new one
+    assert await asyncio.wait_for(two, 20) == 2
 
 
 # ---- Texts.
@@ -996,7 +954,7 @@ def test_an_unreadable_workers_file_is_reported_once(
             raise asyncio.CancelledError
         path.write_text(texts.pop(0))
 
-    monkeypatch.setattr("beluga.gateway.workers_file.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("beluga.gateway.fleet.asyncio", SimpleNamespace(sleep=sleep))
     fleet = Fleet()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(WorkersFile(path, fleet).watch())

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
-from routed import ANY_PORT, run
+from routed import ANY_PORT
 
 from beluga.gateway import EngineSpec, Limits, Service, Settings
-from beluga.gateway.director import Past
+from beluga.gateway.attempts import Attempts
 from beluga.gateway.engine import Health
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import (
@@ -126,7 +126,9 @@ class Replayed:
             self.announce(tokens, found)
         ids = np.asarray(tokens, np.uint32)
         parsed = ParsedRequest("/v1/completions", b"", "m", query.isl, ids)
-        placed = self.service._director._try(parsed, self.service._cache.query_of(parsed), Past())
+        placed = self.service._director._try(
+            parsed, self.service._cache.query_of(parsed), Attempts()
+        )
         assert placed is not None
         self.names[request] = placed._name
         return Worker(placed.choice.worker.worker_id - 1)
@@ -139,7 +141,7 @@ POLICIES = (
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_gateway_and_the_simulation_choose_the_same_workers(
+async def test_the_gateway_and_the_simulation_choose_the_same_workers(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated = Recorded(chats(7), policy)
@@ -147,16 +149,6 @@ def test_the_gateway_and_the_simulation_choose_the_same_workers(
     clock, events_clock = Clock(), Clock()
     monkeypatch.setattr("beluga.gateway.director.time", clock)
     monkeypatch.setattr("beluga.gateway.cache.time", events_clock)
-
-    async def scenario() -> None:
-        engines = tuple(EngineSpec(f"http://127.0.0.1:{9 + n}", ("m",)) for n in range(WORKERS))
-        given = Settings(
-            policy=policy, engines=engines, listen=ANY_PORT, admin=None,
-            block_size=BLOCK, queue_threshold=0.0, advise_s=0.0, seed=0,
-            limits=Limits(health_interval_s=3600, drain_s=0.0),
-        )  # fmt: skip
-        async with Service(given) as service:
-            play(simulated, Replayed(service, clock, events_clock))
 
     def play(simulated: Recorded, replayed: Replayed) -> None:
         wanted, got = [], []
@@ -178,4 +170,12 @@ def test_the_gateway_and_the_simulation_choose_the_same_workers(
         assert len(wanted) == 120 - simulated.refused
         assert len(set(wanted)) == WORKERS
 
-    run(scenario)
+    engines = tuple(EngineSpec(f"http://127.0.0.1:{9 + n}", ("m",)) for n in range(WORKERS))
+    given = Settings(
+        policy=policy, engines=engines, listen=ANY_PORT, admin=None,
+        block_size=BLOCK, queue_threshold=0.0, advise_s=0.0, seed=0,
+        limits=Limits(health_interval_s=3600, drain_s=0.0),
+    )  # fmt: skip
+    async with Service(given) as service:
+        play(simulated, Replayed(service, clock, events_clock))
+

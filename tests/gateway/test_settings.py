@@ -23,8 +23,9 @@ from beluga.gateway import (
     read_engines,
 )
 from beluga.gateway.cache import Cache
+from beluga.gateway.fleet import read_workers, workers_text
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.settings import read_url, read_workers, workers_text
+from beluga.gateway.settings import read_url
 from beluga.simulate import Options
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from aiohttp.client_proto import ResponseHandler
 from fake_engine import FakeEngine
-from routed import QUICK, routed, run
+from routed import QUICK, routed
 
 from beluga.gateway import director
 from beluga.gateway import run as run_loop
@@ -40,43 +40,35 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[Non
     return calls
 
 
-def test_a_stream_is_counted_once_and_each_of_its_events_in_the_histogram(
+async def test_a_stream_is_counted_once_and_each_of_its_events_in_the_histogram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(director, "COUNTED_S", 60.0, raising=False)
     calls = counted(monkeypatch, Metrics, "tokens")
     pages = []
-
-    async def scenario() -> None:
-        engine = FakeEngine(words=WORDS)
-        engine.faults.pause_s = 0.002
-        async with routed(engine) as site:
-            assert (await site.completed())[0] == 200
-            pages.append(await site.text("/metrics"))
-
-    run(scenario)
+    engine = FakeEngine(words=WORDS)
+    engine.faults.pause_s = 0.002
+    async with routed(engine) as site:
+        assert (await site.completed())[0] == 200
+        pages.append(await site.text("/metrics"))
     assert len(calls) == 1
     name = 'inter_token_latency_seconds_count{model="fake"} '
     [line] = [line for line in pages[0].splitlines() if name in line]
     assert float(line.split()[-1]) >= len(WORDS) - 1
 
 
-def test_a_stream_is_counted_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_is_counted_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(director, "COUNTED_S", 0.0)
-
-    async def scenario() -> None:
-        engine = FakeEngine(words=WORDS)
-        engine.faults.pause_s = 0.002
-        async with routed(engine) as site, site.complete() as answer:
-            name = 'inter_token_latency_seconds_count{model="fake"} '
-            while name not in await site.text("/metrics"):
-                assert await answer.content.readany()  # the answer has not ended
-            engine.faults.pause_s = 0.0
-
-    run(scenario)
+    engine = FakeEngine(words=WORDS)
+    engine.faults.pause_s = 0.002
+    async with routed(engine) as site, site.complete() as answer:
+        name = 'inter_token_latency_seconds_count{model="fake"} '
+        while name not in await site.text("/metrics"):
+            assert await answer.content.readany()  # the answer has not ended
+        engine.faults.pause_s = 0.0
 
 
-def test_no_timer_is_set_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_timer_is_set_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[float | None] = []
 
     def reschedule(self: ResponseHandler) -> None:
@@ -85,35 +77,28 @@ def test_no_timer_is_set_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = ResponseHandler._reschedule_timeout
     monkeypatch.setattr(ResponseHandler, "_reschedule_timeout", reschedule)
-
-    async def scenario() -> None:
-        engine = FakeEngine(words=WORDS)
-        engine.faults.pause_s = 0.002
-        limits = dataclasses.replace(QUICK, stall_s=77.0)
-        async with routed(engine, limits=limits) as site:
-            assert (await site.completed())[0] == 200
-
-    run(scenario)
+    engine = FakeEngine(words=WORDS)
+    engine.faults.pause_s = 0.002
+    limits = dataclasses.replace(QUICK, stall_s=77.0)
+    async with routed(engine, limits=limits) as site:
+        assert (await site.completed())[0] == 200
     assert 0 < timers.count(77.0) < 10
 
 
 @pytest.mark.parametrize("policy", ["least-cost", "least-tokens", "linear", "round-robin"])
-def test_a_decision_is_one_debug_line_with_the_costs(
+async def test_a_decision_is_one_debug_line_with_the_costs(
     policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        a, b = FakeEngine(), FakeEngine()
-        async with routed(a, b, policy=policy) as site:
-            with caplog.at_level(logging.DEBUG, "beluga.router.router"):
-                assert (await site.completed())[0] == 200
-        [line] = [one.getMessage() for one in caplog.records if one.name == "beluga.router.router"]
-        cost = "none" if policy == "round-robin" else r"[\d.e+-]+"
-        seen = ";.*".join(
-            rf" {engine.url} cost {cost}, cached 0 blocks, requests 0" for engine in (a, b)
-        )
-        assert re.fullmatch(rf"{policy} chose ({a.url}|{b.url}) of:{seen}", line)
-
-    run(scenario)
+    a, b = FakeEngine(), FakeEngine()
+    async with routed(a, b, policy=policy) as site:
+        with caplog.at_level(logging.DEBUG, "beluga.router.router"):
+            assert (await site.completed())[0] == 200
+    [line] = [one.getMessage() for one in caplog.records if one.name == "beluga.router.router"]
+    cost = "none" if policy == "round-robin" else r"[\d.e+-]+"
+    seen = ";.*".join(
+        rf" {engine.url} cost {cost}, cached 0 blocks, requests 0" for engine in (a, b)
+    )
+    assert re.fullmatch(rf"{policy} chose ({a.url}|{b.url}) of:{seen}", line)
 
 
 def test_the_gateway_runs_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:

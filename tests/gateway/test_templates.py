@@ -13,12 +13,16 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
-from routed import routed, run, until
+from routed import routed, until
 
 from beluga.errors import RouterError
-from beluga.gateway.conversation import Conversation, for_template, with_system_first
+from beluga.gateway.conversation import (
+    Conversation,
+    for_template,
+    load_tokenizer,
+    with_system_first,
+)
 from beluga.gateway.parsed_request import parse_request
-from beluga.gateway.tokenizer import load_tokenizer
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 QUESTION = [{"role": "user", "content": "How warm is it?"}]
@@ -273,7 +277,7 @@ def test_the_developer_role_becomes_system_if_the_template_lacks_it() -> None:
     ]
 
 
-def test_a_tokenizer_without_a_template_is_reported(
+async def test_a_tokenizer_without_a_template_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Plain(Template):
@@ -283,16 +287,12 @@ def test_a_tokenizer_without_a_template_is_reported(
             return list(text.encode())  # as the fake engine does
 
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Plain())
-
-    async def scenario() -> None:
-        async with routed(FakeEngine(), policy="linear", tokenizer=tmp_path) as site:
-            [engine] = site.service.fleet
-            await until(lambda: "template" in engine.problems)
-            [worker] = await site.workers()
-            assert worker["problems"]["template"] == Plain.problem
-            assert 'problem="template"' in await site.text("/metrics")
-
-    run(scenario)
+    async with routed(FakeEngine(), policy="linear", tokenizer=tmp_path) as site:
+        [engine] = site.service.fleet
+        await until(lambda: "template" in engine.problems)
+        [worker] = await site.workers()
+        assert worker["problems"]["template"] == Plain.problem
+        assert 'problem="template"' in await site.text("/metrics")
 
 
 def test_a_template_requires_a_model_directory(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from routed import Site, routed, run, until
 
 from beluga.gateway import EngineSpec
 from beluga.gateway import cache as cache_module
-from beluga.gateway import following as following_module
-from beluga.gateway import listener as listener_module
-from beluga.gateway import problems as problems_module
+from beluga.gateway import health as problems_module
+from beluga.gateway import kv_events as following_module
+from beluga.gateway import kv_events as listener_module
 
 TOKENS = list(range(1000, 1000 + 256))
 RUNNING = "vllm:num_requests_running 0\n"
@@ -180,21 +180,18 @@ def test_ranks_beyond_the_limit_of_the_index_are_reported(
     assert warnings(caplog, "exceeds the limit") == 1
 
 
-def test_workers_beyond_the_limit_of_the_index_are_reported() -> None:
-    async def scenario() -> None:
-        async with routed(FakeEngine(), FakeEngine(), policy="least-cost", index_ranks=1) as site:
-            for _ in range(4):
-                await site.completed(prompt=TOKENS)
-            found = [list(worker.problems.values()) for worker in site.service.fleet]
-            assert not any(found)
-            for seed in range(20):
-                await site.completed(prompt=[seed * 1000 + token for token in TOKENS])
-            workers = site.service.fleet
-            await until(lambda: any("raise --index-ranks" in str(e.problems) for e in workers))
-            kinds = [engine.problems.keys() for engine in workers]
-            assert [set(one) for one in kinds].count({"events"}) == 1
-
-    run(scenario)
+async def test_workers_beyond_the_limit_of_the_index_are_reported() -> None:
+    async with routed(FakeEngine(), FakeEngine(), policy="least-cost", index_ranks=1) as site:
+        for _ in range(4):
+            await site.completed(prompt=TOKENS)
+        found = [list(worker.problems.values()) for worker in site.service.fleet]
+        assert not any(found)
+        for seed in range(20):
+            await site.completed(prompt=[seed * 1000 + token for token in TOKENS])
+        workers = site.service.fleet
+        await until(lambda: any("raise --index-ranks" in str(e.problems) for e in workers))
+        kinds = [engine.problems.keys() for engine in workers]
+        assert [set(one) for one in kinds].count({"events"}) == 1
 
 
 def test_blocks_of_any_rank_of_an_engine_count_for_it(tmp_path: Path) -> None:
@@ -238,34 +235,31 @@ def test_ranks_without_an_endpoint_are_reported(tmp_path: Path) -> None:
     play(tmp_path, scenario, metrics=ranks(2))
 
 
-def test_each_rank_may_have_an_endpoint(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        engine, announcers = FakeEngine(), []
-        engine.metrics = ranks(2)
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            announcers.append(Announcer(tmp_path / name))
-        first, second = announcers
-        async with engine:
-            spec = EngineSpec(engine.url, (), first.events, None, ((second.events, None),))
-            async with routed(engines=(spec,), policy="linear") as site:
-                for one in announcers:
-                    await until(one.subscribed)
-                await until(lambda: all(e.serving for e in site.service.fleet))
-                by_rank(first, 0, stored(1))
-                by_rank(second, 1, stored(1) | {"block_hashes": [*range(16)], "token_ids": TOKENS})
-                index = site.service.index()
-                await until(lambda: index.indexer.counts.stored == 17)
-                await site.completed(prompt=TOKENS)
-                [worker] = site.service.fleet
-                assert worker.hit_tokens == 256
-                await until(lambda: worker.ranks == 2 and not worker.problems)
-                site.service.fleet.remove(worker)
-                assert index.indexer.workers() == []
-        for one in announcers:
-            one.close()
-
-    run(scenario)
+async def test_each_rank_may_have_an_endpoint(tmp_path: Path) -> None:
+    engine, announcers = FakeEngine(), []
+    engine.metrics = ranks(2)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        announcers.append(Announcer(tmp_path / name))
+    first, second = announcers
+    async with engine:
+        spec = EngineSpec(engine.url, (), first.events, None, ((second.events, None),))
+        async with routed(engines=(spec,), policy="linear") as site:
+            for one in announcers:
+                await until(one.subscribed)
+            await until(lambda: all(e.serving for e in site.service.fleet))
+            by_rank(first, 0, stored(1))
+            by_rank(second, 1, stored(1) | {"block_hashes": [*range(16)], "token_ids": TOKENS})
+            index = site.service.index()
+            await until(lambda: index.indexer.counts.stored == 17)
+            await site.completed(prompt=TOKENS)
+            [worker] = site.service.fleet
+            assert worker.hit_tokens == 256
+            await until(lambda: worker.ranks == 2 and not worker.problems)
+            site.service.fleet.remove(worker)
+            assert index.indexer.workers() == []
+    for one in announcers:
+        one.close()
 
 
 @pytest.mark.parametrize("first", [128, 16])
@@ -308,7 +302,7 @@ def test_blocks_of_a_stopped_engine_are_ignored(tmp_path: Path) -> None:
 def test_a_late_replay_does_not_affect_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("beluga.gateway.listener.REPLAY_S", 0.3)
+    monkeypatch.setattr("beluga.gateway.kv_events.REPLAY_S", 0.3)
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         [announcer] = announcers
@@ -353,37 +347,31 @@ def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: P
     play(tmp_path, scenario, replay=True)
 
 
-def test_prompts_sent_before_an_engine_restart_are_ignored() -> None:
-    async def scenario() -> None:
+async def test_prompts_sent_before_an_engine_restart_are_ignored() -> None:
+    engine = FakeEngine()
+    engine.metrics = RUNNING + "process_start_time_seconds 1000\n"
+    async with routed(engine, policy="linear") as site:
+        [worker] = site.service.fleet
+        await until(lambda: worker.started_s == 1000)
+        await site.completed(prompt=TOKENS)
+        query = site.service._cache.query_of(SimpleNamespace(  # type: ignore[arg-type]
+            isl=256, tokens=TOKENS, exact=True, model=None, salt=None
+        ))  # fmt: skip
+        longest = site.service._cache.longest
+        assert longest(query) == 16
+        scrapes = engine.scrapes
+        await until(lambda: engine.scrapes > scrapes + 2)
+        assert longest(query) == 16
+        engine.metrics = RUNNING + "process_start_time_seconds 2000.5\n"
+        await until(lambda: longest(query) == 0)
+
+
+async def test_engines_without_events_are_a_problem_of_policies_that_need_them() -> None:
+    for policy, kinds in (("least-cost", set()), ("linear", {"events"}), ("random", set())):
         engine = FakeEngine()
-        engine.metrics = RUNNING + "process_start_time_seconds 1000\n"
-        async with routed(engine, policy="linear") as site:
+        engine.metrics = RUNNING
+        async with routed(engine, policy=policy) as site:
             [worker] = site.service.fleet
-            await until(lambda: worker.started_s == 1000)
+            await until(lambda one=engine: one.scrapes > 1)
             await site.completed(prompt=TOKENS)
-            query = site.service._cache.query_of(SimpleNamespace(  # type: ignore[arg-type]
-                isl=256, tokens=TOKENS, exact=True, model=None, salt=None
-            ))  # fmt: skip
-            longest = site.service._cache.longest
-            assert longest(query) == 16
-            scrapes = engine.scrapes
-            await until(lambda: engine.scrapes > scrapes + 2)
-            assert longest(query) == 16
-            engine.metrics = RUNNING + "process_start_time_seconds 2000.5\n"
-            await until(lambda: longest(query) == 0)
-
-    run(scenario)
-
-
-def test_engines_without_events_are_a_problem_of_policies_that_need_them() -> None:
-    async def scenario() -> None:
-        for policy, kinds in (("least-cost", set()), ("linear", {"events"}), ("random", set())):
-            engine = FakeEngine()
-            engine.metrics = RUNNING
-            async with routed(engine, policy=policy) as site:
-                [worker] = site.service.fleet
-                await until(lambda one=engine: one.scrapes > 1)
-                await site.completed(prompt=TOKENS)
-                await until(lambda one=worker, expected=kinds: one.problems.keys() == expected)
-
-    run(scenario)
+            await until(lambda one=worker, expected=kinds: one.problems.keys() == expected)

@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
+from beluga.gateway.conversation import load_tokenizer
 from beluga.gateway.parsed_request import parse_request
-from beluga.gateway.tokenizer import load_tokenizer
 
 
 def main() -> None:

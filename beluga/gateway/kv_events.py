@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Receives the KV events of engines and of a pool's server, so that the index follows their blocks,
+and detects why it cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from beluga.errors import RouterError
+from beluga.gateway.engine import Engine
+from beluga.open_files import require_zmq_files
+from beluga.router import HashBlocks, Indexer, PoolFeed, Subscription, WireDecoder
+
+if TYPE_CHECKING:
+    from beluga.router import Indexer
+
+log = logging.getLogger(__name__)
+
+REPLAY_S = 5.0  # a replay ends after this many silent seconds
+GONE_S = 2.0
+"""Seconds without the publisher after which an engine's blocks no longer count. A broken connection
+is restored sooner, and no engine restarts as fast.
+"""
+_HEARTBEAT_MS = 2000  # a publisher whose machine has died does not close connections
+_HEARTBEAT_TIMEOUT_MS = 5000
+_PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
+_SOCKETS = 2  # events, and replays
+
+
+class Listener:
+    """Feeds an index from a PUB endpoint in its own task until closed.
+
+    Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
+    """
+
+    def __init__(
+        self, indexer: Indexer, decoder: WireDecoder, endpoint: str, replay: str | None
+    ) -> None:
+        try:
+            import zmq
+            import zmq.asyncio
+        except ModuleNotFoundError:
+            raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
+        self.received = 0  # received messages
+        self.endpoint = endpoint
+        self.has_replay = replay is not None
+        self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
+        self.alone_since: float | None = time.monotonic()  # None while there is a publisher
+        self._subscription = Subscription(indexer, decoder, replay=replay is not None)
+        require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
+        self._zmq = zmq
+        self._context = zmq.asyncio.Context()
+        try:
+            self._live = self._context.socket(zmq.SUB)
+            self._live.setsockopt(zmq.RCVHWM, _PENDING_MAX)
+            self._live.setsockopt(zmq.SUBSCRIBE, b"")
+            self._live.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            self._live.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+            self._monitor = self._live.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
+            self._live.connect(endpoint)
+            self._replay_endpoint = replay
+            self._replay = self._replay_requests()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._follow())]
+
+    @property
+    def unread(self) -> int:
+        """The number of malformed messages, and of malformed events in messages."""
+        return self._subscription.unread
+
+    @property
+    def error(self) -> str:
+        """The reason for the last of them."""
+        return self._subscription.error
+
+    @property
+    def lost(self) -> int:
+        """The number of messages that were missed and not replayed."""
+        return self._subscription.feed.lost
+
+    @property
+    def misfits(self) -> int:
+        """The number of events whose blocks could not be added to the index."""
+        return self._subscription.misfits
+
+    @property
+    def misfit(self) -> str:
+        """The reason for the last of them."""
+        return self._subscription.misfit
+
+    @property
+    def ranks(self) -> int:
+        """The number of data-parallel ranks that have sent messages."""
+        return self._subscription.ranks
+
+    def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
+        """Set the router's new block size."""
+        self._subscription.resize(block_size, hash_blocks)
+
+    def close(self) -> None:
+        """Close the listener."""
+        if self._gone is not None:
+            self._gone.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._live.disable_monitor()
+        self._context.destroy(linger=0)
+
+    def _replay_requests(self) -> Any:
+        """Return a new socket that requests replays, or None without a replay endpoint."""
+        if self._replay_endpoint is None:
+            return None
+        replay = self._context.socket(self._zmq.DEALER)
+        replay.connect(self._replay_endpoint)
+        return replay
+
+    async def _listen(self) -> None:
+        while True:
+            frames = await self._live.recv_multipart()
+            self.received += 1
+            self._subscription.received(frames)
+            if (wanted := self._subscription.wanted) is not None:
+                await self._replay.send_multipart(wanted)
+                await self._receive_replay()
+
+    async def _follow(self) -> None:
+        """Monitor whether the endpoint's publisher is connected."""
+        from zmq.utils.monitor import parse_monitor_message
+
+        loop = asyncio.get_running_loop()
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            gone = event["event"] == self._zmq.EVENT_DISCONNECTED
+            self.alone_since = time.monotonic() if gone else None
+            if self._gone is not None:
+                self._gone.cancel()
+            self._gone = loop.call_later(GONE_S, self._after_fork) if gone else None
+
+    def _after_fork(self) -> None:
+        """Drop the engine's blocks, because its changes are no longer reported."""
+        log.info(
+            ("there is no publisher of KV events at %s; its blocks no longer count"), self.endpoint
+        )
+        self._subscription.gone()
+
+    async def _receive_replay(self) -> None:
+        """Receive a replay. Live messages stay in their socket meanwhile."""
+        last = False
+        while not last:
+            try:
+                frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
+            except asyncio.TimeoutError:
+                log.warning("KV events were missed, and no replay delivers them")
+                self._subscription.replay_failed()
+                self._replay.close(linger=0)  # this drops a late reply
+                self._replay = self._replay_requests()
+                return
+            last = self._subscription.replayed(frames)
+
+
+UNREAD_S = 60.0  # how long a problem remains after the last unusable event
+_LATE = (
+    "the engine had blocks before this router started, or messages were missed. {} "
+    "A cache that the engine clears (vLLM: POST /reset_prefix_cache) is followed again"
+)
+_REPLAY = "Name its replay endpoint (--kv-events URL=ENDPOINT,REPLAY)."
+_SHORT = "Its replay (vLLM: buffer_steps) does not reach back so far."
+
+
+class Following:
+    """The listeners of one engine."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = listeners
+        self._computing_since: float | None = None  # since when a silent engine has had prompts
+        self._event_counts: dict[str, int] = {}  # number of events by kind
+        self._until: dict[str, float] = {}  # end of the problem, by kind of event
+
+    @property
+    def lost(self) -> int:
+        """The number of messages that were missed and not replayed."""
+        return sum(listener.lost for listener in self.listeners)
+
+    @property
+    def unread(self) -> int:
+        """The number of malformed messages, and of malformed events in messages."""
+        return sum(listener.unread for listener in self.listeners)
+
+    def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
+        """Set the router's new block size."""
+        for listener in self.listeners:
+            listener.resize(block_size, hash_blocks)
+
+    def close(self) -> None:
+        """Close the listeners."""
+        for listener in self.listeners:
+            listener.close()
+
+    def problem(self, engine: Engine, block_size: int, *, now: float, silent_s: float) -> str:
+        """Return why the index cannot follow the engine's events, or "". An engine that computes
+        publishes blocks within ``silent_s``.
+        """
+        return (
+            self._unusable(now)
+            or self._alone(now, silent_s)
+            or self._silence(engine, block_size, now, silent_s)
+            or self._ranks(engine)
+        )
+
+    def _unusable(self, now: float) -> str:
+        """Return the unusable events of the last :data:`UNREAD_S` seconds."""
+        misfits = sum(listener.misfits for listener in self.listeners)
+        if self._recent("unread", self.unread, now):
+            error = max(self.listeners, key=lambda listener: listener.unread).error
+            return f"{self.unread} KV events are malformed; the last: {error}"
+        why = _LATE.format(
+            _SHORT if all(listener.has_replay for listener in self.listeners) else _REPLAY
+        )
+        if self._recent("misfit", misfits, now):
+            error = max(self.listeners, key=lambda listener: listener.misfits).misfit
+            more = ""
+            if "parent block not found" in error:
+                more = f": {why}"
+            elif "exceeds the limit" in error:
+                more = " (--index-ranks)"
+            return f"{misfits} KV events could not be applied; the last: {error}{more}"
+        if self._recent("lost", self.lost, now):
+            return f"{self.lost} messages of KV events were missed: {why}"
+        return ""
+
+    def _recent(self, kind: str, count: int, now: float) -> bool:
+        """Return whether a count has increased in the last :data:`UNREAD_S` seconds."""
+        if count != self._event_counts.get(kind, 0):
+            self._event_counts[kind] = count
+            self._until[kind] = now + UNREAD_S
+        return now < self._until.get(kind, now)
+
+    def _alone(self, now: float, silent_s: float) -> str:
+        for listener in self.listeners:
+            if listener.alone_since is not None and now - listener.alone_since >= silent_s:
+                return (
+                    f"no process publishes KV events at {listener.endpoint}; the engine must "
+                    "bind there (--kv-events-config)"
+                )
+        return ""
+
+    def _silence(self, engine: Engine, block_size: int, now: float, silent_s: float) -> str:
+        if any(listener.alone_since is not None for listener in self.listeners):
+            return ""
+        received = any(listener.received for listener in self.listeners)
+        if received or engine.prompt_tokens < block_size:
+            self._computing_since = None
+            return ""
+        if self._computing_since is None:
+            self._computing_since = now
+        if now - self._computing_since > silent_s:
+            return "it has computed prompts but published no KV event"
+        return ""
+
+    def _ranks(self, engine: Engine) -> str:
+        """Return whether an engine has data-parallel ranks without received events."""
+        named = len(self.listeners)
+        announced = sum(listener.ranks for listener in self.listeners)
+        if engine.ranks <= max(named, announced):
+            return ""
+        return (
+            f"it has {engine.ranks} data-parallel ranks, but KV events of {named} are configured; "
+            "repeat --kv-events for each (vLLM adds the rank to the port)"
+        )
+
+
+LOOK_S = 1.0  # interval of checks for missing messages
+BEHIND_S = 5.0  # time after which missing messages are a problem
+
+
+class PoolListener:
+    """Feeds an index from the endpoints of ``beluga serve --events`` in its own task until closed.
+    A server that is not running yet, or was replaced, is queried again.
+
+    Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
+    """
+
+    def __init__(self, indexer: Indexer, endpoints: str, *, block_size: int) -> None:
+        """``endpoints`` is ``ENDPOINT,REPLAY``."""
+        try:
+            import zmq
+            import zmq.asyncio
+        except ModuleNotFoundError:
+            raise RouterError("pool events need pyzmq; pip install 'beluga-kv[router]'") from None
+        self._endpoints = endpoints
+        self._current_s = time.monotonic()  # last time the index was up to date
+        endpoint, comma, self._replay_endpoint = endpoints.partition(",")
+        if not comma:
+            raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
+        self._block_size = block_size
+        self._indexer = indexer
+        self.feed = PoolFeed(indexer, block_size=block_size)
+        require_zmq_files(f"following {endpoint}", sockets=2, error=RouterError)
+        self._zmq = zmq
+        self._context = zmq.asyncio.Context()
+        try:
+            self._live = self._context.socket(zmq.SUB)
+            self._live.setsockopt(zmq.RCVHWM, 0)  # received messages are never dropped
+            self._live.setsockopt(zmq.SUBSCRIBE, b"")
+            self._live.connect(endpoint)
+            self._replay = self._replay_requests()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise RouterError(
+                f"the endpoints of pool events {endpoints} are invalid: {error}"
+            ) from None
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    def close(self) -> None:
+        """Close the listener."""
+        self._task.cancel()
+        self._context.destroy(linger=0)
+
+    @property
+    def problem(self) -> str:
+        """Why the index cannot follow the pool, or ""."""
+        feed = self.feed
+        if not feed.up_to_date and time.monotonic() - self._current_s > BEHIND_S:
+            return f"no server at {self._endpoints} publishes the pool's blocks"
+        if feed.other_sizes and not feed.spaces:
+            return (
+                f"the pool has {feed.other_sizes} blocks of another size than the router's "
+                f"{self._block_size} tokens, and none of these"
+            )
+        return ""
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the state of the subscription in numbers, by name."""
+        feed, received_s = self.feed, self.feed.received_s
+        return {
+            "up_to_date": feed.up_to_date,
+            "blocks": self._indexer.shared_count,
+            "blocks_without_parent": feed.waiting,
+            "blocks_of_other_sizes": feed.other_sizes,
+            "messages_unread": feed.unread,
+            "messages_lost": feed.feed.lost,
+            "gaps": feed.feed.gaps,
+            "restarts": feed.feed.restarts,
+            "last_message_age_seconds": None
+            if received_s is None
+            else round(time.monotonic() - received_s, 3),
+        }
+
+    def _replay_requests(self) -> Any:
+        replay = self._context.socket(self._zmq.DEALER)
+        replay.connect(self._replay_endpoint)
+        return replay
+
+    async def _listen(self) -> None:
+        while True:
+            if (wanted := self.feed.wanted) is None:
+                self._current_s = time.monotonic()
+            else:
+                await self._replay.send_multipart(wanted)
+                await self._receive_replay()
+            try:
+                frames = await asyncio.wait_for(self._live.recv_multipart(), LOOK_S)
+            except asyncio.TimeoutError:
+                continue
+            self.feed.received(frames)
+
+    async def _receive_replay(self) -> None:
+        """Receive a replay. Live messages stay in their socket meanwhile."""
+        last = False
+        while not last:
+            try:
+                frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
+            except asyncio.TimeoutError:
+                log.warning(
+                    "the pool's server does not send its list of blocks; it is requested again"
+                )
+                self.feed.replay_failed()
+                self._replay.close(linger=0)  # this drops a late reply
+                self._replay = self._replay_requests()
+                return
+            last = self.feed.replayed(frames)
