@@ -178,4 +178,3 @@ async def test_the_gateway_and_the_simulation_choose_the_same_workers(
     )  # fmt: skip
     async with Service(given) as service:
         play(simulated, Replayed(service, clock, events_clock))
-
