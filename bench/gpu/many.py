@@ -40,12 +40,12 @@ Places = Callable[[ExitStack, CudaDriver], list[int]]  # GPU addresses of runs o
 
 def all_gpus() -> list[CudaDriver]:
     """Return the drivers of all GPUs here. Raises EngineUnavailableError if there is none."""
-    found: list[CudaDriver] = [CupyDriver(0)]
+    drivers: list[CudaDriver] = [CupyDriver(0)]
     while True:
         try:
-            found.append(CupyDriver(len(found)))
+            drivers.append(CupyDriver(len(drivers)))
         except EngineUnavailableError:
-            return found
+            return drivers
 
 
 def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> list[Row]:

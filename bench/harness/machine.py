@@ -99,11 +99,11 @@ def memory_of(pool: Pool) -> str:
 
 def _numbers(text: str) -> list[int]:
     """Parse a CPU or node list of the kernel: "0-3,8" is 0 1 2 3 8."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _siblings(cpu: int) -> list[int]:

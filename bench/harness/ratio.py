@@ -69,7 +69,7 @@ def race(
     everything is repeated, at most ``retry_count`` times. The last result counts.
     """
     for attempt in range(retry_count + 1):
-        found = compare([(limit(), ours()) for _ in range(pair_count)])
-        if not found.noisy or attempt == retry_count:
+        results = compare([(limit(), ours()) for _ in range(pair_count)])
+        if not results.noisy or attempt == retry_count:
             break
-    return found
+    return results

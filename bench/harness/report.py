@@ -208,7 +208,7 @@ def _float(value: object) -> float:
 
 
 def _table(name: str, rows: Sequence[Row]) -> str:
-    fields = [one for one in _COLUMNS if any(row[one] is not None for row in rows)]
+    fields = [column for column in _COLUMNS if any(row[column] is not None for row in rows)]
     head = [_COLUMNS[one][0] for one in fields]
     body = [[_shown(row, one) for one in fields] for row in rows]
     return page.table(head, body, f"All results of {name}")

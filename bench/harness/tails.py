@@ -29,7 +29,7 @@ def tails_row(
     """Make a row of pairs of times, alone and during some ``work``. Its ratio is that of the 99th
     percentiles: 0.5 means that the slow operations take twice as long during the work.
     """
-    found = compare([(1e9 / _p99(alone), 1e9 / _p99(beside)) for alone, beside in pairs])
+    results = compare([(1e9 / _p99(alone), 1e9 / _p99(beside)) for alone, beside in pairs])
     alone, beside = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
     note = (
         f"p99 of all: {_p99(beside) / 1e6:.2f} ms beside {work}, {_p99(alone) / 1e6:.2f} ms "
@@ -41,7 +41,7 @@ def tails_row(
         ops_per_s=round(len(beside) * 1e9 / int(beside.sum())),
         **fields,
         **percentiles(beside),
-        **shares(found),
+        **shares(results),
     )
 
 

@@ -171,7 +171,7 @@ def _row(
             return limits[0].count(count)
         return together(limits, cores(), count * work.size / 10e9)
 
-    found: Ratio = race(
+    ratio: Ratio = race(
         limit,
         lambda: runner.count(count),
         pair_count=options.pair_count,
@@ -186,7 +186,7 @@ def _row(
         bytes=work.size,
         threads=threads,
         note=note,
-        **copies(found, work.size),
+        **copies(ratio, work.size),
         **percentiles(runner.sample(count)),
     )
 

@@ -229,12 +229,12 @@ class _Mooncake:
 
 def _master() -> str:
     """Return the path of Mooncake's master, or ""."""
-    found = importlib.util.find_spec("mooncake")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("mooncake")
+    if spec is None or not spec.submodule_search_locations:
         return ""
     folders = [
         Path(sys.executable).parent,
-        Path(found.submodule_search_locations[0]).parent / "bin",
+        Path(spec.submodule_search_locations[0]).parent / "bin",
     ]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
     return shutil.which("mooncake_master", path=path) or ""

@@ -130,7 +130,7 @@ def steps_of(found: list[list[_Request]]) -> tuple[list[Step], Trace]:
             blocks = [block + offset for block in one.hash_ids]
             entry = TraceEntry(one.t, max(one.input_tokens, 64 * len(blocks)), 1, blocks)
             entries.append((one.t, session, place, entry))
-        offset += 1 + max(max(one.hash_ids, default=0) for one in requests)
+        offset += 1 + max(max(request.hash_ids, default=0) for request in requests)
     entries.sort(key=lambda one: one[0])
     trace = make_trace("weka", 64, [entry for *_, entry in entries], 1.0)
     steps = []

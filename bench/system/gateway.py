@@ -90,7 +90,9 @@ class Target:
     def cpu_us(self) -> float:
         """Return the CPU time of all its threads so far."""
         tasks = Path(f"/proc/{self.process.pid}/task")
-        return sum(int((one / "schedstat").read_text().split()[0]) for one in tasks.iterdir()) / 1e3
+        return (
+            sum(int((path / "schedstat").read_text().split()[0]) for path in tasks.iterdir()) / 1e3
+        )
 
 
 def _start(stack: ExitStack) -> dict[str, Target]:
@@ -180,17 +182,17 @@ def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[f
 
 def _cpu_row(recorder: Recorder, case: str, pairs: list[tuple[float, float]], most: float) -> Row:
     """Make the row of a CPU time: how often a CPU does it in a second."""
-    found = compare([(1e6 / bare, 1e6 / ours) for bare, ours in pairs])
+    results = compare([(1e6 / bare, 1e6 / ours) for bare, ours in pairs])
     note = (
-        f"{1 / found.ratio:.2f} times the bare proxy's (target <= {most}); "
-        f"bare {1e6 / found.limit:.0f} us, ours {1e6 / found.ours:.0f} us"
+        f"{1 / results.ratio:.2f} times the bare proxy's (target <= {most}); "
+        f"bare {1e6 / results.limit:.0f} us, ours {1e6 / results.ours:.0f} us"
     )
     return recorder.row(
         case,
-        ops_per_s=round(found.ours),
-        limit=round(found.limit),
+        ops_per_s=round(results.ours),
+        limit=round(results.limit),
         limit_unit="1/s",
-        **shares(found),
+        **shares(results),
         note=note,
     )
 
@@ -202,7 +204,7 @@ def _row(recorder: Recorder, case: str, times: dict[str, list[Times]]) -> Row:
         (ours - bare) * 1e3 for ours, bare in zip(middles["ours"], middles["bare"], strict=True)
     ]
     first, _, third = quantiles(added_ms, n=4, method="inclusive")
-    found: Ratio = compare(
+    ratio: Ratio = compare(
         [(1 / bare, 1 / ours) for bare, ours in zip(middles["bare"], middles["ours"], strict=True)]
     )
     tails = {name: float(np.percentile(np.concatenate(runs), 99)) for name, runs in times.items()}
@@ -219,8 +221,8 @@ def _row(recorder: Recorder, case: str, times: dict[str, list[Times]]) -> Row:
         case,
         **percentiles((whole * 1e9).astype(np.uint64)),
         ops_per_s=RATE,
-        limit=round(found.limit, 2),
+        limit=round(ratio.limit, 2),
         limit_unit="1/s",
-        **shares(found),
+        **shares(ratio),
         note=note,
     )

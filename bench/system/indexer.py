@@ -93,9 +93,9 @@ class _Ground:
 def _samples(work: Callable[[Any], object], queries: Iterable[object]) -> npt.NDArray[np.uint64]:
     """Return the nanoseconds of each call. Its argument is made before, untimed."""
     clock, samples = time.perf_counter_ns, []
-    for one in queries:
+    for query in queries:
         start_ns = clock()
-        work(one)
+        work(query)
         samples.append(clock() - start_ns)
     return np.array(samples, np.uint64)
 

@@ -95,10 +95,10 @@ def _recover(paths: list[Path], count: int, samples_ns: list[int]) -> float:
         server.start()
         elapsed_ns = time.perf_counter_ns() - start_ns
         samples_ns.append(elapsed_ns)
-        found = server.index_stat().block_count
+        block_count = server.index_stat().block_count
         server.stop()
-    if found != count:
-        raise BelugaError(f"{found} of {count} blocks were recovered")
+    if block_count != count:
+        raise BelugaError(f"{block_count} of {count} blocks were recovered")
     return count * 1e9 / elapsed_ns
 
 

@@ -172,5 +172,5 @@ class Queue:
         return queue_stat(found)
 
     def _admitted(self) -> Admission:
-        found = self._admission
-        return Admission(int(found.id), int(found.waiter), int(found.queued_ns))
+        admission = self._admission
+        return Admission(int(admission.id), int(admission.waiter), int(admission.queued_ns))

@@ -142,5 +142,5 @@ def _info(port: int) -> dict[str, int]:
                 text += line.recv(65536)
     except OSError:
         return {}
-    found = (one.split(":", 1) for one in text.decode().split("\r\n") if "_net_" in one)
+    found = (word.split(":", 1) for word in text.decode().split("\r\n") if "_net_" in word)
     return {name: int(value) for name, value in found if value.isdigit()}

@@ -50,13 +50,13 @@ def identical(hit: Reply, *, found: int, whole: int, miss: Reply, local: Reply) 
 
 def agreed(results: Iterable[bool | None]) -> bool:
     """Return whether no result of :func:`identical` is False and at least one is True."""
-    known = [one for one in results if one is not None]
+    known = [result for result in results if result is not None]
     return bool(known) and all(known)
 
 
 def faults(*figures: Mapping[str, float]) -> dict[str, int]:
     """Return the connector's counters that explain a miss. The result is empty if none does."""
-    sums = {name: sum(one.get(name, 0) for one in figures) for name in _FAULTS}
+    sums = {name: sum(figure.get(name, 0) for figure in figures) for name in _FAULTS}
     return {name: int(value) for name, value in sums.items() if value}
 
 

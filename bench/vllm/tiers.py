@@ -170,11 +170,13 @@ def medians_of(name: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
         "arm": name,
         "ttft_s": median(times),
         "quartiles_s": quartiles(times),
-        "over_local_hit_s": median(one["ttft_s"] - one["ttft_local_hit_s"] for one in samples),
-        "ttft_local_hit_s": median(one["ttft_local_hit_s"] for one in samples),
-        "ttft_miss_s": median(one["ttft_miss_s"] for one in samples),
-        "bytes_from_below": min(one["bytes_from_below"] for one in samples),
-        "identical": agreed(one["identical"] for one in samples),
+        "over_local_hit_s": median(
+            sample["ttft_s"] - sample["ttft_local_hit_s"] for sample in samples
+        ),
+        "ttft_local_hit_s": median(sample["ttft_local_hit_s"] for sample in samples),
+        "ttft_miss_s": median(sample["ttft_miss_s"] for sample in samples),
+        "bytes_from_below": min(sample["bytes_from_below"] for sample in samples),
+        "identical": agreed(sample["identical"] for sample in samples),
     }
 
 

@@ -143,6 +143,6 @@ def _row(
         "load_limit_s": limit_s,
         "outputs_identical": agreed(likeness),
         "faults": faults(
-            *(part for one in samples for part in (one["saving"], one["hit"]["figures"]))
+            *(part for sample in samples for part in (sample["saving"], sample["hit"]["figures"]))
         ),
     }

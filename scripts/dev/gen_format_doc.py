@@ -52,8 +52,8 @@ def document() -> str:
     constants = ffi.typeof("enum bl_format_constant").relements
     for name in sorted(constants, key=lambda name: text.index(f"{name} =")):
         page.append(f"| {constants[name]} | `{name}` |")
-    for found in _STRUCT.finditer(text):
-        page += _struct(ffi, found["name"], found["why"] or "", found["body"])
+    for match in _STRUCT.finditer(text):
+        page += _struct(ffi, match["name"], match["why"] or "", match["body"])
     return "\n".join(page) + "\n"
 
 

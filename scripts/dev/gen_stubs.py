@@ -96,22 +96,22 @@ def parse(text: str) -> Declarations:
     """Return the declarations in text for cffi."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL).replace('extern "Python"', " ")
     known = "".join(f"typedef int {name};\n" for name in (*_INTEGERS[1:], *_ADDRESSES))
-    found = Declarations()
+    declarations = Declarations()
     for node in c_parser.CParser().parse(known + text).ext:
         kind = node.type
         if isinstance(kind, c_ast.TypeDecl):
             kind = kind.type
         if isinstance(kind, c_ast.Struct):
             name = node.name or kind.name
-            if kind.decls or name not in found.structs:
-                found.structs[name] = kind
+            if kind.decls or name not in declarations.structs:
+                declarations.structs[name] = kind
         elif isinstance(kind, c_ast.Enum):
-            found.constants += [item.name for item in kind.values.enumerators]
+            declarations.constants += [item.name for item in kind.values.enumerators]
         elif isinstance(kind, c_ast.FuncDecl):
-            found.functions[node.name] = kind
+            declarations.functions[node.name] = kind
         elif isinstance(kind, c_ast.PtrDecl) and isinstance(kind.type, c_ast.FuncDecl):
-            found.callbacks[node.name] = kind.type
-    return found
+            declarations.callbacks[node.name] = kind.type
+    return declarations
 
 
 def _name(node: c_ast.Node) -> str:

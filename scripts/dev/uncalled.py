@@ -53,10 +53,10 @@ def uncalled(root: Path) -> list[str]:
     free = examples(root) | promised(root)
     ours = our_classes(root)
     return [
-        f"{one.place} {one.name}"
+        f"{definition.place} {definition.name}"
         for path in sorted((root / "beluga").rglob("*.py"))
-        for one in definitions(path, root, ours)
-        if one.name not in free and used[one.name] <= one.own[one.name]
+        for definition in definitions(path, root, ours)
+        if definition.name not in free and used[definition.name] <= definition.own[definition.name]
     ]
 
 
@@ -83,7 +83,7 @@ def names_in(tree: ast.AST) -> Counter[str]:
         id(text)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
-        and "__all__" in [getattr(one, "id", "") for one in targets(node)]
+        and "__all__" in [getattr(target, "id", "") for target in targets(node)]
         for text in ast.walk(node)
     }
     found: Counter[str] = Counter()
@@ -127,7 +127,7 @@ def definitions(path: Path, root: Path, ours: set[str]) -> Iterator[Definition]:
                 if not foreign and not is_special(child.name) and not is_registered(child):
                     yield Definition(f"{place}:{child.lineno}", child.name, names_in(child))
                 bases = getattr(child, "bases", [])
-                yield from walk(child, foreign=not {base_of(one) for one in bases} <= known)
+                yield from walk(child, foreign=not {base_of(base) for base in bases} <= known)
             else:
                 yield from walk(child, foreign=foreign)
 
@@ -158,7 +158,7 @@ def is_special(name: str) -> bool:
 
 def is_registered(node: Function | ast.ClassDef) -> bool:
     calls = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
-    return not {ast.unparse(one).rpartition(".")[2] for one in calls} <= PLAIN
+    return not {ast.unparse(call).rpartition(".")[2] for call in calls} <= PLAIN
 
 
 def promised(root: Path) -> set[str]:

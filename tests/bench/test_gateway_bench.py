@@ -32,12 +32,12 @@ def test_the_gateway_is_compared_with_a_bare_proxy(rows: dict[str, Row]) -> None
 @pytest.mark.long
 def test_cpu_time_is_reported_for_requests_and_events(rows: dict[str, Row]) -> None:
     for case in ("CPU of 2 kB", "CPU of an event", "CPU of 64 kB"):
-        found = re.search(
+        match = re.search(
             r"^([\d.]+) times the bare proxy's .*; bare (\d+) us, ours (\d+) us$",
             str(rows[case]["note"]),
         )
-        assert found is not None
-        times, bare_us, ours_us = map(float, found.groups())
+        assert match is not None
+        times, bare_us, ours_us = map(float, match.groups())
         assert times > 0 and bare_us > 0 and ours_us > 0
     bare = {case: float(str(rows[case]["limit"])) for case in rows if case.startswith("CPU")}
     assert bare["CPU of an event"] > 2 * bare["CPU of 2 kB"]  # an event costs less than a request

@@ -262,12 +262,12 @@ def test_rows_are_kept_when_a_stage_fails(
 def test_the_script_reports_missing_tools(given: list[str], status: int, words: str) -> None:
     if status == 77 and shutil.which("nvidia-smi"):
         pytest.skip("there is an NVIDIA driver here")
-    found = subprocess.run(
+    ended = subprocess.run(
         [ROOT / "scripts" / "gpu", *given], capture_output=True, text=True, check=False, timeout=60
     )
-    assert found.returncode == status
-    assert len(found.stderr.splitlines()) == 1
-    assert words in found.stderr
+    assert ended.returncode == status
+    assert len(ended.stderr.splitlines()) == 1
+    assert words in ended.stderr
 
 
 def _ignore(_: object) -> None:

@@ -43,7 +43,7 @@ class Indexed:
 
     def _stored(self, *blocks: int) -> None:
         grants = self._meta.reserve(keys(blocks), length=PAGE)
-        self._meta.commit([one for one in grants if one.state is BlockState.GRANTED])
+        self._meta.commit([grant for grant in grants if grant.state is BlockState.GRANTED])
 
     def look_up(self, blocks: list[int]) -> int:
         return self._meta.lookup(keys(blocks)).count
@@ -96,11 +96,11 @@ def test_hints_end_in_the_order_of_their_times() -> None:
     assert pool.hint(0, ids(2), LEVELS["high"], 50) == 1
     assert pool.look_up(60, ids(0)) == 1  # the block's time to live starts again
     pool.put(149, ids(10))
-    assert [pool.has(one) for one in (0, 1, 2, 3)] == [True, False, True, True], "1, at 100"
+    assert [pool.has(number) for number in (0, 1, 2, 3)] == [True, False, True, True], "1, at 100"
     pool.put(150, ids(11))
-    assert [pool.has(one) for one in (0, 2, 3)] == [True, False, True]
+    assert [pool.has(number) for number in (0, 2, 3)] == [True, False, True]
     pool.put(161, ids(12))
-    assert [pool.has(one) for one in (0, 3)] == [False, True]
+    assert [pool.has(number) for number in (0, 3)] == [False, True]
 
 
 def test_a_hint_ends_with_its_block() -> None:

@@ -21,14 +21,14 @@ def player(speeds: list[float], log: list[str], name: str) -> Callable[[], float
 
 
 def test_a_ratio_is_the_median_of_the_pairs_and_not_of_the_speeds() -> None:
-    found = compare([(100.0, 50.0), (200.0, 180.0), (110.0, 66.0)])
-    assert found.ratio == pytest.approx(0.6)
-    assert (found.limit, found.ours) == (110.0, 66.0)
+    results = compare([(100.0, 50.0), (200.0, 180.0), (110.0, 66.0)])
+    assert results.ratio == pytest.approx(0.6)
+    assert (results.limit, results.ours) == (110.0, 66.0)
 
 
 def test_the_spread_is_that_of_the_ratios() -> None:
-    found = compare([(10.0, ours) for ours in (1.0, 2.0, 3.0, 4.0, 5.0)])
-    assert (found.ratio_q1, found.ratio, found.ratio_q3) == pytest.approx((0.2, 0.3, 0.4))
+    results = compare([(10.0, ours) for ours in (1.0, 2.0, 3.0, 4.0, 5.0)])
+    assert (results.ratio_q1, results.ratio, results.ratio_q3) == pytest.approx((0.2, 0.3, 0.4))
 
 
 @pytest.mark.parametrize(("last", "noisy"), [(124.0, False), (126.0, True)])

@@ -49,9 +49,9 @@ def test_every_order_and_the_decision_time_have_a_row(rows: dict[str, Row]) -> N
 @pytest.mark.long
 def test_only_the_fair_queue_keeps_onboards_short(rows: dict[str, Row]) -> None:
     longer = {
-        case: float(found[1])
+        case: float(match[1])
         for case, row in rows.items()
-        if (found := re.search(r"p99 ([\d.]+) times as long", str(row["note"])))
+        if (match := re.search(r"p99 ([\d.]+) times as long", str(row["note"])))
     }
     for how in ("at random", "evenly"):
         assert longer[f"ours, {how}"] <= 1.3

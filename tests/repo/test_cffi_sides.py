@@ -15,7 +15,7 @@ API = sorted((ROOT / "csrc/api").glob("*.h"))
 
 def python_named(comment: str) -> list[str]:
     """Return the Python files and folders that a C comment names."""
-    return [one.rstrip(".") for one in re.findall(r"\b(?:beluga|tests)/[\w/.]+", comment)]
+    return [text.rstrip(".") for text in re.findall(r"\b(?:beluga|tests)/[\w/.]+", comment)]
 
 
 def docstring(path: Path) -> str:

@@ -151,10 +151,10 @@ def test_no_text_names_another_project_to_install() -> None:
         r"((?<!un)install|uv add|pipx)[^\n]{0,30}?[ '\"]beluga(?![-\w/])|beluga\[\w+\]"
     )
     wrong = [
-        f"{path.relative_to(ROOT)}: {found[0]}"
+        f"{path.relative_to(ROOT)}: {match[0]}"
         for path in texts
         if path != Path(__file__)
-        for found in other.finditer(path.read_text(errors="replace"))
+        for match in other.finditer(path.read_text(errors="replace"))
     ]
     assert wrong == []
 

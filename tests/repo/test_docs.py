@@ -84,7 +84,7 @@ def check_plugin(words: list[str]) -> None:
         shown = json_after(words, "--kv-transfer-config")
         if shown["kv_connector"] == "MultiConnector":
             children = shown["kv_connector_extra_config"]["connectors"]
-            (shown,) = [one for one in children if one["kv_connector"] == "BelugaConnector"]
+            (shown,) = [child for child in children if child["kv_connector"] == "BelugaConnector"]
         assert shown["kv_connector"] == "BelugaConnector"
         settings_of(VllmSettings, shown.get("kv_connector_extra_config", {}))
     if "--l2-adapter" in words:
@@ -205,7 +205,7 @@ def test_every_group_of_metrics_has_a_panel() -> None:
     groups = {re.sub(r"^(beluga_[a-z]+?)s?(_.*)?$", r"\1", name) for name in names}
     assert len(groups) > 20
     shown = set(re.findall(r"\b(beluga_[a-z_]+)", dashboard))
-    lacking = {one for one in groups if not any(name.startswith(one) for name in shown)}
+    lacking = {group for group in groups if not any(name.startswith(group) for name in shown)}
     assert lacking == set(NO_PANEL)
 
 
@@ -349,8 +349,8 @@ def test_experiments_have_the_numbers_of_the_paper() -> None:
     }  # fmt: skip
     for path, numbers in cited.items():
         text = " ".join((ROOT / path).read_text().partition('"""\n\n')[0].split())
-        found = re.findall(r"\bExp ?(\d+)(?:,? and (?:Exp )?(\d+))?", text)
-        assert {int(n) for pair in found for n in pair if n} == numbers, path
+        matches = re.findall(r"\bExp ?(\d+)(?:,? and (?:Exp )?(\d+))?", text)
+        assert {int(n) for pair in matches for n in pair if n} == numbers, path
     rows = (ROOT / "docs/understand/benchmarks.md").read_text()
     assert "| `copy` (Exp 9, 10) |" in rows and "| `bandwidth` (Exp 3, 4, Fig. 6) |" in rows
 

@@ -102,9 +102,9 @@ def drawn_tree() -> list[tuple[int, str]]:
     """Return (depth, name) of every line of the tree at the top of errors.py."""
     lines = (errors.__doc__ or "").splitlines()
     return [
-        (len(found[1]) // 4, found[2])
+        (len(match[1]) // 4, match[2])
         for line in lines
-        if (found := re.match(r"^([ │├└─]*)(\w+Error)\b", line))
+        if (match := re.match(r"^([ │├└─]*)(\w+Error)\b", line))
     ]
 
 

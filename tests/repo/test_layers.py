@@ -108,10 +108,10 @@ def layer_of(path: Path) -> str:
 def imported_modules(path: Path) -> set[str]:
     """Return the absolute names of all modules that a file imports, at whatever depth."""
     package = ["beluga", *path.relative_to(ROOT / "beluga").parts[:-1]]
-    found: set[str] = set()
+    texts: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            texts |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
@@ -119,8 +119,8 @@ def imported_modules(path: Path) -> set[str]:
                 inner = ROOT.joinpath(*module.split("."), alias.name)
                 is_part = inner.is_dir() or inner.with_suffix(".py").is_file()
                 deep = module == "beluga" or (is_part and module.count(".") > 1)
-                found.add(f"{module}.{alias.name}" if deep else module)
-    return found
+                texts.add(f"{module}.{alias.name}" if deep else module)
+    return texts
 
 
 def upward_imports(path: Path) -> list[str]:

@@ -228,13 +228,15 @@ def test_the_tests_that_a_script_names_exist(script: Path) -> None:
     """A renamed test once left ``scripts/gpu sanitize`` without one."""
     text = re.sub(r"\\\n\s*", "", script.read_text(encoding="utf-8"))
     for command in text.splitlines():
-        found = re.findall(r"\btests/[\w/{},]+\.py(?:::\w+)?", command)
+        matches = re.findall(r"\btests/[\w/{},]+\.py(?:::\w+)?", command)
         sources = ""
-        for path, _, function in (each.partition("::") for one in found for each in expanded(one)):
+        for path, _, function in (
+            each.partition("::") for one in matches for each in expanded(one)
+        ):
             assert (ROOT / path).is_file(), f"{script.name} names {path}"
             source = (ROOT / path).read_text(encoding="utf-8")
             assert not function or f"def {function}(" in source, f"{script.name} names {function}"
             sources += path + source
-        for selection in re.findall(r"-k '?([\w() ]+)'?", command) if found else []:
+        for selection in re.findall(r"-k '?([\w() ]+)'?", command) if matches else []:
             words = set(re.findall(r"\w+", selection)) - {"and", "or", "not"}
             assert [word for word in words if word not in sources] == [], f"{script.name}: -k"

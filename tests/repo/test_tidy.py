@@ -193,11 +193,11 @@ def test_python_functions_are_short() -> None:
 
 def test_only_the_verbs_name_an_instruction_of_coherence() -> None:
     wrong = [
-        f"{in_csrc(path)}: {found}"
+        f"{in_csrc(path)}: {text}"
         for path in CSRC.rglob("*.[ch]")
         if in_csrc(path) not in VERBS
-        for found in INSTRUCTIONS.findall(code_of(path))
-        if not (in_csrc(path) == HOST_ATOMICS_FILE and HOST_ATOMICS.fullmatch(found))
+        for text in INSTRUCTIONS.findall(code_of(path))
+        if not (in_csrc(path) == HOST_ATOMICS_FILE and HOST_ATOMICS.fullmatch(text))
     ]
     assert wrong == []
     assert all(INSTRUCTIONS.search(code_of(CSRC / name)) for name in INSTRUCTION_HEADERS)
@@ -212,10 +212,10 @@ def test_assembly_is_in_the_headers_of_instructions_only() -> None:
 
 def test_only_primitives_call_instructions_by_address() -> None:
     wrong = [
-        f"{in_csrc(path)}: {found}"
+        f"{in_csrc(path)}: {text}"
         for path in CSRC.rglob("*.[ch]")
         if not in_csrc(path).startswith(ADDRESS_CALLERS)
-        for found in ADDRESS_CALLS.findall(code_of(path))
+        for text in ADDRESS_CALLS.findall(code_of(path))
     ]
     assert wrong == []
 
@@ -271,9 +271,9 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
     place = re.compile(r"/(?:work|root|home/\w+)/|/tmp/(?!beluga\b)\w+")
     text = (".py", ".c", ".h", ".md", ".toml", "")
     wrong = [
-        f"{name_of(path)}: {found[0]}"
+        f"{name_of(path)}: {match[0]}"
         for path in tracked(*text)
-        for found in place.finditer(path.read_text())
+        for match in place.finditer(path.read_text())
     ]
     assert wrong == []
 

@@ -92,8 +92,8 @@ def public(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
 def all_public() -> list[str]:
     """Return expressions for everything that users may import."""
     modules = [importlib.import_module(name) for name in EXPORTS if name != "beluga._ffi"]
-    found = [path for module in modules for path in public(module, module.__all__)]
-    return [*found, *public(errors, own_names(errors))]
+    paths = [path for module in modules for path in public(module, module.__all__)]
+    return [*paths, *public(errors, own_names(errors))]
 
 
 # Any in numpy's own types, in a coroutine's yield and send types, and for arbitrary parameters.

@@ -23,8 +23,8 @@ def peers_python(module: str) -> str:
     if not python or not Path(python).exists():
         raise PeerUnavailableError("no environment with other people's packages; see setup-peers")
     command = [python, "-Ic", f"import {module}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        lines = found.stderr.strip().splitlines()
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines()
         raise PeerUnavailableError(lines[-1] if lines else f"importing {module} failed")
     return python
