@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,8 +28,6 @@ Keys = "NDArray[np.uint64]"
 
 BLOCK_RECORD = record_dtype("bl_block_record")
 """Location of a block (``bl_block_record`` of ``csrc/format/pool_format.h``)."""
-
-_Items = TypeVar("_Items")
 
 
 class BlockState(enum.IntEnum):
@@ -123,7 +121,23 @@ class Pins:
         return np.frombuffer(bytes(ffi.buffer(self._records)[:size]), BLOCK_RECORD)
 
 
-class IndexClient:
+class SessionCalls:
+    """Calls over a session, each with the client's timeout."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._timeout_ns = nanoseconds(client.timeout_s)
+
+    def _call(self, doing: str, function: Callable[..., int], *arguments: object) -> int:
+        """Call a function of C with the session and the timeout, and return its result. Raises the
+        error of a negative one.
+        """
+        with self._client.lock:
+            status = function(self._client.session, *arguments, self._timeout_ns)
+        return raise_for_status(status, doing)
+
+
+class IndexClient(SessionCalls):
     """The calls of the block index over a :class:`beluga.rpc.Client`, with that client's timeout.
 
     All calls raise :class:`~beluga.errors.RpcError` if the server does not reply, and
@@ -131,8 +145,7 @@ class IndexClient:
     """
 
     def __init__(self, client: Client) -> None:
-        self._client = client
-        self._timeout_ns = nanoseconds(client.timeout_s)
+        super().__init__(client)
         self._state = ffi.new("uint32_t *")  # output of lookups; guarded by the client's lock
 
     def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
@@ -160,7 +173,7 @@ class IndexClient:
         count, pins.count = min(pins.count, len(pins._records)), 0
         if count <= 0:
             return 0
-        return self._release(lib.bl_release_blocks, pins._records, count, "releasing blocks")
+        return self._call("releasing blocks", lib.bl_release_blocks, pins._records, count)
 
     def reserve(
         self, keys: NDArray[np.uint64], *, length: int, fingerprint: int = 0, chunk_size: int = 0
@@ -176,13 +189,7 @@ class IndexClient:
             "bl_block_request *",
             {"fingerprint": fingerprint, "length": length, "chunk_size": chunk_size},
         )
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_reserve(
-                    self._client.session, words, len(keys), what, records, self._timeout_ns
-                ),
-                "reserving blocks",
-            )
+        self._call("reserving blocks", lib.bl_reserve, words, len(keys), what, records)
         return [_grant(records[i], keys[i]) for i in range(len(keys))]
 
     def commit(self, grants: Sequence[Grant], *, checksums_crc: int = 0) -> list[int]:
@@ -191,22 +198,14 @@ class IndexClient:
         """
         commits = _commits(grants, checksums_crc)
         statuses = ffi.new("int32_t[]", len(grants))
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_commit_blocks(
-                    self._client.session, commits, len(grants), statuses, self._timeout_ns
-                ),
-                "committing blocks",
-            )
+        self._call("committing blocks", lib.bl_commit_blocks, commits, len(grants), statuses)
         return list(statuses)
 
     def abort(self, grants: Sequence[Grant]) -> int:
         """Return grants, to whose space the caller must no longer write. Returns how many were
         valid.
         """
-        return self._release(
-            lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting blocks"
-        )
+        return self._call("aborting blocks", lib.bl_abort_blocks, _commits(grants, 0), len(grants))
 
     def release(self, hits: Sequence[Grant]) -> int:
         """Release the pins of a lookup. Returns how many were released."""
@@ -214,7 +213,7 @@ class IndexClient:
             "bl_block_record[]",
             [{"generation": hit.generation, "block": hit.block} for hit in hits],
         )
-        return self._release(lib.bl_release_blocks, records, len(hits), "releasing blocks")
+        return self._call("releasing blocks", lib.bl_release_blocks, records, len(hits))
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks and return how many the pool had. Pinned blocks keep their bytes until
@@ -224,7 +223,7 @@ class IndexClient:
         come back. Raises :class:`~beluga.errors.RemovalsFullError` if it remembers too many
         already.
         """
-        return self._release(lib.bl_remove_blocks, _words(keys), len(keys), "removing blocks")
+        return self._call("removing blocks", lib.bl_remove_blocks, _words(keys), len(keys))
 
     def hint(self, keys: NDArray[np.uint64], *, level: int, ttl_ms: int = 0) -> tuple[int, int]:
         """Give blocks a hint (``bl_level``) that lasts ``ttl_ms`` after their last use.
@@ -233,25 +232,14 @@ class IndexClient:
         pool does not have the others.
         """
         refused = ffi.new("uint32_t *")
-        words, most = _words(keys), self._timeout_ns
-        with self._client.lock:
-            session = self._client.session
-            found = raise_for_status(
-                lib.bl_hint_blocks(session, words, len(keys), level, ttl_ms, refused, most),
-                "giving hints",
-            )
-        return found - int(refused[0]), int(refused[0])
+        count = self._call(
+            "giving hints", lib.bl_hint_blocks, _words(keys), len(keys), level, ttl_ms, refused
+        )
+        return count - int(refused[0]), int(refused[0])
 
     def removing(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """Return which lower tiers have yet to remove each key, as bits: ``1 << n`` is tier n."""
-        words, found = _words(keys), np.zeros(len(keys), np.uint8)
-        out = ffi.from_buffer("uint8_t[]", found, require_writable=True)
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_removing(self._client.session, words, len(keys), out, self._timeout_ns),
-                "requesting removals",
-            )
-        return found
+        return self._bits("requesting removals", lib.bl_removing, keys)
 
     def onboard(self, keys: NDArray[np.uint64], *, prefetch: bool = False) -> int:
         """Start to onboard leading keys from lower tiers. Returns how many the pool has or will
@@ -261,25 +249,21 @@ class IndexClient:
         have lower priority than those that a caller waits for.
         """
         kind = lib.BL_LOWER_PREFETCH if prefetch else lib.BL_LOWER_ONBOARD
-        words = _words(keys)
-        with self._client.lock:
-            return raise_for_status(
-                lib.bl_onboard(self._client.session, words, len(keys), kind, self._timeout_ns),
-                "onboarding blocks",
-            )
+        return self._call("onboarding blocks", lib.bl_onboard, _words(keys), len(keys), kind)
 
     def tiers(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """Return the tiers that have each key, as bits: 1 is the pool, ``1 << n`` is lower tier
         n.
         """
-        words, found = _words(keys), np.zeros(len(keys), np.uint8)
-        out = ffi.from_buffer("uint8_t[]", found, require_writable=True)
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_tiers(self._client.session, words, len(keys), out, self._timeout_ns),
-                "requesting tiers",
-            )
-        return found
+        return self._bits("requesting tiers", lib.bl_tiers, keys)
+
+    def _bits(
+        self, doing: str, function: Callable[..., int], keys: NDArray[np.uint64]
+    ) -> NDArray[np.uint8]:
+        bits = np.zeros(len(keys), np.uint8)
+        out = ffi.from_buffer("uint8_t[]", bits, require_writable=True)
+        self._call(doing, function, _words(keys), len(keys), out)
+        return bits
 
     def removal_reasons(self, keys: NDArray[np.uint64]) -> list[RemovalReason]:
         """Return why keys were removed from the index, as far as this server remembers. Keys in the
@@ -302,28 +286,13 @@ class IndexClient:
     def stat(self) -> IndexStat:
         """Return the server's counters."""
         out = ffi.new("bl_index_stat *")
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_index_get_stat(self._client.session, out, self._timeout_ns),
-                "requesting counters",
-            )
+        self._call("requesting counters", lib.bl_index_get_stat, out)
         return IndexStat.of(out)
-
-    def _release(
-        self,
-        function: Callable[[core.bl_session, _Items, int, int], int],
-        items: _Items,
-        count: int,
-        doing: str,
-    ) -> int:
-        with self._client.lock:
-            status = function(self._client.session, items, count, self._timeout_ns)
-        return raise_for_status(status, doing)
 
 
 def _words(keys: NDArray[np.uint64]) -> core.uint64_p:
-    found = isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2
-    if not found or keys.shape[1] != 2:
+    is_table = isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2
+    if not is_table or keys.shape[1] != 2:
         raise BadValueError(
             "keys must be a uint64 array of shape (count, 2); use beluga.kvcache.fold"
         )

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from beluga import choices
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.arguments import of_type
-from beluga.errors import BadValueError, raise_for_status
+from beluga.errors import BadValueError, RpcError, raise_for_status
 from beluga.index.stat import HintStat, IndexStat, LowerStat, Tenant
 from beluga.index.tables import CHANGE, read_entries
 from beluga.index.views import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 _COUNT_MAX = (1 << 31) - 1
+_logger = logging.getLogger(__name__)
 
 MAP_CELL = record_dtype("bl_map_cell")
 """The fields of ``bl_map_cell`` (``csrc/api/index.h``)."""
@@ -95,6 +98,7 @@ class IndexServer(Server):
                 f"there is no eviction policy {eviction!r}; choose one of {', '.join(EVICTIONS)}"
             )
         self._index: core.bl_index | core.Null = ffi.NULL
+        self._tier_count = 0
         self._changes = np.empty(0, CHANGE)  # the buffer of take_changes
         super().__init__(
             pool,
@@ -128,6 +132,7 @@ class IndexServer(Server):
         if names is None:
             tiers = unknown | (2 if count_max > 0 else 0)
             names = [str(number) for number in range(1, tiers.bit_length())]
+        self._tier_count = len(names)
         ids = np.zeros(8, np.uint64)
         ids[1 : len(names) + 1] = [_tier_id(name) for name in names]
         with self._running():
@@ -149,29 +154,29 @@ class IndexServer(Server):
         """
         with self._running():
             ids = {_tier_id(name), *(self._disk_sets() if name == "disk" else ())}
-            for one in sorted(ids):
-                if lib.bl_lower_give_up(self._index, one) < 0:
+            for tier in sorted(ids):
+                if lib.bl_lower_give_up(self._index, tier) < 0:
                     raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
 
     def pending_removals(self, name: str) -> NDArray[np.uint64]:
         """Return the keys whose removal from the tier of this name may be pending, from the lines
         of this server and of its predecessor.
         """
-        found = [np.zeros((0, 2), np.uint64)]
+        keys = [np.zeros((0, 2), np.uint64)]
         for half in range(2):
             for lines in read_entries(self._pool, half):
-                mine = lines["fingerprint"] == _tier_id(name)
-                found.append(lines["key"][mine & (lines["state"] == lib.BL_ENTRY_REMOVED)])
-        return np.unique(np.concatenate(found), axis=0)
+                of_tier = lines["fingerprint"] == _tier_id(name)
+                keys.append(lines["key"][of_tier & (lines["state"] == lib.BL_ENTRY_REMOVED)])
+        return np.unique(np.concatenate(keys), axis=0)
 
     def _disk_sets(self) -> set[int]:
         """Return the ids of the sets of disks that the pool lists."""
-        found: set[int] = set()
+        sets: set[int] = set()
         for half in range(2):
             for lines in read_entries(self._pool, half):
                 ids = lines["fingerprint"][lines["state"] == lib.BL_ENTRY_TIER]
-                found.update(one for one in ids.tolist() if one >> 32 == _tier_id("disk") >> 32)
-        return found
+                sets.update(tier for tier in ids.tolist() if tier >> 32 == _tier_id("disk") >> 32)
+        return sets
 
     def lower_reported(self) -> None:
         """Mark that all keys of the lower tiers have been reported. Until then, the server assumes
@@ -218,6 +223,23 @@ class IndexServer(Server):
         with self._running():
             found = lib.bl_journal_take(self._index, out, count, lost)
         return self._changes[:found].copy(), int(lost[0])
+
+    def start(self) -> None:
+        """Take the pool over and serve it on a new thread. A server can be started only once.
+
+        Logs a warning if earlier servers had lower tiers that this one does not have. Raises
+        :class:`~beluga.errors.GreenThreadsError` where threads are greenlets.
+        """
+        super().start()
+        with suppress(RpcError):  # another thread has stopped it
+            absent = self.lower_stat().tier_count - self._tier_count
+            if absent > 0:
+                _logger.warning(
+                    "earlier servers of this pool had %d lower tiers that this one does not have: "
+                    "their blocks are misses, and removals wait for them; give --disk and --remote "
+                    "as before, or drop such a tier for good with --forget-tier",
+                    absent,
+                )
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_index_serve(self._index), "taking the pool over")

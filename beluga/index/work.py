@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import ffi, lib, record_dtype
-from beluga.errors import NoGrantError, raise_for_status
-from beluga.rpc import nanoseconds
+from beluga.errors import NoGrantError
+from beluga.index.client import SessionCalls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class Removal(enum.IntEnum):
     REPLACED = 3
 
 
-class LowerWork:
+class LowerWork(SessionCalls):
     """Takes work items from the server and reports their outcomes.
 
     All calls use one session. When it ends, the server reclaims unfinished items. All raise
@@ -63,8 +63,8 @@ class LowerWork:
     """
 
     def __init__(self, client: Client, token: int) -> None:
-        self._client, self._token = client, token
-        self._timeout_ns = nanoseconds(client.timeout_s)
+        super().__init__(client)
+        self._token = token
 
     def take(self, kind: Work, count: int, *, tier: int = 0) -> NDArray[np.void]:
         """Take at most ``count`` items, oldest first: an array of :data:`LOWER_RECORD`. Items of
@@ -72,27 +72,18 @@ class LowerWork:
         """
         records = np.zeros(count, LOWER_RECORD)
         pointer = ffi.from_buffer("bl_lower_record[]", records, require_writable=True)
-        with self._client.lock:
-            found = raise_for_status(
-                lib.bl_lower_take(
-                    self._client.session, self._token, kind, tier, pointer, count, self._timeout_ns
-                ),
-                "taking work for lower tiers",
-            )
-        return records[:found]
+        taken = self._call(
+            "taking work for lower tiers",
+            *(lib.bl_lower_take, self._token, kind, tier, pointer, count),
+        )
+        return records[:taken]
 
     def report(self, notes: NDArray[np.void]) -> None:
         """Report outcomes: an array of :data:`LOWER_NOTE`."""
         if not len(notes):
             return
         pointer = ffi.from_buffer("bl_lower_note[]", np.ascontiguousarray(notes))
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_lower_report(
-                    self._client.session, self._token, pointer, len(notes), self._timeout_ns
-                ),
-                "reporting to the server",
-            )
+        self._call("reporting to the server", lib.bl_lower_report, self._token, pointer, len(notes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +97,7 @@ class TaskRecord:
     deliveries: int  # claims since the server's start, including this one
 
 
-class TaskClient:
+class TaskClient(SessionCalls):
     """Task calls over a :class:`beluga.rpc.Client`. Its session holds the claims, which end with
     it.
 
@@ -114,22 +105,12 @@ class TaskClient:
     :class:`~beluga.errors.RpcError` if the server does not reply.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._timeout_ns = nanoseconds(client.timeout_s)
-
     def claim(self, queue: int, *, visible_s: float) -> TaskRecord | None:
         """Claim the oldest waiting task. It is hidden from other workers for ``visible_s`` seconds
         (at most 600).
         """
         out = ffi.new("bl_task *")
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_task_claim(
-                    self._client.session, queue, _ms(visible_s), out, self._timeout_ns
-                ),
-                "claiming a task",
-            )
+        self._call("claiming a task", lib.bl_task_claim, queue, _ms(visible_s), out)
         if out.deliveries == 0:
             return None
         return TaskRecord(
@@ -145,16 +126,10 @@ class TaskClient:
         False if the claim has expired.
         """
         what = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
-        with self._client.lock:
-            try:
-                raise_for_status(
-                    lib.bl_task_extend(
-                        self._client.session, what, _ms(visible_s), self._timeout_ns
-                    ),
-                    "extending a claim",
-                )
-            except NoGrantError:
-                return False
+        try:
+            self._call("extending a claim", lib.bl_task_extend, what, _ms(visible_s))
+        except NoGrantError:
+            return False
         return True
 
     def withdraw(self, key: NDArray[np.uint64]) -> bool:
@@ -162,21 +137,12 @@ class TaskClient:
         finished it. A new server has no record of earlier claims.
         """
         words = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(key, np.uint64))
-        with self._client.lock:
-            count: int = raise_for_status(
-                lib.bl_task_withdraw(self._client.session, words, self._timeout_ns),
-                "withdrawing a task",
-            )
-        return count > 0
+        return self._call("withdrawing a task", lib.bl_task_withdraw, words) > 0
 
     def count(self, queue: int) -> tuple[int, int]:
         """Return the number of waiting and of claimed tasks in a queue."""
         out = ffi.new("bl_task_counts *")
-        with self._client.lock:
-            raise_for_status(
-                lib.bl_task_count(self._client.session, queue, out, self._timeout_ns),
-                "counting a queue's tasks",
-            )
+        self._call("counting a queue's tasks", lib.bl_task_count, queue, out)
         return out.waiting, out.claimed
 
 

@@ -80,10 +80,10 @@ class SecondTouch:
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which of the keys were offered before, and remember all of them."""
-        places = keys[:, 0] & self._mask
+        slots = keys[:, 0] & self._mask
         tags = keys[:, 1] | np.uint64(1)  # 0 is an empty slot
-        again: NDArray[np.bool_] = self._tags[places] == tags
-        self._tags[places] = tags
+        again: NDArray[np.bool_] = self._tags[slots] == tags
+        self._tags[slots] = tags
         return again
 
     def hit(self, count: int) -> None:
@@ -95,28 +95,28 @@ class Sketch:
     keys, and all counts are halved periodically.
     """
 
-    def __init__(self, remembered: int = REMEMBERED, least: int = 2) -> None:
+    def __init__(self, remembered: int = REMEMBERED, count_min: int = 2) -> None:
         self._width = _power_of_two(remembered)
         self._counts = np.zeros((_ROWS, self._width), np.uint8)
         self._shift = np.uint64(64 - (self._width.bit_length() - 1))
-        self._least = least
+        self._count_min = count_min
         self._left = remembered  # keys until the counts are halved
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which of the keys were offered at least ``least`` times, including this one, and
-        count all of them.
+        """Return which of the keys were offered at least ``count_min`` times, including this one,
+        and count all of them.
         """
         mixed = keys[:, 0] ^ keys[:, 1]
-        places = [(mixed * factor) >> self._shift for factor in _MULTIPLIERS]
-        found = [row[place] for row, place in zip(self._counts, places, strict=True)]
-        count = np.minimum(np.minimum.reduce(found) + np.uint8(1), np.uint8(_COUNT_MAX))
-        for row, place, old in zip(self._counts, places, found, strict=True):
-            row[place] = np.maximum(old, count)
+        slots = [(mixed * factor) >> self._shift for factor in _MULTIPLIERS]
+        counts = [row[slot] for row, slot in zip(self._counts, slots, strict=True)]
+        count = np.minimum(np.minimum.reduce(counts) + np.uint8(1), np.uint8(_COUNT_MAX))
+        for row, slot, old in zip(self._counts, slots, counts, strict=True):
+            row[slot] = np.maximum(old, count)
         self._left -= len(keys)
         if self._left <= 0:
             self._counts >>= 1
             self._left = self._width
-        admitted: NDArray[np.bool_] = count >= self._least
+        admitted: NDArray[np.bool_] = count >= self._count_min
         return admitted
 
     def hit(self, count: int) -> None:
@@ -199,7 +199,9 @@ ADMISSIONS: dict[str, type[Always | SecondTouch | Sketch | Adaptive]] = dict(
 """The policies by name. The first one is the default."""
 
 
-def _power_of_two(least: int) -> int:
-    if not 1 <= least <= REMEMBERED_MAX:
-        raise TierError(f"a policy can remember 1 to 2**32 keys, not {least}")
-    return 1 << max(1, (least - 1).bit_length())
+def _power_of_two(count: int) -> int:
+    if not 1 <= count <= REMEMBERED_MAX:
+        raise TierError(
+            f"a policy can remember 1 to 2**32 keys, not {count}; give a number in this range"
+        )
+    return 1 << max(1, (count - 1).bit_length())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from beluga._ffi import ffi
 
-_LEAST = 64 << 10
+_SIZE_MIN = 64 << 10
 _HUGE = 2 << 20
 
 
@@ -26,7 +26,7 @@ class Arena:
     def __init__(self, keep: int = 256 << 20) -> None:
         self._keep = keep
         # Approximate: threads may update it at the same time, and nothing depends on it
-        self._kept = 0
+        self._retained = 0
         self._free: dict[int, deque[mmap.mmap]] = {}
 
     def take(self, size: int) -> NDArray[np.uint8]:
@@ -34,16 +34,16 @@ class Arena:
 
         Its memory is recycled once the array and all views of it are freed.
         """
-        whole = _LEAST
-        while whole < size and whole < _HUGE:
-            whole *= 2
-        whole = max(whole, -(-size // _HUGE) * _HUGE if size > _HUGE else 0)
+        rounded = _SIZE_MIN
+        while rounded < size and rounded < _HUGE:
+            rounded *= 2
+        rounded = max(rounded, -(-size // _HUGE) * _HUGE if size > _HUGE else 0)
         try:
-            memory = self._free[whole].pop()
-            self._kept -= whole
+            memory = self._free[rounded].pop()
+            self._retained -= rounded
         except (KeyError, IndexError):
-            memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if whole >= _HUGE:
+            memory = mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if rounded >= _HUGE:
                 with suppress(OSError):  # a kernel or a sandbox without transparent huge pages
                     memory.madvise(mmap.MADV_HUGEPAGE)
         return np.asarray(_Lease(self, memory, size))
@@ -51,8 +51,8 @@ class Arena:
     def give(self, memory: mmap.mmap) -> None:
         """Recycle a buffer. Called by the garbage collector, so it must not take a lock."""
         size = len(memory)
-        if self._kept + size <= self._keep:
-            self._kept += size
+        if self._retained + size <= self._keep:
+            self._retained += size
             self._free.setdefault(size, deque()).append(memory)
 
 

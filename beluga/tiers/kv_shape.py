@@ -379,12 +379,12 @@ def _windows(config: Mapping[str, Any], count: int) -> list[str]:
         every = _whole("sliding_window_pattern", pattern)
         return [_FULL if (at + 1) % every == 0 else _WINDOW for at in range(count)]
     if config.get("use_sliding_window"):  # qwen2
-        first = _whole("max_window_layers", config.get("max_window_layers") or 0, least=0)
+        first = _whole("max_window_layers", config.get("max_window_layers") or 0, minimum=0)
         return [_FULL if at < first else _WINDOW for at in range(count)]
     return [_WINDOW] * count  # mistral
 
 
-def _whole(name: str, value: object, *, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TierError(f"{name} is {value!r:.40}, but must be a whole number of at least {least}")
+def _whole(name: str, value: object, *, minimum: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise TierError(f"{name} is {value!r:.40}; give a whole number of at least {minimum}")
     return value

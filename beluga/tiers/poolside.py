@@ -81,10 +81,10 @@ class PoolSide:
         Returns which blocks are valid: a block that was evicted meanwhile is not. Reading neither
         pins a block nor counts as a use.
         """
-        where = np.zeros(len(records), BLOCK_RECORD)
+        locations = np.zeros(len(records), BLOCK_RECORD)
         for name in ("offset", "generation", "block", "length"):
-            where[name] = records[name]
-        where["state"] = BlockState.HIT
+            locations[name] = records[name]
+        locations["state"] = BlockState.HIT
         fragments = np.empty((len(records), 2), np.uint64)
         fragments[:, 0] = _address(payload) + np.arange(len(records), dtype=np.uint64) * np.uint64(
             payload.strides[0]
@@ -96,7 +96,7 @@ class PoolSide:
         keys = np.ascontiguousarray(records["key"])  # the batch refers to its address
         with self._queue() as io_queue:
             batch = self._batch(records[0], keys, fragments, io_queue, TransferClass.OFFLOAD)
-            batch.records = ffi.from_buffer("bl_block_record[]", where)
+            batch.records = ffi.from_buffer("bl_block_record[]", locations)
             with self._client.lock:
                 code = lib.bl_kv_get(self._client.session, batch, out, mismatches)
         raise_for_status(code, "reading blocks for a lower tier")
@@ -176,15 +176,15 @@ def add_names(blocks: NDArray[np.void], rows: NDArray[np.uint8], names: NDArray[
     """Add names to blocks of one length before they are saved. ``blocks`` are of
     :data:`beluga.tiers.BLOCK`, and ``rows`` have at least :func:`named_length` bytes.
     """
-    for place in np.flatnonzero(names["block_tokens"]).tolist():
-        length = int(blocks["length"][place])
+    for row in np.flatnonzero(names["block_tokens"]).tolist():
+        length = int(blocks["length"][row])
         end = named_length(length)
         trailer = np.zeros(1, TRAILER)
-        trailer["name"], trailer["length"] = names[place], length
-        rows[place, length:end] = 0
-        rows[place, end - TRAILER.itemsize : end] = trailer.view(np.uint8)
-        blocks["length"][place] = end
-        blocks["chunk_size"][place] |= np.uint32(NAMED)
+        trailer["name"], trailer["length"] = names[row], length
+        rows[row, length:end] = 0
+        rows[row, end - TRAILER.itemsize : end] = trailer.view(np.uint8)
+        blocks["length"][row] = end
+        blocks["chunk_size"][row] |= np.uint32(NAMED)
 
 
 def take_name(block: StoredBlock) -> StoredBlock | None:
@@ -212,7 +212,7 @@ def names_of(blocks: Sequence[StoredBlock]) -> NDArray[np.void] | None:
     if all(block.name is None for block in blocks):
         return None
     names = np.zeros(len(blocks), NAME)
-    for place, block in enumerate(blocks):
+    for row, block in enumerate(blocks):
         if block.name is not None:
-            names[place] = block.name
+            names[row] = block.name
     return names

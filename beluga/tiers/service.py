@@ -289,19 +289,19 @@ class TierService:
         with Client(self._pool, host=self._host) as client:
             side = PoolSide(client, self._handle)
             for lines in read_entries(self._pool, self._half):
-                places = np.flatnonzero(lines["state"] == COMMITTED)
-                for first in range(0, len(places), _OFFLOAD_BATCH):
+                committed = np.flatnonzero(lines["state"] == COMMITTED)
+                for first in range(0, len(committed), _OFFLOAD_BATCH):
                     if ending.is_set() or self._stopping.is_set():
                         return
-                    some = places[first : first + _OFFLOAD_BATCH]
-                    records = np.zeros(len(some), LOWER_RECORD)
+                    batch = committed[first : first + _OFFLOAD_BATCH]
+                    records = np.zeros(len(batch), LOWER_RECORD)
                     for name in _COPIED:
-                        records[name] = lines[name][some]
-                    records["block"] = line + some
-                    yield len(some), self._save_some_missing(client, side, records)
+                        records[name] = lines[name][batch]
+                    records["block"] = line + batch
+                    yield len(batch), self._save_batch_missing(client, side, records)
                 line += len(lines)
 
-    def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
+    def _save_batch_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
         """Save those of the records that no tier has. Returns how many no tier accepted."""
         index, keys = IndexClient(client), np.ascontiguousarray(records["key"])
         with self._saving:  # so a concurrent removal is executed afterwards
@@ -385,9 +385,9 @@ class TierService:
                 admitted[wanted] = self._admission.admit(records["key"][wanted])
                 _drop(int(np.count_nonzero(wanted & ~admitted)), "not admitted")
                 wanted = admitted
-            places = np.flatnonzero(wanted)
-            for group in kinds(records[places]):
-                self._save(side, records, places[group], stored, offered)
+            rows = np.flatnonzero(wanted)
+            for group in kinds(records[rows]):
+                self._save(side, records, rows[group], stored, offered)
         finally:  # unreported blocks could not be evicted until the session ends
             notes = _notes(records["key"], stored=stored)
             notes["generation"], notes["block"] = records["generation"], records["block"]
@@ -399,53 +399,53 @@ class TierService:
         self,
         side: PoolSide,
         records: NDArray[np.void],
-        places: NDArray[np.intp],
+        rows: NDArray[np.intp],
         stored: NDArray[np.uint8],
         offered: NDArray[np.bool_],
     ) -> None:
-        """Save blocks of one kind in the first tier, and mark those that it has in ``stored``. The
-        other tiers get them, too, unless their backlog is long. Blocks that a stop leaves
-        unprocessed are not ``offered``: when the session ends, the server reclaims them.
+        """Save the blocks of one kind in these rows in the first tier, and mark those that it has
+        in ``stored``. The other tiers get them, too, unless their backlog is long. Blocks that a
+        stop leaves unprocessed are not ``offered``: when the session ends, the server reclaims
+        them.
         """
-        length = int(records[places[0]]["length"])
-        many = max(_ARENA_SIZE // named_length(length), 1)
-        for first in range(0, len(places), many):
+        length = int(records[rows[0]]["length"])
+        count = max(_ARENA_SIZE // named_length(length), 1)
+        for first in range(0, len(rows), count):
             if self._stopping.is_set():
-                offered[places[first:]] = False
+                offered[rows[first:]] = False
                 return
-            some = places[first : first + many]
-            names = names_at(self._pool, self._half, records[some])
+            batch = rows[first : first + count]
+            names = names_at(self._pool, self._half, records[batch])
             named = bool(names["block_tokens"].any())
-            payload = _aligned(len(some), named_length(length) if named else padded(length))
-            read = side.read(records[some], payload)
+            payload = _aligned(len(batch), named_length(length) if named else padded(length))
+            read = side.read(records[batch], payload)
             _drop(int(np.count_nonzero(~read)), "evicted first")
             if not read.any():
                 continue
-            blocks = np.zeros(int(read.sum()), BLOCK)
+            batch, payload = batch[read], payload if read.all() else payload[read]
+            blocks = np.zeros(len(batch), BLOCK)
             for name in ("key", "fingerprint", "length", "chunk_size"):
-                blocks[name] = records[name][some][read]
-            rows = payload if read.all() else payload[read]
-            add_names(blocks, rows, names[read])
-            mine = records[some][read]
-            stored[some[read][_saved(self.tiers[0], 0, mine, blocks, rows)]] |= _bit(0)
+                blocks[name] = records[name][batch]
+            add_names(blocks, payload, names[read])
+            batch_records = records[batch]
+            saved = _saved(self.tiers[0], 0, batch_records, blocks, payload)
+            stored[batch[saved]] |= _bit(0)
             for number, other in enumerate(self._slow, 1):
-                lacking = mine["tiers"] & np.uint8(_bit(number)) == 0
-                if lacking.all():
-                    other.save(mine, blocks, rows)
-                elif lacking.any():
-                    other.save(mine[lacking], blocks[lacking], rows[lacking])
+                lacking = batch_records["tiers"] & np.uint8(_bit(number)) == 0
+                if lacking.any():
+                    other.save(batch_records[lacking], blocks[lacking], payload[lacking])
 
     def _remove(self, records: NDArray[np.void]) -> None:
         """Execute removals in their tiers, after all saves of their blocks."""
         for number in range(len(self.tiers)):
-            mine = records[records["tiers"] == _bit(number)]
-            if not len(mine):
+            of_tier = records[records["tiers"] == _bit(number)]
+            if not len(of_tier):
                 continue
             if number == 0:
                 with self._saving:
-                    self.remove_from(0, mine)
+                    self.remove_from(0, of_tier)
             else:
-                self._slow[number - 1].remove(mine)
+                self._slow[number - 1].remove(of_tier)
 
     def _retry(self) -> None:
         """Retry some of the failed removals."""
@@ -463,17 +463,17 @@ class TierService:
         """Execute removals in this tier, and report each to the server. Called by the tier's
         thread.
         """
-        gone = np.zeros(len(records), np.bool_)
+        removed = np.zeros(len(records), np.bool_)
         try:
-            gone[:] = remove_durably(self.tiers[number], np.ascontiguousarray(records["key"]))
+            removed[:] = remove_durably(self.tiers[number], np.ascontiguousarray(records["key"]))
         except Exception as error:
             _failed(self.tiers[number].name, error)
         notes = _notes(records["key"])
         notes["generation"], notes["block"] = records["generation"], records["block"]
-        notes["removal"] = np.where(gone, Removal.DONE, Removal.FAILED)
-        self.retries[number].end(done=bool(gone.all()))
-        _REMOVED.add(int(np.count_nonzero(gone)), tier=self.tiers[number].name)
-        _NOT_REMOVED.add(int(np.count_nonzero(~gone)), tier=self.tiers[number].name)
+        notes["removal"] = np.where(removed, Removal.DONE, Removal.FAILED)
+        self.retries[number].end(done=bool(removed.all()))
+        _REMOVED.add(int(np.count_nonzero(removed)), tier=self.tiers[number].name)
+        _NOT_REMOVED.add(int(np.count_nonzero(~removed)), tier=self.tiers[number].name)
         self._work.report(notes)
 
     # ---- Onboard.
@@ -482,15 +482,15 @@ class TierService:
         """Wait for requested keys, and load a batch of them; including ``cold`` ones if the first
         tier is a store.
         """
-        kinds_ = [Work.ONBOARD, *[Work.COLD] * cold, Work.PREFETCH]
-        waited = self._server.wait_lower(sum(1 << work for work in kinds_), _WAIT_S)
-        for work in kinds_:
+        works = [Work.ONBOARD, *[Work.COLD] * cold, Work.PREFETCH]
+        waited = self._server.wait_lower(sum(1 << work for work in works), _WAIT_S)
+        for work in works:
             if waited & 1 << work:
                 records = self._take(work, _COLD_BATCH if work == Work.COLD else _ONBOARD_BATCH)
                 prefetched = work == Work.PREFETCH
                 kind = TransferClass.PREFETCH if prefetched else TransferClass.ONBOARD
                 if len(records):
-                    self.bring(side, 0, records, kind)
+                    self.onboard(side, 0, records, kind)
                 return  # requested blocks have priority over prefetches
 
     def _onboard_cold(self, number: int) -> None:
@@ -498,12 +498,12 @@ class TierService:
         if self._server.wait_lower(1 << Work.COLD, _WAIT_S):
             records = self._take(Work.COLD, _COLD_BATCH)
             if len(records):
-                self._slow[number - 1].bring_now(records, TransferClass.ONBOARD)
+                self._slow[number - 1].onboard_now(records, TransferClass.ONBOARD)
 
-    def _take(self, work: Work, most: int) -> NDArray[np.void]:
-        return self._work.take(work, min(max(_ONBOARD_BYTES // self._block_size, 1), most))
+    def _take(self, work: Work, count_max: int) -> NDArray[np.void]:
+        return self._work.take(work, min(max(_ONBOARD_BYTES // self._block_size, 1), count_max))
 
-    def bring(
+    def onboard(
         self, side: PoolSide, number: int, records: NDArray[np.void], kind: TransferClass
     ) -> None:
         """Load keys from this tier into the pool. Keys that it does not have are passed to the next
@@ -515,22 +515,22 @@ class TierService:
         reported = np.zeros(len(records), np.bool_)
         try:
             bits = records["tiers"]
-            may = (bits & bit != 0) | (bits == 0) | (not _lists_keys(tier))
-            here = np.flatnonzero(may & (records["stale"] & bit == 0))
-            loaded = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
-            found = [None if block is None else take_name(block) for block in loaded]
-            came = np.array([block is not None for block in found], np.bool_)
-            notes["lost"][_lost(tier, records["key"], here[~came])] = bit
-            notes["stored"][here[came]] = bit
+            may_have = (bits & bit != 0) | (bits == 0) | (not _lists_keys(tier))
+            rows = np.flatnonzero(may_have & (records["stale"] & bit == 0))
+            loaded = tier.load(np.ascontiguousarray(records["key"][rows])) if len(rows) else []
+            blocks = [None if block is None else take_name(block) for block in loaded]
+            is_hit = np.array([block is not None for block in blocks], np.bool_)
+            notes["lost"][_lost(tier, records["key"], rows[~is_hit])] = bit
+            notes["stored"][rows[is_hit]] = bit
             if not _lists_keys(tier):  # otherwise the pool would offer it to this tier, too
-                self._work.report(notes[here[came]])
-            self._put(side, [block for block in found if block is not None], kind, tier.name)
-            reported[here[came]] = True
+                self._work.report(notes[rows[is_hit]])
+            self._put(side, [block for block in blocks if block is not None], kind, tier.name)
+            reported[rows[is_hit]] = True
             if number + 1 == len(self.tiers):
                 _NOT_ONBOARDED.add(int(np.count_nonzero(~reported)), reason="not found")
                 reported[:] = True
             elif not reported.all():
-                self._slow[number].bring(records[~reported], kind)
+                self._slow[number].onboard(records[~reported], kind)
         except BaseException:
             reported[:] = True  # clients would wait for an unreported key until their timeout
             raise
@@ -548,23 +548,18 @@ class TierService:
         records = np.array([block.record for block in blocks], BLOCK)
         until_s = time.monotonic() + _PUT_TRIES_S
         for group in kinds(records):
-            some = [blocks[place] for place in group]
-            self._block_size = max(len(some[0].payload), 1)
-            while some:
-                states = side.write(some, kind)
-                refused = [
-                    block
-                    for block, state in zip(some, states, strict=True)
-                    if state == BlockState.REFUSED
-                ]
-                came = len(some) - len(refused)
-                _ONBOARDED.add(came, tier=name)
+            left = [blocks[row] for row in group]
+            self._block_size = max(len(left[0].payload), 1)
+            while left:
+                states = side.write(left, kind)
+                count = int(np.count_nonzero(states != BlockState.REFUSED))
+                left = [left[row] for row in np.flatnonzero(states == BlockState.REFUSED)]
+                _ONBOARDED.add(count, tier=name)
+                _ONBOARDED_BYTES.add(count * self._block_size, tier=name)
                 if self._admission is not None:
-                    self._admission.hit(came)
-                _ONBOARDED_BYTES.add(came * self._block_size, tier=name)
-                some = refused
-                if some and (time.monotonic() > until_s or self._stopping.wait(0.002)):
-                    _NOT_ONBOARDED.add(len(some), reason="no space in the pool")
+                    self._admission.hit(count)
+                if left and (time.monotonic() > until_s or self._stopping.wait(0.002)):
+                    _NOT_ONBOARDED.add(len(left), reason="no space in the pool")
                     break
 
 
@@ -629,9 +624,9 @@ class _SlowTier:
         """Queue removals, after the saves that were queued before."""
         self._saves.submit(self._remove, records)
 
-    def bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
+    def onboard(self, records: NDArray[np.void], kind: TransferClass) -> None:
         """Queue keys to be loaded into the pool."""
-        self._loads.submit(self.bring_now, records, kind)
+        self._loads.submit(self.onboard_now, records, kind)
 
     def close(self) -> None:
         """Finish running work and drop the rest."""
@@ -666,11 +661,11 @@ class _SlowTier:
         if len(replaced) > _REPLACED_MAX:
             replaced.clear()
 
-    def bring_now(self, records: NDArray[np.void], kind: TransferClass) -> None:
+    def onboard_now(self, records: NDArray[np.void], kind: TransferClass) -> None:
         """Load keys into the pool."""
         side = self._sides.get()
         try:
-            self._service.bring(side, self._number, records, kind)
+            self._service.onboard(side, self._number, records, kind)
         except Exception as error:
             _failed(self._tier.name, error)
         finally:
@@ -701,11 +696,11 @@ def _saved(
     saved = np.zeros(len(blocks), np.bool_)
     if stale.any():
         stale[stale] = ~remove_durably(tier, np.ascontiguousarray(blocks["key"][stale]))
-    may = ~stale | replaces(tier)
-    if may.all():
+    may_save = ~stale | replaces(tier)
+    if may_save.all():
         saved[:] = tier.save(blocks, rows)
-    elif may.any():
-        saved[may] = tier.save(blocks[may], rows[may])
+    elif may_save.any():
+        saved[may_save] = tier.save(blocks[may_save], rows[may_save])
     _drop(len(blocks) - int(np.count_nonzero(saved)), f"not saved in {tier.name}")
     return saved
 
@@ -724,8 +719,8 @@ def _saved_notes(records: NDArray[np.void], stored: NDArray[np.uint8]) -> NDArra
 def _distinct(names: Sequence[str]) -> list[str]:
     """Make names unique."""
     return [
-        f"{name} {names[:place].count(name) + 1}" if name in names[:place] else name
-        for place, name in enumerate(names)
+        f"{name} {names[:index].count(name) + 1}" if name in names[:index] else name
+        for index, name in enumerate(names)
     ]
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from beluga.choices import OFFLOADS
 from beluga.errors import TierError
-from beluga.metrics import REGISTRY
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, REMEMBERED_MAX, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk.file import (
@@ -29,8 +28,8 @@ from beluga.tiers.disk.file import (
     refuse_foreign,
     set_of,
 )
-from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
-from beluga.tiers.tier import LowerTier, StoredBlock, remove_durably
+from beluga.tiers.remote import check_remote, open_remote, split_remote, store_name
+from beluga.tiers.tier import BREAKER_STATE, LowerTier, StoredBlock, remove_durably
 
 if TYPE_CHECKING:
     from beluga.index import IndexServer
@@ -43,7 +42,6 @@ _PAGE_SIZE = 4096
 
 _logger = logging.getLogger(__name__)
 
-_BREAKER = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
 _BREAKER_OPEN = 2
 
 
@@ -96,9 +94,9 @@ class TierSettings:
 
         Creates nothing and contacts no store. Raises :class:`~beluga.errors.TierError`.
         """
-        real = [os.path.realpath(path) for path in self.disks]
-        for path, place in zip(self.disks, real, strict=True):
-            if real.count(place) > 1:
+        files = [os.path.realpath(path) for path in self.disks]
+        for path, file in zip(self.disks, files, strict=True):
+            if files.count(file) > 1:
                 raise TierError(f"--disk names {path} twice; give each disk once")
             _check_disk(path)
             refuse_foreign(Path(path))
@@ -124,9 +122,9 @@ class TierSettings:
     @property
     def names(self) -> list[str]:
         """The tiers' names in remembered removals: one for all disks, which are one tier, and each
-        store's URL without passwords.
+        store's (:func:`beluga.tiers.remote.store_name`).
         """
-        return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
+        return [*["disk"] * bool(self.disks), *map(store_name, self.remotes)]
 
     def disk_set(self) -> DiskSet:
         """Return the set of these disks, which their files have, or a new one."""
@@ -136,14 +134,14 @@ class TierSettings:
         """Convert names of tiers to those in remembered removals; "disk" means all disks but these.
         Raises :class:`~beluga.errors.TierError` for one of these tiers.
         """
-        wanted = [name if name == "disk" else shown_remote(name) for name in names]
-        for name in wanted:
+        others = [name if name == "disk" else store_name(name) for name in names]
+        for name in others:
             if name != "disk" and name in self.names:
                 raise TierError(
                     f"{name} is a tier of this server; drop it from the settings first, or do not "
                     "forget it"
                 )
-        return wanted
+        return others
 
     @property
     def waits(self) -> bool:
@@ -238,17 +236,18 @@ def _check_disk(name: str) -> None:
         raise TierError("the path of a disk tier is empty; give a folder, file or block device")
     path = Path(name)
     try:
-        there, kept = path.exists(), path.is_dir() or path.is_file() or path.is_block_device()
+        exists = path.exists()
+        is_usable = path.is_dir() or path.is_file() or path.is_block_device()
         parent = path.absolute().parent
-        if not there and not parent.is_dir():
+        if not exists and not parent.is_dir():
             raise TierError(
                 f"{path} cannot be created: there is no folder {parent}; create it first"
             )
     except OSError as error:
         raise TierError(f"{path}: {error.strerror}") from error
-    if there and not kept:
+    if exists and not is_usable:
         raise TierError(f"{path} is not a folder, file or block device; give one of these")
-    used = path if there else parent
+    used = path if exists else parent
     if not os.access(used, os.R_OK | os.W_OK | (os.X_OK if used.is_dir() else 0)):
         raise TierError(f"{used} cannot be written by this user; give another path")
 
@@ -281,7 +280,7 @@ class LateTier:
             tier = self._opens()
         except TierError as error:
             for name in self._names:
-                _BREAKER.set(_BREAKER_OPEN, tier=name)
+                BREAKER_STATE.set(_BREAKER_OPEN, tier=name)
             if str(error) != self._why:
                 _logger.warning("the pool is served without a tier until it opens: %s", error)
                 self._why = str(error)
@@ -338,7 +337,7 @@ class LateTier:
             self._tier.close()
             return
         for name in self._names:
-            _BREAKER.remove(tier=name)
+            BREAKER_STATE.remove(tier=name)
 
 
 def _ignore(keys: NDArray[np.uint64]) -> None:

@@ -15,6 +15,22 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from beluga.errors import TierError
+from beluga.metrics import REGISTRY
+
+SAVED_BLOCKS = REGISTRY.counter("beluga_tier_saved_blocks_total", "Blocks that a tier has stored.")
+SAVED_BYTES = REGISTRY.counter("beluga_tier_saved_bytes_total", "Bytes that a tier has stored.")
+LOADED_BLOCKS = REGISTRY.counter(
+    "beluga_tier_loaded_blocks_total", "Blocks that a tier has returned."
+)
+LOADED_BYTES = REGISTRY.counter("beluga_tier_loaded_bytes_total", "Bytes that a tier has returned.")
+MISSED_BLOCKS = REGISTRY.counter(
+    "beluga_tier_missed_blocks_total", "Blocks that a tier did not find."
+)
+BREAKER_STATE = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
+
+_TABLE = 2  # dimensions of keys and payloads
+
 BLOCK: np.dtype[np.void] = np.dtype(
     [
         ("key", "<u8", (2,)),
@@ -111,3 +127,41 @@ def remove_durably(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool
 def replaces(tier: LowerTier) -> bool:
     """Return whether a save replaces a block whose removal failed."""
     return hasattr(tier, "remove_durably")
+
+
+def check_keys(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return contiguous keys. Raises TierError for other arrays."""
+    keys = np.ascontiguousarray(keys)
+    if keys.dtype != np.uint64 or keys.ndim != _TABLE or keys.shape[1] != 2:
+        raise TierError(
+            f"keys have type {keys.dtype} and shape {keys.shape}; give uint64 (count, 2)"
+        )
+    return keys
+
+
+def check_blocks(
+    records: NDArray[np.void], payload: NDArray[np.uint8]
+) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
+    """Return contiguous records, and a payload with contiguous rows. Raises TierError if they do
+    not match.
+    """
+    records, payload = np.ascontiguousarray(records), np.asarray(payload)
+    if records.dtype != BLOCK or records.ndim != 1:
+        raise TierError(f"records have type {records.dtype}; give tiers.BLOCK, shape (count,)")
+    if payload.dtype != np.uint8 or payload.ndim != _TABLE:
+        raise TierError(
+            f"the payload has type {payload.dtype}, shape {payload.shape}; give uint8 rows"
+        )
+    if len(payload) != len(records):
+        raise TierError(
+            f"there are {len(records)} records and {len(payload)} rows of payload; give a row for "
+            "each record"
+        )
+    if len(records) and int(records["length"].max()) > payload.shape[1]:
+        raise TierError(
+            f"a block has {records['length'].max()} bytes, but a row only {payload.shape[1]}; give "
+            "longer rows"
+        )
+    if payload.strides[1] != 1 or payload.strides[0] < 0:
+        payload = np.ascontiguousarray(payload)
+    return records, payload

@@ -29,7 +29,7 @@ RECORD = TaskRecord(keys([1]), generation=1, block=0, length=64, deliveries=1)
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
     core = WatchedCore()
-    for module in ("check", "client", "repair", "server", "tasks"):
+    for module in ("check", "client", "repair", "server", "work"):
         monkeypatch.setattr(f"beluga.index.{module}.lib", core)
     return core
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from beluga.errors import TierError
-from beluga.tiers.remote import RefusedError, RemoteSettings, check_remote
+from beluga.tiers.remote import RefusedError, RemoteSettings, check_remote, store_name
 from beluga.tiers.remote.objects import ClientPanicError, ObstoreStore, no_panic
 
 pytest.importorskip("obstore", reason="obstore is not installed")
@@ -181,3 +181,22 @@ def test_a_panic_of_a_client_is_an_error_without_retry(
         raise KeyboardInterrupt
     with pytest.raises(ClientPanicError), no_panic():
         panic()
+
+
+def test_a_store_at_another_endpoint_or_account_has_another_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Removals wait for the store that had the blocks."""
+    for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.delenv(variable, raising=False)
+    here = store_name(f"s3://bucket/p?endpoint=http://here:9000&{S3}")
+    assert here.startswith("s3://bucket/p ")
+    assert store_name("s3://bucket/p") == "s3://bucket/p"
+    assert here == store_name("s3://bucket/p?aws_endpoint_url=http://HERE:9000/&access_key_id=new")
+    assert here != store_name(f"s3://bucket/p?endpoint=http://there:9000&{S3}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://here:9000")
+    assert store_name("s3://bucket/p") == here
+    assert store_name("az://c?account_name=a") != store_name("az://c?account_name=b")
+    assert store_name("redis://user:secret@cache/3") == "redis://cache/3"
+    with pytest.raises(TierError, match="write http://HOST:PORT"):
+        store_name("s3://bucket/p?endpoint=nowhere")

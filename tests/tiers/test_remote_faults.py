@@ -244,7 +244,7 @@ def test_a_full_redis_serves_its_blocks() -> None:
 
 
 @pytest.mark.slow
-def test_a_value_of_another_type_is_a_miss(redis: RedisServer) -> None:
+def test_a_value_of_another_type_is_a_miss_until_it_is_saved_again(redis: RedisServer) -> None:
     import redis as client
 
     tier = open_remote(redis.url, settings=SETTINGS)
@@ -256,5 +256,7 @@ def test_a_value_of_another_type_is_a_miss(redis: RedisServer) -> None:
     other.lpush(name, "not", "a", "block")
     assert tier.load(records["key"]) == [None]
     assert state(tier) == 0
+    assert tier.save(records, payload).all()
+    assert same(tier.load(records["key"]), records, payload) == [True]
     other.close()
     tier.close()

@@ -267,14 +267,18 @@ def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Mak
 
 
 @pytest.mark.parametrize("lacking", ["disk", "store"])
-def test_a_removal_reaches_a_tier_that_the_server_lacks(make: Make, lacking: str) -> None:
+def test_a_removal_reaches_a_tier_that_the_server_lacks(
+    make: Make, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
     scene = make()
     for name in ("removed", "twice", "stays"):
         scene.put_surely(name, 0)
     scene.offered()
     scene.evict()
+    assert "earlier servers" not in caplog.text
     scene.disk, scene.away = lacking != "disk", lacking == "store"
     scene.restart()
+    assert "earlier servers of this pool had 1 lower tiers" in caplog.text
     scene.remove("removed", "twice")
     scene.remove("twice")
     assert scene.server.lower_stat().removal_parked == 2

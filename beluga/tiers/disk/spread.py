@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from beluga.errors import TierError
 from beluga.tiers.disk.health import DiskCall
 from beluga.tiers.disk.tier import DiskTier
-from beluga.tiers.tier import StoredBlock
+from beluga.tiers.tier import StoredBlock, check_blocks
 
 _T = TypeVar("_T")
 
@@ -40,8 +40,7 @@ class SpreadTier:
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Save blocks. Returns which of them are saved now, or were already."""
-        if len(records) != len(payload):
-            raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
+        records, payload = check_blocks(records, payload)
         saved = self._readable(np.ascontiguousarray(records["key"]))
         left = np.flatnonzero(~saved)
         disks = set(range(len(self.tiers)))

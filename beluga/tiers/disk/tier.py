@@ -46,17 +46,18 @@ from beluga.tiers.disk.store import (
     make_engine,
     requests_of,
 )
-from beluga.tiers.tier import BLOCK, StoredBlock
+from beluga.tiers.tier import (
+    BREAKER_STATE,
+    LOADED_BLOCKS,
+    LOADED_BYTES,
+    MISSED_BLOCKS,
+    SAVED_BLOCKS,
+    SAVED_BYTES,
+    StoredBlock,
+    check_blocks,
+    check_keys,
+)
 
-_SAVED_BLOCKS = REGISTRY.counter("beluga_tier_saved_blocks_total", "Blocks that a tier has stored.")
-_SAVED_BYTES = REGISTRY.counter("beluga_tier_saved_bytes_total", "Bytes that a tier has stored.")
-_LOADED_BLOCKS = REGISTRY.counter(
-    "beluga_tier_loaded_blocks_total", "Blocks that a tier has returned."
-)
-_LOADED_BYTES = REGISTRY.counter(
-    "beluga_tier_loaded_bytes_total", "Bytes that a tier has returned."
-)
-_MISSES = REGISTRY.counter("beluga_tier_missed_blocks_total", "Blocks that a tier did not find.")
 _WRITTEN = REGISTRY.counter(
     "beluga_tier_written_bytes_total", "Bytes written to a tier's medium, with its index."
 )
@@ -70,15 +71,11 @@ _GAUGES = {
     "evicted": REGISTRY.gauge("beluga_tier_evicted_blocks", "Blocks that a tier has evicted."),
 }
 
-_BREAKER = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
-
 _LEASE_BYTES = 8 << 20  # size of a buffer that several loaded blocks share
 _SAVE_BYTES = 32 << 20  # bytes written before their entries
 _RETRY_FAILURES = 2  # failures of a load after which its other blocks are skipped
 _SETTLE_S = 0.2  # interval at which a save checks whether another one has ended
 _CLOSE_S = 0.005  # interval at which close() checks whether all calls have ended
-
-_PAYLOAD_DIMENSIONS = 2
 
 
 class DiskTier:
@@ -141,7 +138,7 @@ class DiskTier:
         self.saves = DirectionHealth(self.name, "save")
         when_forked(self)
         ref = weakref.ref(self)
-        _BREAKER.set(partial(_breaker, ref), tier=self.name)
+        BREAKER_STATE.set(partial(_breaker, ref), tier=self.name)
         for name, gauge in _GAUGES.items():
             gauge.set(partial(_gauge, ref, name), tier=self.name)
 
@@ -161,7 +158,7 @@ class DiskTier:
         """Return which blocks the tier has, readable now or not. It has a block until it is
         evicted, removed, or found to be damaged. This does not use the disk.
         """
-        keys = _checked_keys(keys)
+        keys = check_keys(keys)
         with self._lock:
             return np.zeros(len(keys), np.bool_) if self._store is None else self._store.has(keys)
 
@@ -188,10 +185,10 @@ class DiskTier:
         """Return a call that saves blocks: those in ``rows`` of the payload, or all."""
         saved = np.zeros(len(records), np.bool_)
         if rows is None:
-            records, payload = _checked(records, payload)
+            records, payload = check_blocks(records, payload)
 
         def work(call: DiskCall[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-            mine = _checked(records, payload if rows is None else payload[rows])
+            mine = check_blocks(records, payload if rows is None else payload[rows])
             with self._working() as store:
                 if store is None or not len(records):
                     return saved
@@ -211,13 +208,13 @@ class DiskTier:
 
     def loading(self, keys: Keys) -> DiskCall[list[StoredBlock | None]]:
         """Return a call that loads blocks."""
-        keys = _checked_keys(keys)
+        keys = check_keys(keys)
 
         def work(call: DiskCall[list[StoredBlock | None]]) -> list[StoredBlock | None]:
             blocks: list[StoredBlock | None] = [None] * len(keys)
             with self._working() as store:
                 if store is None or not self.loads.allows():
-                    _MISSES.add(len(keys), tier=self.name)
+                    MISSED_BLOCKS.add(len(keys), tier=self.name)
                     return blocks
                 records, places = store.find(keys)
                 try:
@@ -237,7 +234,7 @@ class DiskTier:
         """Return a call that removes blocks. Its result is how many there were, and whether the
         removal is durable.
         """
-        keys = _checked_keys(keys)
+        keys = check_keys(keys)
         counts: list[int] = []
 
         def work(call: DiskCall[tuple[int, bool]]) -> tuple[int, bool]:
@@ -288,9 +285,9 @@ class DiskTier:
         if self._closed and self._store is None:
             return
         self._closed = True
-        for gauge in (_BREAKER, *_GAUGES.values()):
+        for gauge in (BREAKER_STATE, *_GAUGES.values()):
             gauge.remove(tier=self.name)
-        DiskCall(self._threads, self._end, _nothing, always=True).result()
+        DiskCall(self._threads, self._end, _leave_open, always=True).result()
 
     def _end(self, call: DiskCall[None]) -> None:
         with self._lock:
@@ -356,10 +353,8 @@ class DiskTier:
             while first < len(places):
                 base = int(ends[first - 1]) if first else 0
                 end = max(first + 1, int(np.searchsorted(ends, base + _SAVE_BYTES, "right")))
-                part, first = (
-                    slice(first, end),
-                    end,
-                )  # the call aborts its own places, and only once
+                # From here on, the call aborts its own places, and only once
+                part, first = slice(first, end), end
                 done = self._write_batch(call, store, places[part], payload, rows[part])
                 saved[rows[part][done]] = True
         finally:
@@ -430,8 +425,8 @@ class DiskTier:
         return requests
 
     def _count_saved(self, places: Places, written: int) -> None:
-        _SAVED_BLOCKS.add(len(places), tier=self.name)
-        _SAVED_BYTES.add(int(places["length"].sum()), tier=self.name)
+        SAVED_BLOCKS.add(len(places), tier=self.name)
+        SAVED_BYTES.add(int(places["length"].sum()), tier=self.name)
         _WRITTEN.add(written, tier=self.name)
 
     def _flush(self, call: DiskCall[Any], store: Store, *, durable: bool = False) -> bool:
@@ -465,7 +460,7 @@ class DiskTier:
         """Read the found blocks into ``blocks``. Returns the damaged ones."""
         hits = np.flatnonzero(places["state"] == PRESENT)
         if len(hits) < len(keys):
-            _MISSES.add(len(keys) - len(hits), tier=self.name)
+            MISSED_BLOCKS.add(len(keys) - len(hits), tier=self.name)
         if not len(hits):
             return keys[:0]
         hits = hits[np.argsort(places["offset"][hits])]
@@ -479,8 +474,8 @@ class DiskTier:
         lengths = records["length"][hits[good]]
         for at, hit, size in zip(good.tolist(), hits[good].tolist(), lengths.tolist(), strict=True):
             blocks[hit] = StoredBlock(records[hit], buffers[at][:size])
-        _LOADED_BLOCKS.add(len(good), tier=self.name)
-        _LOADED_BYTES.add(int(lengths.sum(dtype=np.uint64)), tier=self.name)
+        LOADED_BLOCKS.add(len(good), tier=self.name)
+        LOADED_BYTES.add(int(lengths.sum(dtype=np.uint64)), tier=self.name)
         return damaged
 
     @staticmethod
@@ -644,7 +639,7 @@ def _emptied(store: Store) -> bool:
     return True
 
 
-def _nothing() -> None:
+def _leave_open() -> None:
     """Do nothing: the call that hangs on the file closes it when it ends."""
 
 
@@ -662,36 +657,3 @@ def _breaker(ref: weakref.ref[DiskTier]) -> float:
     tier = ref()
     ways = () if tier is None else (tier.loads, tier.saves)
     return max((way.failing + (not way.allows()) for way in ways), default=0)
-
-
-def _checked_keys(keys: Keys) -> Keys:
-    """Convert keys for C. Raises TierError for other arrays."""
-    keys = np.ascontiguousarray(keys)
-    if keys.dtype != np.uint64 or keys.ndim != _PAYLOAD_DIMENSIONS or keys.shape[1] != 2:
-        raise TierError(
-            f"keys have type {keys.dtype} and shape {keys.shape}; give uint64 (count, 2)"
-        )
-    return keys
-
-
-def _checked(
-    records: NDArray[np.void], payload: NDArray[np.uint8]
-) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
-    """Convert records and payload for C. Raises TierError if they do not match."""
-    records = np.ascontiguousarray(records)
-    if records.dtype != BLOCK or records.ndim != 1:
-        raise TierError(f"records have type {records.dtype}; give tiers.BLOCK, shape (count,)")
-    if payload.dtype != np.uint8 or payload.ndim != _PAYLOAD_DIMENSIONS:
-        raise TierError(
-            f"the payload has type {payload.dtype}, shape {payload.shape}; give uint8 rows"
-        )
-    if len(payload) != len(records):
-        raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
-    if len(records) and int(records["length"].max()) > payload.shape[1]:
-        raise TierError(
-            f"a block has {records['length'].max()} bytes, but a row only {payload.shape[1]}; give "
-            "longer rows"
-        )
-    if payload.strides[1] != 1 or payload.strides[0] < 0:
-        payload = np.ascontiguousarray(payload)
-    return records, payload

@@ -13,6 +13,7 @@ A new store is one module with the five methods of :class:`ObjectStore`, and its
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from beluga.errors import TierError
 from beluga.listening import shown_url
 from beluga.tiers.remote.health import Breaker
 from beluga.tiers.remote.mooncake import MooncakeStore
-from beluga.tiers.remote.objects import ObstoreStore, no_panic, object_store
+from beluga.tiers.remote.objects import ObstoreStore, no_panic, object_store, store_location
 from beluga.tiers.remote.store import ObjectStore, RefusedError, RemoteSettings
 from beluga.tiers.remote.tier import RemoteTier
 from beluga.tiers.remote.valkey import ValkeyStore
@@ -39,6 +40,7 @@ __all__ = [
     "open_remote",
     "shown_remote",
     "split_remote",
+    "store_name",
 ]
 
 _STORES: dict[str, Callable[[SplitResult, RemoteSettings], ObjectStore]] = {
@@ -122,3 +124,18 @@ def shown_remote(url: str) -> str:
     host = parts.hostname or ""
     address = f"{host}:{parts.port}" if parts.port else host
     return shown_url(f"{parts.scheme}://{address}{parts.path}")
+
+
+def store_name(url: str) -> str:
+    """Return the name of a store in remembered removals: its URL without passwords and options, and
+    a digest of the endpoint and the account, where they are given. So a removal waits for the store
+    that had the block, and not for one of the same name at another endpoint. Raises TierError.
+    """
+    name = shown_remote(url)
+    try:
+        location = store_location(split_remote(url))
+    except ValueError as error:
+        raise TierError(f"{name}: {error}") from None
+    if not any(location):
+        return name
+    return f"{name} {hashlib.sha256(repr(location).encode()).hexdigest()[:12]}"

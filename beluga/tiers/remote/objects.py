@@ -250,10 +250,33 @@ _GCS_ACCOUNT = ("google_base_url", "skip_signature", "service_account", "service
 _AZURITE = "http://127.0.0.1:10000"
 
 
+def store_location(url: SplitResult) -> tuple[str, str]:
+    """Return the endpoint and the account of a store, from its options or the environment; "" where
+    neither gives any. Raises ValueError for an endpoint that is not a URL.
+    """
+    if url.scheme not in _REMOTE:
+        return "", ""
+    options, _, endpoint = _resolve(url)
+    names = "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"
+    from_environment = next(filter(None, map(store_variable, names)), "")
+    account = options.get("account_name", from_environment) if url.scheme == "az" else ""
+    return endpoint.rstrip("/").lower(), account
+
+
 def store_options(url: SplitResult) -> tuple[dict[str, str], dict[str, str | bool]]:
     """Return the options of the store, and those of its HTTP client. Raises ValueError for an
     endpoint that is not a URL.
     """
+    store, client, endpoint = _resolve(url)
+    if endpoint.startswith("http://"):
+        client.setdefault("allow_http", True)
+        if url.scheme == "gs":
+            store = _emulator_of_gcs(store)
+    return store, client
+
+
+def _resolve(url: SplitResult) -> tuple[dict[str, str], dict[str, str | bool], str]:
+    """Return the options of the store, those of its HTTP client, and its endpoint or ""."""
     dialect = _DIALECTS[url.scheme]
     store: dict[str, str] = {}
     client: dict[str, str | bool] = {}
@@ -268,15 +291,12 @@ def store_options(url: SplitResult) -> tuple[dict[str, str], dict[str, str | boo
     if not store.get(dialect.endpoint):
         given = next(filter(None, map(store_variable, dialect.variables)), "")
         store |= {dialect.endpoint: given} if given else {}
-    if endpoint := store.get(dialect.endpoint):
+    endpoint = store.get(dialect.endpoint, "")
+    if endpoint:
         store[dialect.endpoint] = endpoint = _checked(endpoint, bare=url.scheme == "gs")
     if url.scheme == "az" and _emulates(store):
         endpoint = _checked(store_variable("AZURITE_BLOB_STORAGE_URL") or _AZURITE)
-    if endpoint and endpoint.startswith("http://"):
-        client.setdefault("allow_http", True)
-        if url.scheme == "gs":
-            store = _emulator_of_gcs(store)
-    return store, client
+    return store, client, endpoint
 
 
 def _emulator_of_gcs(store: Mapping[str, str]) -> dict[str, str]:

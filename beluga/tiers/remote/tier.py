@@ -43,24 +43,29 @@ from beluga.limit import LogLimit, and_more
 from beluga.metrics import REGISTRY
 from beluga.tiers.remote.health import Breaker, StoreThreads
 from beluga.tiers.remote.store import Contents, ObjectStore, RemoteSettings
-from beluga.tiers.tier import BLOCK, StoredBlock
+from beluga.tiers.tier import (
+    BLOCK,
+    BREAKER_STATE,
+    LOADED_BLOCKS,
+    LOADED_BYTES,
+    MISSED_BLOCKS,
+    SAVED_BLOCKS,
+    SAVED_BYTES,
+    StoredBlock,
+    check_blocks,
+    check_keys,
+)
 
 _T = TypeVar("_T")
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
-LOADED = REGISTRY.counter("beluga_tier_loaded_blocks_total", "Blocks that a tier has returned.")
-MISSED = REGISTRY.counter("beluga_tier_missed_blocks_total", "Blocks that a tier did not find.")
-SAVED = REGISTRY.counter("beluga_tier_saved_blocks_total", "Blocks that a tier has stored.")
-LOADED_BYTES = REGISTRY.counter("beluga_tier_loaded_bytes_total", "Bytes that a tier has returned.")
-SAVED_BYTES = REGISTRY.counter("beluga_tier_saved_bytes_total", "Bytes that a tier has stored.")
-ERRORS = REGISTRY.counter("beluga_tier_errors_total", "Operations that failed, by kind.")
-RETRIES = REGISTRY.counter("beluga_tier_retries_total", "Operations that were tried again.")
-OPENINGS = REGISTRY.counter("beluga_tier_breaker_openings_total", "How often a breaker opened.")
-STATE = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
-ABANDONED = REGISTRY.gauge(
+_ERRORS = REGISTRY.counter("beluga_tier_errors_total", "Operations that failed, by kind.")
+_RETRIES = REGISTRY.counter("beluga_tier_retries_total", "Operations that were tried again.")
+_OPENINGS = REGISTRY.counter("beluga_tier_breaker_openings_total", "How often a breaker opened.")
+_ABANDONED = REGISTRY.gauge(
     "beluga_tier_abandoned_threads", "Threads that hang in a client library."
 )
-SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one store operation.")
+_SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one store operation.")
 
 _TRIAL = "beluga-trial"
 _PROBE = "beluga-probe"
@@ -117,8 +122,8 @@ class RemoteTier:
         self._closing = threading.Event()
         self._pid = os.getpid()
         self._limit = LogLimit()
-        STATE.set(lambda: self._breaker.state, tier=name)
-        ABANDONED.set(lambda: self._workers.abandoned, tier=name)
+        BREAKER_STATE.set(lambda: self._breaker.state, tier=name)
+        _ABANDONED.set(lambda: self._workers.abandoned, tier=name)
 
     @property
     def name(self) -> str:
@@ -138,7 +143,7 @@ class RemoteTier:
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Save blocks. Returns which of them are saved now, or were already."""
-        _check_blocks(records, payload)
+        records, payload = check_blocks(records, payload)
         saved = np.zeros(len(records), np.bool_)
         if not self._admits() or not len(records):
             return saved
@@ -171,7 +176,7 @@ class RemoteTier:
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
         """Load blocks; a miss is None."""
-        _check_keys(keys)
+        keys = check_keys(keys)
         found: list[StoredBlock | None] = [None] * len(keys)
         if self._admits() and len(keys):
             until = time.monotonic() + self._settings.load_s
@@ -179,14 +184,14 @@ class RemoteTier:
             self._finish(futures, until)
             found = [each.result() if _succeeded(each) else None for each in futures]
         hits = [each for each in found if each]
-        LOADED.add(len(hits), tier=self._name)
+        LOADED_BLOCKS.add(len(hits), tier=self._name)
         LOADED_BYTES.add(sum(each.payload.size for each in hits), tier=self._name)
-        MISSED.add(len(found) - len(hits), tier=self._name)
+        MISSED_BLOCKS.add(len(found) - len(hits), tier=self._name)
         return found
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which blocks the store has; none if it does not reply."""
-        _check_keys(keys)
+        keys = check_keys(keys)
         if not self._admits():
             return np.zeros(len(keys), np.bool_)
         until = time.monotonic() + self._settings.load_s
@@ -194,7 +199,7 @@ class RemoteTier:
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks. Returns how many there were, as far as the store has replied."""
-        _check_keys(keys)
+        keys = check_keys(keys)
         if not self._admits():
             return 0
         until = time.monotonic() + self._settings.load_s
@@ -206,7 +211,7 @@ class RemoteTier:
         """Remove blocks durably. Returns which keys have no block left, according to the store's
         reply after the deletion.
         """
-        _check_keys(keys)
+        keys = check_keys(keys)
         names = [name_of(key) for key in keys]
         with self._lock:
             late = set(names) & self._putting.keys()  # puts still running may create these later
@@ -242,7 +247,7 @@ class RemoteTier:
             future = self._workers.submit(put, urgent=False)
             self._finish([future], until)
             if _succeeded(future) and not self._gone([name]).all() and self._breaker.closed:
-                log.warning(
+                _logger.warning(
                     "%s does not delete objects: removed blocks stay there, and the pool has to "
                     "remember their removals; grant this user the permission to delete objects",
                     self._name,
@@ -262,8 +267,8 @@ class RemoteTier:
                 return
             self._closing.set()
         ended = self._workers.close(time.monotonic() + self._settings.operation_s)
-        STATE.remove(tier=self._name)
-        ABANDONED.remove(tier=self._name)
+        BREAKER_STATE.remove(tier=self._name)
+        _ABANDONED.remove(tier=self._name)
         if ended:  # closing a client that a thread still uses may crash
             self._store.close()
 
@@ -286,7 +291,7 @@ class RemoteTier:
         alive = _succeeded(trial) or (not trial.cancelled() and is_of_request(trial.exception()))
         self._breaker.end_trial(alive)
         if alive:
-            log.info("%s replies again", self._name)
+            _logger.info("%s replies again", self._name)
 
     def _get(self, key: NDArray[np.uint64]) -> StoredBlock | None:
         name = name_of(key)
@@ -312,7 +317,7 @@ class RemoteTier:
                     del self._putting[name]
         with self._lock:
             self._wrong.pop(name, None)
-        SAVED.add(tier=self._name)
+        SAVED_BLOCKS.add(tier=self._name)
         SAVED_BYTES.add(len(data) - HEADER.itemsize, tier=self._name)
 
     def _exist(self, names: Sequence[str], until: float, *, urgent: bool) -> list[bool]:
@@ -371,9 +376,9 @@ class RemoteTier:
                         text = f"{operation}: {type(error).__name__}: {error}"
                         self._failed("store", text, begun)
                     raise
-                RETRIES.add(tier=self._name)
+                _RETRIES.add(tier=self._name)
         seconds = time.monotonic() - begun
-        SECONDS.observe(seconds, tier=self._name, operation=operation)
+        _SECONDS.observe(seconds, tier=self._name, operation=operation)
         if seconds < settings.operation_s:
             self._breaker.succeeded()
         return result
@@ -396,42 +401,21 @@ class RemoteTier:
 
     def _failed(self, kind: str, text: str, begun: float) -> None:
         if self._breaker.failed(begun):
-            OPENINGS.add(tier=self._name)
+            _OPENINGS.add(tier=self._name)
             text = f"calls miss at once until it replies again: {text}"
         self._warn(kind, text)
 
     def _warn(self, kind: str, text: str) -> None:
-        """Count an error, and log it unless the same kind was logged recently."""
-        ERRORS.add(tier=self._name, kind=kind)
+        """Count an error, and _logger it unless the same kind was logged recently."""
+        _ERRORS.add(tier=self._name, kind=kind)
         suppressed = self._limit.passes(kind)
         if suppressed is not None:
             line = next(iter(text.splitlines()), kind)  # obstore appends long details
-            log.warning("%s: %s%s", self._name, line, and_more(suppressed))
+            _logger.warning("%s: %s%s", self._name, line, and_more(suppressed))
 
 
 def _succeeded(future: Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _check_keys(keys: NDArray[np.uint64]) -> None:
-    if not (isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2):
-        raise TierError("keys must be a uint64 array of shape (count, 2)")
-    if keys.shape[1] != 2:
-        raise TierError(f"keys have the shape {keys.shape}; give shape (count, 2)")
-
-
-def _check_blocks(records: NDArray[np.void], payload: NDArray[np.uint8]) -> None:
-    arrays = isinstance(records, np.ndarray) and isinstance(payload, np.ndarray)
-    if not arrays or records.dtype != BLOCK or records.ndim != 1:
-        raise TierError("records must be an array of tier.BLOCK of shape (count,)")
-    if payload.dtype != np.uint8 or payload.ndim != 2 or len(payload) != len(records):
-        raise TierError(
-            f"the payload of {len(records)} blocks must be uint8 of shape (count, stride)"
-        )
-    if len(records) and records["length"].max() > payload.shape[1]:
-        raise TierError(
-            f"a block of {records['length'].max()} bytes is longer than a row of the payload"
-        )
 
 
 class WrongObjectError(Exception):

@@ -62,15 +62,17 @@ class ValkeyStore:
         try:
             connection.send_command("GETRANGE", name, 0, self._limit)
             # The client library would copy a large reply three times.
-            found = _read_string(connection._sock, self._limit + 1, self._arena)
-        except RefusedError:
-            raise  # the reply has been read
+            contents = _read_string(connection._sock, self._limit + 1, self._arena)
+        except RefusedError as error:  # the reply has been read
+            if str(error).startswith("WRONGTYPE"):
+                return b""  # not a block: the next save replaces the key
+            raise
         except BaseException:
             connection.disconnect()
             raise
         finally:
             pool.release(connection)
-        return found
+        return contents
 
     def put(self, name: str, data: memoryview) -> None:
         """Store an object."""
@@ -82,7 +84,7 @@ class ValkeyStore:
             pipeline = self._client.pipeline(transaction=False)
             for name in names:
                 pipeline.execute_command("EXISTS", name)
-            return [bool(found) for found in pipeline.execute()]
+            return [bool(count) for count in pipeline.execute()]
         except self._redis.ResponseError as error:
             raise RefusedError(str(error)) from error
 
@@ -110,7 +112,7 @@ def _read_string(line: socket.socket, limit: int, arena: Arena) -> memoryview | 
     while (end := head.find(b"\r\n")) < 0:
         more = line.recv(_HEAD_BYTES)
         if not more or len(head) > _HEAD_BYTES:
-            raise ConnectionError("the reply has no end")
+            raise ConnectionError("truncated reply")
         head += more
     if head[:1] == b"-":
         raise RefusedError(head[1:end].decode(errors="replace"))
@@ -127,8 +129,8 @@ def _read_string(line: socket.socket, limit: int, arena: Arena) -> memoryview | 
     while have < size + 2:
         received = line.recv_into(data[have:])
         if not received:
-            raise ConnectionError("the connection ended within a reply")
+            raise ConnectionError("truncated reply")
         have += received
     if bytes(data[size:]) != b"\r\n":
-        raise ConnectionError("the reply has another length than announced")
+        raise ConnectionError("the reply's length does not match its header")
     return data[:size] or None
