@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from beluga.connectors.settings import PoolSettings
+    from beluga.index import Pins
     from beluga.transfer import CopyEngine
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Attachment:
             self.pool.close()
             raise
         self._caches: dict[bytes, KVCache] = {}
+        self.record_pins: dict[bytes, tuple[bytes, Pins]] = {}  # of the records module
         self.place = self._placed(logger or logging.getLogger(__name__))
 
     def _placed(self, logger: logging.Logger) -> IoHandle | None:

@@ -3,10 +3,11 @@
 """The era: clears a cache that several processes share, at once and whatever its content.
 
 The names of all blocks start with the era, which is a random number in a record in the pool. Every
-process reads it before each call. Removing the record ends the era, and the next call starts a new
-one. A put that started before the end uses the old era in its names, so its blocks are never found.
-An eviction of the record ends the era, too: existing blocks then miss, but no block is found that
-should not be.
+process reads it before each call, and pins it until its session ends, so that no pinned block
+becomes unreachable. Removing the record ends the era, and the next call starts a new one. A put
+that started before the end uses the old era in its names, so its blocks are never found. An
+eviction of the record while no session has it ends the era, too: existing blocks then miss, but no
+block is found that should not be.
 
 An ended era must not return, although a lower tier may still have the record: the tier may have
 been down, or refuse deletes. So a second record marks the era as ended. It has its own name, is

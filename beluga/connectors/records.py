@@ -6,14 +6,18 @@ A record is a block; its key is one row of :func:`beluga.kvcache.hash_keys`. A m
 prove its absence: another process may be writing it, or a lower tier may have it, even one that
 cannot be read at the moment. A record counts as absent only if the server's index has no trace of
 it: a second one of its name would be dropped for the first one later.
+
+Blocks depend on records: without the record their names are not known. So a session pins each
+record that it has read until it ends, and no record is evicted before the blocks of its users.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, TypeAlias
 
 from beluga.connectors.fetch import fetch
-from beluga.errors import CacheError
+from beluga.errors import CacheError, PinLimitError, QuotaError
 from beluga.index import BlockState, IndexClient
 
 if TYPE_CHECKING:
@@ -36,15 +40,15 @@ def read(
     instead, and waits no longer than for a block.
     """
     cache, record = attachment.cache(namespace), bytearray(size)
-    if fetch(cache, key, [record]).hits:
-        return bytes(record)
-    if not sure:
-        return None
-    # The engine's own limit (``onboard_ms``) is for blocks, which it could compute instead.
-    if cache.onboard(key, wait_s=cache.client.timeout_s) and fetch(cache, key, [record]).hits:
-        return bytes(record)
     index, keys = IndexClient(cache.client), cache.keys(key)
-    if index.lookup(keys).state == BlockState.MISS and not index.tiers(keys).any():
+    hits = fetch(cache, key, [record]).hits
+    # The engine's own limit (``onboard_ms``) is for blocks, which it could compute instead.
+    if not hits and sure and cache.onboard(key, wait_s=cache.client.timeout_s):
+        hits = fetch(cache, key, [record]).hits
+    if hits:
+        _retain(attachment, index, keys, bytes(record))
+        return bytes(record)
+    if not sure or (index.lookup(keys).state == BlockState.MISS and not index.tiers(keys).any()):
         return None
     raise CacheError(
         "a record of the connectors is being written, or a lower tier has not replied; the call "
@@ -70,4 +74,21 @@ def write(attachment: Attachment, namespace: Namespace, key: Key, content: bytes
 
 def remove(attachment: Attachment, namespace: Namespace, key: Key) -> None:
     """Remove the record from the pool and all tiers."""
-    attachment.cache(namespace).remove(key)
+    cache = attachment.cache(namespace)
+    _, pins = attachment.record_pins.pop(cache.keys(key).tobytes(), (b"", None))
+    if pins is not None:
+        cache.release(pins)
+    cache.remove(key)
+
+
+def _retain(
+    attachment: Attachment, index: IndexClient, keys: NDArray[np.uint64], content: bytes
+) -> None:
+    """Pin a record until the session ends, once. A session without a pin left does not."""
+    former, pins = attachment.record_pins.get(keys.tobytes(), (b"", None))
+    if former == content:
+        return
+    if pins is not None:  # of a record that another process has removed
+        index.unpin(pins)
+    with contextlib.suppress(PinLimitError, QuotaError):
+        attachment.record_pins[keys.tobytes()] = content, index.pin(keys)

@@ -18,6 +18,7 @@ from lmcache_parts import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
 from support.blocks import eventually
 
 from beluga import IndexServer, Pool
+from beluga.connectors import records
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE_SIZE = 48 << 20
@@ -40,6 +41,12 @@ def pool_name(pool: Pool) -> str:
 def server(pool: Pool) -> Iterator[IndexServer]:
     with IndexServer(pool) as server:
         yield server
+
+
+@pytest.fixture
+def records_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions pin no records (``test_era.py``), for tests that count the pins of blocks."""
+    monkeypatch.setattr(records, "_retain", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

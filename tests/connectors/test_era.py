@@ -77,6 +77,24 @@ def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
     assert one.now(sessions[0]) != first
 
 
+def test_an_era_lasts_as_long_as_a_session_that_has_read_it(
+    server: IndexServer, pool: Pool, sessions: list[Attachment]
+) -> None:
+    """A block that the session pins would otherwise stay, and not be found any more."""
+    one, other = Era(MODEL), sessions[1].cache(Namespace.of("blocks"))
+    first, size = one.now(sessions[0]), 1 << 20
+    before = server.index_stat().evict_count
+    for number in range(2 * sum(device.size for device in pool.devices) // size):
+        other.put([b"%032d" % number], [bytes(size)])
+    assert server.index_stat().evict_count > before
+    assert one.now(sessions[0]) == Era(MODEL).now(sessions[1]) == first
+    one.clear()
+    assert one.now(sessions[0]) == Era(MODEL).now(sessions[1]) != first
+    for session in sessions:
+        session.close()
+    assert eventually(lambda: server.index_stat().pinned_count == 0)
+
+
 def test_a_record_that_a_tier_cannot_read_now_is_not_absent(shm: Path) -> None:
     """The server answers a miss for a second after a load that failed."""
     tier, settings = MemoryTier(), {"timeout_ms": 5000}

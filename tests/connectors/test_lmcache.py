@@ -73,6 +73,7 @@ def test_hits_after_misses_are_found(server: IndexServer, adapter: MakeAdapter) 
     assert load(one, keys + other, blank(24)) == expected + [True] * 12
 
 
+@pytest.mark.usefixtures("records_unpinned")
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
 def test_blocks_of_a_lower_tier_are_onboarded_and_locked(
     shm: Path, lmcache: Any, remote: bool
@@ -125,6 +126,7 @@ def test_locked_objects_survive_eviction_until_unlocked(
     assert eventually(lambda: server.index_stat().pinned_count == pinned - 1)
 
 
+@pytest.mark.usefixtures("records_unpinned")
 def test_an_unlocked_lookup_leaves_no_pins(server: IndexServer, adapter: MakeAdapter) -> None:
     one, memory = adapter(), Memory(SHAPE, seed=1)
     assert store(one, [ObjectKey(b"a")], [memory]) > 0
