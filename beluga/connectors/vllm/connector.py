@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from beluga.connectors.vllm.groups import Groups
 
@@ -104,6 +105,8 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         self._space = 0  # of the names of our blocks, as last reported to routers
         self._introduced = False  # whether this rank has sent its handshake to the scheduler's side
         self._worker: RankWorker | None = None
+        self._start: Callable[[], RankWorker] | None = None  # makes it, after a sleep again
+        self._last_report = StepReport()  # of a worker that has ended
         self._namespace: Any = None
         self._connection: Connection | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -295,7 +298,8 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             variables=envs.environment_variables,
         ).of_tenant(self._settings.tenant)
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
-        self._worker = RankWorker(
+        self._start = functools.partial(
+            RankWorker,
             self._settings,
             layout,
             self._namespace,
@@ -306,6 +310,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             cuts=cuts.all() if cuts else (),
             whole=self._groups.hybrid,
         )
+        self._worker = self._start()
         self._itself = Rank(
             self._namespace,
             sum(one.block_size for one in (layout, *others)),
@@ -313,6 +318,24 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.splits,
         )
         self._worker.settle()
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Return True: an engine may sleep (vLLM 0.33)."""
+        return True
+
+    def unregister_kv_caches(self) -> None:
+        """End this rank's sessions and copies before vLLM's sleep, which unmaps the memory."""
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            worker.close()
+            self._last_report.add(worker.report())
+
+    def restore_kv_caches(self) -> None:
+        """Load and save again after a sleep. The memory has its former addresses."""
+        if self._worker is None and self._start is not None:
+            self._worker = self._start()
+            self._worker.settle()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return this rank's namespace of its part of each block, for the scheduler's side."""
@@ -374,7 +397,9 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return the report for the scheduler's side: what was loaded and stored."""
-        report = self._worker.report() if self._worker is not None else StepReport()
+        report, self._last_report = self._last_report, StepReport()
+        if self._worker is not None:
+            report.add(self._worker.report())
         if self._worker is not None and not self._introduced:
             report.ranks[self._rank] = self._itself
             self._introduced = True
@@ -382,9 +407,8 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """End the sessions."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        self.unregister_kv_caches()
+        self._start = None
         if self._connection is not None:
             self._identity.close()
             self._connection.close()

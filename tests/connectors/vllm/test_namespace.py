@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -400,3 +403,18 @@ def test_the_packing_field_has_kernels_and_cpu_features(
     assert CacheGroup(made, cache_config(spec())).packing().endswith(" AVX512")
     made.compilation_config.static_forward_context.clear()
     assert "['None']" in CacheGroup(made, cache_config(spec())).packing()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_configurations_of_equal_engines_are_equal(vllm_python: str, tiny_model: Path) -> None:
+    """Every field that a process or a host sets by itself is in the list of those that do not
+    count; if one of a new release was missing there, no two engines would share a block.
+    """
+    command = [vllm_python, Path(__file__).with_name("config_pairs.py"), tiny_model]
+    found = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+    equal = ["the same", "another port", "a prefill engine", "other steps", "two ranks"]
+    assert {name: found.pop(name) for name in (*equal, "another name", "files")} == {
+        name: [] for name in (*equal, "another name", "files")
+    }
+    assert all(found.values()), found

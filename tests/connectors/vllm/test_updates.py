@@ -115,6 +115,28 @@ def test_methods_that_do_not_change_weights_keep_the_namespace(
     assert one.hits() == ALL
 
 
+def test_an_engine_that_sleeps_ends_its_sessions_and_hits_again_when_awake(
+    server: IndexServer, make: Make
+) -> None:
+    one = make()
+    one.saves()
+    connections = one.worker._worker._connections
+    for _ in range(2):
+        one.worker.unregister_kv_caches()
+    assert one.worker._worker is None and not any(each.attached for each in connections)
+    one.worker.bind_connector_metadata(None)  # steps without a worker do nothing
+    assert one.worker.get_finished(set()) == (None, None)
+    one.memory[:] = 99  # what the memory has after the sleep
+    for _ in range(2):
+        one.worker.restore_kv_caches()
+    assert all(each.attached for each in one.worker._worker._connections)
+    assert one.hits() == ALL
+    one.start(made := request("loads", TOKENS), 8)
+    one.step(made)
+    assert (one.memory[:, 8:13] == 1).all()
+    assert type(one.worker).supports_sleep_mode(None)
+
+
 def test_blocks_based_on_old_kv_in_the_engines_cache_are_neither_hit_nor_saved(
     server: IndexServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
