@@ -18,7 +18,7 @@ COHERENCE_MODES = ("hardware", "software")
 """The coherence of a pool's devices."""
 
 QUEUE_ORDERS = ("fcfs", "lcfs", "wspt")
-"""The orders of a router's waiting requests (beluga/router/load/queue.py)."""
+"""The orders of a router's waiting requests (beluga/router/queue.py)."""
 
 PREFILL_RULES = (
     *("always-remote", "length-and-queue", "length", "isl-bounding", "prefill-load"),
@@ -34,7 +34,7 @@ COST_MODELS = (
     *("qwen3-32b-h200", "qwen2.5-32b-h200", "qwen3-32b-h100", "llama-3.1-8b-h200"),
     *("qwen3-32b-rtx-pro-6000", "qwen3-32b-rtx-pro-6000-tp2", "llama-3.1-8b-rtx-pro-6000"),
 )
-"""The models and GPUs with known costs (beluga/router/load/costs.py)."""
+"""The models and GPUs with known costs (beluga/router/costs.py)."""
 
 DEFAULT_COST_MODEL = "qwen3-32b-h200"
 GPU_PATHS_GB_PER_S = {"root-complex": 26.0, "switch": 55.0}

@@ -6,24 +6,22 @@ A prefill engine computes a prompt's KV and its connector saves it into the pool
 finds it there as a prefix. So this package only queues prompts (:class:`TaskQueue`).
 """
 
-from beluga.disagg.open import open_queue
 from beluga.disagg.prefill import Decide, Prefiller, PrefillOutcome
 from beluga.disagg.queue import (
-    TASKS_MAX,
-    VISIBILITY_S,
-    Claim,
-    QueueSize,
-    TaskQueue,
-    Ticket,
-    queue_name,
-)
-from beluga.disagg.task import (
     MAX_AGE_S,
     PATHS,
     TASK_SIZE_MAX,
+    TASKS_MAX,
+    VISIBILITY_S,
+    Claim,
     PrefillTask,
+    QueueSize,
+    TaskQueue,
+    Ticket,
     decode_task,
     encode_task,
+    open_queue,
+    queue_name,
 )
 from beluga.disagg.worker import PrefillWorker, WorkerStat
 

@@ -35,8 +35,16 @@ from nats.js.errors import (
 )
 from nats.js.errors import Error as JetStreamError
 
-from beluga.disagg.queue import TASKS_MAX, VISIBILITY_S, QueueSize, queue_name
-from beluga.disagg.task import MAX_AGE_S, PrefillTask, decode_task, encode_task
+from beluga.disagg.queue import (
+    MAX_AGE_S,
+    TASKS_MAX,
+    VISIBILITY_S,
+    PrefillTask,
+    QueueSize,
+    decode_task,
+    encode_task,
+    queue_name,
+)
 from beluga.errors import QueueError, QueueFullError, TaskError
 from beluga.listening import shown_url
 

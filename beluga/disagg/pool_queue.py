@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from beluga.disagg.queue import VISIBILITY_S, QueueSize, queue_name
-from beluga.disagg.task import PrefillTask, decode_task, encode_task
+from beluga.disagg.queue import (
+    VISIBILITY_S,
+    PrefillTask,
+    QueueSize,
+    decode_task,
+    encode_task,
+    queue_name,
+)
 from beluga.errors import BelugaError, QueueError, TaskError, is_of_request
 from beluga.index import BlockState, IndexClient, TaskClient, TaskRecord
 from beluga.kvcache import KVCache, Namespace, hash_keys

@@ -22,8 +22,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from beluga.disagg.queue import QueueSize, TaskQueue, Ticket
-from beluga.disagg.task import PrefillTask
+from beluga.disagg.queue import PrefillTask, QueueSize, TaskQueue, Ticket
 from beluga.errors import QueueError, is_of_request
 from beluga.limit import LogLimit, and_more, kind_of
 

@@ -24,8 +24,7 @@ from beluga.listening import shown_url
 if TYPE_CHECKING:
     import aiohttp
 
-    from beluga.disagg.queue import Claim, TaskQueue
-    from beluga.disagg.task import PrefillTask
+    from beluga.disagg.queue import Claim, PrefillTask, TaskQueue
 
 logger = logging.getLogger(__name__)
 

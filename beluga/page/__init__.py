@@ -5,7 +5,19 @@
 A page needs no network, no script and no other file. It follows the reader's light or dark scheme.
 """
 
-from beluga.page.chart import Axis, Bar, BarChart, BarGroup, Chart, Line, LineChart
+from beluga.page.chart import (
+    Axis,
+    Bar,
+    BarChart,
+    BarGroup,
+    Chart,
+    Line,
+    LineChart,
+    percent,
+    plain,
+    quantity,
+    seconds,
+)
 from beluga.page.html import (
     Card,
     cards,
@@ -20,7 +32,6 @@ from beluga.page.html import (
     text,
     warning,
 )
-from beluga.page.units import percent, plain, quantity, seconds
 
 __all__ = [
     "Axis",

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from beluga.page.chart import Chart, LineChart
-from beluga.page.svg import svg, swatch, values
+from beluga.page.chart import Chart, LineChart, svg, swatch, values
 
 _LIGHT = (
     "--back:#fff;--ink:#1b1f24;--soft:#59636e;--grid:#e3e6ea;--card:#f5f7f9;--warn:#fff3d6;"

@@ -2,14 +2,16 @@
 # Copyright The Beluga Authors
 """Replay of request traces through a new pool, with a check of every fetched byte."""
 
-from beluga.replay.result import Result
-from beluga.replay.run import ReplayOptions, replay
-from beluga.replay.trace import TraceRequest, ideal_hit_rate, read_trace, write_trace
-from beluga.replay.workload import (
+from beluga.replay.run import ReplayOptions, Result, replay
+from beluga.replay.trace import (
     DEFAULT_BLOCK_TOKENS,
     Conversations,
+    TraceRequest,
     default_requests,
+    ideal_hit_rate,
     make_workload,
+    read_trace,
+    write_trace,
 )
 
 __all__ = [

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A replay: it starts a new pool, a server process and client processes, and collects their
-reports.
+"""A replay: it starts a new pool, a server process and client processes, and sums their reports.
 
 No process and no file is left behind, whatever happens, even after Ctrl-C.
 """
@@ -16,21 +15,162 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from beluga.choices import REPLAY_SIZE_MAX
 from beluga.errors import ReplayError
-from beluga.pool import Pool, room, scratch_folder, show_size
-from beluga.replay.dispatcher import Dispatcher
-from beluga.replay.job import Job, ServerJob
-from beluga.replay.process import Process, ProcessKilledError
-from beluga.replay.result import Result, summarize
-from beluga.replay.sizing import DEVICE_COUNT, PoolSize, pool_size_for
-from beluga.replay.trace import TraceRequest, write_trace
+from beluga.pool import STRIPE_SIZE, Pool, room, scratch_folder, show_size
+from beluga.replay.client import EngineTally
+from beluga.replay.process import Dispatcher, Job, Process, ProcessKilledError, ServerJob
+from beluga.replay.trace import TraceRequest, ideal_hit_rate, unique_count, write_trace
 from beluga.threads import Thread
+
+DEVICE_COUNT = 2
+
+_PAGE_SIZE = 4096
+_LANE_COUNT_MIN = 16
+_LANE_SIZE = 512 << 10  # more than the default size of a lane's slots and bulk areas
+_TABLE_LINES_SIZE = 2 * 64  # one entry in each half
+_SPARE_STRIPES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Arguments of ``Pool.create``. Sizes are in bytes."""
+
+    device_size: int
+    block_count_max: int
+    lane_count: int
+
+    @property
+    def total_size(self) -> int:
+        """The size of all devices together."""
+        return self.device_size * DEVICE_COUNT
+
+
+def pool_size_for(
+    requests: Sequence[TraceRequest],
+    block_size: int,
+    wanted_size: int | None,
+    *,
+    session_count: int = 1,
+) -> PoolSize:
+    """Return the least size that holds every block, or a pool of ``wanted_size`` bytes if that is
+    given. Raises ReplayError if that is too small, or if the blocks need more than a pool can have.
+    """
+    block_count, lane_count = unique_count(requests) + 1024, max(_LANE_COUNT_MIN, session_count)
+    if wanted_size is not None:
+        device_size = wanted_size // DEVICE_COUNT // STRIPE_SIZE * STRIPE_SIZE
+        least = (lane_count * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
+        if wanted_size < least * STRIPE_SIZE:
+            raise ReplayError(
+                f"a pool of {show_size(wanted_size)} has no room for its tables and a few blocks; "
+                f"give at least {show_size(least * STRIPE_SIZE)}"
+            )
+        return PoolSize(device_size, block_count, lane_count)
+    chunks_size = block_size // 4096  # an upper bound for the checksums
+    stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
+    size = block_count * (stored_size + _TABLE_LINES_SIZE) + lane_count * _LANE_SIZE
+    stripe_count = size // DEVICE_COUNT // STRIPE_SIZE + 1 + _SPARE_STRIPES
+    found = PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
+    if found.total_size > REPLAY_SIZE_MAX:
+        raise ReplayError(
+            f"{block_count:,} blocks of {show_size(block_size)} do not fit into a pool, which has "
+            f"at most {show_size(REPLAY_SIZE_MAX)}; give a smaller --block-bytes"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Figures of a replay. Rates are 0..1, bytes are of payload, and the RPC is a ping after each
+    request.
+
+    ``verify_errors`` counts blocks fetched with wrong bytes. ``mismatches`` counts those that the
+    cache found changed and did not return. ``blocks_put_again`` counts puts of blocks that had been
+    stored before and were lost: it is 0 if every block that was stored stays a hit.
+    ``server_restarts`` counts servers that were killed and started again. ``blocks_got`` came from
+    the pool: they are the hits, unless engines have memory of their own (``engines``).
+    ``put_gb_per_s`` and ``get_gb_per_s`` are for one client while it puts or gets, with checksums,
+    copies and calls to the server.
+    """
+
+    requests: int
+    blocks_looked_up: int
+    blocks_hit: int
+    hit_rate: float
+    ideal_hit_rate: float
+    blocks_got: int
+    blocks_put: int
+    blocks_refused: int
+    bytes_put: int
+    bytes_got: int
+    blocks_put_again: int
+    verify_errors: int
+    mismatches: int
+    seconds: float
+    put_gb_per_s: float
+    get_gb_per_s: float
+    rpc_p50_us: float
+    rpc_p99_us: float
+    server_restarts: int = 0
+    engines: EngineTally | None = None
+
+
+def summarize(
+    requests: Sequence[TraceRequest],
+    block_size: int,
+    seconds: float,
+    tallies: Sequence[dict[str, Any]],
+    server_restarts: int = 0,
+) -> Result:
+    """Compute the result from the ``Tally`` of every client."""
+
+    def total(name: str) -> Any:
+        return sum(tally[name] for tally in tallies)
+
+    rpc_us = np.concatenate([np.array(tally["rpc_ns"], float) for tally in tallies]) / 1000
+    p50, p99 = np.percentile(rpc_us, [50, 99]) if len(rpc_us) else (0.0, 0.0)
+    bytes_put, bytes_got = total("put_count") * block_size, total("got_count") * block_size
+    return Result(
+        requests=total("request_count"),
+        blocks_looked_up=total("looked_up_count"),
+        blocks_hit=total("hit_count"),
+        hit_rate=total("hit_count") / max(1, total("looked_up_count")),
+        ideal_hit_rate=ideal_hit_rate(requests),
+        blocks_got=total("got_count"),
+        blocks_put=total("put_count"),
+        blocks_refused=total("refused_count"),
+        bytes_put=bytes_put,
+        bytes_got=bytes_got,
+        blocks_put_again=max(total("put_count") - unique_count(requests), 0),
+        verify_errors=total("wrong_count"),
+        mismatches=total("mismatch_count"),
+        seconds=seconds,
+        put_gb_per_s=bytes_put / 1e9 / max(total("put_s"), 1e-9),
+        get_gb_per_s=bytes_got / 1e9 / max(total("get_s"), 1e-9),
+        rpc_p50_us=float(p50),
+        rpc_p99_us=float(p99),
+        server_restarts=server_restarts,
+        engines=_engines([tally["engine"] for tally in tallies if "engine" in tally]),
+    )
+
+
+def _engines(tallies: Sequence[dict[str, Any]]) -> EngineTally | None:
+    """Sum the counts of all engines, and list the targets that any of them missed at the end."""
+    if not tallies:
+        return None
+    counts = [field.name for field in fields(EngineTally) if field.name != "missed_targets"]
+    missed = tuple(text for tally in tallies for text in tally["missed_targets"])
+    return EngineTally(
+        **{name: sum(tally[name] for tally in tallies) for name in counts}, missed_targets=missed
+    )
+
 
 Note = Callable[[str], None]
 Advance = Callable[[int, int], None]

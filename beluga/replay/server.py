@@ -19,9 +19,7 @@ from beluga.admin import Admin, server_routes
 from beluga.errors import BelugaError
 from beluga.index import IndexServer
 from beluga.pool import Pool
-from beluga.replay.job import ServerJob
-from beluga.replay.process import report
-from beluga.replay.samples import include
+from beluga.replay.process import ServerJob, include, report
 from beluga.tiers import TierService, TierSettings
 
 

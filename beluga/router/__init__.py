@@ -4,15 +4,34 @@
 simulator call the same code.
 """
 
-from beluga.router.candidates import Candidates
-from beluga.router.constraints import BusyThresholds, Constraints
+from beluga.router import costs
+from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer
+from beluga.router.costs import CostEstimator, Estimate, ModelCosts, model_costs
 from beluga.router.decision import RULES, Decision, Prompt
-from beluga.router.load import costs
-from beluga.router.load.costs import ModelCosts, model_costs
-from beluga.router.load.estimate import CostEstimator, Estimate
-from beluga.router.load.metrics import LoadReport, read_load
-from beluga.router.load.queue import ORDERS, RouterQueue
-from beluga.router.load.tracker import LoadTracker
+from beluga.router.events import (
+    Cleared,
+    HashBlocks,
+    PoolEvent,
+    Removed,
+    RouterEvent,
+    Stored,
+    Tier,
+    WireDecoder,
+    encode_dynamo,
+    encode_pool,
+    hash_blocks_by,
+)
+from beluga.router.feeds import PoolFeed, ReplayBuffer, Subscription, in_space
+from beluga.router.hashing import (
+    BlockHasher,
+    Era,
+    Tokens,
+    salt_seed,
+    unsigned,
+    with_extra_keys,
+)
+from beluga.router.indexer import Indexer
+from beluga.router.metrics import LoadReport, read_load
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policies import (
     DEFAULT_POLICY,
@@ -23,37 +42,21 @@ from beluga.router.policies import (
     read_policy,
     settings_of,
 )
-from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers, Usual
-from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
-from beluga.router.prefix.events import (
-    Cleared,
-    Removed,
-    RouterEvent,
-    Stored,
-    Tier,
+from beluga.router.policy import (
+    Candidate,
+    Candidates,
+    Choice,
+    FindMatches,
+    Matches,
+    Overlaps,
+    Policy,
+    Query,
+    Remembers,
+    Usual,
 )
-from beluga.router.prefix.hashing import (
-    BlockHasher,
-    Era,
-    Tokens,
-    salt_seed,
-    unsigned,
-    with_extra_keys,
-)
-from beluga.router.prefix.indexer import Indexer
-from beluga.router.prefix.matches import FindMatches, Matches, Overlaps
-from beluga.router.prefix.pool_feed import PoolFeed, in_space
-from beluga.router.prefix.replay_buffer import ReplayBuffer
-from beluga.router.prefix.subscription import Subscription
-from beluga.router.prefix.wire import (
-    HashBlocks,
-    PoolEvent,
-    WireDecoder,
-    encode_dynamo,
-    encode_pool,
-    hash_blocks_by,
-)
-from beluga.router.router import Router
+from beluga.router.queue import ORDERS, RouterQueue
+from beluga.router.router import BusyThresholds, Constraints, Router
+from beluga.router.tracker import LoadTracker
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 __all__ = [

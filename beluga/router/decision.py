@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from beluga.errors import RouterError
-from beluga.router.constraints import BusyThresholds
 from beluga.router.policy import Choice, Query
+from beluga.router.router import BusyThresholds
 from beluga.router.worker import Load
 
 

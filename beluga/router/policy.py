@@ -4,16 +4,21 @@
 
 A policy has no state except its random generator: it does no I/O, tracks no load and reads no
 clock. The caller (the proxy or the simulator) gathers the candidates, and then updates the load
-tracker.
+tracker. Candidates are a table with one row per worker (csrc/api/routing.h), so that policies
+compute all costs at once, in C or by column; the matches of an index fill its overlaps.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
-from beluga.router.worker import Load, Overlap, Worker
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import core, ffi
+from beluga.router.worker import FIGURES, Load, Overlap, Worker
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,3 +100,136 @@ class Remembers(Protocol):
     def forget(self, worker: Worker) -> None:
         """Drop a worker that was removed. If it returns, its cache is empty."""
         ...
+
+
+_OF_ROW = ("device", "host", "disk", "shared", "new_blocks", "held_alone", "taint_weight")
+_FLOATS = frozenset(
+    ("gpu_cache_usage_perc", "gpu_prefix_cache_hit_rate", "prefill_s", "held_alone", "taint_weight")
+)
+_ROW = np.dtype([(name, "f8" if name in _FLOATS else "i8") for name in (*FIGURES, *_OF_ROW)])
+
+
+class Candidates(Sequence[Candidate]):
+    """Workers that may take a request, in their current state: a row for each.
+
+    An element is a copy of a row, made on access.
+    """
+
+    __slots__ = ("_table", "rows", "workers")
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = workers
+        self.rows: core.bl_candidate = ffi.new("bl_candidate[]", len(workers))
+        self._table: NDArray[np.void] | None = None
+
+    @property
+    def table(self) -> NDArray[np.void]:
+        """The memory of ``rows``, whose load figures and other fields are its columns."""
+        if self._table is None:  # few requests need it, and numpy takes longer than C's work
+            memory: Any = ffi.buffer(self.rows)
+            self._table = np.frombuffer(memory, _ROW, len(self.workers))
+        return self._table
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate]) -> Candidates:
+        """Convert candidates to a table."""
+        if isinstance(candidates, Candidates):
+            return candidates
+        made = cls([candidate.worker for candidate in candidates])
+        for place, candidate in enumerate(candidates):
+            row, overlap = made.rows[place], candidate.overlap
+            row.load = candidate.load.row[0]
+            row.device, row.host = overlap.device, overlap.host
+            row.disk, row.shared = overlap.disk, overlap.shared
+            row.new_blocks = candidate.new_blocks
+            row.held_alone = candidate.held_alone
+            row.taint_weight = candidate.taint_weight
+        return made
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Candidate]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        worker, row = self.workers[place], self.rows[range(len(self))[place]]
+        return Candidate(
+            worker,
+            Load.of(row.load),
+            Overlap(row.device, row.host, row.disk, row.shared),
+            row.new_blocks,
+            row.taint_weight,
+            row.held_alone,
+        )
+
+    def counts(self, name: str) -> list[int]:
+        """Return a column of whole numbers: a load counter, or another field of the rows."""
+        column: list[int] = self.table[name].tolist()
+        return column
+
+    def amounts(self, name: str) -> list[float]:
+        """Return a column of floating-point numbers."""
+        column: list[float] = self.table[name].tolist()
+        return column
+
+    def held(self) -> list[int]:
+        """Return the number of leading blocks that each worker itself holds."""
+        table = self.table
+        held: list[int] = (table["device"] + table["host"] + table["disk"]).tolist()
+        return held
+
+    def hits(self) -> list[int]:
+        """Return the number of leading blocks that each worker need not compute."""
+        table = self.table
+        found: list[int] = (
+            table["device"] + table["host"] + table["disk"] + table["shared"]
+        ).tolist()
+        return found
+
+
+class Overlaps(Protocol):
+    """The result of an index for a request."""
+
+    def fill(self, candidates: Candidates) -> None:
+        """Write the overlap of each candidate into its row."""
+        ...
+
+
+@dataclasses.dataclass(slots=True)
+class Matches:
+    """Leading blocks that workers hold, and those in the pool, which all workers can use. An index
+    with the number of the pool's blocks that continue a worker's own ones stores it in ``held``.
+    """
+
+    held: Mapping[Worker, Overlap] = dataclasses.field(default_factory=dict)
+    shared: int = 0  # leading blocks in the pool, counted from the first
+
+    def of(self, worker: Worker) -> Overlap:
+        """Return the overlap of one worker, including the pool's blocks after its own."""
+        own, shared = self.held.get(worker), self.shared
+        if own is None:
+            return Overlap(0, 0, 0, shared)
+        if not own.shared and shared:
+            return Overlap(own.device, own.host, own.disk, max(shared - own.held, 0))
+        return own
+
+    def fill(self, candidates: Candidates) -> None:
+        """Write the overlap of each candidate into its row."""
+        if self.shared:
+            candidates.table["shared"] = self.shared
+        if not self.held:
+            return
+        for place, worker in enumerate(candidates.workers):
+            if worker in self.held:
+                row, own = candidates.rows[place], self.of(worker)
+                row.device, row.host = own.device, own.host
+                row.disk, row.shared = own.disk, own.shared
+
+
+FindMatches: TypeAlias = Callable[[Query], Overlaps]

@@ -4,12 +4,11 @@
 run.
 
 The policies, the router's account of loads and the code that evicts are the real ones. Prefill,
-decode and copies take the time that beluga/router/load/costs.py gives.
+decode and copies take the time that beluga/router/costs.py gives.
 """
 
-from beluga.simulate.course import Course
 from beluga.simulate.formats import FORMATS, load_trace, trace_requests
-from beluga.simulate.goodput import goodput
+from beluga.simulate.memory import ORDERS
 from beluga.simulate.options import (
     COUNT_MAX,
     ENGINES,
@@ -21,13 +20,10 @@ from beluga.simulate.options import (
     Scale,
     unequal_memory,
 )
-from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.report import make_report
-from beluga.simulate.result import Row, Spread
-from beluga.simulate.reuse import found_shares
+from beluga.simulate.result import Course, Row, Spread, found_shares, goodput
 from beluga.simulate.run import simulate, sweep
-from beluga.simulate.tier import ORDERS
-from beluga.simulate.trace import Trace, TraceEntry, make_trace
+from beluga.simulate.trace import TIME_UNITS, Reading, Trace, TraceEntry, make_trace
 
 __all__ = [
     "COUNT_MAX",

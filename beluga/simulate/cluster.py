@@ -10,28 +10,81 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from beluga._ffi import ffi
 from beluga.errors import AllWorkersBusyError, ObjectiveError
 from beluga.router import (
+    Advice,
+    Candidates,
     CostEstimator,
+    Goals,
     Query,
     Router,
+    Seen,
     Worker,
+    advise,
     make_policy,
 )
-from beluga.simulate.caches import Caches
-from beluga.simulate.clock import Clock
-from beluga.simulate.engine import ChunkedEngine
-from beluga.simulate.memory import Network
+from beluga.simulate.engine import ChunkedEngine, SerialEngine
+from beluga.simulate.links import Clock
+from beluga.simulate.memory import Leads, Network, Request, SimulatedTier
 from beluga.simulate.options import Options
-from beluga.simulate.planning import INTERVAL_S, Planning
-from beluga.simulate.request import Request
-from beluga.simulate.serial import SerialEngine
-from beluga.simulate.tier import Leads, SimulatedTier
 from beluga.simulate.trace import Trace
+
+
+@dataclasses.dataclass(slots=True)
+class Caches:
+    """The leading blocks in each worker's HBM, and those in each worker's DRAM, or only in the
+    pool, which is ``shared``.
+    """
+
+    device: NDArray[np.int64]
+    far: NDArray[np.int64]
+    shared: bool
+
+    def fill(self, candidates: Candidates) -> None:
+        """Write the overlaps of the candidates: the first workers of the cluster, in order."""
+        count = len(candidates)
+        device = candidates.table["device"] = self.device[:count]
+        far = self.far[0] if self.shared else self.far[:count]
+        column = "shared" if self.shared else "host"
+        candidates.table[column] = np.maximum(far - device, 0)
+
+
+INTERVAL_S = 30.0  # seconds between two decisions
+
+
+class Planning:
+    """Runs the planner at each interval, and records its decisions with their times."""
+
+    def __init__(self, goals: Goals) -> None:
+        self.goals = goals
+        self.advised: list[tuple[float, Advice]] = []
+        self._ttft: list[float] = []
+
+    def served(self, request: Request) -> None:
+        """Record a first token."""
+        self._ttft.append(request.first_token - request.arrival)
+
+    def look(self, now: float, engines: Sequence[ChunkedEngine | SerialEngine]) -> int:
+        """Return how many workers to add: -1, 0 or 1. ``engines`` are the active ones."""
+        metrics = [engine.metrics() for engine in engines]
+        seen = Seen(
+            workers=len(engines),
+            queued=sum(worker.num_requests_waiting for worker in metrics),
+            usage=fmean(worker.gpu_cache_usage_perc for worker in metrics),
+            ttft_s=fmean(self._ttft) if self._ttft else 0.0,
+        )
+        self._ttft.clear()
+        advice = advise({"both": seen}, self.goals)
+        self.advised += [(now, found) for found in advice]
+        return sum({"grow": 1, "shrink": -1}.get(found.action, 0) for found in advice)
 
 
 class Cluster:

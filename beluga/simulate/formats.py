@@ -33,8 +33,7 @@ import msgspec
 from beluga.errors import TraceError
 from beluga.replay import DEFAULT_BLOCK_TOKENS, TraceRequest, default_requests, read_trace
 from beluga.simulate.items import Item, csv_rows, head_keys, json_items, whole_json
-from beluga.simulate.reading import TIME_UNITS, Reading
-from beluga.simulate.trace import Trace, TraceEntry, make_trace
+from beluga.simulate.trace import TIME_UNITS, Reading, Trace, TraceEntry, make_trace
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
 _TOKENS_MAX = 100_000_000  # per request; a larger number means a damaged file

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Links that copies share with max-min fairness. Where copies cross only one link, that is an equal
-share for each (processor sharing): with N copies on a link of B bytes/s each gets B/N, and the rest
-r of one copy takes the sum over all copies j of min(r_j, r) / B (Dynamo's model, and its test
-vectors).
+"""Simulated time: the links that copies share, and the clock that runs events in their order.
+
+Links are shared with max-min fairness. Where copies cross only one link, that is an equal share for
+each (processor sharing): with N copies on a link of B bytes/s each gets B/N, and the rest r of one
+copy takes the sum over all copies j of min(r_j, r) / B (Dynamo's model, and its test vectors).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, TypeVar
 
 _DONE = 64  # bytes that rounding may leave of a copy
 _ROUNDING_S = 1e-9
@@ -114,3 +117,49 @@ class Links:
                     count[link] -= 1
                     if not count[link]:
                         del count[link]
+
+
+_What = TypeVar("_What")
+
+
+class Clock:
+    """Events in the order of their times, and in the order of creation if times are equal."""
+
+    __slots__ = ("_events", "_made", "_networks")
+
+    def __init__(self, networks: Sequence[Links]) -> None:
+        self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
+        self._made = 0
+        self._networks = networks
+
+    def at(self, when: float, then: Callable[[float, _What], None], what: _What) -> None:
+        """Call ``then(when, what)`` at time ``when``."""
+        self._made += 1
+        heappush(self._events, (when, self._made, then, what))
+
+    def run(
+        self, arrivals: Iterator[tuple[float, _What]], arrive: Callable[[float, _What], None]
+    ) -> float:
+        """Run until no event is left. Returns the time of the last one."""
+        events, networks, never = self._events, self._networks, float("inf")
+        over: tuple[float, Any] = (never, None)
+        now = 0.0
+        arrival, request = next(arrivals, over)
+        while True:
+            when = events[0][0] if events else never
+            network = None
+            for links in networks:
+                if links.finish < when:
+                    when, network = links.finish, links
+            if arrival <= when:
+                if arrival == never:
+                    return now
+                now = arrival
+                arrive(now, request)
+                arrival, request = next(arrivals, over)
+            elif network is not None:
+                now = when
+                network.end(now)
+            else:
+                now, _, then, what = heappop(events)
+                then(now, what)

@@ -12,7 +12,6 @@ from beluga import choices
 from beluga.errors import SimulateError
 from beluga.pool import show_size
 from beluga.router import Goals, ModelCosts, costs
-from beluga.simulate.tier import ORDERS
 
 MEMORIES = choices.MEMORIES
 ENGINES = choices.SIMULATED_ENGINES
@@ -81,7 +80,7 @@ class Options:
                 raise SimulateError(f"{name} is {value}, but must be greater than 0")
         for name, known in (
             ("engine", ENGINES),
-            ("eviction", tuple(ORDERS)),
+            ("eviction", choices.TIER_ORDERS),
             ("gpu_path", tuple(costs.GPU_PATHS)),
         ):
             if getattr(self, name) not in known:

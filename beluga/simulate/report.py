@@ -1,19 +1,258 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The report of a comparison: one self-contained HTML page."""
+"""The report of a comparison: one self-contained HTML page, with a load and the two runs that stand
+for it, a sentence, and charts: policies side by side, the course of a run, and a sweep of loads.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from beluga import page
 from beluga.pool import show_size
-from beluga.simulate.charts import NAMES, courses, name_of, rate_of, side_by_side, sweep
-from beluga.simulate.options import Options, unequal_memory
-from beluga.simulate.result import Row
-from beluga.simulate.summary import OBJECTIVE_S, Summary, headline, summarize, sustained_load
+from beluga.router import DEFAULT_POLICY
+from beluga.simulate.options import MEMORIES, Options, unequal_memory
+from beluga.simulate.result import Row, goodput
 from beluga.simulate.trace import Trace
+
+# The default objective of a report for the p90 of the time to first token.
+OBJECTIVE_S = 5.0
+_ALIKE = 1.05  # two times with a smaller ratio count as equal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """One load, with the run on the pool and the run on split DRAM that stand for it."""
+
+    speed: float
+    pool: Row | None
+    split: Row | None
+
+    @property
+    def shown(self) -> Row | None:
+        """The run whose figures are shown first."""
+        return self.pool or self.split
+
+
+def at_speed(rows: Sequence[Row], memory: str, speed: float) -> list[Row]:
+    """Return the means on a memory at a load."""
+    return [row for row in rows if row.seed is None and (row.memory, row.speed) == (memory, speed)]
+
+
+def summarize(rows: Sequence[Row], objective_s: float) -> Summary:
+    """Choose the highest load at which some run on a pool (or, without one, on split DRAM) meets
+    the objective, else the lowest load. The pool is judged by the default policy, where it ran;
+    split DRAM by its best, so that it is compared at its strongest.
+    """
+    means = [row for row in rows if row.seed is None]
+    speeds = sorted({row.speed for row in means}) or [1.0]
+    memory = "pool" if any(row.memory == "pool" for row in means) else "split"
+    held = [
+        row.speed
+        for row in means
+        if row.memory == memory and row.ttft_p90_s is not None and row.ttft_p90_s <= objective_s
+    ]
+    speed = max(held, default=speeds[0])
+    pool = at_speed(means, "pool", speed)
+    usual = [row for row in pool if row.policy == DEFAULT_POLICY]
+    return Summary(speed, _best(usual or pool), _best(at_speed(means, "split", speed)))
+
+
+def _best(rows: Sequence[Row]) -> Row | None:
+    served = [row for row in rows if row.ttft_mean_s is not None]
+    return min(served, key=lambda row: row.ttft_mean_s or 0.0, default=None)
+
+
+def sustained_load(
+    rows: Sequence[Row], memory: str, policy: str, objective_s: float
+) -> float | None:
+    """Return the load that a policy sustains within the objective, as a multiple of the trace's."""
+    points = [
+        (row.speed, row.ttft_p90_s)
+        for row in rows
+        if row.seed is None and (row.memory, row.policy) == (memory, policy)
+        if row.ttft_p90_s is not None
+    ]
+    return goodput(points, objective_s)
+
+
+def headline(summary: Summary, workers: int) -> str:
+    """Return the main result of the comparison as a sentence."""
+    engines = "one engine begins" if workers == 1 else f"{workers} engines begin"
+    pool, split = summary.pool, summary.split
+    if pool is None and split is None:
+        return "No request was served."
+    only = pool or split
+    if pool is None or split is None:
+        place = "With a shared pool" if pool else "Without a shared pool"
+        late = ", and cannot keep up" if only and only.saturated else ""
+        return f"{place} {engines} to answer after {_time(only)} on average at this load{late}."
+    same = "the same engine begins" if workers == 1 else f"the same {engines}"
+    if pool.saturated and split.saturated:
+        return (
+            f"At this load {workers} engines cannot keep up: requests queue for minutes, "
+            f"{_time(pool)} on average with a shared pool and {_time(split)} without."
+        )
+    ratio = (split.ttft_mean_s or 0.0) / (pool.ttft_mean_s or 1.0)
+    if 1 / _ALIKE <= ratio <= _ALIKE:
+        return (
+            f"A shared pool makes no difference here: {same} to answer after {_time(pool)} "
+            f"with it and {_time(split)} without."
+        )
+    if ratio < 1:
+        return (
+            f"A shared pool does not help here: {same} to answer after {_time(pool)} with it "
+            f"and {_time(split)} without."
+        )
+    late = " Without it they cannot keep up." if split.saturated else ""
+    return (
+        f"With a shared pool {same} to answer after {_time(pool)} instead of {_time(split)} "
+        f"at this load.{late}"
+    )
+
+
+def _time(row: Row | None) -> str:
+    return page.seconds((row and row.ttft_mean_s) or 0.0)
+
+
+NAMES = {"pool": "shared pool", "split": "split DRAM"}
+_COLOR = {"pool": 0, "split": 1}
+# field, title, the axis's label, how a value is shown
+_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("ttft_mean_s", "Mean time to first token", "time", page.seconds),
+    ("ttft_p90_s", "90th percentile of the time to first token", "time", page.seconds),
+    ("ttft_p99_s", "99th percentile of the time to first token", "time", page.seconds),
+    ("tpot_mean_ms", "Time per further token", "time", lambda ms: page.seconds(ms / 1e3)),
+    ("hit_rate", "Prompt blocks that were found", "share of all blocks", page.percent),
+    ("load_imbalance", "Busiest engine, compared with the mean", "ratio", page.plain),
+)
+
+
+def side_by_side(rows: Sequence[Row], speed: float) -> list[page.BarChart]:
+    """Return bars for each policy, on the pool and on split DRAM, at one load."""
+    memories = [memory for memory in MEMORIES if at_speed(rows, memory, speed)]
+    found = {(row.policy, row.memory): row for m in memories for row in at_speed(rows, m, speed)}
+    policies = list(dict.fromkeys(policy for policy, _ in found))
+    many = any(row.spread and _seeds(rows) > 1 for row in found.values())
+    return [
+        page.BarChart(
+            title=title,
+            axis=page.Axis(label, show=show),
+            series=[NAMES[memory] for memory in memories],
+            groups=[
+                page.BarGroup(
+                    policy,
+                    [
+                        _bar(found[policy, memory], field, at)
+                        for at, memory in enumerate(memories)
+                        if (policy, memory) in found
+                    ],
+                )
+                for policy in policies
+            ],
+            spread="from the least to the greatest of the seeds" if many else "",
+        )
+        for field, title, label, show in _FIGURES
+        if any(getattr(row, field) for row in found.values())
+    ]
+
+
+def _bar(row: Row, field: str, series: int) -> page.Bar:
+    spread = (row.spread or {}).get(field)
+    ends = (spread.min, spread.max) if spread else (None, None)
+    return page.Bar(getattr(row, field), series, *ends)
+
+
+def _seeds(rows: Sequence[Row]) -> int:
+    return len({row.seed for row in rows} - {None})
+
+
+def courses(summary: Summary) -> list[page.LineChart]:
+    """Return curves over the simulated time of the two runs that are compared."""
+    runs = [row for row in (summary.pool, summary.split) if row and row.course]
+    longest = max((row.course.end_s[-1] for row in runs if row.course), default=0.0)
+    minutes = longest > 600
+    axis = page.Axis(f"simulated time, {'minutes' if minutes else 'seconds'}")
+    shown: tuple[tuple[str, str, page.Axis, str], ...] = (
+        ("waiting", "Requests that wait for their first token",
+         page.Axis("requests"), "On average over each interval; these are queued or prefilled."),
+        ("hit_rate", "Prompt blocks that were found", page.Axis("share", show=page.percent),
+         "Of the requests that arrived in each interval."),
+        ("ttft_mean_s", "Mean time to first token", page.Axis("", show=page.seconds),
+         "Of the requests that arrived in each interval."),
+    )  # fmt: skip
+    return [
+        page.LineChart(
+            title=title,
+            note=note,
+            x=axis,
+            y=y,
+            lines=[
+                page.Line(name_of(row), list(_points(row, field, minutes)), _COLOR[row.memory])
+                for row in runs
+            ],
+        )
+        for field, title, y, note in shown
+        if runs
+    ]
+
+
+def _points(row: Row, field: str, minutes: bool) -> Iterator[tuple[float, float | None]]:
+    course = row.course
+    if course is None:
+        return
+    step = course.end_s[0]
+    for end_s, value in zip(course.end_s, getattr(course, field), strict=True):
+        yield (end_s - step / 2) / (60 if minutes else 1), value
+
+
+def name_of(row: Row) -> str:
+    """Return a name of a run for a key."""
+    return f"{NAMES[row.memory]} ({row.policy})"
+
+
+def rate_of(trace: Trace, speed: float) -> float:
+    """Return the requests that arrive in a second."""
+    return len(trace) * speed / trace.duration_s if trace.duration_s > 0 else math.nan
+
+
+def sweep(
+    rows: Sequence[Row], trace: Trace, summary: Summary, objective_s: float
+) -> list[page.LineChart]:
+    """Return curves over the load of the policies that are compared."""
+    chosen = [row for row in (summary.pool, summary.split) if row]
+    speeds = sorted({row.speed for row in rows})
+    loads = {speed: rate_of(trace, speed) for speed in speeds}
+    x = page.Axis("requests that arrive in a second", ticks=[loads[speed] for speed in speeds])
+    charts = []
+    for field, title, y in (
+        ("ttft_mean_s", "Mean time to first token", page.Axis("", log=True, show=page.seconds)),
+        ("ttft_p90_s", "90th percentile of the time to first token",
+         page.Axis("", log=True, show=page.seconds)),
+        ("throughput_per_s", "Requests served", page.Axis("requests per second")),
+    ):  # fmt: skip
+        lines = [_over_load(rows, row, field, loads) for row in chosen]
+        ends = (loads[speeds[0]], loads[speeds[-1]])
+        if field == "ttft_p90_s":
+            aim = [(load, objective_s) for load in ends]
+            lines.append(page.Line(f"objective, {page.seconds(objective_s)}", aim, 6, dashed=True))
+        charts.append(page.LineChart(title=title, x=x, y=y, lines=lines))
+    return charts
+
+
+def _over_load(
+    rows: Sequence[Row], chosen: Row, field: str, loads: dict[float, float]
+) -> page.Line:
+    points = [
+        (load, getattr(row, field))
+        for speed, load in loads.items()
+        for row in at_speed(rows, chosen.memory, speed)
+        if row.policy == chosen.policy
+    ]
+    return page.Line(name_of(chosen), points, _COLOR[chosen.memory])
+
 
 _COLUMNS = {
     "TTFT mean, s": "ttft_mean_s",

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The results of runs: a row for each run, and one row of means over all seeds."""
+"""The results of runs: a row for each run, one row of means over all seeds, and the course of a
+run. Also the load that a cluster sustains within an objective, and the hit rate of one cache by its
+size, without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,54 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beluga._ffi import ffi
 from beluga.simulate.cluster import Cluster
-from beluga.simulate.course import Course
-from beluga.simulate.request import Request
+from beluga.simulate.memory import Request, SimulatedTier
+from beluga.simulate.trace import Trace
+
+_INTERVALS = 48
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Course:
+    """Figures of equal intervals; ``end_s`` has the end of each. A figure of an interval in which
+    no request arrived is None.
+    """
+
+    end_s: list[float]
+    waiting: list[float]  # requests that wait for their first token, on average over the interval
+    hit_rate: list[float | None]  # of the requests that arrived in the interval
+    ttft_mean_s: list[float | None]
+
+
+def course_of(cluster: Cluster) -> Course:
+    """Return the course of a run that has ended. Requests that were refused are left out."""
+    size = cluster.trace.block_tokens
+    served = [one for one in cluster.requests if not math.isnan(one.first_token)]
+    arrival = np.array([one.arrival for one in served])
+    first = np.array([one.first_token for one in served])
+    edges = np.linspace(0.0, cluster.end_s or 1.0, _INTERVALS + 1)
+    # The seconds that all requests together have waited until each edge.
+    waited = np.array(
+        [float((np.minimum(first, at) - np.minimum(arrival, at)).sum()) for at in edges]
+    )
+    place = np.clip(np.searchsorted(edges, arrival, side="right") - 1, 0, _INTERVALS - 1)
+
+    def of_each(values: list[float]) -> list[float]:
+        total = np.bincount(place, np.array(values, np.float64), _INTERVALS)
+        return [float(one) for one in total]
+
+    count = of_each([1.0] * len(served))
+    found = of_each([float(one.device + one.far) for one in served])
+    requested = of_each([float(-(-one.input // size)) for one in served])
+    ttft = of_each([one.first_token - one.arrival for one in served])
+    return Course(
+        end_s=edges[1:].tolist(),
+        waiting=(np.diff(waited) / np.diff(edges)).tolist(),
+        hit_rate=[f / a if a else None for f, a in zip(found, requested, strict=True)],
+        ttft_mean_s=[t / n if n else None for t, n in zip(ttft, count, strict=True)],
+    )
+
 
 # Times to first token that are longer are due to a queue, not to a prompt.
 QUEUE_S = 60.0
@@ -184,3 +232,38 @@ def _figure(values: NDArray[np.float64], of: Callable[[Any], Any]) -> float | No
 
 def _percentile(values: NDArray[np.float64], percent: int) -> float | None:
     return _figure(values, lambda found: np.percentile(found, percent))
+
+
+def goodput(points: Sequence[tuple[float, float]], objective_s: float) -> float | None:
+    """Return the highest load at which the time to first token meets the objective. The points are
+    loads with the times at them; between these it is interpolated. None: not even the lowest load
+    meets it.
+    """
+    held: tuple[float, float] | None = None
+    for load, time_s in sorted(points):
+        if time_s > objective_s:
+            if held is None:
+                return None
+            part = (objective_s - held[1]) / (time_s - held[1])
+            return held[0] + part * (load - held[0])
+        held = (load, time_s)
+    return held[0] if held else None
+
+
+def found_shares(trace: Trace, capacities: Sequence[int]) -> list[float]:
+    """Return the share of all blocks of the prompts, tails included, that a cache of each capacity
+    (in blocks of the trace) finds. Requests run one after another, and the block that was used
+    least recently is evicted first.
+    """
+    if not trace.id_count:
+        return [0.0] * len(capacities)
+    base = ffi.from_buffer("uint32_t[]", trace.ids)
+    blocks = sum(-(-tokens // trace.block_tokens) for tokens in trace.input_tokens)
+    shares = []
+    for capacity in capacities:
+        tier, found = SimulatedTier(trace.id_count, capacity, "lru", trace.block_tokens), 0
+        for first, count in zip(trace.first, trace.count, strict=True):
+            found += tier.lead(base + first, count)
+            tier.put(base + first, count)
+        shares.append(found / blocks)
+    return shares

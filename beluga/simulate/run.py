@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -14,11 +15,29 @@ from itertools import islice
 
 from beluga.errors import RouterError, SimulateError
 from beluga.router import read_policy
-from beluga.simulate.job import SimulatedJob, run_job
+from beluga.simulate.cluster import Cluster
 from beluga.simulate.options import COUNT_MAX, MEMORIES, Options
-from beluga.simulate.result import Row, mean_row
+from beluga.simulate.result import Row, course_of, make_row, mean_row
 from beluga.simulate.trace import Trace
 from beluga.threads import Thread
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    options: Options
+    policy: str
+    memory: str
+    seed: int
+    course: bool  # whether its row has the course of the run
+
+
+def run_job(trace: Trace, job: SimulatedJob) -> Row:
+    """Run a job. Returns its row."""
+    cluster = Cluster(trace, job.options, policy=job.policy, memory=job.memory, seed=job.seed)
+    cluster.run()
+    row = make_row(cluster, policy=job.policy, seed=job.seed)
+    return dataclasses.replace(row, course=course_of(cluster)) if job.course else row
+
 
 Advance = Callable[[int, int], None]
 

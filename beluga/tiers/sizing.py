@@ -181,7 +181,7 @@ class AlwaysFetch:
 @dataclass(frozen=True, slots=True)
 class BreakEven:
     """Fetches tokens that take longer to compute. ``b_ms`` and ``c_ms`` are those of the model, as
-    in ``beluga.router.load.costs``. Raises TierError if one is negative or not finite.
+    in ``beluga.router.costs``. Raises TierError if one is negative or not finite.
     """
 
     b_ms: float

@@ -24,7 +24,7 @@ from beluga.kvbm import BlockManager, BlockPool, CacheTier
 from beluga.kvcache import KVCache, PutResult, Run
 from beluga.metrics import REGISTRY
 from beluga.pool import Pool
-from beluga.replay.contents import Contents, digests
+from beluga.replay.blocks import Contents, digests
 from beluga.rpc import Client
 from beluga.transfer import BlockLayout, CudaDriver, CudaEngine, CupyDriver, HostDriver, View
 

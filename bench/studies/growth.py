@@ -4,7 +4,7 @@
 beluga_bench.studies.growth`` prints the table of docs/understand/benchmarks.md.
 
 The costs of a call for the pool's server and for the router are measured here. The speeds of links
-are those of the paper (beluga/router/load/costs.py). The amount of work is that of the conversation
+are those of the paper (beluga/router/costs.py). The amount of work is that of the conversation
 trace: its mean prompt, and the hit rate and arrivals that the simulator finds for it at twice its
 speed.
 """

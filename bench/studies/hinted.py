@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
-from beluga.simulate.tier import SimulatedTier
+from beluga.simulate.memory import SimulatedTier
 
 _NEVER = np.inf
 _FAVORED = (lib.BL_LEVEL_HIGH, lib.BL_LEVEL_PINNED)

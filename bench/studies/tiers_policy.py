@@ -34,7 +34,7 @@ from beluga._ffi import ffi
 from beluga.child import run_program
 from beluga.index import EVICTIONS
 from beluga.simulate import Trace, TraceEntry, load_trace, make_trace
-from beluga.simulate.tier import SimulatedTier
+from beluga.simulate.memory import SimulatedTier
 from beluga.tiers.admission import ADMISSIONS, Adaptive, Admission
 
 from ..harness.recorded import computed, write_record

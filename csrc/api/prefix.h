@@ -3,7 +3,7 @@
  *
  * The prefix tree: which worker holds which blocks, according to KV events. It uses no pool and no
  * clock. Thread-safe: lookups run in parallel, changes one at a time. The Python half is
- * beluga/router/prefix/tree.py.
+ * beluga/router/indexer.py.
  *
  * A block is identified by its parent and the hash of its content (local). An engine names it by
  * its own hash, which is opaque and may differ between ranks. A rank (one data-parallel rank of one

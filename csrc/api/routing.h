@@ -3,7 +3,7 @@
  *
  * The router's computations per block of a prompt (its hashes, the ranks it was recently sent to,
  * the workers that use it) and per worker (its load, and the cost of a request there). They use no
- * pool and no clock; the caller serializes calls. The Python half is in beluga/router/load and
+ * pool and no clock; the caller serializes calls. The Python half is in beluga/router and
  * beluga/router/policies.
  */
 #ifndef BL_ROUTING_H
@@ -124,11 +124,11 @@ void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
                         uint32_t worker_count, const uint64_t *blocks, uint32_t count,
                         const double *alone, uint32_t alone_count, bl_candidate *rows);
 
-/* ---- The cost of a request on each worker, in seconds. beluga/router/load/estimate.py and
- * beluga/router/policies/least_cost.py explain the terms; the results are bit-identical. */
+/* ---- The cost of a request on each worker, in seconds. beluga/router/costs.py and
+ * beluga/router/policies/timed.py explain the terms; the results are bit-identical. */
 
 typedef struct bl_costs {
-    double a, b, c, e, f, g, h; /* milliseconds (beluga/router/load/costs.py) */
+    double a, b, c, e, f, g, h; /* milliseconds (beluga/router/costs.py) */
     double bytes_per_s;         /* from the pool, and from a worker's own memory */
     double host_bytes_per_s;
     int64_t step_tokens;

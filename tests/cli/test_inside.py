@@ -43,8 +43,8 @@ from beluga.events import EventSettings
 from beluga.gateway.settings import Address
 from beluga.index import IndexStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
-from beluga.replay.result import Result as ReplayResult
 from beluga.replay.run import ReplayOptions
+from beluga.replay.run import Result as ReplayResult
 from beluga.rpc import METHOD_USER, SILENT_S, Quota, TakeoverCause
 from beluga.tiers import TierSettings
 

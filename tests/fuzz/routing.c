@@ -227,7 +227,7 @@ static void fuzz_run(void)
 static bl_load loads[FUZZ_WORKERS];
 static bl_prefills prefills[FUZZ_WORKERS];
 
-/* Return a figure that an engine may report (router/load/metrics.py): 0 to 1e15. */
+/* Return a figure that an engine may report (router/metrics.py): 0 to 1e15. */
 static int64_t fuzz_figure(void)
 {
     static const int64_t edges[] = {0, 1, 2, 16, 470, 65536, 1000000000, 1000000000000000};

@@ -28,7 +28,7 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import Remote
 from beluga.router import Choice, CostEstimator, Decision, Load, Overlap, Worker
-from beluga.router.load.costs import DEFAULT_MODEL, MODELS
+from beluga.router.costs import DEFAULT_MODEL, MODELS
 
 LONG = "a long prompt " * 400
 

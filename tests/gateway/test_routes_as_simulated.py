@@ -30,8 +30,7 @@ from beluga.router import (
     Worker,
 )
 from beluga.simulate import Options, Trace, TraceEntry, make_trace
-from beluga.simulate.caches import Caches
-from beluga.simulate.cluster import Cluster
+from beluga.simulate.cluster import Caches, Cluster
 
 BLOCK = 512
 GIB = 1 << 30

@@ -6,7 +6,7 @@ path.
 
 from __future__ import annotations
 
-from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.worker import Overlap, Worker
 
 Path = tuple[int, ...]  # tokens hashes from the first block on

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from beluga.replay.contents import Contents, digests
+from beluga.replay.blocks import Contents, digests
 
 IDS = np.array([0, 1, 2, 1 << 40], np.uint64)
 

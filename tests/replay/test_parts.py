@@ -25,14 +25,11 @@ import beluga.child
 from beluga.errors import ReplayError
 from beluga.index import BlockState
 from beluga.pool import STRIPE_SIZE
-from beluga.replay import client, patient, process, run
+from beluga.replay import blocks, client, process, run
+from beluga.replay.blocks import Contents, digests
 from beluga.replay.client import ReplayWorker
-from beluga.replay.contents import Contents, digests
-from beluga.replay.dispatcher import Dispatcher, tickets
-from beluga.replay.job import Job
-from beluga.replay.process import Process, report
-from beluga.replay.result import summarize
-from beluga.replay.sizing import pool_size_for
+from beluga.replay.process import Dispatcher, Job, Process, report, tickets
+from beluga.replay.run import pool_size_for, summarize
 from beluga.replay.trace import TraceRequest
 
 MIB = 1 << 20
@@ -123,7 +120,7 @@ def test_every_request_number_is_dispatched_once_in_order() -> None:
 
 def test_numbers_are_sent_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("beluga.replay.dispatcher.time", clock)
+    monkeypatch.setattr("beluga.replay.process.time", clock)
     dispatcher = Dispatcher(requests([1], [2], [3], apart_ms=1500), 3.0)
     waited: list[float] = []
 
@@ -371,7 +368,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     made = Cache()
     monkeypatch.setattr(client, "KVCache", lambda *_, **__: made)
     clock = SharedClock()
-    for module in (client, patient):
+    for module in (client, blocks):
         monkeypatch.setattr(module, "time", clock)
     clock.cache = made
     return made

@@ -63,13 +63,15 @@ INSIDE = {
         ("select",),
     ),
     "router": (
-        ("worker", "words"),
+        ("worker",),
         ("policy",),  # the interface of policies
-        ("candidates",),
-        ("prefix", "load"),
+        ("hashing", "costs", "metrics", "planner", "queue"),
+        ("events", "tracker"),
+        ("indexer",),
+        ("approximate", "feeds"),
         ("policies",),
-        ("constraints", "planner"),
-        ("decision", "router"),
+        ("router",),
+        ("decision",),
     ),
 }
 EXTENSIONS = ("_core",)

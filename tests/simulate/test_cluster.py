@@ -15,9 +15,7 @@ from beluga.errors import SimulateError
 from beluga.router import Candidates, Goals, Overlap, Query, Worker, costs
 from beluga.simulate import Options, Scale, TraceEntry, make_trace, simulate
 from beluga.simulate.cluster import Cluster
-from beluga.simulate.memory import Network
-from beluga.simulate.request import Request
-from beluga.simulate.tier import SimulatedTier
+from beluga.simulate.memory import Network, Request, SimulatedTier
 
 BLOCK = 10  # in tokens, and in bytes
 # A token of a prompt takes 1 ms, a step of decoding 10 ms.

@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from beluga.simulate.clock import Clock
-from beluga.simulate.links import Links
+from beluga.simulate.links import Clock, Links
 
 GB, MB = 1e9, 1e6
 

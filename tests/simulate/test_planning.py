@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beluga.router import Goals, WorkerMetrics
-from beluga.simulate.planning import Planning
+from beluga.simulate.cluster import Planning
 
 
 def engine(waiting: int, usage: float = 0.7) -> Any:

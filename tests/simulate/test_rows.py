@@ -14,9 +14,9 @@ from page.well_formed import Page
 
 from beluga.page import percent, plain, seconds
 from beluga.simulate import Options, Row, Scale, TraceEntry, make_report, make_trace, simulate
-from beluga.simulate.request import Request
+from beluga.simulate.memory import Request
+from beluga.simulate.report import summarize, sustained_load
 from beluga.simulate.result import make_row, mean_row
-from beluga.simulate.summary import summarize, sustained_load
 
 BLOCK = 10  # tokens
 

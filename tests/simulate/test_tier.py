@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from beluga._ffi import ffi
-from beluga.simulate.tier import Leads, SimulatedTier
+from beluga.simulate.memory import Leads, SimulatedTier
 
 
 def ids(*blocks: int) -> object:

@@ -28,9 +28,9 @@ from beluga.kvcache import Run
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
+from beluga.router.hashing import words
+from beluga.router.indexer import Tree
 from beluga.router.policy import Query
-from beluga.router.prefix.tree import Tree
-from beluga.router.words import words
 from beluga.rpc import Quota, Server
 from beluga.transfer import (
     Chosen,

@@ -13,8 +13,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from beluga.errors import NoWorkersError
-from beluga.router.candidates import Candidates
-from beluga.router.policy import Candidate, Choice, Query
+from beluga.router.policy import Candidate, Candidates, Choice, Query
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

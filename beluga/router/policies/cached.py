@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import Container, Sequence
 
 from beluga.errors import AllWorkersBusyError
-from beluga.router.candidates import Candidates
-from beluga.router.load.blocks import leading
 from beluga.router.policies.base import SeededPolicy, as_table, choice_of, draw, lowest, setting
-from beluga.router.policy import Candidate, Choice, Query
+from beluga.router.policy import Candidate, Candidates, Choice, Query
+from beluga.router.tracker import leading
 from beluga.router.worker import Overlap, Worker
 
 # The weight of load in alpha-gamma when loads are unequal, and when they are not.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ObjectiveError
-from beluga.router.load.estimate import CostEstimator, Estimate, first_tokens_s
+from beluga.router.costs import CostEstimator, Estimate, first_tokens_s
 from beluga.router.policies.base import SeededPolicy, as_table, choice_of, lowest, setting
 from beluga.router.policy import Candidate, Choice, Query
 

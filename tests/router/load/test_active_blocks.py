@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from beluga.router import LoadTracker, Overlap, Query, Worker
-from beluga.router.load.blocks import alone
+from beluga.router.tracker import alone
 
 
 def held(counts: Counter[int], blocks: list[int]) -> int:

@@ -20,7 +20,7 @@ from beluga.router import (
     Worker,
     WorkerMetrics,
 )
-from beluga.router.load.blocks import alone
+from beluga.router.tracker import alone
 
 A, B = Worker(1), Worker(2)
 NOTHING = Overlap()

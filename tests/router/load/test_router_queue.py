@@ -16,7 +16,7 @@ from beluga.router import (
     Worker,
     make_policy,
 )
-from beluga.router.load.queue import score
+from beluga.router.queue import score
 
 
 def query(isl: int, jump: float = 0.0) -> Query:

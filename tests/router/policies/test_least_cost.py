@@ -21,7 +21,7 @@ from beluga.router import (
     Worker,
     make_policy,
 )
-from beluga.router.load.costs import ModelCosts
+from beluga.router.costs import ModelCosts
 from beluga.router.policies.timed import LeastCost
 
 # A token takes 1 ms of prefill, a block (10 tokens of 1 byte) 0.1 s from the pool, a step 2 ms. HBM

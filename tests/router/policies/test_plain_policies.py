@@ -26,7 +26,7 @@ from beluga.router import (
     costs,
     make_policy,
 )
-from beluga.router.load.prefill import ActivePrefills
+from beluga.router.tracker import ActivePrefills
 
 COUNTS = st.one_of(st.integers(0, 40), st.integers(0, 1 << 20))
 SECONDS = st.one_of(st.just(0.0), st.floats(0, 1e4), st.floats(0, 1e-3))

@@ -20,7 +20,7 @@ from beluga.router import (
     Worker,
     make_policy,
 )
-from beluga.router.load.costs import ModelCosts
+from beluga.router.costs import ModelCosts
 from beluga.router.policies.cached import CacheAware, CacheAwareTree, SentPrefixes
 from beluga.router.policies.timed import MinTtft
 

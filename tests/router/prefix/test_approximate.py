@@ -12,7 +12,7 @@ import pytest
 
 from beluga.errors import EventError, RouterError
 from beluga.router import Indexer, Overlap, RouterEvent, Stored, Tier, Worker
-from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
+from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer
 
 A, B, C = Worker(1), Worker(2), Worker(3)
 

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from beluga.errors import RouterError
 from beluga.router import BlockHasher, salt_seed, unsigned
-from beluga.router.prefix.hashing import xxh3
+from beluga.router.hashing import xxh3
 
 TOKENS = list(range(1, 9))
 

@@ -21,7 +21,7 @@ from beluga.router import (
     Tier,
     Worker,
 )
-from beluga.router.prefix.events import tier_of, to_dynamo
+from beluga.router.events import tier_of, to_dynamo
 
 # C may walk a broken tree forever. Only a thread can end that; a signal cannot.
 pytestmark = pytest.mark.timeout(60, method="thread")

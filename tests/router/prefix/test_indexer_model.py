@@ -14,8 +14,8 @@ from models.prefix import NaiveIndex
 from support.emulation import fewer
 
 from beluga.errors import EventError
-from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, Tier
-from beluga.router.prefix.indexer import Indexer
+from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.indexer import Indexer
 from beluga.router.worker import Worker
 
 # C may walk a broken tree forever. Only a thread can end that; a signal cannot.

@@ -10,8 +10,7 @@ import pytest
 
 from beluga.errors import RouterError
 from beluga.router import ReplayBuffer, Worker
-from beluga.router.prefix.feed import Feed
-from beluga.router.prefix.replay_buffer import Replay
+from beluga.router.feeds import Feed, Replay
 
 A = Worker(1)
 

@@ -16,15 +16,15 @@ msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the e
 
 from beluga.errors import EventError, RouterError  # noqa: E402
 from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker  # noqa: E402
-from beluga.router.prefix import wire as wire_module  # noqa: E402
-from beluga.router.prefix.subscription import Subscription  # noqa: E402
-from beluga.router.prefix.wire import (  # noqa: E402
+from beluga.router import events as wire_module  # noqa: E402
+from beluga.router.events import (  # noqa: E402
     Frame,
     WireDecoder,
     decode_frames,
     hash_blocks_by,
     replay_request,
 )
+from beluga.router.feeds import Subscription  # noqa: E402
 
 SIZE = 4
 

@@ -17,17 +17,39 @@ import hashlib
 import json
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import RouterError
+from beluga.errors import EventError, RouterError
 from beluga.router.policy import Query
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+U64 = (1 << 64) - 1
+
+
+def words(values: Iterable[int]) -> array[int]:
+    """Convert hashes for C. Negative values are reinterpreted as unsigned 64 bits.
+
+    Raises EventError for a value that is not a number.
+    """
+    if isinstance(values, array) and values.typecode == "Q":
+        return values
+    listed = values if isinstance(values, list | tuple) else list(values)
+    try:
+        return array("Q", listed)
+    except (OverflowError, TypeError):
+        pass
+    try:
+        return array("Q", [value & U64 for value in listed])
+    except TypeError:
+        raise EventError("a KV event has a hash that is not a number") from None
+
 
 Tokens: TypeAlias = "Sequence[int] | NDArray[np.uint32]"
 Era: TypeAlias = Literal["a", "b"]

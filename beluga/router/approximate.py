@@ -15,10 +15,9 @@ from collections.abc import Sequence
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import EventError, RouterError, raise_for_status
-from beluga.router.prefix.indexer import WORKERS_MAX, Indexer
-from beluga.router.prefix.matches import Matches
-from beluga.router.prefix.tree import Tree
-from beluga.router.words import words
+from beluga.router.hashing import words
+from beluga.router.indexer import WORKERS_MAX, Indexer, Tree
+from beluga.router.policy import Matches
 from beluga.router.worker import Overlap, Worker
 
 # Source: Dynamo, lib/kv-router/src/indexer/pruning.rs 18bcdc90, and its advice for
