@@ -8,6 +8,7 @@ variable            meaning
 BELUGA_CONFIG       the file that commands read in place of the user's and the machine's beluga.toml
 BELUGA_LOG_LEVEL    the lowest level that commands log: debug, info, warning or error
 BELUGA_LOG_FORMAT   how commands log: text or json
+SHELL               this user's shell, whose completion is printed
 BELUGA_POOL         devices of the default pool, joined by ``:``
 BELUGA_ISA          instructions to copy with: sse2, avx2, avx512, movdir64b; aarch64: stnp, neon
 BELUGA_CRASH        tests: the armed crash point, ``NAME[:PASSAGE][:ACT]``; kill or stop
@@ -80,6 +81,11 @@ def log_level() -> str | None:
 def log_format() -> str | None:
     """Return the format of BELUGA_LOG_FORMAT, unchecked."""
     return os.environ.get("BELUGA_LOG_FORMAT") or None
+
+
+def shell() -> str:
+    """Return the name of this user's shell, such as bash; "" if it is not set."""
+    return Path(os.environ.get("SHELL", "")).name
 
 
 def isa() -> str | None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ def _show_completion(given: bool) -> None:
         return
     from click.shell_completion import get_completion_class
 
-    name = Path(os.environ.get("SHELL", "")).name
+    name = config.shell()
     shell = get_completion_class(name)
     if shell is None:
         raise click.UsageError(f"SHELL is {name or 'not set'}; set it to bash, zsh or fish")

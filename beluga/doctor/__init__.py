@@ -2,19 +2,15 @@
 # Copyright The Beluga Authors
 """Checks whether this machine is fit for Beluga, from what the operating system reports.
 
-``checks``     the list of all checks, and how they run
-``cpu``, ``memory``, ``limits``, ``devices``, ``packages``, ``leftovers``, ``pool``  the checks
-``machine``    their inputs: files below a root, and this process
-``pool_look``  the pool to check, if there is one
-``finding``    their results
+``checks``    the list of all checks, and how they run
+``hardware``, ``pool``  the checks
+``machine``   their inputs (files below a root, this process, the pool), and their results
 
 A check needs neither a pool nor a server, a privilege or an optional package.
 """
 
 from beluga.doctor.checks import CHECKS, Check, diagnose, run_check
-from beluga.doctor.finding import Finding, UndeterminedError, Verdict
-from beluga.doctor.machine import Machine
-from beluga.doctor.pool_look import PoolLook
+from beluga.doctor.machine import Finding, Machine, PoolLook, UndeterminedError, Verdict
 
 __all__ = [
     "CHECKS",

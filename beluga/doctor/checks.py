@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from beluga.connectors import RELEASES
-from beluga.doctor import cpu, devices, leftovers, limits, memory, packages, pool
-from beluga.doctor.finding import Finding, UndeterminedError, Verdict, unknown
-from beluga.doctor.machine import Machine
+from beluga.doctor import hardware, pool
+from beluga.doctor.machine import Finding, Machine, UndeterminedError, Verdict, unknown
 
 Run: TypeAlias = Callable[[Machine], Verdict]
 
@@ -23,32 +22,32 @@ class Check(NamedTuple):
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("cpu-flush", cpu.check_flush),
-    Check("cpu-copy", cpu.check_copy),
-    Check("cpu-checksums", cpu.check_checksums),
-    Check("clocksource", cpu.check_clocksource),
-    Check("tsc", cpu.check_tsc),
-    Check("memory-type", memory.check_memory_type),
-    Check("ddio", memory.check_ddio),
-    Check("huge-pages-shm", memory.check_huge_shmem),
-    Check("huge-pages", memory.check_huge_anonymous),
-    Check("shm-space", memory.check_shm_space),
-    Check("cgroup-memory", memory.check_cgroup_memory),
-    Check("max-map-count", limits.check_map_count),
-    Check("locked-memory", limits.check_locked_memory),
-    Check("open-files", limits.check_open_files),
-    Check("io-uring", limits.check_io_uring),
-    Check("devdax", devices.check_devdax),
-    Check("devdax-access", devices.check_devdax_access),
-    Check("dsa-queues", devices.check_dsa_queues),
-    Check("dsa-access", devices.check_dsa_access),
-    Check("gpu-driver", devices.check_gpu_driver),
-    Check("cupy", devices.check_cupy),
-    Check("gpu-peer", devices.check_gpu_peer),
-    *(Check(name, packages.engine_check(name)) for name in RELEASES),
-    *(Check(extra.module, packages.extra_check(extra)) for extra in packages.EXTRAS),
-    Check("runtime-dirs", leftovers.check_runtime_dirs),
-    Check("stale-pools", leftovers.check_stale_pools),
+    Check("cpu-flush", hardware.check_flush),
+    Check("cpu-copy", hardware.check_copy),
+    Check("cpu-checksums", hardware.check_checksums),
+    Check("clocksource", hardware.check_clocksource),
+    Check("tsc", hardware.check_tsc),
+    Check("memory-type", hardware.check_memory_type),
+    Check("ddio", hardware.check_ddio),
+    Check("huge-pages-shm", hardware.check_huge_shmem),
+    Check("huge-pages", hardware.check_huge_anonymous),
+    Check("shm-space", hardware.check_shm_space),
+    Check("cgroup-memory", hardware.check_cgroup_memory),
+    Check("max-map-count", hardware.check_map_count),
+    Check("locked-memory", hardware.check_locked_memory),
+    Check("open-files", hardware.check_open_files),
+    Check("io-uring", hardware.check_io_uring),
+    Check("devdax", hardware.check_devdax),
+    Check("devdax-access", hardware.check_devdax_access),
+    Check("dsa-queues", hardware.check_dsa_queues),
+    Check("dsa-access", hardware.check_dsa_access),
+    Check("gpu-driver", hardware.check_gpu_driver),
+    Check("cupy", hardware.check_cupy),
+    Check("gpu-peer", hardware.check_gpu_peer),
+    *(Check(name, hardware.engine_check(name)) for name in RELEASES),
+    *(Check(extra.module, hardware.extra_check(extra)) for extra in hardware.EXTRAS),
+    Check("runtime-dirs", pool.check_runtime_dirs),
+    Check("stale-pools", pool.check_stale_pools),
     Check("pool-devices", pool.check_devices),
     Check("pool-superblocks", pool.check_superblocks),
     Check("pool-coherence", pool.check_coherence),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The inputs of the checks: files below a root, and this process. Tests use their own root."""
+"""The inputs of the checks (files below a root, this process, the pool), and their results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,173 @@ import importlib
 import os
 import platform
 import resource
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 from beluga.coherence import features
-from beluga.doctor.finding import UndeterminedError
-from beluga.doctor.pool_look import PoolLook
+from beluga.errors import BelugaError, NoDefaultPoolError, NoServerError
+from beluga.pool import DeviceSpec, DeviceView, Pool, SpecLike, default_specs, stored_specs
+from beluga.rpc import Client
 from beluga.transfer import ENGINES
+
+Level: TypeAlias = Literal["ok", "warning", "error"]
+
+_LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. An unknown result is a warning."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str  # the command that fixes it; "" if the check passed
+
+
+class Verdict(NamedTuple):
+    """A finding without the name of its check."""
+
+    level: Level
+    text: str
+    fix: str
+
+
+def ok(text: str) -> Verdict:
+    """Return the verdict of a passed check."""
+    return Verdict("ok", text, "")
+
+
+def warning(text: str, fix: str) -> Verdict:
+    """Return a verdict about lost speed or a possible later failure."""
+    return Verdict("warning", text, fix)
+
+
+def error(text: str, fix: str) -> Verdict:
+    """Return a verdict about something that breaks Beluga or its results."""
+    return Verdict("error", text, fix)
+
+
+def unknown(why: str, fix: str) -> Verdict:
+    """Return the verdict of an unknown result, with the command that determines it."""
+    return warning(f"unknown: {why}", fix)
+
+
+class UndeterminedError(Exception):
+    """Raised inside a check whose result cannot be determined."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__(why)
+        self.fix = fix
+
+
+def worst(verdicts: Sequence[Verdict], well: str) -> Verdict:
+    """Join several verdicts. ``well`` is the text if all of them are ok."""
+    wrong = [verdict for verdict in verdicts if verdict.level != "ok"]
+    if not wrong:
+        return ok(well)
+    level = max((verdict.level for verdict in wrong), key=_LEVELS.index)
+    fixes = dict.fromkeys(verdict.fix for verdict in wrong)
+    return Verdict(level, "; ".join(verdict.text for verdict in wrong), " && ".join(fixes))
+
+
+_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInspection:
+    """The state of an open pool. ``failure`` is why there is no session with its server."""
+
+    devices: tuple[DeviceView, ...]
+    one_host: bool
+    lane_count: int
+    epoch: int | None  # of the server that replied
+    failure: BelugaError | OSError | None
+
+
+class PoolLook:
+    """A pool by the paths of its devices, which may be wrong. It is opened on first use."""
+
+    def __init__(
+        self,
+        paths: tuple[SpecLike, ...] = (),
+        *,
+        host: int | None = None,
+        failure: BelugaError | None = None,
+        fix: str = "",
+    ) -> None:
+        self.paths = tuple(map(str, paths))
+        self.host = host
+        self.failure = failure  # why there is no default pool
+        self.fix = fix  # the command that fixes that
+
+    @classmethod
+    def named(cls, paths: list[str] | None, host: int | None) -> PoolLook:
+        """Return the pool of these paths, or the default pool, if there is one."""
+        if paths:
+            return cls(tuple(paths), host=host)
+        try:
+            known = stored_specs()
+        except BelugaError as error:  # the stored default pool is damaged
+            return cls(host=host, failure=error, fix="beluga umount")
+        try:
+            return cls(tuple(default_specs()), host=host)
+        except NoDefaultPoolError as error:
+            if not known:
+                return cls(host=host)
+            again = " ".join(shlex.quote(str(spec)) for spec in known)
+            return cls(host=host, failure=error, fix=f"beluga mount --create {again}")
+        except BelugaError as error:
+            return cls(host=host, failure=error, fix="unset BELUGA_POOL")
+
+    @property
+    def options(self) -> str:
+        """The pool's devices as options of a command."""
+        return " ".join(f"--pool {shlex.quote(path)}" for path in self.paths)
+
+    @property
+    def operands(self) -> str:
+        """The pool's devices as operands of a command."""
+        return " ".join(map(shlex.quote, self.paths))
+
+    @cached_property
+    def specs(self) -> list[DeviceSpec]:
+        """The devices, without invalid specifications."""
+        found = []
+        for path in self.paths:
+            try:
+                found.append(DeviceSpec.parse(path))
+            except BelugaError:
+                continue
+        return found
+
+    @cached_property
+    def facts(self) -> PoolInspection | BelugaError | OSError:
+        """The pool's state, or why it cannot be opened. A session is opened briefly."""
+        try:
+            with Pool.open(self.paths) as pool:
+                epoch, failure = _attach(pool, self.host)
+                lane_count = pool.geometry.lane_count
+                return PoolInspection(pool.devices, pool.one_host, lane_count, epoch, failure)
+        except (BelugaError, OSError) as error:
+            return error
+
+
+def _attach(pool: Pool, host: int | None) -> tuple[int | None, BelugaError | OSError | None]:
+    """Attach to the pool's server and detach."""
+    if pool.one_host and not pool.has_runtime_dir:  # A session would create it, for this user.
+        return None, NoServerError("no process of this host has used the pool yet")
+    try:
+        with Client(pool, host=host, timeout_s=_WAIT_S) as client:
+            return client.stat().epoch, None
+    except (BelugaError, OSError) as error:
+        return None, error
+
 
 _PIECE = 64 << 10  # bytes; files in /proc/sys reject reads of many MiB
 

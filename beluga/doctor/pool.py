@@ -1,33 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Checks of one pool: its devices, their superblocks, its server, and this host's number."""
+"""Checks of the pool, and of what earlier processes left on this machine."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from beluga.doctor.devices import quoted_command
-from beluga.doctor.finding import Verdict, error, ok, unknown, warning, worst
-from beluga.doctor.leftovers import share_runtime_dir
-from beluga.doctor.machine import Machine
-from beluga.doctor.pool_look import PoolInspection
+from beluga import config
+from beluga.conventions import RUNTIME_ROOT
+from beluga.doctor.hardware import quoted_command
+from beluga.doctor.machine import (
+    Machine,
+    PoolInspection,
+    UndeterminedError,
+    Verdict,
+    error,
+    ok,
+    unknown,
+    warning,
+    worst,
+)
 from beluga.errors import (
     BelugaError,
     BootIdError,
     CallTimeoutError,
+    DeviceBusyError,
     DeviceMissingError,
     DevicePermissionError,
     DeviceSpecError,
     HostClashError,
     NoLaneError,
     NoServerError,
+    PoolError,
     RuntimeDirError,
     SecondHostError,
 )
-from beluga.pool import DeviceSpec, examine, show_size, survey
+from beluga.pool import (
+    STRIPE_SIZE,
+    DeviceSpec,
+    PoolFile,
+    dax_nodes,
+    examine,
+    find_pools,
+    refuse_in_use,
+    show_size,
+    survey,
+)
 
 _NO_POOL = "no pool is named (--pool PATH) or mounted"
 _FIRST = "first fix what pool-devices and pool-superblocks report"
@@ -227,3 +251,239 @@ def check_host(machine: Machine) -> Verdict:
     if facts.one_host and isinstance(facts.failure, NoServerError):
         return ok("a pool of hardware coherence has one host")
     return _evaluate(machine, facts, _OF_HOST)
+
+
+_SHOWN = 5  # names in one line
+_POOL_ID = re.compile(r"[0-9a-f]{32}")
+_REMOVED = re.compile(  # the same line, for a deleted file
+    r"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) .* (/dev/shm/.*) \(deleted\)$", re.MULTILINE
+)
+_MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, device, inode
+    r"^\S+ \S+ \S+ ([0-9a-f]{1,3}):([0-9a-f]{1,5}) (\d{1,20})", re.MULTILINE
+)
+
+
+def share_runtime_dir(root: Path = Path("/")) -> str:
+    """Return the command that gives several users one runtime directory."""
+    export = f"export BELUGA_RUNTIME_DIR={RUNTIME_ROOT}"
+    if (root / RUNTIME_ROOT.relative_to("/")).is_dir():
+        return export
+    return f"sudo install -d -m 2770 -g GROUP {RUNTIME_ROOT} && {export}"
+
+
+def _own(machine: Machine) -> Iterator[Path]:
+    """Yield the runtime directories that this user's processes may use, and their parents."""
+    root, uid, places = machine.root, machine.uid, list[Path]()
+    if dax_nodes(root / "sys"):  # Only these have no device file next to them.
+        places += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
+        places.append(root / f"run/user/{uid}/beluga")
+    if (export := config.configured_runtime_root()) is not None:
+        places.append(export)
+    for place in places:
+        if place.is_symlink() or place.exists():
+            yield place
+            yield from (path for path in _children(place) if _POOL_ID.fullmatch(path.name))
+    for place in (root / "dev/shm", *_children(root / "dev/shm")):
+        yield from (path for path in _children(place) if path.suffix == ".run")
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []  # not a directory, or of another user
+
+
+def _others(machine: Machine) -> Iterator[Path]:
+    """Yield the directories of other users for the runtime directories of their pools."""
+    if not dax_nodes(machine.root / "sys"):
+        return
+    places = [*machine.root.glob("tmp/beluga-*"), *machine.root.glob("run/user/*/beluga")]
+    for place in sorted(places):
+        uid = place.parent.name if place.name == "beluga" else place.name.removeprefix("beluga-")
+        pools = [path for path in _children(place) if _POOL_ID.fullmatch(path.name)]
+        if pools and uid.isdecimal() and uid != str(machine.uid):
+            yield place
+
+
+def check_runtime_dirs(machine: Machine) -> Verdict:
+    """Check for runtime directories that this user's processes cannot use, or would not find."""
+    verdicts = []
+    for path in _own(machine):
+        try:
+            verdicts.append(_evaluate_own(machine, path))
+        except FileNotFoundError:
+            continue  # the file was removed meanwhile
+        except OSError as failure:
+            why = f"{path} cannot be examined ({failure.strerror})"
+            verdicts.append(unknown(why, "sudo beluga doctor"))
+    if others := list(_others(machine)):
+        shown = _list([str(path) for path in others])
+        verdicts.append(
+            warning(
+                f"other users' processes have lock files in {shown}; in one pool, they and this "
+                "user's processes do not find each other",
+                share_runtime_dir(machine.root),
+            )
+        )
+    return worst(verdicts, "no directory of another user is in the way")
+
+
+def _list(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _evaluate_own(machine: Machine, path: Path) -> Verdict:
+    found = path.lstat()
+    name = shlex.quote(str(path))
+    if not stat.S_ISDIR(found.st_mode):
+        return error(f"{path} is not a directory, so it cannot contain lock files", f"rm {name}")
+    trusted = {machine.uid, 0}
+    device = _device_of(path)
+    closed = False  # to this user, like the pool's device
+    if path.suffix == ".run" and device.exists():
+        trusted.add(device.lstat().st_uid)
+        closed = not os.access(device, os.R_OK | os.W_OK)
+    # Users who may write to the configured directory are trusted.
+    shared = config.configured_runtime_root() in (path, path.parent)
+    if found.st_uid not in trusted and not shared:
+        text = f"user {found.st_uid} has made {path}, where this user's lock files would lie"
+        return error(text, f"sudo rm -r {name}")
+    if not closed and not _may_enter(machine, found):
+        return warning(
+            f"{path} is user {found.st_uid}'s: this user's processes cannot use that pool",
+            share_runtime_dir(machine.root),
+        )
+    return ok(str(path))
+
+
+def _device_of(runtime_dir: Path) -> Path:
+    """Return the device file of a runtime directory."""
+    return runtime_dir.with_name(runtime_dir.name.removesuffix(".run").partition("@")[0])
+
+
+def _may_enter(machine: Machine, found: os.stat_result) -> bool:
+    if machine.uid in (0, found.st_uid):
+        return True
+    shift = 3 if found.st_gid in os.getgroups() else 0
+    return found.st_mode >> shift & 3 == 3
+
+
+def check_stale_pools(machine: Machine) -> Verdict:
+    """Check for pools in /dev/shm that no process uses, except for the pool under examination."""
+    shm = machine.root / "dev/shm"
+    pools, closed = find_pools(shm) if shm.is_dir() else ([], [])
+    named = {spec.real_path for spec in machine.pool.specs}
+    others = [pool for pool in pools if not any(file.path.resolve() in named for file in pool)]
+    mapped = _mapped(machine) if others else set()
+    verdicts = []
+    if stale := [pool for pool in others if not _used(pool, mapped, closed)]:
+        verdicts.append(_stale(stale))
+    if gone := [path for path in _orphans(shm) if not _locked(path, closed)]:
+        text = f"runtime directories of files that are gone: {_list([str(path) for path in gone])}"
+        shown = " ".join(shlex.quote(str(path)) for path in gone[:_SHOWN])
+        verdicts.append(warning(text, f"rm -r {shown}"))
+    if lost := _serving_removed(machine):
+        # Every process is listed: the memory is freed only when all of them have ended.
+        names = ", ".join(f"process {pid} of {_list(paths)}" for pid, paths in lost.items())
+        text = f"the files of pools in use were removed, their memory is not free: {names}"
+        verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid in lost)))
+    if closed := [path for path in closed if _may_be_ours(path)]:
+        names = _list([str(path) for path in closed])
+        verdicts.append(unknown(f"this user may not read {names}", "sudo beluga doctor"))
+    return worst(verdicts, f"{len(pools)} pools in /dev/shm, all of them in use")
+
+
+def _used(pool: list[PoolFile], mapped: set[tuple[int, int]], closed: list[Path]) -> bool:
+    """Return whether a process uses the pool. An unknown state counts as used."""
+    folders = [file.runtime_dir for file in pool if file.runtime_dir is not None]
+    return any(file.identity in mapped for file in pool) or any(
+        _locked(folder, closed) for folder in folders
+    )
+
+
+def _may_be_ours(path: Path) -> bool:
+    """Return whether an unreadable file has the name of a pool's file: other programs have files
+    there, too."""
+    beside = path.with_name(f"{path.name}.run")
+    return "beluga" in f"{path.parent.name}/{path.name}" or path.suffix == ".run" or beside.exists()
+
+
+def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
+    """Return whether a process holds a lock in the directory; an unreadable one is added to
+    closed."""
+    try:
+        if runtime_dir.exists() and not os.access(runtime_dir, os.R_OK | os.X_OK):
+            closed.append(runtime_dir)
+            return True
+        refuse_in_use(runtime_dir)
+    except DeviceBusyError:
+        return True
+    except (OSError, PoolError):
+        closed.append(runtime_dir)
+        return True
+    return False
+
+
+def _stale(pools: list[list[PoolFile]]) -> Verdict:
+    files = [file for pool in pools for file in pool]
+    size = show_size(sum(file.size for file in files))
+    shown = _list(
+        [
+            f"{pool[0].path} (user {pool[0].owner}, {show_size(sum(file.size for file in pool))})"
+            for pool in pools
+        ]
+    )
+    # The command destroys only pools in the message; the next run shows the rest.
+    named = [file for pool in pools[:_SHOWN] for file in pool]
+    paths = " ".join(shlex.quote(str(file.path)) for file in named)
+    missing = sum(pool[0].device_count - len(pool) for pool in pools[:_SHOWN] if pool[0].pool_id)
+    damaged = sum(file.pool_id is None for file in named)  # a damaged file may belong to any pool
+    force = " --force" if missing > damaged else ""
+    return warning(
+        f"no process uses {len(pools)} pools, which take {size}: {shown}",
+        f"beluga pool destroy --yes{force} {paths}",
+    )
+
+
+def _orphans(shm: Path) -> list[Path]:
+    """Return the runtime directories whose device is gone."""
+    folders = [shm, *_children(shm)]
+    found = [path for folder in folders for path in _children(folder) if path.suffix == ".run"]
+    try:
+        return [path for path in found if path.is_dir() and not _device_of(path).exists()]
+    except OSError:
+        return []  # a folder that this user may list but not search
+
+
+def _serving_removed(machine: Machine) -> dict[int, list[str]]:
+    """Return the removed files of pools that processes still map, by process."""
+    found = {}
+    for name in machine.names("proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            maps = machine.read(f"proc/{name}/maps")
+        except UndeterminedError:
+            continue
+        removed = _REMOVED.findall(maps) if "/beluga/_core." in maps else []
+        paths = {path for low, high, path in removed if int(high, 16) - int(low, 16) >= STRIPE_SIZE}
+        if paths:
+            found[int(name)] = sorted(paths)
+    return found
+
+
+def _mapped(machine: Machine) -> set[tuple[int, int]]:
+    """Return the files (device, inode) that processes have mapped, as far as this user may see."""
+    found: set[tuple[int, int]] = set()
+    for name in machine.names("proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            maps = machine.read(f"proc/{name}/maps")
+        except UndeterminedError:
+            continue  # ended, or another user's process, whose use is shown by its lock
+        for major, minor, inode in _MAPPED.findall(maps):
+            found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    return found

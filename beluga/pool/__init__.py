@@ -5,26 +5,30 @@ layer above.
 """
 
 from beluga.choices import BLOCK_COUNT_MAX, LANE_COUNT_MAX
-from beluga.pool.default import (
+from beluga.pool.create import filesystem, limits, room
+from beluga.pool.device import (
+    STRIPE_SIZE,
+    DaxNode,
+    DeviceSpec,
+    SpecLike,
+    dax_nodes,
+    examine,
+    parse_size,
+    show_size,
+)
+from beluga.pool.layout import COHERENCE_MODES, Geometry, geometry_for
+from beluga.pool.pool import DeviceView, Pool
+from beluga.pool.runtime import (
     default_specs,
     emulated_paths,
+    refuse_in_use,
     refuse_missing,
     remove_default,
+    runtime_dir_of_missing,
     stored_specs,
     storing_default,
 )
-from beluga.pool.devdax import DaxNode, dax_nodes
-from beluga.pool.device import examine
-from beluga.pool.layout import geometry_for
-from beluga.pool.missing import runtime_dir_of_missing
-from beluga.pool.pool import DeviceView, Pool
-from beluga.pool.pool_files import PoolFile, find_pools
-from beluga.pool.room import filesystem, limits, room
-from beluga.pool.runtime import refuse_in_use
-from beluga.pool.scratch import scratch_folder
-from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, parse_size, show_size
-from beluga.pool.superblock import COHERENCE_MODES, Geometry
-from beluga.pool.survey import survey
+from beluga.pool.survey import PoolFile, find_pools, scratch_folder, survey
 
 __all__ = [
     "BLOCK_COUNT_MAX",

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Creation of a pool: every check comes first, files get their space next, superblocks come last.
-
-If anything fails, existing files are as they were before, and new files are removed.
-"""
+"""Create and destroy a pool, and the space that it needs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from beluga._ffi import ffi, lib
@@ -25,26 +23,170 @@ from beluga.errors import (
     raise_for_status,
 )
 from beluga.pool.device import (
+    STRIPE_SIZE,
     SYSFS,
     Device,
+    DeviceSpec,
+    SpecLike,
     examine,
     explain,
     file_identity,
     open_device,
     refuse_twice,
+    show_size,
 )
-from beluga.pool.layout import DEVICE_SIZE_MAX, Layout, NewPoolSettings
-from beluga.pool.mapped import refuse_mapped
-from beluga.pool.mapping import Mapping, Member
-from beluga.pool.room import require_room, room
-from beluga.pool.runtime import refuse_in_use, runtime_path
-from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, show_size
-from beluga.pool.superblock import (
+from beluga.pool.layout import (
+    DEVICE_SIZE_MAX,
+    Layout,
+    NewPoolSettings,
     Superblock,
     fault,
     read_first,
     slice_with_pool,
+    wipe_first,
 )
+from beluga.pool.mapping import Mapping, Member, refuse_mapped
+from beluga.pool.runtime import refuse_in_use, runtime_path
+
+_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The bytes that are still available, and the name of the limit."""
+
+    what: str
+    size: int
+
+
+def room(directory: Path, *, root: Path = Path("/")) -> Limit:
+    """Return the smallest limit for new files in ``directory``, less a tenth.
+
+    ``root`` is where proc and sys are found.
+    """
+    least = min(limits(directory, root=root), key=lambda limit: limit.size)
+    return Limit(least.what, max(0, least.size) // 10 * 9)
+
+
+def require_room(size: int, directory: Path, *, root: Path = Path("/")) -> None:
+    """Raise NoRoomError unless ``size`` more bytes fit into ``directory``."""
+    there = room(directory, root=root)
+    if size > there.size:
+        raise NoRoomError(
+            f"{show_size(size)} do not fit in {directory}: {there.what} leaves "
+            f"{show_size(there.size)} (a tenth is reserved); use a smaller size or another "
+            "directory"
+        )
+
+
+def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
+    """Return everything that limits files in ``directory``."""
+    kind = filesystem(directory, root=root)
+    if kind == "hugetlbfs":  # The pages were reserved at boot, so only their number matters.
+        return [_huge_pages(directory, root)]
+    stat = os.statvfs(directory)
+    found = [Limit("the filesystem", stat.f_bavail * stat.f_frsize)]
+    available = _available_memory(root)
+    if available is not None:
+        found.append(Limit("available memory", available))
+    found.extend(_control_groups(root))
+    return found
+
+
+def filesystem(directory: Path, *, root: Path = Path("/")) -> str:
+    """Return the type of the filesystem that holds ``directory``, or "unknown"."""
+    number = directory.stat().st_dev
+    wanted = f"{os.major(number)}:{os.minor(number)}"
+    kind = "unknown"
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2:3] == [wanted] and after.split():
+            kind = after.split()[0]
+    return kind
+
+
+def _huge_pages(directory: Path, root: Path) -> Limit:
+    stat = os.statvfs(directory)
+    page = stat.f_bsize
+    free = _number(root / f"sys/kernel/mm/hugepages/hugepages-{page >> 10}kB/free_hugepages") or 0
+    if stat.f_blocks > 0:  # a mount without its own limit reports 0
+        free = min(free, stat.f_bavail)
+    return Limit("the number of free huge pages", free * page)
+
+
+def _available_memory(root: Path) -> int | None:
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable" and (size := _whole(*value.split()[:1])) is not None:
+            return size << 10
+    return None
+
+
+def _control_groups(root: Path) -> Iterator[Limit]:
+    """Yield the limit of each group above this process that limits memory, of cgroup v2 and v1."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, separated, path = rest.partition(":")
+        if not (number and separated):
+            continue
+        if controllers == "":
+            mounts, names = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _V2
+        elif "memory" in controllers.split(","):
+            mounts, names = ["sys/fs/cgroup/memory"], _V1
+        else:
+            continue
+        for mount in mounts:
+            top = root / mount
+            group = top / path.strip("/")
+            # A container may show a path that exists only outside, so the walk continues to the
+            # parents.
+            for place in (group, *group.parents):
+                if place != top and top not in place.parents:
+                    break
+                yield from _group_limit(place, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    limit: str
+    usage: str
+    cache: tuple[str, str]  # fields of memory.stat whose pages the kernel can drop
+
+
+_V2 = _Names("memory.max", "memory.current", ("active_file", "inactive_file"))
+_V1 = _Names(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+
+
+def _group_limit(place: Path, names: _Names) -> Iterator[Limit]:
+    limit, usage = _number(place / names.limit), _number(place / names.usage)
+    if limit is None or usage is None or limit >= _UNLIMITED:
+        return
+    for line in _text(place / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in names.cache:
+            usage -= _whole(value) or 0
+    yield Limit(f"the memory limit of control group {place.name}", limit - usage)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    return _whole(_text(path).strip())
+
+
+def _whole(text: str = "") -> int | None:
+    """Return the kernel's number, or None if the text is not a number."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None
+
 
 Progress = Callable[[int, int], None]  # called with the bytes done and the total
 
@@ -304,3 +446,73 @@ def _fault_in(mapping: Mapping, progress: Progress | None) -> None:
                     progress(done, total)
         finally:
             threads.shutdown(cancel_futures=True)
+
+
+def destroy(paths: Sequence[SpecLike], *, force: bool = False) -> None:
+    """See :meth:`beluga.pool.Pool.destroy`."""
+    devices = [examine(DeviceSpec.parse(path)) for path in paths]
+    refuse_twice(devices)
+    runtime_paths, others = [], list[Device]()
+    named: dict[str, list[Device]] = {}  # the devices by pool
+    counts: dict[str, int] = {}
+    damaged = 0  # devices that may be of any pool
+    for device in devices:
+        raw = _first(device)
+        number = fault(raw)
+        if number in (lib.BL_SUPERBLOCK_EMPTY, lib.BL_SUPERBLOCK_FOREIGN):
+            raise DeviceForeignError(f"{device} holds no Beluga pool; nothing was destroyed")
+        if number == lib.BL_SUPERBLOCK_GOOD:
+            superblock = Superblock.of(raw)
+            named.setdefault(superblock.pool_id, []).append(device)
+            counts[superblock.pool_id] = superblock.geometry.device_count
+            if superblock.device_index == 0:
+                runtime_paths.append(runtime_path(device, superblock.pool_id))
+            else:
+                others.append(device)
+        else:
+            damaged += 1
+    if not force:
+        _refuse_partial(named, counts, damaged)
+    for path in runtime_paths:
+        refuse_in_use(path)
+    for device in others:
+        refuse_mapped(device)
+    for device in devices:
+        _wipe(device)
+    for path in runtime_paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _refuse_partial(named: dict[str, list[Device]], counts: dict[str, int], damaged: int) -> None:
+    """Raise DeviceMismatchError if devices of a pool are missing in the list: they would remain."""
+    missing = {pool: counts[pool] - len(devices) for pool, devices in named.items()}
+    if sum(missing.values()) <= damaged:
+        return
+    pool = max(missing, key=lambda one: missing[one])
+    raise DeviceMismatchError(
+        f"the pool on {named[pool][0]} has {counts[pool]} devices, and {missing[pool]} of them are "
+        "not named; name all of them, or destroy these alone with --force (Pool.destroy: "
+        "force=True); nothing was destroyed"
+    )
+
+
+def _first(device: Device) -> bytes:
+    fd = open_device(device)
+    try:
+        return read_first(device, fd)
+    finally:
+        os.close(fd)
+
+
+def _wipe(device: Device) -> None:
+    if device.size >= STRIPE_SIZE:  # A smaller file was truncated; it is only removed below.
+        fd = open_device(device)
+        try:
+            wipe_first(device, fd)
+        finally:
+            os.close(fd)
+    if device.kind == "file" and not device.sliced:
+        try:
+            device.spec.path.unlink()
+        except OSError as error:
+            raise explain(error, device.spec.path) from None

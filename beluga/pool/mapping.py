@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A mapping: the devices of one pool, mapped into this process in superblock order.
-
-A process maps a pool once, however often it opens it: address space and page tables are needed
-once, and each page is faulted in once. The mappings of one pool share the memory, and the last one
-to close unmaps it.
-"""
+"""The memory of a pool in this process: its mapping, and access to it."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle, when_forked
-from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, raise_for_status
+from beluga.errors import (
+    DeviceBusyError,
+    DeviceTruncatedError,
+    ForkedSessionError,
+    NoRoomError,
+    raise_for_status,
+)
 from beluga.pool.device import Device, open_device
-from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
+from beluga.pool.layout import SUPERBLOCK_SIZE, Superblock
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +197,36 @@ class Mapping:
 
     def _end(self) -> None:
         _mappings.release(self._memory)
+
+
+_LINE = re.compile(  # of /proc/PID/maps: addresses, rights, offset, device, inode
+    r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+)", re.MULTILINE
+)
+
+
+def refuse_mapped(device: Device) -> None:
+    """Raise DeviceBusyError if another process of this host has a part of the device mapped.
+
+    Only root can see processes of other users.
+    """
+    status = device.spec.path.stat()
+    begin, end = device.spec.offset, device.spec.offset + device.size
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if maps.parent.name == str(os.getpid()):
+            continue
+        try:
+            lines = _LINE.findall(maps.read_text(errors="replace"))
+        except OSError:
+            continue  # the process has ended, or belongs to another user
+        for low, high, offset, major, minor, inode in lines:
+            first = int(offset, 16)
+            if (
+                int(inode) == status.st_ino
+                and os.makedev(int(major, 16), int(minor, 16)) == status.st_dev
+                and first < end
+                and begin < first + int(high, 16) - int(low, 16)
+            ):
+                raise DeviceBusyError(
+                    f"process {maps.parent.name} has {device} in its memory; stop the server and "
+                    "the clients of its pool"
+                )

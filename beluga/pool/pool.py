@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool object: it creates, opens, closes and destroys pools. Only C accesses their bytes."""
+"""An open pool, and its attachment to the pool's other processes."""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,30 +18,88 @@ from beluga._shared import OfThisProcess, SharedHandle, when_forked
 from beluga.arguments import short
 from beluga.errors import (
     BadValueError,
+    DeviceMismatchError,
     DeviceMissingError,
     DeviceSpecError,
+    PoolError,
     RuntimeDirError,
     raise_for_status,
 )
-from beluga.pool.attach import attach
-from beluga.pool.create import Progress, create
-from beluga.pool.default import default_specs
-from beluga.pool.destroy import destroy
-from beluga.pool.layout import NewPoolSettings
-from beluga.pool.mapping import Mapping
-from beluga.pool.near import run_near
+from beluga.pool.create import Progress, create, destroy
+from beluga.pool.device import (
+    STRIPE_SIZE,
+    SYSFS,
+    Device,
+    DeviceSpec,
+    SpecLike,
+    examine,
+    listed,
+    open_device,
+    refuse_twice,
+    run_near,
+)
+from beluga.pool.layout import Geometry, NewPoolSettings, read_first, validate
+from beluga.pool.mapping import Mapping, Member
 from beluga.pool.runtime import (
     boot_id_error,
+    default_specs,
     make_runtime_dir,
     mapped_and_removed,
     refuse_in_use,
     runtime_path,
 )
-from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
-from beluga.pool.superblock import Geometry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+def attach(paths: Sequence[SpecLike], *, sysfs: Path = SYSFS) -> Mapping:
+    """Map the pool on these devices. Raises a :class:`PoolError`."""
+    specs = [DeviceSpec.parse(path) for path in paths]
+    if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
+        raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")
+    devices = [examine(spec, sysfs=sysfs) for spec in specs]
+    refuse_twice(devices)
+    return Mapping(_in_order([_member(device) for device in devices]))
+
+
+def _member(device: Device) -> Member:
+    fd = open_device(device)
+    try:
+        return Member(device, validate(device, read_first(device, fd)))
+    finally:
+        os.close(fd)
+
+
+def _in_order(members: Sequence[Member]) -> list[Member]:
+    """Sort members by device index. Raises DeviceMismatchError unless every index occurs once, on
+    devices of one pool.
+    """
+    first = members[0].superblock
+    places: dict[int, Member] = {}
+    for member in members:
+        superblock = member.superblock
+        if superblock.pool_id != first.pool_id or superblock.geometry != first.geometry:
+            raise DeviceMismatchError(
+                f"{member.device} is of pool {superblock.pool_id[:8]}, {members[0].device} of pool "
+                f"{first.pool_id[:8]}; name the devices of one pool"
+            )
+        if other := places.get(superblock.device_index):
+            raise DeviceMismatchError(
+                f"{member.device} and {other.device} are both device {superblock.device_index} of "
+                f"pool {first.pool_id[:8]}; one is a copy: name each device once"
+            )
+        places[superblock.device_index] = member
+    missing = [str(i) for i in range(first.geometry.device_count) if i not in places]
+    if missing:
+        apart = first.geometry.metadata_device and 0 not in places
+        raise DeviceMismatchError(
+            f"pool {first.pool_id[:8]} has {first.geometry.device_count} devices; "
+            f"device {', '.join(missing)} (counted from 0) is not named"
+            + "; device 0 is its metadata device"
+            * apart
+        )
+    return [places[index] for index in sorted(places)]
 
 
 @dataclass(frozen=True, slots=True)

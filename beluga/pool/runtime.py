@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The runtime directory: the lock files and sockets that the processes of one host share for a
+"""The runtime directory of a pool, also of one whose devices are missing, and this user's default
 pool.
-
-All of them must find the same directory, whatever paths they use for the devices, and no other user
-may write to it. So it lies beside the first device's file and has the file's group. For devdax
-nodes it lies in a directory of this host and its name is the pool's id. ``BELUGA_RUNTIME_DIR`` sets
-a directory for all pools, for users and containers that would otherwise use different ones; its
-group may use it. A process with a different directory than the pool's server is rejected
-(``csrc/liveness/runtime.h``).
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from beluga import config
-from beluga.errors import BootIdError, DeviceBusyError, DevicePermissionError
-from beluga.pool.device import Device, explain
-from beluga.pool.spec import DeviceSpec
+from beluga.errors import (
+    BootIdError,
+    DeviceBusyError,
+    DevicePermissionError,
+    NoDefaultPoolError,
+    PoolError,
+)
+from beluga.pool.device import Device, DeviceSpec, SpecLike, explain
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAPS = Path("/proc/self/maps")
@@ -142,3 +144,156 @@ def _refuse_other_owner(path: Path, owner: int) -> None:
         raise DevicePermissionError(f"{path} belongs to another user; remove it")
     if not os.access(path, os.W_OK | os.X_OK):
         raise DevicePermissionError(f"{path}: this user may not write there; join its group")
+
+
+_LOCKS = ("serve.pid", "standby.pid")  # of servers in the background
+
+
+def runtime_dir_of_missing(paths: Sequence[SpecLike] | None) -> Path | None:
+    """Return the directory in which processes of a pool with one of these devices, or of the
+    default pool, hold locks. None if this user can see no such process.
+    """
+    return next((directory for directory in _candidates(paths) if _is_used(directory)), None)
+
+
+def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
+    """Return the directories that may belong to the pool. A directory next to a file belongs to the
+    file.
+    """
+    found = paths or config.pool_paths() or stored_specs() or emulated_paths()
+    specs = [DeviceSpec.parse(path) for path in found]
+    if config.configured_runtime_root() is None:
+        return [runtime_beside(spec) for spec in specs]
+    return [
+        directory
+        for directory in _children(config.runtime_root())
+        if any(_is_mapped(spec.path, directory / name) for spec in specs for name in _LOCKS)
+    ]
+
+
+def _is_used(directory: Path) -> bool:
+    try:
+        refuse_in_use(directory)
+    except DeviceBusyError:
+        return True
+    except PoolError:  # of another user
+        pass
+    return False
+
+
+def _children(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _is_mapped(device: Path, lock: Path) -> bool:
+    """Return whether the process whose pid is in the file has the device mapped."""
+    try:
+        maps = Path(f"/proc/{int(lock.read_text())}/maps").read_text(errors="replace")
+    except (OSError, ValueError):
+        return False
+    name = str(device.absolute())
+    return any(line.removesuffix(" (deleted)").endswith(f" {name}") for line in maps.splitlines())
+
+
+def default_specs() -> list[DeviceSpec]:
+    """Return the devices of the default pool. Raises NoDefaultPoolError."""
+    if paths := config.pool_paths():
+        return [DeviceSpec.parse(path) for path in paths]
+    if specs := stored_specs():
+        refuse_missing(specs)
+        return specs
+    paths = emulated_paths()
+    if all(Path(path).exists() for path in paths):
+        return [DeviceSpec.parse(path) for path in paths]
+    raise NoDefaultPoolError(
+        "no pool is mounted; name one (--pool PATH), or make one: beluga mount --create PATH..."
+    )
+
+
+def emulated_paths() -> list[str]:
+    """Return the two files of this user's emulated pool, which ``beluga mount`` makes without a
+    path.
+    """
+    directory = f"/dev/shm/beluga-{os.getuid()}"  # noqa: S108  mode 0700, made by mount
+    return [f"{directory}/pool.{index}" for index in range(2)]
+
+
+def stored_specs() -> list[DeviceSpec]:
+    """Return the devices of the last :func:`storing_default`, or nothing. Raises NoDefaultPoolError
+    if the file is damaged.
+    """
+    try:
+        found = json.loads(_file().read_text())
+        return [DeviceSpec.parse(text) for text in found["devices"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoDefaultPoolError(
+            f"{_file()} is damaged ({error}); remove it and mount again"
+        ) from None
+
+
+def refuse_missing(specs: Sequence[DeviceSpec]) -> None:
+    """Raise NoDefaultPoolError if a device of the mounted pool no longer exists."""
+    gone = next((spec.path for spec in specs if not spec.path.exists()), None)
+    if gone is None:
+        return
+    booted = _boot_time()
+    cause = "it was removed"
+    if booted > _file().stat().st_mtime:
+        cause = f"this machine has rebooted ({datetime.fromtimestamp(booted):%F %R})"
+        if str(gone).startswith("/dev/shm/"):  # noqa: S108  only a name
+            cause += ", which empties /dev/shm"
+    names = " ".join(map(str, specs))
+    raise NoDefaultPoolError(
+        f"device {gone} of the mounted pool is missing: {cause}; create the pool again "
+        f"(beluga mount --create {names}), or unmount it (beluga umount)"
+    )
+
+
+def _boot_time() -> float:
+    """Return when this machine was started, in seconds of the epoch; 0.0 if that is unknown."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
+
+
+@contextmanager
+def storing_default(paths: Sequence[SpecLike]) -> Iterator[None]:
+    """Make these devices the default pool of this user when the block ends without an error.
+
+    An unwritable state directory raises NoDefaultPoolError before the block begins.
+    """
+    specs = [str(DeviceSpec.parse(path)) for path in paths]
+    file = _file()
+    draft = file.with_suffix(f".{os.getpid()}")
+    try:
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"devices": specs}, indent=1) + "\n")
+        except OSError as error:
+            raise NoDefaultPoolError(
+                f"{error.filename or draft}: {error.strerror}; the mounted pool is stored "
+                "there: set HOME or XDG_STATE_HOME, or use 'beluga pool create' and --pool PATH"
+            ) from None
+        yield
+        draft.replace(file)
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def remove_default() -> bool:
+    """Remove the stored default pool. Returns whether there was one."""
+    there = _file().exists()
+    _file().unlink(missing_ok=True)
+    return there
+
+
+def _file() -> Path:
+    return config.state_dir() / "default.json"

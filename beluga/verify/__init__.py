@@ -7,7 +7,6 @@ protocol needs.
 returns a :class:`VerifyReport`, which an operator can archive.
 """
 
-from beluga.verify.report import MachineRecord, VerifyReport, VerifyResult
-from beluga.verify.run import verify_pool
+from beluga.verify.run import MachineRecord, VerifyReport, VerifyResult, verify_pool
 
 __all__ = ["MachineRecord", "VerifyReport", "VerifyResult", "verify_pool"]

@@ -48,15 +48,14 @@ def given(*words: str, program: Any = app) -> dict[str, Any]:
     context = command.make_context("beluga", list(words))
     context.invoke(command.callback, **context.params)
     rest = list(words)
-    while rest and rest[0] not in getattr(command, "commands", {}):
+    while rest[0] not in command.places:
         del rest[0]  # the program's own options
-    while hasattr(command, "commands"):
+    while hasattr(command, "places"):
+        command = command.at(rest[:1])
         name = rest.pop(0)
-        command = command.commands[name]
-        made = command.make_context(
-            name, list(rest), parent=context, resilient_parsing=hasattr(command, "commands")
+        context = command.make_context(
+            name, list(rest), parent=context, resilient_parsing=hasattr(command, "places")
         )
-        context = made
     return dict(context.params)
 
 

@@ -28,7 +28,7 @@ from support.emulation import PATIENCE, share
 import beluga.pool
 from beluga import IndexServer, Pool
 from beluga.cli import app, main
-from beluga.pool import default, missing
+from beluga.pool import runtime
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SIZE = 16 << 20
@@ -220,7 +220,7 @@ def test_a_damaged_device_is_a_one_line_error(
 def test_a_missing_pool_is_a_one_line_error_that_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (default, missing, beluga.pool):  # this user may have mounted one
+    for module in (runtime, beluga.pool):  # this user may have mounted one
         monkeypatch.setattr(module, "emulated_paths", lambda: [str(tmp_path / "none")])
     for name in WITH:
         if name not in MAKES:

@@ -13,7 +13,7 @@ import pytest
 from made_machine import MIB, finding, made
 
 from beluga.doctor import CHECKS, Finding, Machine, PoolLook
-from beluga.doctor.pool_look import PoolInspection
+from beluga.doctor.machine import PoolInspection
 from beluga.errors import (
     BootIdError,
     CallTimeoutError,
@@ -170,7 +170,7 @@ def test_the_remedy_for_a_hidden_boot_id_is_not_another_directory(paths: list[Pa
 def test_another_machine_with_this_hosts_number_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("beluga.doctor.pool_look._WAIT_S", 0.2)
+    monkeypatch.setattr("beluga.doctor.machine._WAIT_S", 0.2)
     path = tmp_path / "shared"
     created = Pool.create([path], device_size=8 * MIB, sparse=True, coherence="software")
     with created as pool, Server(pool):
@@ -230,7 +230,7 @@ class TestDefaultPool:
     def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv("BELUGA_POOL", raising=False)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        monkeypatch.setattr("beluga.pool.default.emulated_paths", lambda: ["/nowhere/0"])
+        monkeypatch.setattr("beluga.pool.runtime.emulated_paths", lambda: ["/nowhere/0"])
         return tmp_path / "state/beluga/default.json"
 
     def test_the_default_pool_is_none_at_first(self) -> None:

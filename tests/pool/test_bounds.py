@@ -17,10 +17,9 @@ from beluga._ffi import ffi
 from beluga.errors import DeviceMismatchError, DeviceSpecError, NoRoomError
 from beluga.pool import create as creation
 from beluga.pool import remove_default, stored_specs, storing_default
-from beluga.pool.device import Device, examine
+from beluga.pool.create import Limit
+from beluga.pool.device import Device, DeviceSpec, examine
 from beluga.pool.layout import Layout, NewPoolSettings
-from beluga.pool.room import Limit
-from beluga.pool.spec import DeviceSpec
 
 GIB = 1 << 30
 KIB = 1 << 10

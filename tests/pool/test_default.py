@@ -13,7 +13,7 @@ import pytest
 from refusal import refused
 
 from beluga.errors import NoDefaultPoolError
-from beluga.pool import Pool, SpecLike, default, remove_default, stored_specs, storing_default
+from beluga.pool import Pool, SpecLike, remove_default, runtime, stored_specs, storing_default
 
 MIB = 1 << 20
 
@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user without a mounted pool."""
     monkeypatch.delenv("BELUGA_POOL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(default, "emulated_paths", lambda: [str(tmp_path / "emulated")])
+    monkeypatch.setattr(runtime, "emulated_paths", lambda: [str(tmp_path / "emulated")])
     return tmp_path
 
 
@@ -126,7 +126,7 @@ def test_a_removed_pool_and_a_reboot_have_different_errors(
     os.utime(home / "state/beluga/default.json", (0, 0))
     with refused(NoDefaultPoolError, "rebooted (20"):
         Pool.mount()
-    monkeypatch.setattr(default, "_boot_time", lambda: time.time() - 60)
+    monkeypatch.setattr(runtime, "_boot_time", lambda: time.time() - 60)
     remember(["/dev/shm/beluga-nobody/gone"])
     os.utime(home / "state/beluga/default.json", (0, 0))
     with refused(NoDefaultPoolError, "which empties /dev/shm"):

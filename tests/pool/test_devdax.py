@@ -24,10 +24,9 @@ from beluga.errors import (
     DeviceSpecError,
     DeviceTruncatedError,
 )
-from beluga.pool.device import Device, examine, open_device
+from beluga.pool.device import Device, DeviceSpec, examine, open_device
 from beluga.pool.layout import Layout, NewPoolSettings
 from beluga.pool.mapping import Mapping, Member
-from beluga.pool.spec import DeviceSpec
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NODE = "/dev/null"

@@ -17,8 +17,7 @@ from beluga.errors import (
     DevicePermissionError,
     DeviceSpecError,
 )
-from beluga.pool.device import examine, open_device, refuse_twice
-from beluga.pool.spec import DeviceSpec
+from beluga.pool.device import DeviceSpec, examine, open_device, refuse_twice
 
 MIB = 1 << 20
 

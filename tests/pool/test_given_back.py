@@ -38,7 +38,7 @@ def paths(shm: Path) -> list[Path]:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
     core = WatchedCore()
-    for module in ("create", "mapping", "pool", "superblock"):
+    for module in ("create", "layout", "mapping", "pool"):
         monkeypatch.setattr(f"beluga.pool.{module}.lib", core)
     return core
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from beluga.errors import NoRoomError, PoolError
-from beluga.pool.layout import Layout, NewPoolSettings
-from beluga.pool.superblock import Geometry
+from beluga.pool.layout import Geometry, Layout, NewPoolSettings
 
 STRIPE = 2 << 20
 PAGE = 4096

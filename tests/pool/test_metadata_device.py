@@ -20,8 +20,7 @@ from refusal import refused
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceMismatchError, NoRoomError, PoolError
 from beluga.pool import Pool
-from beluga.pool.layout import Layout, NewPoolSettings
-from beluga.pool.superblock import Geometry
+from beluga.pool.layout import Geometry, Layout, NewPoolSettings
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"

@@ -8,7 +8,7 @@ import os
 import threading
 from pathlib import Path
 
-from beluga.pool.near import near_cpus, parse_cpulist, run_near
+from beluga.pool.device import near_cpus, parse_cpulist, run_near
 
 
 def make_node(root: Path, node: int, cpulist: str) -> None:

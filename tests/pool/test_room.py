@@ -11,7 +11,7 @@ import pytest
 from refusal import refused
 
 from beluga.errors import NoRoomError
-from beluga.pool.room import limits, require_room, room
+from beluga.pool.create import limits, require_room, room
 
 MIB = 1 << 20
 NO_LIMIT_V1 = "9223372036854771712"

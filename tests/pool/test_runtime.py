@@ -12,9 +12,8 @@ from refusal import refused
 
 from beluga.errors import DevicePermissionError
 from beluga.pool import Pool
-from beluga.pool.device import Device
+from beluga.pool.device import Device, DeviceSpec
 from beluga.pool.runtime import make_runtime_dir, runtime_path
-from beluga.pool.spec import DeviceSpec
 from beluga.rpc import Client, Server
 
 MIB = 1 << 20

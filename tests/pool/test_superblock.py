@@ -19,10 +19,16 @@ from beluga.errors import (
     PoolError,
     SuperblockDamagedError,
 )
-from beluga.pool.device import Device
-from beluga.pool.layout import Layout, NewPoolSettings
-from beluga.pool.spec import DeviceSpec
-from beluga.pool.superblock import SUPERBLOCK_SIZE, fault, read_first, validate, wipe_first
+from beluga.pool.device import Device, DeviceSpec
+from beluga.pool.layout import (
+    SUPERBLOCK_SIZE,
+    Layout,
+    NewPoolSettings,
+    fault,
+    read_first,
+    validate,
+    wipe_first,
+)
 
 SIZE = 16 << 20
 GOOD = Layout(2, SIZE, NewPoolSettings()).superblock(1, "file")

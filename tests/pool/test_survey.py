@@ -12,7 +12,7 @@ import pytest
 
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool, survey
-from beluga.pool.superblock import SUPERBLOCK_SIZE
+from beluga.pool.layout import SUPERBLOCK_SIZE
 
 SIZE = 16 << 20
 CHECK_AT = dict(ffi.typeof("bl_superblock").fields)["check"].offset

@@ -220,8 +220,8 @@ def test_the_cpu_is_named_as_the_kernel_does_or_by_its_kind(
     file = tmp_path / "cpuinfo"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr("beluga.verify.report.Path", lambda _: file)
-    monkeypatch.setattr("beluga.verify.report.platform.machine", lambda: "riscv")
+    monkeypatch.setattr("beluga.verify.run.Path", lambda _: file)
+    monkeypatch.setattr("beluga.verify.run.platform.machine", lambda: "riscv")
     assert MachineRecord.here().cpu == name
 
 
