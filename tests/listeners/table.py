@@ -71,7 +71,9 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("frames of 1 KiB; not their number (see below)"),
-        Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_the_size_of_a_task_is_bounded"),
+        Cell(
+            "1 MiB and 1,024 tasks", "../disagg/test_queue.py::test_the_size_of_a_task_is_bounded"
+        ),
     ),
     "headers": (
         *[Cell("64 KiB each, 1 MiB of a head, 64 MiB all", f"{_SIZES}::test_heads_are_bounded")]
@@ -110,7 +112,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         _ZMQ,
         Cell(
             "typed MessagePack, never pickled",
-            "../disagg/test_task.py::test_invalid_bytes_are_rejected_as_a_task",
+            "../disagg/test_queue.py::test_invalid_bytes_are_rejected_as_a_task",
         ),
     ),
     "spellings of a path": (

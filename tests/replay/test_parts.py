@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The parts of a replay, each separately: sizes, shares, the dispatcher, children, and a client's
+"""Traces: they are read, rejected with the line number, and have an ideal hit rate.
+
+Contents of replayed blocks: every kind of wrong byte is detected.
+
+The parts of a replay, each separately: sizes, shares, the dispatcher, children, and a client's
 work.
 """
 
@@ -22,15 +26,173 @@ import pytest
 from support.virtual_clock import Clock
 
 import beluga.child
-from beluga.errors import ReplayError
+from beluga.errors import ReplayError, TraceError
 from beluga.index import BlockState
 from beluga.pool import STRIPE_SIZE
-from beluga.replay import blocks, client, process, run
+from beluga.replay import (
+    Conversations,
+    client,
+    ideal_hit_rate,
+    make_workload,
+    process,
+    run,
+    write_trace,
+)
+from beluga.replay import blocks as blocks_module
+from beluga.replay import read_trace as read
 from beluga.replay.blocks import Contents, digests
 from beluga.replay.client import ReplayWorker
 from beluga.replay.process import Dispatcher, Job, Process, report, tickets
 from beluga.replay.run import pool_size_for, summarize
 from beluga.replay.trace import TraceRequest
+
+GOOD = '{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [4, 5]}\n'
+TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
+
+
+def request(*blocks: int) -> TraceRequest:
+    return TraceRequest(timestamp=0, input_length=1, output_length=1, hash_ids=list(blocks))
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    requests = make_workload(Conversations(conversation_count=3))
+    write_trace(requests, tmp_path / "trace")
+    assert read(tmp_path / "trace") == requests
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("not json", "malformed"),
+        ('{"timestamp": 1}', "missing required field"),
+        (GOOD.replace("[4, 5]", '"45"'), "hash_ids"),
+        (GOOD.replace("[4, 5]", "[-1]"), "below 0"),
+        (GOOD.replace("[4, 5]", "[9223372036854775808]"), "63 bits"),
+        (GOOD.strip()[:-1], "truncated"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, what: str) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(GOOD + "\n" + line + "\n" + GOOD)
+    with pytest.raises(TraceError, match=f"^{trace}:3: .*{what}") as caught:
+        read(trace)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_empty_trace_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(TraceError, match="holds no requests"):
+        read(tmp_path / "trace")
+
+
+def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "trace")
+
+
+def test_ideal_hits_are_leading_blocks_of_earlier_requests() -> None:
+    assert ideal_hit_rate([request(1, 2), request(1, 2, 3), request(9, 1, 2)]) == 2 / 8
+
+
+def test_ideal_hit_rate_of_the_conversation_trace() -> None:
+    trace = TRACES / "mooncake/conversation_trace.jsonl"
+    if not trace.exists():
+        pytest.skip(f"no {trace.name} beside the checkout")
+    requests = read(trace)
+    assert len(requests) == 12031
+    assert round(ideal_hit_rate(requests), 3) == 0.366
+
+
+def test_a_workload_is_the_same_every_time_and_shares_prefixes() -> None:
+    shape = Conversations(conversation_count=20, turn_count=4)
+    requests = make_workload(shape)
+    assert requests == make_workload(shape)
+    assert len(requests) == 80
+    assert [r.timestamp for r in requests] == sorted(r.timestamp for r in requests)
+    assert ideal_hit_rate(requests) > 0.5
+
+
+def test_a_line_without_end_is_refused_as_it_is_read() -> None:
+    with pytest.raises(TraceError, match="/dev/zero:1: a line of 16777216 bytes or more"):
+        read(Path("/dev/zero"))
+
+
+def test_the_workload_is_made_of_120_conversations_of_ten_turns() -> None:
+    requests = make_workload(Conversations())
+    assert len(requests) == 1200
+    assert len({tuple(one.hash_ids[:12]) for one in requests}) == 3
+    assert {len(one.hash_ids[:12]) for one in requests} == {12}
+    answers = {one.output_length // 16 for one in requests}
+    assert answers == set(range(1, 9))
+    assert all(one.input_length == 16 * len(one.hash_ids) for one in requests)
+    assert all(one.output_length % 16 == 0 for one in requests)
+    # Conversations start within the 5 s that one takes, with half a second between turns on
+    # average.
+    assert requests[0].timestamp < 500
+    assert 5000 < requests[-1].timestamp < 20000
+    firsts = [one for one in requests if len(one.hash_ids) * 16 - one.output_length == 12 * 16]
+    assert len(firsts) == 120
+    assert 4000 < max(one.timestamp for one in firsts) < 5000
+    spans = [one.timestamp for one in requests if one not in firsts]
+    assert sum(spans) / len(spans) == pytest.approx(2500 + 5 * 500, rel=0.1)
+
+
+def test_another_seed_makes_another_workload() -> None:
+    assert make_workload(Conversations(seed=2)) != make_workload(Conversations())
+    assert make_workload(Conversations(seed=1)) == make_workload(Conversations())
+
+
+IDS = np.array([0, 1, 2, 1 << 40], np.uint64)
+
+
+@pytest.fixture
+def blocks() -> np.ndarray:
+    filled = np.empty((len(IDS), 512), np.uint64)
+    Contents(4096).fill(IDS, filled)
+    return filled
+
+
+def test_filled_blocks_have_no_errors(blocks: np.ndarray) -> None:
+    assert Contents(4096).wrong_count(IDS, blocks) == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 2047, 4095])
+def test_one_wrong_bit_is_detected(blocks: np.ndarray, place: int) -> None:
+    blocks.view(np.uint8)[2, place] ^= 1
+    assert Contents(4096).wrong_count(IDS, blocks) == 1
+
+
+def test_another_blocks_bytes_are_detected(blocks: np.ndarray) -> None:
+    assert Contents(4096).wrong_count(IDS[::-1].copy(), blocks) == len(IDS)
+
+
+def test_lines_in_the_wrong_place_are_detected(blocks: np.ndarray) -> None:
+    blocks[1] = np.roll(blocks[1], 8)
+    assert Contents(4096).wrong_count(IDS, blocks) == 1
+
+
+def test_bytes_that_were_never_written_are_detected() -> None:
+    assert Contents(4096).wrong_count(IDS, np.zeros((len(IDS), 512), np.uint64)) == len(IDS)
+
+
+def test_digests_are_distinct_and_reproducible() -> None:
+    ids = np.arange(10_000, dtype=np.uint64)
+    found = digests(ids)
+    assert found.shape == (10_000, 16)
+    assert len({bytes(row) for row in found}) == 10_000
+    assert bytes(digests(ids[5:6])[0]) == bytes(found[5])
+
+
+def test_ids_are_mixed_like_splitmix64() -> None:
+    """The first outputs of seed 0 are published, and other words follow from them."""
+    assert digests(np.array([0], np.uint64)).view(np.uint64)[0, 0] == 0xE220A8397B1DCDAF
+    filled = np.empty((1, 8), np.uint64)
+    Contents(64).fill(np.array([0], np.uint64), filled)
+    assert [int(word) for word in filled[0, :3]] == [
+        0xE220A8397B1DCDAF * odd % (1 << 64) for odd in (1, 3, 5)
+    ]
+
 
 MIB = 1 << 20
 
@@ -368,7 +530,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     made = Cache()
     monkeypatch.setattr(client, "KVCache", lambda *_, **__: made)
     clock = SharedClock()
-    for module in (client, blocks):
+    for module in (client, blocks_module):
         monkeypatch.setattr(module, "time", clock)
     clock.cache = made
     return made

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Replays by real processes: everything is counted and checked, and nothing is left behind."""
+"""Replays by real processes: everything is counted and checked, and nothing is left behind.
+
+Replays with engines' own memory: offloads, onboards and evictions match a model.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from support.emulation import long
 
 from beluga.child import command
-from beluga.replay import Conversations, TraceRequest, make_workload, write_trace
+from beluga.errors import ReplayError
+from beluga.replay import Conversations, TraceRequest, engine, make_workload, write_trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -205,3 +211,191 @@ def test_the_conversation_trace_has_its_expected_hits(run: Run) -> None:
     assert result["requests"] == 12031
     assert result["verify_errors"] == 0
     assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"], abs=0.005)
+
+
+BLOCKS = 12  # the engine's memory, in blocks
+HOT = 3  # touches within a short time
+WAIT_S = 60
+PROMPTS = [
+    *[[1, 2, 3]] * HOT,
+    [1, 2, 3, 4, 5],
+    # as large as the memory: all others are evicted, and 1 to 3 are onboarded again
+    list(range(100, 112)),
+    [1, 2, 3, 6],
+    [200, 201, 202, 203],
+    [1, 2, 3, 4, 5],
+    list(range(100, 108)),
+    [100, 101, 300],
+]
+
+
+class Model:
+    """An engine's memory: chains are evicted from their ends, those of old requests first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parents: dict[int, int | None] = {}  # of the blocks in memory
+        self.ticks: dict[int, int] = {}
+        self.saved: set[int] = set()
+        self.touches: Counter[int] = Counter()
+        self.counts = Counter[str]()
+
+    def bring(self, keys: Sequence[int]) -> int:
+        """Bring all keys into memory. Returns the number of misses."""
+        missing = [key for key in keys if key not in self.parents]
+        while len(self.parents) + len(missing) > self.size:
+            parents = {self.parents[key] for key in self.parents}
+            ends = [key for key in self.parents if key not in parents and key not in keys]
+            del self.parents[min(ends, key=self.ticks.__getitem__)]
+            self.counts["evicted"] += 1
+        self.parents |= {key: above for above, key in zip((None, *keys), keys, strict=False)}
+        for key in reversed(keys):
+            self.ticks[key] = len(self.ticks) + max(self.ticks.values(), default=0) + 1
+        return len(missing)
+
+    def serve(self, keys: Sequence[int], upcoming: Sequence[int]) -> None:
+        self.touches.update(keys)
+        self.counts["device_hits"] += sum(key in self.parents for key in keys)
+        self.counts["onboarded"] += sum(
+            key in self.saved and key not in self.parents for key in keys
+        )
+        self.counts["offloaded"] += sum(key not in self.saved for key in keys)
+        self.bring(keys)
+        self.saved |= set(keys)
+        hot = [key for key in upcoming if self.touches[key] >= HOT]
+        if not set(hot) <= set(self.parents):
+            self.counts["prefetched"] += self.bring(hot)
+
+
+def modeled(prompts: Sequence[Sequence[int]], upcoming: Sequence[int] = ()) -> dict[str, int]:
+    model = Model(BLOCKS)
+    for prompt, after in zip(prompts, [*prompts[1:], upcoming], strict=True):
+        model.serve(prompt, after)
+    names = ("device_hits", "onboarded", "prefetched", "offloaded", "evicted")
+    return {name: model.counts[name] for name in names}
+
+
+def trace_of(path: Path, prompts: Sequence[Sequence[int]], last_ms: int = 0) -> Path:
+    times = [0] * (len(prompts) - 1) + [last_ms]
+    write_trace(
+        [
+            TraceRequest(at, 16 * len(ids), 1, list(ids))
+            for at, ids in zip(times, prompts, strict=True)
+        ],
+        path,
+    )
+    return path
+
+
+def test_the_model_moves_blocks_in_every_way() -> None:
+    assert all(modeled(PROMPTS).values())
+
+
+def test_an_engine_moves_the_blocks_that_the_model_moves(run: Run, tmp_path: Path) -> None:
+    trace = trace_of(tmp_path / "trace", PROMPTS)
+    ended = run("replay", trace, "--json", "--clients", 1, "--engine-blocks", BLOCKS)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    missed = result["engines"].pop("missed_targets")
+    assert result["engines"] == modeled(PROMPTS)
+    assert all("its target is" in text for text in missed)
+    assert (result["verify_errors"], result["blocks_put_again"]) == (0, 0)
+    assert result["hit_rate"] == result["ideal_hit_rate"]
+    assert result["blocks_put"] == result["engines"]["offloaded"]
+    assert result["blocks_got"] == result["engines"]["onboarded"] + result["engines"]["prefetched"]
+
+
+def scraped(url: str) -> dict[str, float]:
+    """Return the series of engines, without their labels ``engine`` and ``tier``."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:  # noqa: S310
+        lines = answer.read().decode().splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("beluga_kvbm_"):
+            series, _, value = line.rpartition(" ")
+            assert 'engine="0"' in series
+            assert 'tier="device"' in series
+            series = re.sub(r'(engine|tier)="[^"]*",?', "", series).replace(",}", "}")
+            found[series.removesuffix("{}")] = float(value)
+    return found
+
+
+def test_the_exporter_shows_what_the_engine_did(start: Start, tmp_path: Path) -> None:
+    """The last request of the trace is hours later: until then the page can be read."""
+    prompts = [*PROMPTS, [1]]
+    trace = trace_of(tmp_path / "trace", prompts, last_ms=10**7)
+    replay = start(
+        *("replay", trace, "--json", "--clients", 1, "--engine-blocks", BLOCKS),
+        *("--speed", 1, "--admin", "0"),
+    )
+    assert replay.stderr is not None
+    url = next(match[1] for line in replay.stderr if (match := re.search(r"page at (\S+)", line)))
+    expected = modeled(PROMPTS, upcoming=[1])
+    requested = sum(map(len, PROMPTS))
+    totals = {
+        "beluga_kvbm_hit_blocks_total": expected["device_hits"],
+        'beluga_kvbm_moved_blocks_total{kind="onboard"}': expected["onboarded"],
+        'beluga_kvbm_moved_blocks_total{kind="offload"}': expected["offloaded"],
+        'beluga_kvbm_moved_blocks_total{kind="prefetch"}': expected["prefetched"],
+        "beluga_kvbm_evicted_blocks_total": expected["evicted"],
+        "beluga_kvbm_heat_ratio_count": requested,
+        # first touches have a heat of exactly 1/2
+        'beluga_kvbm_heat_ratio_bucket{le="0.5"}': len({key for ids in PROMPTS for key in ids}),
+        'beluga_kvbm_heat_ratio_bucket{le="+Inf"}': requested,
+    }
+    until, found = time.monotonic() + WAIT_S, {}
+    while any(found.get(name) != value for name, value in totals.items()):
+        assert time.monotonic() < until, {name: found.get(name) for name in totals}
+        time.sleep(0.1)
+        found = scraped(url.rstrip("/"))
+    assert found["beluga_kvbm_blocks"] == BLOCKS
+    assert found["beluga_kvbm_available_blocks"] == BLOCKS, "no request is under way"
+    assert found["beluga_kvbm_inflight_blocks"] == 0
+    assert found["beluga_kvbm_usage_ratio"] == 1
+    assert (found["beluga_kvbm_watermark_ratio"], found["beluga_kvbm_offload_due"]) == (0.85, 1)
+    assert found["beluga_kvbm_prefetch_heat_ratio"] == 0.7
+    assert found['beluga_kvbm_target{target="available_share_min"}'] == 0.1
+    assert found['beluga_kvbm_target_missed{target="available_share_min"}'] == 0
+    assert found["beluga_kvbm_allocation_seconds_count"] > 0
+
+
+@pytest.mark.parametrize("policy", ["wait", "drop", "watermark"])
+def test_engines_that_share_a_pool_get_right_bytes(run: Run, tmp_path: Path, policy: str) -> None:
+    shape = Conversations(conversation_count=15, turn_count=4)
+    write_trace(make_workload(shape), tmp_path / "trace")
+    ended = run(
+        *("replay", tmp_path / "trace", "--json", "--clients", 2),
+        *("--engine-blocks", 60, "--engine-offload", policy),
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert (result["requests"], result["verify_errors"], result["mismatches"]) == (60, 0, 0)
+    assert result["engines"]["offloaded"] == result["blocks_put"] > 0
+    assert result["engines"]["onboarded"] > 0
+    if policy == "wait":
+        assert result["blocks_put_again"] == 0
+
+
+def test_an_engine_that_does_not_hold_the_longest_request_is_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    trace = trace_of(tmp_path / "trace", [[1, 2, 3], [1, 2, 2, 2]])
+    refused = run("replay", trace, "--engine-blocks", 2)
+    assert refused.returncode == 1
+    assert "an engine of 2 blocks is too small for a request of 3" in refused.stderr
+    assert "--engine-blocks 3" in refused.stderr
+    ended = run("replay", trace, "--json", "--engine-blocks", 3, "--clients", 1)
+    assert json.loads(ended.stdout)["blocks_hit"] == 4, "each place of a block that comes twice"
+
+
+def test_an_engine_without_memory_reports_the_required_size() -> None:
+    with pytest.raises(
+        ReplayError, match=r"needs 4194304 TiB of memory.*give fewer --engine-blocks"
+    ):
+        engine._allocated(1 << 20, 1 << 42)
+
+
+def test_an_offload_policy_without_engines_is_refused(run: Run) -> None:
+    refused = run("replay", "--engine-offload", "drop")
+    assert refused.returncode == 2
+    assert "give --engine-blocks" in " ".join(refused.stderr.split())

@@ -1,23 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whole runs: no request is lost, results depend on seeds, memories have equal sizes, and workers
+"""The options of the simulator: the defaults of a cluster, and invalid values.
+
+Whole runs: no request is lost, results depend on seeds, memories have equal sizes, and workers
 join and leave.
+
+Runs in several processes: the same rows in the same order, and no process remains.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from beluga.errors import SimulateError
 from beluga.router import POLICIES, Goals
-from beluga.simulate import MEMORIES, Options, Scale, Trace, TraceEntry, make_trace, simulate
+from beluga.simulate import (
+    MEMORIES,
+    PRESETS,
+    Options,
+    Scale,
+    Trace,
+    TraceEntry,
+    make_trace,
+    simulate,
+    sweep,
+)
 from beluga.simulate.cluster import Cluster
 
 GIB = 1 << 30
+
+
+def test_the_default_cluster_is_that_of_the_reference() -> None:
+    options = Options()
+    assert (options.workers, options.engine, options.eviction) == (8, "chunked", "lru")
+    assert options.pool_bytes == 1950 * GIB
+    assert options.local_bytes * 8 == 1950 * GIB
+    assert (options.adapter_count, options.device_count) == (4, 8)
+    assert (options.path_speed, options.local_bandwidth) == (26e9, 50e9)
+    assert (options.step_tokens, options.slots) == (8192, 256)
+    assert (options.offload, options.shuffle, options.speed) == (True, True, 1)
+    assert options.hbm_bytes == options.model.hbm_bytes
+    assert options.step_s == 0.012
+
+
+def test_a_serial_worker_has_no_steps() -> None:
+    assert Options(engine="serial").step_s == 0
+
+
+def test_explicit_options_replace_defaults() -> None:
+    options = Options(hbm=5, bandwidth=7.0, gpu_path="switch", local=3, pool=11)
+    assert (options.hbm_bytes, options.path_speed) == (5, 7)
+    assert (options.local_bytes, options.pool_bytes) == (3, 11)
+
+
+def test_the_replay_of_the_reference_has_470_blocks_of_hbm_and_15600_in_all() -> None:
+    options = PRESETS["feasibility"](Options(workers=3, speed=2.0))
+    block = 512 * options.model.kv_bytes_per_token
+    assert (options.workers, options.engine, options.speed) == (8, "serial", 2)
+    assert options.hbm_bytes == 470 * block
+    assert options.pool_bytes == options.local_bytes * 8 == 15600 * block
+    assert (options.adapter_count, options.device_count) == (8, 1000)
+    assert (options.offload, options.shuffle) == (False, False)
+    assert options.policy_defaults == {"host_credit": 1.0}
+
+
+@pytest.mark.parametrize("name", ["workers", "step_tokens", "slots", "hbm", "pool", "local",
+                                  "adapters", "devices"])  # fmt: skip
+def test_every_count_is_at_least_one(name: str) -> None:
+    least: dict[str, Any] = {name: 1}
+    assert getattr(Options(**least), name) == 1
+    with pytest.raises(SimulateError, match=f"{name} is 0, but must be at least 1"):
+        Options(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "local_bandwidth", "speed"])
+@pytest.mark.parametrize("value", [0.0, float("inf")])
+def test_speeds_and_times_are_greater_than_zero_and_finite(name: str, value: float) -> None:
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(SimulateError, match=f"{name} is {value}, but must be greater than 0"):
+        Options(**options)
+    assert Options(**{name: 0.5})
+
+
+def test_all_but_one_worker_may_be_removed() -> None:
+    assert Options(workers=2, scale=Scale(0.0, -1)).scale
+    with pytest.raises(SimulateError, match="scaling by -2 leaves no worker"):
+        Options(workers=2, scale=Scale(0.0, -2))
+    assert Options(goals=Goals()).goals
 
 
 def conversations(count: int = 60, turns: int = 4, gap_s: float = 4.0) -> Trace:
@@ -211,3 +293,123 @@ def test_invalid_runs_are_rejected() -> None:
         simulate(TRACE, OPTIONS, policies=[])
     with pytest.raises(SimulateError, match="no room for a block"):
         simulate(TRACE, dataclasses.replace(OPTIONS, hbm=1000), policies=["random"])
+
+
+SMALL = make_trace(
+    "small", 16, [TraceEntry(n / 4, 16 * (n % 9) + 1, n % 5, range(n % 9)) for n in range(60)], 1.0
+)
+REQUESTED: dict[str, Any] = {"policies": ["least-cost", "linear", "random"], "seeds": 3}
+
+
+def children() -> set[str]:
+    """Return the child processes of this one, without multiprocessing's tracker of resources."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    commands = {pid: Path("/proc", pid, "cmdline").read_text() for pid in pids}
+    return {pid for pid, command in commands.items() if "resource_tracker" not in command}
+
+
+def test_rows_are_the_same_in_the_same_order() -> None:
+    cases = [Options(workers=3, speed=speed) for speed in (1.0, 40.0)]
+    alone = sweep(SMALL, cases, courses=True, **REQUESTED)
+    moves: list[tuple[int, int]] = []
+    before = children()
+    together = sweep(
+        SMALL,
+        cases,
+        courses=True,
+        processes=3,
+        advance=lambda *at: moves.append(at),
+        **REQUESTED,
+    )
+    assert repr(together) == repr(alone)
+    assert moves == [(done, 36) for done in range(1, 37)]
+    assert children() == before
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 17])
+def test_the_number_of_processes_has_a_range(count: int) -> None:
+    with pytest.raises(SimulateError, match=f"processes is from 1 to 65536, not {count}"):
+        simulate(SMALL, Options(), processes=count, **REQUESTED)
+
+
+def test_no_more_processes_start_than_there_are_runs() -> None:
+    started: set[str] = set()
+    before = children()
+    simulate(
+        SMALL, Options(workers=1), policies=["random"], processes=100,
+        advance=lambda *at: started.update(children() - before),
+    )  # fmt: skip
+    assert len(started) <= 2
+
+
+def test_the_error_of_a_run_is_raised_and_no_process_is_left() -> None:
+    """A tier that exceeds the memory fails in the child."""
+    before = children()
+    huge = dataclasses.replace(SMALL, id_count=1 << 45)
+    with pytest.raises((SimulateError, OverflowError)) as alone:
+        simulate(huge, Options(), **REQUESTED)
+    with pytest.raises(type(alone.value), match=re.escape(str(alone.value))):
+        simulate(huge, Options(), processes=2, **REQUESTED)
+    assert children() == before
+
+
+def test_a_killed_process_is_an_error() -> None:
+    def kill(done: int, total: int) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    before = multiprocessing.active_children()
+    with pytest.raises(SimulateError, match="before its run was done; use fewer"):
+        simulate(SMALL, Options(), processes=2, advance=kill, **{**REQUESTED, "seeds": 30})
+    assert multiprocessing.active_children() == before
+
+
+_INTERRUPTED = """
+import sys
+from beluga.simulate import Options, TraceEntry, make_trace, simulate
+prompts = [TraceEntry(n / 4, 9000, 500, range(500)) for n in range(2000)]
+trace = make_trace("long", 16, prompts, 1.0)
+def advance(done, total):
+    print("one is done", flush=True)
+try:
+    simulate(trace, Options(workers=8), policies=["least-cost"], seeds=1000, processes=2,
+             advance=advance)
+except KeyboardInterrupt:
+    import multiprocessing
+    print(multiprocessing.active_children() or "none")
+"""
+
+
+def test_an_interrupt_ends_all_processes() -> None:
+    """As a terminal does it: the signal goes to all processes of the group."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "one is done\n"
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate()
+    assert out.splitlines()[-1] == "none"
+    assert err == ""
+
+
+def test_processes_end_if_their_parent_is_killed() -> None:
+    code = _INTERRUPTED.replace(
+        'print("one is done", flush=True)',
+        "from multiprocessing import active_children\n"
+        "    print(*(child.pid for child in active_children()), flush=True)",
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = process.stdout.readline().split()
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 30
+    while alive := [pid for pid in pids if Path("/proc", pid).exists()]:
+        assert time.monotonic() < until, alive
+        time.sleep(0.05)
+    assert len(pids) == 2

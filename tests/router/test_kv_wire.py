@@ -12,19 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.emulation import fewer
 
-msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
-
-from beluga.errors import EventError, RouterError  # noqa: E402
-from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker  # noqa: E402
-from beluga.router import events as wire_module  # noqa: E402
-from beluga.router.events import (  # noqa: E402
+from beluga.errors import EventError, RouterError
+from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker
+from beluga.router import events as wire_module
+from beluga.router.events import (
     Frame,
     WireDecoder,
     decode_frames,
     hash_blocks_by,
     replay_request,
 )
-from beluga.router.feeds import Subscription  # noqa: E402
+from beluga.router.feeds import Subscription
+
+msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
+
 
 SIZE = 4
 

@@ -1,0 +1,568 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Properties of every policy, and the registry that makes them.
+
+The policies that ignore caches, and the registry that makes them.
+
+Dynamo's four costs against the reference's examples, and their choices on a shared pool.
+
+SGLang's cache_aware and Mooncake's min-TTFT.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beluga.errors import AllWorkersBusyError, NoWorkersError, ObjectiveError, RouterError
+from beluga.router import (
+    DEFAULT_POLICY,
+    POLICIES,
+    Candidate,
+    CostEstimator,
+    Estimate,
+    Load,
+    Matches,
+    Overlap,
+    Query,
+    Router,
+    Worker,
+    make_policy,
+    read_policies,
+    read_policy,
+    settings_of,
+)
+from beluga.router.costs import ModelCosts
+from beluga.router.policies.cached import CacheAware, CacheAwareTree, Linear, LMetric, SentPrefixes
+from beluga.router.policies.timed import MinTtft
+
+QUERY = Query(isl=160, block_size=16, hashes=range(10), sequence=range(10))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_same_seed_makes_the_same_choices(name: str) -> None:
+    states = [Candidate(Worker(place), Load(), Overlap()) for place in range(4)]
+    first, second = (make_policy(name, seed=5) for _ in range(2))
+    assert first.name == name
+    for _ in range(50):
+        assert first.choose(QUERY, states) == second.choose(QUERY, states)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_choice_has_the_expected_cache_savings(name: str) -> None:
+    only = Candidate(Worker(7), Load(), Overlap(device=2, shared=3))
+    choice = make_policy(name).choose(QUERY, [only])
+    assert choice.worker == Worker(7)
+    assert choice.hit_rate == pytest.approx(5 * 16 / 160)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_empty_list_of_candidates_raises_a_typed_error(name: str) -> None:
+    with pytest.raises(NoWorkersError):
+        make_policy(name).choose(QUERY, [])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_empty_prompt_is_routed(name: str) -> None:
+    states = [Candidate(Worker(place), Load(), Overlap()) for place in range(2)]
+    assert make_policy(name).choose(Query(isl=0, block_size=16), states).hit_rate == 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_that_uses_overlaps_gets_them(name: str) -> None:
+    """The router queries its index only if the policy uses overlaps."""
+
+    def choices(held: int) -> list[Worker]:
+        policy = make_policy(name, seed=3)
+        states = [
+            Candidate(Worker(place), Load(), Overlap(device=held if place == holder else 0))
+            for holder in range(4)
+            for place in range(4)
+        ]
+        return [policy.choose(QUERY, states[at : at + 4]).worker for at in range(0, 16, 4)]
+
+    if choices(9) != choices(0):
+        assert make_policy(name).uses_overlap
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fastest", "there is no policy 'fastest'; choose one of round-robin,"),
+        ("", "there is no policy ''"),
+        ("least-tokens:decay=1", "least-tokens has no setting 'decay'; it has no settings"),
+        ("min-ttft:estimator=1", "min-ttft has no setting 'estimator'"),
+        ("linear:decay", "policy linear: 'decay' is not KEY=VALUE; its settings: credit=1 (0 or"),
+        ("linear:decay=1,decay=2", "policy linear: 'decay=1,decay=2' has a setting twice"),
+        ("linear:decay=-1", "decay of policy linear is -1; give 0 or more; its settings: "),
+        ("linear:decay=inf", "decay of policy linear is inf; give 0 or more"),
+        ("linear:decay=none", "decay of policy linear is none; give 0 or more"),
+        ("linear:shared_credit=2", "shared_credit of policy linear is 2; give 0 to 1"),
+        ("linear:track_prefill=2", "track_prefill of policy linear is 2; give true or false"),
+        ("cache-aware:usage_ceiling=5", "usage_ceiling of policy cache-aware is 5; give 0 to 1"),
+        ("cache-aware:balance_abs=1.5", "is 1.5; give a whole number, 0 or more"),
+        ("cache-aware-tree:tree_blocks_max=0", "is 0; give a whole number, 1 to 4294967296"),
+        ("min-ttft:ttft_objective_s=0", "ttft_objective_s of policy min-ttft is 0; give above 0"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_its_settings_and_their_ranges(
+    text: str, message: str
+) -> None:
+    for read in (read_policy, make_policy):
+        with pytest.raises(RouterError, match=re.escape(message)):
+            read(text)
+
+
+def test_settings_stand_in_the_text_or_are_named_or_are_defaults() -> None:
+    policy = make_policy(
+        "linear:decay=2, track_prefill=False", credit=0.25, defaults={"decay": 9, "host_credit": 1}
+    )
+    assert (policy.decay, policy.track_prefill, policy.credit, policy.host_credit) == (
+        2.0,
+        False,
+        0.25,
+        1.0,
+    )
+    assert make_policy("random", defaults={"decay": 9}).name == "random"
+    assert make_policy("min-ttft:ttft_objective_s=None").ttft_objective_s is None
+    with pytest.raises(RouterError, match="shared_credit of policy linear is 2; give 0 to 1"):
+        make_policy("linear", shared_credit=2)
+
+
+def test_a_list_has_settings_after_the_policy_that_they_belong_to() -> None:
+    text = "linear:decay=1,credit=2, random,default,lmetric:decay=3"
+    assert read_policies(text) == [
+        "linear:decay=1,credit=2",
+        "random",
+        DEFAULT_POLICY,
+        "lmetric:decay=3",
+    ]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_defaults_are_in_the_range_of_their_setting(name: str) -> None:
+    policy = make_policy(name)
+    for key, declared in settings_of(name).items():
+        assert declared.read(declared.default_text) == getattr(policy, key) == declared.default
+
+
+BLIND_QUERY = Query(isl=160, block_size=16)
+
+
+def candidates(*tokens: int) -> list[Candidate]:
+    """Make one worker for each count of outstanding tokens, with ids from 1."""
+    return [
+        Candidate(Worker(place), Load(outstanding_tokens=count), Overlap())
+        for place, count in enumerate(tokens, 1)
+    ]
+
+
+def chosen_ids(name: str, states: list[Candidate], times: int = 200) -> Counter[int]:
+    policy = make_policy(name, seed=3)
+    return Counter(policy.choose(BLIND_QUERY, states).worker.worker_id for _ in range(times))
+
+
+@pytest.mark.parametrize("name", ["round-robin", "random", "two-choices", "least-tokens"])
+def test_cache_oblivious_policies_do_no_index_lookup(name: str) -> None:
+    policy = make_policy(name)
+    assert policy.name == name
+    assert not policy.uses_overlap
+    with pytest.raises(NoWorkersError):
+        policy.choose(BLIND_QUERY, [])
+
+
+def test_round_robin_selects_each_worker_in_turn() -> None:
+    policy = make_policy("round-robin")
+    states = candidates(9, 0, 5)
+    order = [policy.choose(BLIND_QUERY, states).worker.worker_id for _ in range(6)]
+    assert order == [1, 2, 3, 1, 2, 3]
+
+
+def test_random_reaches_every_worker() -> None:
+    counts = chosen_ids("random", candidates(9, 0, 5), 600)
+    assert set(counts) == {1, 2, 3}
+    assert min(counts.values()) > 150
+
+
+def test_two_choices_never_selects_the_fullest_worker() -> None:
+    assert set(chosen_ids("two-choices", candidates(9, 0, 5))) == {2, 3}
+    assert set(chosen_ids("two-choices", candidates(7))) == {1}
+
+
+def test_least_tokens_selects_the_least_loaded_worker() -> None:
+    assert set(chosen_ids("least-tokens", candidates(9, 1, 5))) == {2}
+
+
+def test_least_tokens_breaks_ties_by_requests_and_then_at_random() -> None:
+    states = candidates(0, 0, 0)
+    assert set(chosen_ids("least-tokens", states)) == {1, 2, 3}
+    states[0].load.active_requests = 4
+    assert set(chosen_ids("least-tokens", states)) == {2, 3}
+
+
+def candidate(
+    place: int = 0, *, new: int = 0, overlap: Overlap | None = None, **load: float
+) -> Candidate:
+    state = Load(**load)  # type: ignore[arg-type]
+    return Candidate(Worker(place), state, overlap or Overlap(), new)
+
+
+def cost(query: Query, *states: Candidate, **settings) -> list[float]:
+    return Linear(**settings).costs(query, states)
+
+
+ISL_64 = Query(isl=64, block_size=16)
+
+
+def test_example_a_cached_beyond_the_prompt() -> None:
+    state = candidate(
+        new=3, overlap=Overlap(device=6), active_prefill_tokens=16, active_decode_blocks=2
+    )
+    assert cost(ISL_64, state, prefill_scale=2) == [7.0]
+    assert cost(ISL_64, state, prefill_scale=2, track_prefill=False) == [5.0]
+
+
+def test_example_b_requests_cost() -> None:
+    state = candidate(overlap=Overlap(device=4), active_decode_blocks=100, active_requests=4)
+    assert cost(ISL_64, state) == [100]
+    assert cost(ISL_64, state, request_cost=32) == [228]
+
+
+def test_example_c_a_decode_router_credits_decode_blocks() -> None:
+    state = candidate(overlap=Overlap(device=3), active_decode_blocks=10)
+    assert cost(ISL_64, state, decode_router=True, track_prefill=False) == [7.0]
+    assert cost(ISL_64, state, decode_router=True, track_prefill=False, credit=0) == [10]
+
+
+def test_example_d_the_pool_counts_beyond_the_device() -> None:
+    matches = Matches(held={Worker(0): Overlap(device=2)}, shared=4)
+    query = Query(isl=4, block_size=1)
+    states = [candidate(place, overlap=matches.of(Worker(place))) for place in (0, 1)]
+    assert cost(query, *states, shared_credit=0.5) == [1.0, 2.0]
+
+
+def test_example_e_overlap_beats_decode_blocks() -> None:
+    warm = candidate(0, overlap=Overlap(device=2), active_decode_blocks=3)
+    assert cost(ISL_64, warm, candidate(1), prefill_scale=2) == [7, 8]
+
+
+def test_example_f_credit_decays_as_prefills_pile_up() -> None:
+    warm = candidate(0, overlap=Overlap(device=4), active_prefill_tokens=48)
+    assert cost(ISL_64, warm, candidate(1)) == [3, 4]
+    decayed = cost(ISL_64, warm, candidate(1), decay=1)
+    assert decayed == [pytest.approx(4.714, abs=1e-3), 4]
+    choice = make_policy("linear", decay=1).choose(ISL_64, [warm, candidate(1)])
+    assert choice.worker == Worker(1)
+
+
+def test_example_g_credit_above_one() -> None:
+    warm = candidate(0, overlap=Overlap(device=4), active_decode_blocks=5)
+    query = Query(isl=128, block_size=16)
+    assert cost(query, warm, candidate(1)) == [9, 8]
+    assert cost(query, warm, candidate(1), credit=1.5) == [7, 8]
+
+
+def test_tiers_below_the_device_have_their_own_credit() -> None:
+    state = candidate(overlap=Overlap(device=0, host=2, disk=2))
+    assert cost(ISL_64, state) == [2]  # 4 blocks, less 1.5 for the host's and 0.5 for the disk's
+
+
+def test_a_preferred_taint_lowers_the_cost() -> None:
+    state = candidate()
+    state.taint_weight = 1.0
+    assert cost(ISL_64, state) == [pytest.approx(1.8677, abs=1e-4)]  # 4, by exp(-tanh(1)) = 0.4669
+
+
+@st.composite
+def pool_states(draw: st.DrawFn) -> tuple[Query, list[Candidate], int]:
+    """Workers with equal overlap on their devices, and the rest of the prompt in the pool."""
+    blocks = draw(st.integers(1, 30))
+    device = draw(st.integers(0, blocks))
+    shared = draw(st.integers(0, blocks - device))
+    loads = draw(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 500)), min_size=2))
+    states = [
+        candidate(
+            place,
+            overlap=Overlap(device=device, shared=shared),
+            active_prefill_tokens=tokens,
+            active_decode_blocks=decode,
+        )
+        for place, (tokens, decode) in enumerate(loads)
+    ]
+    return Query(isl=blocks * 16, block_size=16), states, device + shared
+
+
+@settings(deadline=None)
+@given(pool_states())
+def test_on_a_pool_as_good_as_local_memory_linear_only_balances_load(
+    drawn: tuple[Query, list[Candidate], int],
+) -> None:
+    query, states, _ = drawn
+    costs = cost(query, *states, shared_credit=1.0)
+    blind = cost(query, *states, credit=0, host_credit=0, disk_credit=0)
+    loads = [c.load.active_prefill_tokens / 16 + c.load.active_decode_blocks for c in states]
+    least = min(costs)
+    assert [c - least for c in costs] == pytest.approx([c - min(blind) for c in blind], abs=1e-6)
+    assert [c - least for c in costs] == pytest.approx([x - min(loads) for x in loads], abs=1e-6)
+
+
+def test_lmetric_multiplies_prefill_and_decode() -> None:
+    state = candidate(new=3, overlap=Overlap(device=1), active_decode_blocks=2)
+    choice = LMetric().choose(ISL_64, [state])
+    assert choice.cost == 18  # 3 blocks to prefill, times 2 + 3 + 1 decode blocks
+
+
+def test_logit2_is_twice_the_hits_less_usage_and_queue() -> None:
+    states = [
+        candidate(0, overlap=Overlap(device=2), gpu_cache_usage_perc=0.5, num_requests_waiting=4),
+        candidate(1, gpu_cache_usage_perc=0.1, num_requests_waiting=1),
+    ]
+    choice = make_policy("logit2").choose(ISL_64, states)
+    assert choice.worker == Worker(1)  # 2 * 0.5 - 0.5 - 1 = -0.5 against -0.1 - 0.25 = -0.35
+    assert choice.cost == pytest.approx(0.35)
+    states[0].overlap.device = 3
+    assert make_policy("logit2").choose(ISL_64, states).worker == Worker(0)
+
+
+def test_logit2_without_any_metrics_draws_at_random() -> None:
+    policy = make_policy("logit2", seed=1)
+    states = [candidate(place) for place in range(3)]
+    assert {policy.choose(ISL_64, states).worker.worker_id for _ in range(60)} == {0, 1, 2}
+
+
+ARTICLE = {1: 3, 2: 2, 3: 1}  # the scores of find_matches in the Dynamo KV router article
+
+
+@pytest.mark.parametrize("name", ["logit2", "alpha-gamma", "linear", "lmetric", "cache-aware"])
+def test_the_scores_of_the_article_select_worker_1(name: str) -> None:
+    states = [
+        candidate(worker_id, overlap=Overlap(device=blocks), kv_total_blocks=100)
+        for worker_id, blocks in ARTICLE.items()
+    ]
+    choice = make_policy(name).choose(ISL_64, states)
+    assert choice.worker == Worker(1)
+    assert choice.hit_rate == 0.75
+
+
+def test_alpha_gamma_weighs_load_more_when_loads_differ() -> None:
+    states = [
+        candidate(0, overlap=Overlap(device=4), kv_active_blocks=90, kv_total_blocks=100),
+        candidate(1, kv_active_blocks=10, kv_total_blocks=100),
+    ]
+    choice = make_policy("alpha-gamma").choose(ISL_64, states)
+    assert choice.worker == Worker(1)  # 0.7 * -0.4 + 0.3 * 1 = 0.02 against 0.7 * 0.4 = 0.28
+    assert choice.cost == pytest.approx(0.02)
+    states[0].load.kv_active_blocks = states[1].load.kv_active_blocks = 50
+    states[0].overlap.device = 2
+    level = make_policy("alpha-gamma").choose(ISL_64, states)
+    assert (level.worker, level.cost) == (Worker(0), pytest.approx(0.7 * 0.5))
+    states[0].load.request_active_slots, states[0].load.request_total_slots = 1, 4
+    slots = make_policy("alpha-gamma").choose(ISL_64, states)
+    assert slots.cost == pytest.approx(0.7 * 0.5 + 0.1 * 0.25)
+
+
+def test_alpha_gamma_skips_full_workers() -> None:
+    full = candidate(0, overlap=Overlap(device=4), kv_active_blocks=100, kv_total_blocks=100)
+    slots = candidate(1, request_active_slots=8, request_total_slots=8)
+    policy = make_policy("alpha-gamma")
+    assert policy.choose(ISL_64, [full, slots, candidate(2)]).worker == Worker(2)
+    with pytest.raises(AllWorkersBusyError, match="2 workers"):
+        policy.choose(ISL_64, [full, slots])
+
+
+def test_choices_at_a_temperature_match_the_softmax() -> None:
+    states = [candidate(place, active_decode_blocks=place) for place in range(3)]
+    policy = make_policy("linear", seed=2, temperature=1.0)
+    drawn = [policy.choose(ISL_64, states).worker.worker_id for _ in range(4000)]
+    for place, share in enumerate((0.506, 0.307, 0.186)):  # e ** 0 : e ** -0.5 : e ** -1
+        assert drawn.count(place) / 4000 == pytest.approx(share, abs=0.04)
+
+
+def test_equal_costs_are_drawn_uniformly() -> None:
+    states = [candidate(place) for place in range(4)]
+    for temperature in (0.0, 0.5):
+        policy = make_policy("linear", seed=2, temperature=temperature)
+        drawn = [policy.choose(ISL_64, states).worker.worker_id for _ in range(2000)]
+        assert min(drawn.count(place) for place in range(4)) > 400
+
+
+FOUR_BLOCKS = Query(isl=64, block_size=16, hashes=(1, 2, 3, 4))
+
+
+def busy(place: int, requests: int = 0, held: int = 0, **load: float) -> Candidate:
+    state = Load(active_requests=requests, **load)  # type: ignore[arg-type]
+    return Candidate(Worker(place), state, Overlap(device=held))
+
+
+def test_cache_aware_selects_the_longest_match_while_loads_are_balanced() -> None:
+    states = [
+        busy(0, 30, held=1),
+        busy(1, 40, held=3),
+        busy(2, 20),
+    ]
+    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "apart"), [((0, 32), False), ((0, 33), True), ((400, 440), False)]
+)
+def test_loads_are_unbalanced_by_both_bounds(requests: tuple[int, int], apart: bool) -> None:
+    states = [busy(0, requests[0]), busy(1, requests[1], held=4)]
+    assert CacheAware().imbalanced(states) is apart
+    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(0 if apart else 1)
+
+
+def test_cache_usage_may_cause_an_imbalance() -> None:
+    states = [busy(0, gpu_cache_usage_perc=0.95, held=4), busy(1, 1)]
+    assert not CacheAware().imbalanced(states)
+    assert CacheAware(usage_spread=0.5).imbalanced(states)
+    assert CacheAware(usage_ceiling=0.9).imbalanced(states)
+    assert CacheAware(usage_ceiling=0.9).choose(FOUR_BLOCKS, states).worker == Worker(
+        0
+    )  # least requests
+
+
+def test_equal_matches_are_decided_by_load_and_then_by_the_smaller_tree() -> None:
+    states = [
+        busy(0, 2, held=2),
+        busy(1, 1, held=2, kv_active_blocks=9),
+        busy(2, 1, held=2, kv_active_blocks=5),
+    ]
+    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(2)
+
+
+def test_without_a_match_the_least_load_wins() -> None:
+    assert CacheAware().choose(FOUR_BLOCKS, [busy(0, 2), busy(1, 1)]).worker == Worker(1)
+
+
+def test_the_tree_records_sent_prompts() -> None:
+    policy = CacheAwareTree()
+    assert policy.choose(FOUR_BLOCKS, [busy(0, 1), busy(1)]).worker == Worker(1)
+    longer = Query(isl=80, block_size=16, hashes=(1, 2, 3, 4, 5))
+    choice = policy.choose(longer, [busy(0), busy(1, 1)])
+    assert choice.worker == Worker(1)
+    assert choice.hit_rate == pytest.approx(4 / 5)
+
+
+def test_the_tree_requires_a_match_of_more_than_half() -> None:
+    policy = CacheAwareTree()
+    policy.choose(Query(isl=32, block_size=16, hashes=(1, 2)), [busy(1)])
+    states = [busy(0), busy(1, 1)]
+    assert policy.choose(FOUR_BLOCKS, states).worker == Worker(0)
+    longer = Query(isl=48, block_size=16, hashes=(1, 2, 9))
+    assert policy.choose(longer, states).worker == Worker(1)
+
+
+def test_sent_prompts_are_evicted_from_the_tail_of_the_least_recent() -> None:
+    sent = SentPrefixes(blocks_max=4)
+    first, second = Worker(1), Worker(2)
+    sent.add(first, (1, 2))
+    sent.add(first, (7, 8, 9))
+    assert sent.longest((1, 2), {first}) == (first, 1)
+    assert sent.longest((7, 8, 9), {first}) == (first, 3)
+    sent.add(second, (7,))
+    assert sent.longest((7, 8), {second}) == (second, 1)
+    assert len(sent) == 5
+    sent.forget(first)
+    assert sent.longest((7, 8), {first, second}) == (second, 1)
+    assert sent.longest((8,), {first, second}) == (None, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 6))))
+def test_the_tree_of_sent_prompts_matches_a_naive_model(
+    requests: list[tuple[int, int, int]],
+) -> None:
+    sent, naive = SentPrefixes(blocks_max=1000), {Worker(place): set() for place in range(3)}
+    for place, root, length in requests:
+        blocks = tuple(range(root, root + length))
+        sent.add(Worker(place), blocks)
+        naive[Worker(place)] |= {blocks[:end] for end in range(1, length + 1)}
+    for root in range(3):
+        blocks = tuple(range(root, root + 7))
+        held = {
+            w: max((len(p) for p in all_ if p == blocks[: len(p)]), default=0)
+            for w, all_ in naive.items()
+        }
+        worker, matched = sent.longest(blocks, naive)
+        assert matched == max(held.values())
+        assert worker is None if matched == 0 else held[worker] == matched
+
+
+def test_a_worker_that_is_added_again_has_an_empty_cache() -> None:
+    router = Router(make_policy("cache-aware-tree"))
+    router.add_worker(Worker(0))
+    router.route("first", FOUR_BLOCKS)
+    assert router.choose(FOUR_BLOCKS).hit_rate == 1
+    router.remove_worker(Worker(0))
+    router.add_worker(Worker(0))
+    assert router.choose(FOUR_BLOCKS).hit_rate == 0
+
+
+def by_tokens(query: Query, state: Candidate, fetched: int) -> Estimate:
+    """Estimate 1 s per token to prefill, 2 s per block to fetch, and 3 s between tokens."""
+    cached = (state.overlap.blocks + fetched) * query.block_size
+    return Estimate(state.load.outstanding_tokens, query.isl - cached, 2 * fetched, 3)
+
+
+def test_min_ttft_adds_queue_and_prefill() -> None:
+    states = [
+        busy(0, held=4, outstanding_tokens=50),
+        busy(1, outstanding_tokens=0),
+    ]
+    choice = MinTtft(estimator=by_tokens).choose(FOUR_BLOCKS, states)
+    assert (choice.worker, choice.cost) == (Worker(0), 50)
+    states[0].load.outstanding_tokens = 70
+    choice = MinTtft(estimator=by_tokens).choose(FOUR_BLOCKS, states)
+    assert (choice.worker, choice.cost) == (Worker(1), 64)
+
+
+def test_min_ttft_may_fetch_the_best_prefix_from_its_holder() -> None:
+    states = [busy(0, held=4, outstanding_tokens=50), busy(1, held=1)]
+    fetching = MinTtft(estimator=by_tokens, fetch_threshold=2.0)
+    choice = fetching.choose(FOUR_BLOCKS, states)
+    assert (choice.worker, choice.cost) == (Worker(1), 2 * 3)
+    not_worth_it = MinTtft(estimator=by_tokens, fetch_threshold=4.0)
+    assert not_worth_it.choose(FOUR_BLOCKS, states).cost == 48
+
+
+def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
+    states = [busy(0)]
+    with pytest.raises(ObjectiveError, match="first token would take at least 64 s"):
+        MinTtft(estimator=by_tokens, ttft_objective_s=60).choose(FOUR_BLOCKS, states)
+    with pytest.raises(ObjectiveError, match="each token"):
+        MinTtft(estimator=by_tokens, between_tokens_objective_s=2).choose(FOUR_BLOCKS, states)
+    kept = make_policy("min-ttft", estimator=by_tokens, ttft_objective_s=64)
+    assert kept.choose(FOUR_BLOCKS, states).worker == Worker(0)
+
+
+def test_the_default_estimate_is_based_on_published_costs() -> None:
+    costs = ModelCosts("flat", 0, 1000, 0, 5000, 10, 1, 5, 100, 1, "made up")
+    estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
+    state = busy(0, 2, held=1, prefill_s=7.0, active_decode_blocks=4)
+    state.overlap.shared = 2
+    step = 5.099  # seconds: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
+    queue = 7 + 5.089 / 2  # half a step of the 2 requests that decode
+    # a step's addition to its 16 s of prefill: 5 ms, 2 requests, 64 tokens
+    one_step = 0.005 + 0.084
+    assert estimator(FOUR_BLOCKS, state, 0) == pytest.approx((queue, 16.0 + one_step, 2.0, step))
+    # All 4 blocks are found; the last token is always computed.
+    assert estimator(FOUR_BLOCKS, state, 1) == pytest.approx((queue, 1.0 + one_step, 3.0, step))
+    assert MinTtft().choose(FOUR_BLOCKS, [busy(0), busy(1, held=4)]).worker == Worker(1)
+
+
+def test_an_estimate_counts_steps_and_each_memory_at_its_speed() -> None:
+    costs = ModelCosts("flat", 0, 1000, 0, 0, 0, 0, 2, 100, 1, "made up")
+    estimator = CostEstimator(costs=costs, bytes_per_s=1000, host_bytes_per_s=500, step_tokens=10)
+    state = busy(0)
+    state.overlap = Overlap(device=1, host=1, shared=1)
+    found = estimator(FOUR_BLOCKS, state, 0)
+    assert found.prefill_s == pytest.approx(16 + 2 * 0.002)  # 16 tokens in 2 steps
+    assert found.transfer_s == pytest.approx(16 * 100 / 500 + 16 * 100 / 1000)
+    assert found.added_s == pytest.approx(found.prefill_s + found.transfer_s)
+    state.load.prefill_s = 4.0  # the copies end before the earlier prefills do
+    assert estimator(FOUR_BLOCKS, state, 0).added_s == pytest.approx(found.prefill_s + 0.8)
