@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``beluga put`` and ``beluga get``, for single blocks."""
+"""The commands on blocks: ``beluga put``, ``get``, ``explain``, ``ls`` and ``rm``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import hashlib
 import os
 import re
 import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from beluga.cli.frame import Argument, BadParameter, Option
+import click
+
+from beluga.cli.frame import Argument, BadParameter, Exit, Legend, Option, explains
 from beluga.cli.options import (
     Host,
     Json,
@@ -21,11 +27,15 @@ from beluga.cli.options import (
     read_at_most,
     write_whole,
 )
-from beluga.cli.output import print_json, print_note
+from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import CacheError
 
 if TYPE_CHECKING:
-    from beluga.kvcache import KVCache
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from beluga.kvcache import KnownNamespace, KVCache, Namespace
+    from beluga.pool import Pool
 
 _ONBOARD_S = 30.0  # seconds without progress of the lower tiers
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
@@ -33,7 +43,7 @@ _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 Key = Annotated[
     str, Argument(help="The block's key: any text, or 32 to 128 hex digits of a digest.")
 ]
-Namespace = Annotated[str, Option(help="The namespace of the block.")]
+BlockNamespace = Annotated[str, Option(help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
@@ -48,7 +58,7 @@ def put(
     file: Annotated[Path, Argument(help="The file with the block's content; - is standard input.")],
     pool: PoolPaths = None,
     host: Host = None,
-    namespace: Namespace = "cli",
+    namespace: BlockNamespace = "cli",
     force: Annotated[
         bool,
         Option("--force", help=("Replace the block if the key already has other content.")),
@@ -119,7 +129,7 @@ def get(
     ] = Path("-"),
     pool: PoolPaths = None,
     host: Host = None,
-    namespace: Namespace = "cli",
+    namespace: BlockNamespace = "cli",
     json: Json = False,
 ) -> None:
     """Fetch a block. The exit status is 1 if it does not exist."""
@@ -142,3 +152,246 @@ def get(
         write_whole(file, data)
     if json:
         print_json({"key": digest(key).hex(), "bytes": len(data), "file": str(file)})
+
+
+Keys = Annotated[
+    list[str],
+    Argument(metavar="KEY...", help="Keys: any text, or 32 to 128 hex digits of a digest."),
+]
+NamespaceName = Annotated[
+    str,
+    Option(help="The namespace: its name, or its fingerprint of 16 digits, as in beluga ls."),
+]
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
+_NAMED = 5  # keys listed in an error
+_NAMESPACE = "cli"  # the default
+Fields = Annotated[
+    list[str] | None,
+    Option(
+        "--field",
+        metavar="NAME=VALUE",
+        help=(
+            "A field of the namespace, such as dtype=bfloat16, instead of --namespace. Repeat the "
+            "option for each field. Digits are a number."
+        ),
+    ),
+]
+Salt = Annotated[str, Option(help="The salt of the namespace.")]
+Limit = Annotated[int, Option(min=1, help="The largest number of blocks to show.")]
+ByNamespace = Annotated[
+    bool, Option("--namespaces", help="Show the namespaces of the blocks, with their fields.")
+]
+
+
+def explain_keys(
+    keys: Keys,
+    pool: PoolPaths = None,
+    host: Host = None,
+    namespace: NamespaceName = _NAMESPACE,
+    field: Fields = None,
+    salt: Salt = "",
+    json: Json = False,
+) -> None:
+    """Show why each key hits or misses. The exit status is 1 if one misses.
+
+    A key is a hash that includes its namespace: the model, dtype, layout, rank and salt of a block.
+    Blocks stored with a salt need --salt; blocks of namespaces that only other hosts opened cannot
+    be found.
+    """
+    from beluga.kvcache import explain
+    from beluga.rpc import Client
+
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        named = _namespace_of(opened, namespace, field, salt)
+        found = explain(client, named, [digest(key) for key in keys])
+    if json:
+        print_json([{"name": key} | asdict(one) for key, one in zip(keys, found, strict=True)])
+    else:
+        for key, one in zip(keys, found, strict=True):
+            click.echo(f"{key}: {one.state}, {one.cause}: {one.text}")
+    if any(one.state == "miss" for one in found):
+        raise Exit(1)
+
+
+def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
+    """Return the namespace of the options."""
+    from beluga.kvcache import Namespace, known_namespaces
+
+    if fields:
+        if name != _NAMESPACE:
+            raise BadParameter(
+                f"--field and --namespace {name} exclude each other; give one of them"
+            )
+        if wrong := [text for text in fields if "=" not in text]:
+            raise BadParameter(f"--field {wrong[0]} is not NAME=VALUE; give a name and a value")
+        pairs = [text.split("=", 1) for text in fields]
+        return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
+    for known in known_namespaces(pool.runtime_dir):
+        if f"{known.fingerprint:016x}" == name:
+            found = Namespace(known.fields, salt=salt)
+            if found.fingerprint != known.fingerprint:
+                raise CacheError(f"the namespace {name} has a salt; give it with --salt")
+            return found
+    if _FINGERPRINT.fullmatch(name):
+        print_note(
+            f"this host has opened no namespace with the fingerprint {name}, so it is taken as a "
+            "name (see 'beluga ls --namespaces')"
+        )
+    return Namespace({"name": name}, salt=salt)
+
+
+_BLOCKS = Legend(
+    {
+        "key": "the hash of the block's digest and its namespace, in hex",
+        "namespace": "the namespace's name if it has no other fields, otherwise its fingerprint",
+        "bytes": "the size of the block",
+        "epoch": "the epoch of the server that allocated the block",
+    }
+)
+_SPACES = Legend(
+    {
+        "namespace": "the namespace's fingerprint",
+        "blocks": "the number of its blocks in the pool",
+        "bytes": "their size in bytes",
+        "fields": "the fields of the namespace: a name, or model, dtype, layout and so on",
+    }
+)
+
+
+@explains(_BLOCKS, _SPACES)
+def ls(
+    pool: PoolPaths = None,
+    host: Host = None,
+    namespaces: ByNamespace = False,
+    limit: Limit = 100,
+    json: Json = False,
+) -> None:
+    """List the pool's blocks or, with --namespaces, their namespaces.
+
+    The key in the list is the hash of a block's digest and its namespace, from which the key given
+    to put cannot be derived.
+    """
+    from beluga.kvcache import known_namespaces
+    from beluga.rpc import Client
+
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        half = client.stat().epoch % 2
+        known = {one.fingerprint: one for one in known_namespaces(opened.runtime_dir)}
+        rows = _spaces(opened, half, known) if namespaces else _blocks(opened, half, known, limit)
+    if json:
+        print_json(rows)
+    elif not rows:
+        print_note("no blocks")
+    else:
+        legend = _SPACES if namespaces else _BLOCKS
+        print_table(legend, [[row[name] for name in legend] for row in rows])
+
+
+def _blocks(
+    pool: Pool, half: int, known: Mapping[int, KnownNamespace], limit: int
+) -> list[dict[str, object]]:
+    from beluga.index import EPOCH_SHIFT
+
+    lines = islice((line for lines in _committed(pool, half) for line in lines), limit)
+    return [
+        {
+            "key": f"{int(line['key'][0]):016x}{int(line['key'][1]):016x}",
+            "namespace": _shown(int(line["fingerprint"]), known),
+            "bytes": int(line["length"]),
+            "epoch": int(line["generation"]) >> EPOCH_SHIFT,
+        }
+        for line in lines
+    ]
+
+
+def _spaces(pool: Pool, half: int, known: Mapping[int, KnownNamespace]) -> list[dict[str, object]]:
+    blocks: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for lines in _committed(pool, half):
+        for line in lines:
+            blocks[int(line["fingerprint"])] += 1
+            sizes[int(line["fingerprint"])] += int(line["length"])
+    return [
+        {
+            "namespace": f"{of:016x}",
+            "blocks": count,
+            "bytes": sizes[of],
+            "fields": _fields(known[of]) if of in known else "opened by other hosts only",
+        }
+        for of, count in blocks.most_common()
+    ]
+
+
+def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
+    from beluga.index import COMMITTED, read_entries
+
+    for lines in read_entries(pool, half):
+        yield lines[lines["state"] == COMMITTED]
+
+
+def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
+    """Show a namespace by its name if it has no other fields, otherwise by its fingerprint."""
+    one = known.get(fingerprint)
+    if one is not None and set(one.fields) == {"name"} and not one.secret:
+        return str(one.fields["name"])
+    return f"{fingerprint:016x}"
+
+
+def _fields(one: KnownNamespace) -> str:
+    shown = [f"{name}={value}" for name, value in one.fields.items()]
+    return " ".join([*shown, *(["(and a salt)"] if one.secret else [])])
+
+
+def rm(
+    keys: Keys,
+    pool: PoolPaths = None,
+    host: Host = None,
+    namespace: NamespaceName = _NAMESPACE,
+    field: Fields = None,
+    salt: Salt = "",
+    json: Json = False,
+) -> None:
+    """Remove blocks. The exit status is 1 if one of them does not exist.
+
+    Clients that are reading a block may finish. Lower tiers remove it soon afterwards.
+    """
+    from beluga.kvcache import KVCache
+
+    with open_pool(pool) as opened:
+        named = _namespace_of(opened, namespace, field, salt)
+        with KVCache(opened, namespace=named, host=host) as cache:
+            removed = {key: _remove(cache, digest(key)) for key in keys}
+    if json:
+        print_json(removed)
+    missing = [key for key, places in removed.items() if not places]
+    if not json and len(missing) < len(removed):
+        print_note(f"removed: {len(removed) - len(missing)} of {len(removed)}{_where(removed)}")
+    if missing:
+        names = ", ".join(f"'{key}'" for key in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise CacheError(f"there is no block {names}{more} in that namespace; see 'beluga explain'")
+
+
+def _remove(cache: KVCache, name: bytes) -> list[str]:
+    """Remove a block, and return where it was: in the pool, in a lower tier, or "unknown": possibly
+    in a remote tier, which has yet to execute the removal.
+    """
+    from beluga.index import BlockState, IndexClient
+
+    index, key = IndexClient(cache.client), cache.keys([name])
+    below = int(index.tiers(key)[0]) & ~1 != 0
+    unknown = not below and index.lookup(key).state == BlockState.BELOW
+    places = ["pool"] if cache.remove([name]) else []
+    return places + ["lower tier"] * below + ["unknown"] * (unknown and not places)
+
+
+def _where(removed: Mapping[str, list[str]]) -> str:
+    """Describe the blocks that were not in the pool."""
+    below = sum(places == ["lower tier"] for places in removed.values())
+    unknown = sum(places == ["unknown"] for places in removed.values())
+    text = ""
+    if below:
+        text += f"; {below} of them only from a lower tier"
+    if unknown:
+        text += f"; {unknown} uncertain: a remote tier, which may not have them, removes them later"
+    return text

@@ -4,7 +4,7 @@
 ``beluga stop`` stops it.
 
 A child process runs the same command without ``--detach`` in its own session. It reports that it is
-ready, like a systemd service (:mod:`beluga.cli.notify`). It logs to ``serve.log`` in the pool's
+ready, like a systemd service (:mod:`beluga.cli.services`). It logs to ``serve.log`` in the pool's
 runtime directory, and writes its pid to ``serve.pid``, which it keeps locked: only the process with
 the lock is the server, even if a pid was reused. A standby on the same host has ``standby.log`` and
 ``standby.pid``; the names do not change when it takes over.

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga doctor``: checks this machine and shows how to fix problems."""
+"""The commands ``beluga doctor`` and ``verify``: whether this machine and its memory fit."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from beluga.cli.frame import Exit
-from beluga.cli.options import Host, Json, PoolPaths
-from beluga.cli.output import print_json, print_note
+from beluga.cli.frame import BadParameter, Exit, Legend, Option, explains
+from beluga.cli.options import Host, Json, PoolPaths, Wide, among, open_pool
+from beluga.cli.output import print_facts, print_json, print_note, print_table
+from beluga.errors import VerifyError
 
 if TYPE_CHECKING:
     from beluga.doctor import Finding
+    from beluga.verify import VerifyReport, VerifyResult
 
 
 def doctor(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
@@ -45,3 +49,116 @@ _LEVELS = ("ok", "warning", "error")
 def _line(finding: Finding) -> str:
     line = f"{finding.name}: {finding.level}: {finding.text}"
     return f"{line}; fix: {finding.fix}" if finding.fix else line
+
+
+_LEGEND = Legend(
+    {
+        "test": "the tested property of the memory",
+        "initiator": "the side that writes: a->b is side a; in store buffering both write",
+        "mode": "with the verbs of software coherence, or with bare loads and stores",
+        "trials": "the number of trials on all devices",
+        "violations": "the number of trials that violated the property",
+        "torn, rejected": "the number of half-written lines that were read and rejected",
+        "verdict": "holds; does not hold (not required); or BROKEN (required)",
+    }
+)
+
+
+@explains(_LEGEND)
+def verify(
+    pool: PoolPaths = None,
+    peer: Annotated[
+        bool, Option("--peer", help="Run one side; run the other side on another host.")
+    ] = False,
+    role: Annotated[
+        str | None,
+        Option(
+            completes=among("a", "b"),
+            metavar="a|b",
+            help="Which side this is. Side a determines the duration.",
+        ),
+    ] = None,
+    seconds: Annotated[float, Option(min=0, help="The duration of the tests in seconds.")] = 3.0,
+    timeout: Annotated[
+        float, Option(min=0.1, help="The longest silence of the other side in seconds.")
+    ] = 60.0,
+    wide: Wide = False,
+    json: Json = False,
+) -> None:
+    """Test an idle pool's memory against the coherence in its superblock. The exit status is 1 if a
+    test fails.
+
+    The verbs of software coherence (streamed stores, invalidation before reads) must work on all
+    memory. Bare loads and stores are also tested; they must work only where the pool has hardware
+    coherence.
+    """
+    from beluga.verify import verify_pool
+
+    if peer and role not in ("a", "b"):
+        raise BadParameter("--peer needs --role a on one host and --role b on the other")
+    if role and not peer:
+        raise BadParameter("--role goes with --peer")
+    with open_pool(pool) as opened:
+        if peer:
+            print_note(f"side {role}: waiting for side {'b' if role == 'a' else 'a'}")
+        report = verify_pool(opened, role=role, seconds=seconds, patience=timeout)
+    if json:
+        print_json(asdict(report) | {"good": report.good})
+    else:
+        _show(report, wide=wide)
+    if not report.good:
+        raise VerifyError(f"this is required but does not hold: {', '.join(report.broken())}")
+
+
+def _show(report: VerifyReport, *, wide: bool) -> None:
+    machine = report.machine
+    started = datetime.fromtimestamp(report.started_s, timezone.utc)
+    print_facts(
+        {
+            "pool": report.pool,
+            "side": report.role,
+            "machine": machine.name,
+            "cpu": machine.cpu,
+            "cpu features": " ".join(machine.cpu_features),
+            "kernel": machine.kernel,
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": report.seconds,
+            **{
+                f"device {device.index}": f"{device.path}, {device.kind}, {device.coherence}, "
+                f"{device.holds}"
+                for device in report.devices
+            },
+        }
+    )
+    print_table(
+        _LEGEND,
+        [
+            _row(list(same))
+            for _, same in groupby(report.findings, lambda f: (f.test, f.initiator, f.mode))
+        ],
+        spare=("torn, rejected", "trials"),
+        wide=wide,
+    )
+    print_note("everything required holds" if report.good else "NOT everything required holds")
+
+
+def _row(findings: list[VerifyResult]) -> list[object]:
+    """Make the table's row for one test, initiator and mode over all devices."""
+    first = findings[0]
+    return [
+        first.test,
+        first.initiator,
+        first.mode,
+        sum(finding.trials for finding in findings),
+        sum(finding.violations for finding in findings),
+        sum(finding.rejected for finding in findings),
+        _verdict(findings),
+    ]
+
+
+def _verdict(findings: list[VerifyResult]) -> str:
+    wrong = [f for f in findings if f.violations]
+    if not wrong:
+        return "holds"
+    where = ", ".join(str(f.device) for f in wrong)
+    return f"{'BROKEN' if any(f.broken for f in wrong) else 'does not hold'} on device {where}"

@@ -21,13 +21,35 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from beluga.cli.legend import legends_of
 from beluga.errors import BelugaError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Legend(dict[str, str]):
+    """The headings of a table's columns and their meanings, in order."""
+
+
+def explains(*legends: Legend) -> Callable[[Function], Function]:
+    """Return a decorator for a command that prints tables with these legends."""
+
+    def give(command: Function) -> Function:
+        command.__dict__["legends"] = legends
+        return command
+
+    return give
+
+
+def legends_of(command: Any) -> tuple[Legend, ...]:
+    """Return the legends of a command, or of a function that wraps it."""
+    found: tuple[Legend, ...] = getattr(command, "legends", ())
+    return found
+
 
 _WIDTH_MIN = 20  # columns
 _WIDTH_MAX = 120  # longer lines are hard to read

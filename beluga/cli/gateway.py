@@ -20,7 +20,6 @@ from beluga.choices import (
 from beluga.cli import logs
 from beluga.cli.caller_options import CallerOptions, with_callers
 from beluga.cli.frame import Option
-from beluga.cli.notify import Manager
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
 from beluga.cli.routing_options import (
@@ -38,6 +37,7 @@ from beluga.cli.routing_options import (
     estimator_of,
     list_policies,
 )
+from beluga.cli.services import Manager
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from beluga.cli.frame import BadParameter, Option
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import BadParameter, Legend, Option, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import CallTimeoutError, NoServerError

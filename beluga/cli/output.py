@@ -1,26 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The output of commands: JSON or tables on stdout, progress on stderr."""
+"""The output of commands: JSON or tables on stdout, progress on stderr, and a page's origin."""
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
+import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
 from beluga.cli import logs
-from beluga.cli.frame import fill
-from beluga.cli.legend import Legend
+from beluga.cli.frame import Legend, fill
 
-if TYPE_CHECKING:  # rich is slow to import, and JSON does not need it
+if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+def origin() -> dict[str, str]:
+    """Return the names and values for the page's header."""
+    import beluga_bench  # slow to import
+
+    system = platform.uname()
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return {
+        "Command": command,
+        "Version": f"beluga-kv {beluga_bench.version()}, Python {platform.python_version()}",
+        "Machine": f"{beluga_bench.cpu_model()}, {system.system} {system.release}",
+        "Date": datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
 
 _PIPE_WIDTH = 200  # columns
 _TEXT_MIN = 16  # columns; longer text is wrapped to this width at least
@@ -87,7 +105,7 @@ def print_table(
 
     On a narrow terminal, text is wrapped, and ``spare`` columns are dropped, in their order, unless
     ``wide`` is set. If that is not enough, each row becomes a table of names and values. The legend
-    is shown in the command's help (:func:`beluga.cli.legend.explains`).
+    is shown in the command's help (:func:`beluga.cli.frame.explains`).
     """
     columns = list(legend) if columns is None else list(columns)
     if unknown := {*columns, *spare} - set(legend):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands for whole pools: mount, umount, create, info, check and destroy."""
+"""The commands of ``beluga pool`` and ``disk``, and ``mount`` and ``umount``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,20 +14,66 @@ import click
 
 from beluga import config
 from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
-from beluga.cli.frame import Argument, Option
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import Argument, Legend, Option, explains
 from beluga.cli.options import Json, PoolPaths, open_pool, size
-from beluga.cli.output import print_facts, print_json, print_note, print_table, progress
+from beluga.cli.output import plain, print_facts, print_json, print_note, print_table, progress
 from beluga.errors import (
     DeviceMismatchError,
     DeviceMissingError,
     NoDefaultPoolError,
     PoolError,
+    TransferError,
 )
 
 if TYPE_CHECKING:
+    from beluga._ffi import core
     from beluga.pool import DeviceSpec, Geometry, Pool
     from beluga.transfer import Crossovers
+
+
+@contextmanager
+def scrub_admission(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, int] | None]:
+    """Yield the lowest class of this host's link to the pool, or None if the link cannot be
+    used.
+    """
+    from beluga.transfer import IoHandle, TransferClass, host_link
+
+    try:
+        link = host_link(pool)
+    except (TransferError, PoolError, OSError):
+        yield None
+        return
+    place = IoHandle(link)
+    try:
+        with place.using() as io_queue:
+            yield io_queue, TransferClass.SCRUB
+    finally:
+        place.close()
+        link.close()
+
+
+Disk = Annotated[
+    list[Path],
+    Argument(metavar="PATH...", help="The disks, as in --disk of a server."),
+]
+
+
+def adopt(path: Disk, json: Json = False) -> None:
+    """Release disks with blocks of another server to the next server that opens them.
+
+    Use this for a disk whose server will not return. Its blocks stay. A new pool at the location of
+    an earlier one needs no such command.
+    """
+    from beluga.tiers import adopt_disk
+
+    for each in path:
+        before = adopt_disk(each)
+        if json:
+            print_json({"disk": str(each), "server": before.name, "pool": before.pool})
+        else:
+            owner = plain(before.name or before.pool) or "no pool"
+            print_note(f"{each} belonged to {owner}; the next server that opens it takes it over")
+
 
 Paths = Annotated[
     list[str],
@@ -265,7 +311,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Check a pool, with or without a running server. The exit status is 1 if it is damaged."""
-    from beluga.cli.scrub import scrub_admission
+    from beluga.cli.pool import scrub_admission
     from beluga.index import check_devices, repair_pool
     from beluga.pool import default_specs
 

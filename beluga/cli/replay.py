@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import ENGINE_OFFLOADS, REPLAY_SIZE_MAX, SPEED_MAX, SPEED_MIN
-from beluga.cli.frame import Argument, BadParameter, Option
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
 from beluga.cli.options import AdminAddress, Json, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, progress
-from beluga.cli.tiers import (
+from beluga.cli.serve import (
     AdmissionName,
     DiskBytes,
     Disks,

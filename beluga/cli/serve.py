@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga serve``: the server."""
+"""The command ``beluga serve``: the server, with its lower tiers and events."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-from beluga.choices import EVICTIONS, SILENT_S
+from beluga.choices import ADMISSIONS, EVICTIONS, OFFLOADS, SILENT_S
 from beluga.cli import logs
 from beluga.cli.detach import detached
 from beluga.cli.frame import BadParameter, Option
-from beluga.cli.notify import Manager
 from beluga.cli.options import (
     AdminAddress,
     AdminTls,
@@ -33,17 +32,7 @@ from beluga.cli.options import (
     size,
 )
 from beluga.cli.output import announce
-from beluga.cli.services import Services
-from beluga.cli.tiers import (
-    AdmissionName,
-    DiskBytes,
-    DiskOwner,
-    Disks,
-    ForgetTier,
-    Offload,
-    Remotes,
-    refuse_without_tier,
-)
+from beluga.cli.services import Manager, Services
 from beluga.errors import (
     BadValueError,
     DeposedError,
@@ -62,6 +51,84 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.rpc import Quota, Server
     from beluga.tiers import TierService, TierSettings
+
+Disks = Annotated[
+    list[str] | None,
+    Option(
+        "--disk",
+        metavar="PATH",
+        help=(
+            "Offload blocks to this disk: a directory, a file or a block device. Repeat the "
+            "option to spread them over several disks."
+        ),
+    ),
+]
+DiskBytes = Annotated[
+    int,
+    Option(parser=size, metavar="SIZE", help="The total size used on the disks, such as 800G."),
+]
+DiskOwner = Annotated[
+    str,
+    Option(
+        metavar="NAME",
+        help=(
+            "The owner of the disks' blocks; a disk of another owner is refused. Default: the "
+            "pool's location, so that a new pool there takes the disk over with its blocks."
+        ),
+    ),
+]
+Remotes = Annotated[
+    list[str] | None,
+    Option(
+        "--remote",
+        metavar="URL",
+        help=(
+            "Offload blocks to this store, which several pools may share: s3://BUCKET/PREFIX, "
+            "file:///PATH, redis://HOST:PORT/DB or mooncake://HOST:PORT."
+        ),
+    ),
+]
+ForgetTier = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME",
+        help=(
+            "Drop the pending removals of a tier that will never be used below this pool again: "
+            "disk (all but the server's own), or a store's URL. Repeat the option for each."
+        ),
+    ),
+]
+Offload = Annotated[
+    str,
+    Option(
+        words=OFFLOADS,
+        help=(
+            "What to do with a block that would be evicted before it was offered to these tiers: "
+            "drop it, or wait."
+        ),
+    ),
+]
+AdmissionName = Annotated[
+    str,
+    Option(
+        "--admission",
+        words=ADMISSIONS,
+        metavar="NAME",
+        help="Which blocks the tiers save: always, second-touch, sketch or adaptive.",
+    ),
+]
+
+
+def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str]) -> None:
+    """Raise BadParameter for options of lower tiers without a tier. ``usual`` has their
+    defaults.
+    """
+    for name, value, default in zip(
+        ("--offload", "--admission"), (offload, admission), usual, strict=True
+    ):
+        if value != default:
+            raise BadParameter(f"{name} {value} needs a lower tier; give --disk or --remote")
+
 
 DeclaredGone = Annotated[
     bool,

@@ -20,8 +20,7 @@ from typing import Any
 import click
 
 from beluga import config
-from beluga.cli.frame import Context, Number, meant, parameters_of
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import Context, Legend, Number, explains, meant, parameters_of
 from beluga.cli.options import Host, Json, LogFormat, LogLevel, PoolPaths
 from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import SettingsError

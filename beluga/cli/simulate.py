@@ -25,8 +25,7 @@ from beluga.choices import (
     STEP_TOKENS,
     TIER_ORDERS,
 )
-from beluga.cli.frame import Argument, BadParameter, Option
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
 from beluga.cli.options import (
     Json,
     Wide,
@@ -36,8 +35,7 @@ from beluga.cli.options import (
     size,
     write_whole,
 )
-from beluga.cli.origin import origin
-from beluga.cli.output import print_json, print_note, print_table, progress
+from beluga.cli.output import origin, print_json, print_note, print_table, progress
 from beluga.cli.routing_options import (
     GPU_PATH,
     LIST,

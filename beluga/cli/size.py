@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import COST_MODELS, GPU_PATHS_GB_PER_S
-from beluga.cli.frame import Argument, BadParameter, Option
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
 from beluga.cli.options import Json, Wide, among, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.cli.trace_options import read_named

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beluga.cli.frame import width
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import Legend, explains, width
 from beluga.cli.options import Host, Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
 

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from beluga.cli.frame import Option, width
-from beluga.cli.legend import explains
+from beluga.cli.frame import Option, explains, width
 from beluga.cli.options import PoolPaths, runtime_dir_of
 from beluga.cli.output import print_note
 from beluga.cli.top_frame import LEGENDS, draw_frame

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from beluga.cli.legend import Legend
+from beluga.cli.frame import Legend
 from beluga.cli.output import plain
 
 if TYPE_CHECKING:  # the help of `beluga top` has the legends and must not import rich or numpy

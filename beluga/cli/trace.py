@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from beluga.cli.frame import BadParameter, Option
-from beluga.cli.legend import Legend, explains
+from beluga.cli.frame import BadParameter, Legend, Option, explains
 from beluga.cli.options import Json, PoolPaths, as_bad_value, runtime_dir_of
 from beluga.cli.output import print_json, print_note, print_row
 from beluga.errors import BadValueError, NoTraceError

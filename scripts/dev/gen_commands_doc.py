@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 
-from beluga.cli import legend  # noqa: E402  not installed where this runs
+from beluga.cli import frame  # noqa: E402  not installed where this runs
 from beluga.cli.app import app, cxl_rpc  # noqa: E402
 from beluga.router import POLICIES, settings_of  # noqa: E402
 
@@ -100,7 +100,7 @@ def _section(name: str, command: Any) -> list[str]:
     page += [f"| `{_name_of(p)}` | {_cell(p.help)} |" for p in arguments]
     for option in options:
         page.append(f"| {_spelled(option)} | {_cell(option.help)}{_default_of(option)} |")
-    for columns in legend.legends_of(command.callback):
+    for columns in frame.legends_of(command.callback):
         page += ["", "| column | meaning |", "| --- | --- |"]
         page += [f"| `{name}` | {_cell(text)} |" for name, text in columns.items()]
     return page

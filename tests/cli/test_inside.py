@@ -22,7 +22,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from beluga import events
+from beluga import events, transfer
 from beluga.cli import (
     bench,
     block,
@@ -31,11 +31,11 @@ from beluga.cli import (
     main,
     ping,
     prefill_worker,
-    scrub,
     serve,
     stat,
 )
-from beluga.cli import verify as verify_command
+from beluga.cli import doctor as verify_command
+from beluga.cli import pool as pool_commands
 from beluga.cli.app import app, cxl_rpc
 from beluga.cli.replay import _moved
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
@@ -556,7 +556,7 @@ def test_benchmarks_get_their_options_and_show_all_columns(
     assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in requests[1:]] == [
         (True, ("p",), "hardware", "x", 1)
     ]
-    lanes = CliRunner().invoke(cxl_rpc.app, ["bench", "--smoke"])
+    lanes = CliRunner().invoke(cxl_rpc, ["bench", "--smoke"])
     assert "there is no benchmark 'rpc'; choose one of a, b, all" in lanes.stderr
 
 
@@ -729,8 +729,8 @@ def test_scrubbing_without_a_link_needs_no_admission(
     def host_link(pool: object) -> None:
         raise PoolError("no link")
 
-    monkeypatch.setattr(scrub, "host_link", host_link)
-    with scrub.scrub_admission(None) as admission:  # type: ignore[arg-type]
+    monkeypatch.setattr("beluga.transfer.host_link", host_link)
+    with pool_commands.scrub_admission(None) as admission:  # type: ignore[arg-type]
         assert admission is None
 
 
@@ -738,10 +738,10 @@ def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) ->
     closed: list[str] = []
     link = SimpleNamespace(close=lambda: closed.append("link"))
     place = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("place"))
-    monkeypatch.setattr(scrub, "host_link", lambda pool: link)
-    monkeypatch.setattr(scrub, "IoHandle", lambda found: place)
-    with scrub.scrub_admission(None) as admission:  # type: ignore[arg-type]
-        assert admission == (5, scrub.TransferClass.SCRUB)
+    monkeypatch.setattr("beluga.transfer.host_link", lambda pool: link)
+    monkeypatch.setattr("beluga.transfer.IoHandle", lambda found: place)
+    with pool_commands.scrub_admission(None) as admission:  # type: ignore[arg-type]
+        assert admission == (5, transfer.TransferClass.SCRUB)
         assert closed == []
     assert closed == ["place", "link"]
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import beluga.cli
 from beluga.cli.app import app, cxl_rpc
-from beluga.cli.legend import Legend, legends_of
+from beluga.cli.frame import Legend, legends_of
 
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
 FOLDER = Path(beluga.cli.__file__).parent
@@ -48,7 +48,7 @@ def test_legends_are_defined_apart_from_printing() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print_table":
                 assert isinstance(node.args[0], ast.Name), f"{path.name}:{node.lineno}"
-                assert node.args[0].id.isupper() or path.name == "look.py", path.name
+                assert node.args[0].id.isupper() or path.name == "block.py", path.name
 
 
 @pytest.mark.parametrize("name", [name for name, _, legends in commands() if legends])

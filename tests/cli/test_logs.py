@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from beluga.cli import logs, output
 from beluga.cli.app import app, cxl_rpc
-from beluga.cli.legend import Legend
+from beluga.cli.frame import Legend
 from beluga.errors import SettingsError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

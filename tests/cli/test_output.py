@@ -15,7 +15,7 @@ import click
 import pytest
 
 from beluga.cli import options, output
-from beluga.cli.legend import Legend
+from beluga.cli.frame import Legend
 from beluga.errors import BelugaError
 
 

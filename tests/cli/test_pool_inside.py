@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from beluga.cli import pool as command
 from beluga.cli.app import app
-from beluga.cli.scrub import scrub_admission
+from beluga.cli.pool import scrub_admission
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.pool import DeviceSpec, Pool
 from beluga.transfer import Crossovers

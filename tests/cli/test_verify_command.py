@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from beluga import IndexServer, KVCache
-from beluga.cli import verify as command
+from beluga.cli import doctor as command
 from beluga.errors import VerifyError
 from beluga.pool import Pool
 from beluga.verify import MachineRecord, VerifyReport, VerifyResult
