@@ -3,17 +3,23 @@
 """The admin endpoint of a server: small HTTP routes, over a socket of the pool's runtime directory
 and optionally over TCP (``beluga serve --admin``).
 
-It runs in the server's process, on its own threads. Users with access to the runtime directory may
-use the socket; over TCP nothing can be changed.
+It runs in the server's process, on threads of its own. Users with access to the runtime directory
+may use the socket; over TCP nothing can be changed.
 """
 
-from beluga.admin.address import read_address
-from beluga.admin.client import request, request_any, request_json, standing_by
-from beluga.admin.endpoint import Admin
-from beluga.admin.health import ServerHealth
-from beluga.admin.page import page_routes
-from beluga.admin.route import AdminRequest, AdminResponse, Route, Routes, json_response
-from beluga.admin.routes import lane_routes, server_routes
+from beluga.admin.local_socket import request, request_any, request_json, standing_by
+from beluga.admin.routes import (
+    AdminRequest,
+    AdminResponse,
+    Route,
+    Routes,
+    ServerHealth,
+    json_response,
+    lane_routes,
+    page_routes,
+    server_routes,
+)
+from beluga.admin.server import Admin, read_address
 
 __all__ = [
     "Admin",

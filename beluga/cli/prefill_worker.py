@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from beluga.cli import logs
 from beluga.cli.frame import BadParameter, Option
-from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
+from beluga.cli.options import JsonLines, LogFormat, LogLevel
 from beluga.cli.output import announce
 from beluga.listening import shown_url
 
@@ -47,7 +47,6 @@ def prefill_worker(
         raise BadParameter(
             f"--engine {shown_url(engine)} is not an address; write http://HOST:PORT"
         )
-    need("router", "aiohttp")
     logs.begin(log_level, log_format)
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout, json=json))
 

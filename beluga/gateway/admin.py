@@ -30,13 +30,13 @@ import msgspec
 from aiohttp import web
 
 from beluga.errors import RouterError
-from beluga.gateway.acceptor import connection_of
 from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import EngineSpec, read_url
+from beluga.listening.server import connection_of
 from beluga.router import Advice, Decision, Goals, Load, Seen, Worker, advise
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ async def _body(request: web.Request) -> bytes:
     connection = connection_of(request)
     connection.wait()
     body = await request.read()
-    connection.place.work()
+    connection.slot.work()
     return body
 
 

@@ -19,13 +19,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from beluga.gateway.acceptor import connection_of
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.settings import Limits
 from beluga.listening import plain_path
+from beluga.listening.server import connection_of
 from beluga.open_files import file_limit
 
 log = logging.getLogger(__name__)
@@ -123,12 +123,12 @@ class Bodies:
                 if size > most:
                     raise Refusal(413, f"the request's body has more than {most} bytes")
                 held.grow(size)
-                connection.place.move(len(piece))
+                connection.slot.move(len(piece))
                 pieces.append(piece)
         except BaseException:
             pieces.clear()  # the error's traceback keeps this frame alive during the response
             raise
-        connection.place.work()
+        connection.slot.work()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

@@ -17,7 +17,6 @@ import aiohttp
 import msgspec
 
 from beluga.errors import RouterError
-from beluga.gateway.acceptor import is_own_shortage
 from beluga.gateway.conversation import ChatFields, Tokenizer, of_chat
 from beluga.gateway.engine import PROBLEMS, Engine, Health
 from beluga.gateway.fleet import Fleet
@@ -25,6 +24,7 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.protocol import ANSWER_MAX, FAILURES, read_whole, words_of
 from beluga.gateway.settings import Limits
 from beluga.limit import LogLimit
+from beluga.listening.server import is_own_shortage
 from beluga.router import LoadReport, LoadTracker, WorkerMetrics, read_load
 
 # ---- Health

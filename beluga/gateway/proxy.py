@@ -20,7 +20,6 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from beluga.gateway.acceptor import is_own_shortage
 from beluga.gateway.attempts import Attempts, UnansweredError
 from beluga.gateway.conversation import Tokenizer
 from beluga.gateway.director import Director, Placement
@@ -46,6 +45,7 @@ from beluga.gateway.protocol import (
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Limits
 from beluga.listening import plain_path
+from beluga.listening.server import is_own_shortage
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,6 @@ from aiohttp import web
 
 from beluga.errors import RouterError
 from beluga.gateway.acceptor import (
-    HEADER_SIZE_MAX,
-    HEADERS_MAX,
     listen,
     of_clients,
     of_operators,
@@ -37,6 +35,7 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Address, Settings
+from beluga.listening.server import HEADER_SIZE_MAX, HEADERS_MAX
 from beluga.router import (
     DEFAULT_POLICY,
     BusyThresholds,

@@ -21,16 +21,16 @@ from beluga.admin import (
     Admin,
     AdminRequest,
     AdminResponse,
-    endpoint,
-    handler,
     json_response,
     read_address,
     request,
     request_json,
+    server,
 )
 from beluga.admin import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, NoServerError
-from beluga.listening import ConnectionSlots, Token
+from beluga.listening import Token
+from beluga.listening import server as listening
 
 
 def echo(request: AdminRequest) -> AdminResponse:
@@ -88,7 +88,9 @@ def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> Non
     }
     assert request_json(tmp_path, "/echo", dict, {"on": True})["body"] == {"on": True}
     assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
-    with pytest.raises(AdminError, match="there is GET /echo, GET /endpoint, GET /fail"):
+    with pytest.raises(
+        AdminError, match="no route GET /none; routes: GET /echo, GET /endpoint, GET /fail"
+    ):
         request(tmp_path, "/none")
 
 
@@ -106,7 +108,7 @@ def test_tcp_only_reads(make: Make) -> None:
     admin = make(address="0")
     assert over_tcp(admin) == HTTPStatus.OK
     assert over_tcp(admin, "POST") == HTTPStatus.FORBIDDEN
-    assert over_tcp(admin, "PUT") == HTTPStatus.NOT_IMPLEMENTED
+    assert over_tcp(admin, "PUT") == HTTPStatus.FORBIDDEN
     assert over_tcp(admin, path="/none") == HTTPStatus.NOT_FOUND
 
 
@@ -145,8 +147,8 @@ def test_other_origins_cannot_read_a_response(make: Make) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ("Content-Length: x", HTTPStatus.LENGTH_REQUIRED),
-        ("Content-Length: 0\r\nContent-Length: 9", HTTPStatus.LENGTH_REQUIRED),
+        ("Content-Length: x", HTTPStatus.BAD_REQUEST),
+        ("Content-Length: 0\r\nContent-Length: 9", HTTPStatus.BAD_REQUEST),
         ("Transfer-Encoding: chunked", HTTPStatus.LENGTH_REQUIRED),
         ("Content-Length: 9999999999", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     ],
@@ -170,7 +172,7 @@ def test_a_new_connection_replaces_the_slowest_one(make: Make, tmp_path: Path) -
             peer.settimeout(30)
             peer.connect(str(tmp_path / "admin.sock"))
         assert peers[0].recv(1) == b""
-        peers[-1].sendall(b"GET /echo HTTP/1.1\r\n\r\n")
+        peers[-1].sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
         assert peers[-1].recv(100).startswith(b"HTTP/1.1 200 ")
     finally:
         for peer in peers:
@@ -199,9 +201,9 @@ def test_a_client_waiting_for_its_response_stays_connected(
             return peer
 
         first = connected()
-        first.sendall(b"GET /hang HTTP/1.1\r\n\r\n")
+        first.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
         inside.wait()
-        silent = [connected() for _ in range(endpoint._CONNECTIONS_MAX + 5)]
+        silent = [connected() for _ in range(server._CONNECTIONS_MAX + 5)]
         # the slowest call comes first, although the other one was made earlier
         assert silent[0].recv(1) == b""
         going_on.set()
@@ -211,7 +213,8 @@ def test_a_client_waiting_for_its_response_stays_connected(
 def test_a_connection_that_stalls_too_long_is_closed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "ConnectionSlots", lambda: ConnectionSlots(patience_s=0.01))
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(listening, "_OVERDUE_LOOK_S", 0.01)
     make().claim()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.settimeout(30)
@@ -229,7 +232,7 @@ def raw(admin: Admin, request: str) -> bytes:
 
 def test_a_request_with_two_host_headers_is_rejected(make: Make) -> None:
     head = "GET /echo HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
-    assert raw(make(address="0"), head).startswith(b"HTTP/1.1 421 ")
+    assert raw(make(address="0"), head).split()[1] in (b"400", b"421")
 
 
 def test_the_body_of_a_rejected_request_is_not_parsed_as_a_request(make: Make) -> None:
@@ -251,10 +254,10 @@ def test_health_is_answered_while_routes_hang_and_others_are_refused(
         return AdminResponse(b"done")
 
     monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
-    monkeypatch.setattr(handler, "_TURN_S", 0.05)
+    monkeypatch.setattr(server, "_TURN_S", 0.05)
     admin = make(address="0")
-    with ThreadPoolExecutor(endpoint._TURNS) as threads:
-        hung = [threads.submit(over_tcp, admin, path="/hang") for _ in range(endpoint._TURNS)]
+    with ThreadPoolExecutor(server._TURNS) as threads:
+        hung = [threads.submit(over_tcp, admin, path="/hang") for _ in range(server._TURNS)]
         try:
             for _ in hung:
                 inside.acquire()
@@ -335,7 +338,7 @@ def test_stopping_closes_connections(make: Make, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(30)
         peer.connect(str(tmp_path / "admin.sock"))
-        peer.sendall(b"GET /echo HTTP/1.1\r\n\r\n")
+        peer.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
         assert peer.recv(10000)
         admin.stop()
         assert peer.recv(1) == b""

@@ -21,13 +21,13 @@ from fake_engine import FakeEngine
 from routed import QUICK, routed, until
 
 from beluga.errors import BadReplyError, BelugaError, RouterError
-from beluga.gateway import acceptor as acceptor_module
 from beluga.gateway.engine import Health
 from beluga.gateway.fleet import WORKERS_SIZE_MAX, workers_text
 from beluga.gateway.parsed_request import parse_request
 from beluga.gateway.protocol import ANSWER_MAX
 from beluga.gateway.settings import read_engines, read_queues, read_url
 from beluga.index import fetch_counters
+from beluga.listening import server as listening
 from beluga.tiers.remote import split_remote
 from beluga.tiers.remote.objects import store_options
 
@@ -90,7 +90,7 @@ async def test_the_log_quotes_nothing_of_an_invalid_request(
         assert b" 400 " in await reader.readline()
         writer.close()
         warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert [record.name for record in warned] == ["beluga.gateway.acceptor.http"]
+        assert [record.name for record in warned] == ["beluga.listening.server.http"]
         assert len(warned[0].getMessage().splitlines()) == 1
     assert WORD not in caplog.text
 
@@ -190,7 +190,7 @@ HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: "
 async def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(acceptor_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.5)
     async with routed(FakeEngine()) as site:
         for address in (site.service.address, site.service.admin_address):
             for sent in (b"", HALF_A_HEAD):
@@ -202,7 +202,7 @@ async def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_i
 
 async def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections with large heads are closed; those with heads of the usual size stay open."""
-    monkeypatch.setattr(acceptor_module, "HEADS_SIZE_MAX", 100_000)
+    monkeypatch.setattr(listening, "HEADS_SIZE_MAX", 100_000)
     async with routed(FakeEngine()) as site:
         usual_reader, usual = await asyncio.open_connection(*site.service.address)
         usual.write(HALF_A_HEAD + b"a" * 4000)
@@ -231,7 +231,7 @@ async def test_a_late_body_stays_within_the_total_limit() -> None:
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"
         )
-        places = site.service._clients.places
+        places = site.service._clients.slots
         await until(lambda: any(place.connection._handled for place in places))
         other = asyncio.ensure_future(site.completed(stream=False))
         await until(lambda: engine.under_way == 1)

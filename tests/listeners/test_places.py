@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which connection loses its place, on a virtual clock; and the rules for names and paths."""
+"""Which connection loses its slot, on a virtual clock; and the rules for names and paths."""
 
 from __future__ import annotations
 
 import pytest
 
-from beluga.listening import ConnectionSlots, KnownHosts, from_other_site, is_loopback, plain_path
-from beluga.listening import places as places_module
+from beluga.listening import KnownHosts, from_other_site, is_loopback, plain_path, server
+from beluga.listening.server import ConnectionSlots
 
 
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(places_module.time, "monotonic", lambda: self.now)
-        self.places: ConnectionSlots[str] = ConnectionSlots(30.0, lambda: self.now)
+        monkeypatch.setattr(server.time, "monotonic", lambda: self.now)
+        self.slots: ConnectionSlots[str] = ConnectionSlots(30.0, lambda: self.now)
 
     def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[str]:
-        return [place.connection for place in self.places.slowest(count, lag_min_s)]
+        return [slot.connection for slot in self.slots.slowest(count, lag_min_s)]
 
 
 @pytest.fixture
@@ -27,40 +27,40 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_client_that_was_silent_longest_loses_its_slot(clock: Clock) -> None:
     for name in ("old", "middle", "new"):
-        clock.places.take(name, "a")
+        clock.slots.take(name, "a")
         clock.now += 2
     assert clock.slowest(2) == ["old", "middle"]
 
 
 def test_a_client_with_a_running_request_keeps_its_connection(clock: Clock) -> None:
-    one = clock.places.take("one", "a")
+    one = clock.slots.take("one", "a")
     one.work()
     clock.now += 1000
     assert clock.slowest() == []
-    assert clock.places.overdue() == []
+    assert clock.slots.overdue() == []
     one.wait()
     clock.now += 31
-    assert [place.connection for place in clock.places.overdue()] == ["one"]
+    assert [slot.connection for slot in clock.slots.overdue()] == ["one"]
 
 
 def test_a_trickle_of_bytes_counts_as_silence(clock: Clock) -> None:
-    one = clock.places.take("drips", "a")
+    one = clock.slots.take("drips", "a")
     for _ in range(31):
         clock.now += 1
         one.move(1)
-    assert [place.connection for place in clock.places.overdue()] == ["drips"]
+    assert [slot.connection for slot in clock.slots.overdue()] == ["drips"]
 
 
 def test_earlier_speed_protects_a_client_only_briefly(clock: Clock) -> None:
     """It sent a mebibyte at once, and then nothing."""
-    one = clock.places.take("one", "a")
+    one = clock.slots.take("one", "a")
     one.move(1 << 20)
     clock.now += 31
-    assert clock.places.overdue()
+    assert clock.slots.overdue()
 
 
 def test_an_active_client_keeps_its_slot(clock: Clock) -> None:
-    fast, slow = clock.places.take("fast", "a"), clock.places.take("slow", "b")
+    fast, slow = clock.slots.take("fast", "a"), clock.slots.take("slow", "b")
     for _ in range(100):
         clock.now += 1
         fast.move(100_000)
@@ -69,21 +69,21 @@ def test_an_active_client_keeps_its_slot(clock: Clock) -> None:
 
 
 def test_the_peer_with_the_most_slow_clients_loses_slots_first(clock: Clock) -> None:
-    clock.places.take("probe", "kubelet")
+    clock.slots.take("probe", "kubelet")
     clock.now += 1
     for number in range(5):
-        clock.places.take(f"flood{number}", "attacker")
+        clock.slots.take(f"flood{number}", "attacker")
     clock.now += 2
     assert clock.slowest() == ["flood0"]
-    clock.places.leave("flood0")
+    clock.slots.leave("flood0")
     assert clock.slowest() == ["flood1"]
 
 
 def test_a_new_client_is_kept_while_others_stall(clock: Clock) -> None:
-    clock.places.take("lags", "b")
+    clock.slots.take("lags", "b")
     clock.now += 2
     for number in range(9):
-        clock.places.take(str(number), "a")
+        clock.slots.take(str(number), "a")
     assert clock.slowest() == ["lags"]
     assert clock.slowest(9, 0.25) == ["lags"]
 

@@ -163,3 +163,22 @@ def test_a_router_that_sends_too_much_is_disconnected(served: Site) -> None:
         assert requested.poll(30_000)
     finally:
         context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "status"),
+    [
+        ("POST", "65536", 400),  # the body is read, but is not JSON
+        ("POST", "65537", 413),
+        ("POST", "9" * 5000, 400),  # more digits than Python's limit for conversions
+        ("GET", "0", 200),
+        ("GET", "1", 413),
+    ],
+)
+def test_a_body_of_the_server_has_64_kib_at_most(
+    served: Site, method: str, length: str, status: int
+) -> None:
+    path = "/quota" if method == "POST" else "/healthz"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    body = b"a" * (1 << 16) if length == "65536" else b""
+    assert status_of(served.http["local socket"].raw(head.encode() + body)) == status

@@ -54,8 +54,7 @@ EXPORTS: dict[str, str] = {
         "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets WeakBlock"
     ),
     "beluga.listening": (
-        "KnownHosts PATIENCE_S ConnectionSlot ConnectionSlots Token from_other_site is_loopback "
-        "plain_path read_tls read_token shown_url"
+        "KnownHosts Token from_other_site is_loopback plain_path read_tls read_token shown_url"
     ),
     "beluga.live": "CellState DeviceFacts LinkFacts Note Observer "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
@@ -63,7 +62,6 @@ EXPORTS: dict[str, str] = {
         "Admin AdminResponse ServerHealth AdminRequest Route Routes request request_json "
         "request_any json_response lane_routes page_routes read_address server_routes standing_by"
     ),
-    "beluga.exporter": "Collector HANDLER_PREFIX METRICS REGISTRY_PREFIXES ServerCollector",
     "beluga.verify": "VerifyResult MachineRecord VerifyReport verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "

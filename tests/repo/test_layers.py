@@ -84,6 +84,8 @@ EXTRAS = {
     "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "events": {"zmq"},
+    "admin": {"aiohttp"},
+    "listening": {"aiohttp"},
     "replay": {"msgspec", "rich"},
     "gateway": {
         *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
