@@ -5,7 +5,7 @@
 They are apart from the modules that implement them, because the help needs neither these nor numpy.
 """
 
-EVICTIONS = ("lru", "s3fifo", "cost")
+EVICTIONS = ("lru", "s3fifo")
 """The eviction policies of a server (csrc/index/evict.h)."""
 
 OFFLOADS = ("drop", "wait")
@@ -44,7 +44,7 @@ STEP_TOKENS = 8192
 
 MEMORIES = ("pool", "split")
 SIMULATED_ENGINES = ("chunked", "serial")
-TIER_ORDERS = ("lru", "s3fifo", "cost", "fifo")
+TIER_ORDERS = ("lru", "s3fifo", "fifo")
 PRESETS = ("feasibility",)
 SIMULATED_COUNT_MAX = 1 << 16
 SPEED_MIN, SPEED_MAX = 1e-6, 1e6

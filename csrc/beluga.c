@@ -9,8 +9,6 @@
 #define _GNU_SOURCE
 #endif
 
-#include "format/pool_format_check.c"
-
 #include "coherence/crash_point.c"
 #include "coherence/x86_cpu.c"
 #include "coherence/aarch64_cpu.c"
@@ -75,7 +73,6 @@
 
 #include "index/hash.c"
 #include "index/s3fifo.c"
-#include "index/gdsf.c"
 #include "index/evict.c"
 #include "index/pins.c"
 #include "index/tier.c"

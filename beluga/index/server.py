@@ -44,7 +44,7 @@ MAP_CELL = record_dtype("bl_map_cell")
 EVICTIONS = dict(
     zip(
         choices.EVICTIONS,
-        (lib.BL_EVICT_LRU, lib.BL_EVICT_S3FIFO, lib.BL_EVICT_COST),
+        (lib.BL_EVICT_LRU, lib.BL_EVICT_S3FIFO),
         strict=True,
     )
 )

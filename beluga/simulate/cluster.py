@@ -160,7 +160,7 @@ class Cluster:
     def _tier(self, size: int) -> SimulatedTier:
         capacity = min(size // self.block_bytes, 0xFFFFFFFF)
         trace = self.trace
-        return SimulatedTier(trace.id_count, capacity, self.options.eviction, trace.block_tokens)
+        return SimulatedTier(trace.id_count, capacity, self.options.eviction)
 
     def _add_worker(self) -> None:
         number, options = len(self.engines), self.options

@@ -26,23 +26,20 @@ from beluga.simulate.options import Options
 ORDERS = {
     "lru": lib.BL_TIER_LRU,
     "s3fifo": lib.BL_TIER_S3FIFO,
-    "cost": lib.BL_TIER_COST,
     "fifo": lib.BL_TIER_FIFO,
 }
 
 
 class SimulatedTier:
-    """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones, of
-    ``block_tokens`` tokens each. Raises SimulateError if there is not enough memory to track them.
+    """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones.
+    Raises SimulateError if there is not enough memory to track them.
     """
 
     __slots__ = ("_lead", "_owned", "_self", "capacity", "handle", "stat")
 
-    def __init__(
-        self, id_count: int, capacity: int, eviction: str = "lru", block_tokens: int = 16
-    ) -> None:
+    def __init__(self, id_count: int, capacity: int, eviction: str = "lru") -> None:
         out = ffi.new("bl_tier **")
-        if lib.bl_tier_create(out, id_count, capacity, ORDERS[eviction], block_tokens):
+        if lib.bl_tier_create(out, id_count, capacity, ORDERS[eviction]):
             raise SimulateError(f"not enough memory to track {id_count} blocks")
         self.handle = out[0]
         self._owned = ffi.gc(self.handle, lib.bl_tier_destroy)

@@ -38,7 +38,7 @@ class Options:
     ``split`` memory, by default an equal part of the pool's size. ``engine`` is chunked or serial.
     ``chunked`` engines batch as vLLM does: a step has at most ``step_tokens`` tokens, of all
     decoding requests and of pieces of prompts. ``serial`` engines prefill one prompt after another
-    and do not decode. ``eviction`` is lru, s3fifo, cost or fifo, and ``gpu_path``
+    and do not decode. ``eviction`` is lru, s3fifo or fifo, and ``gpu_path``
     root-complex or switch. ``policy_defaults`` replace the defaults of those settings that a policy
     has. ``ttft_goal_s`` is the objective of reports.
     """

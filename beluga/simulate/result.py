@@ -261,7 +261,7 @@ def found_shares(trace: Trace, capacities: Sequence[int]) -> list[float]:
     blocks = sum(-(-tokens // trace.block_tokens) for tokens in trace.input_tokens)
     shares = []
     for capacity in capacities:
-        tier, found = SimulatedTier(trace.id_count, capacity, "lru", trace.block_tokens), 0
+        tier, found = SimulatedTier(trace.id_count, capacity), 0
         for first, count in zip(trace.first, trace.count, strict=True):
             found += tier.lead(base + first, count)
             tier.put(base + first, count)

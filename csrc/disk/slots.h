@@ -102,7 +102,7 @@ static inline void bl_slot_live(bl_store *store, uint32_t number)
     const bl_store_entry *entry = &store->entry[number];
     store->slot[number].state = BL_SLOT_LIVE;
     if (bl_evict_assigns(store->order))
-        bl_evict_assign(store->order, number, entry->key[0] ^ entry->key[1], 0, entry->length);
+        bl_evict_assign(store->order, number, entry->key[0] ^ entry->key[1]);
     store->stat.block_count++;
     store->stat.block_bytes += entry->length;
 }

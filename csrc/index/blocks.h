@@ -31,7 +31,6 @@
 enum {
     BL_PINS_PER_SESSION = 16384,
     BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, the most for one host's suspect writers */
-    BL_BLOCK_TOKENS_USUAL = 16,
     BL_NO_NUMBER = 0x7fffffff,
     BL_GENERATION_SHIFT = 40,   /* epoch above, a counter below */
     BL_TENANT_WAYS = 8,         /* slots that a tenant may use */
@@ -416,13 +415,11 @@ static inline int bl_lower_frees(const bl_index *index, const bl_block *block)
     return !index->lower_waits || block->offload == BL_OFFLOAD_NONE;
 }
 
-/* Pass a new block to the eviction policy; place is its index in the call. The server has no chains
- * or token counts: it treats the call as the chain, and assumes the usual tokens per block. */
-static inline void bl_block_assign(bl_index *index, uint32_t number, uint32_t place)
+/* Pass a new block to the eviction policy. */
+static inline void bl_block_assign(bl_index *index, uint32_t number)
 {
     const bl_block *block = &index->blocks[number];
-    bl_evict_assign(index->orders[block->order], number, block->key[0] ^ block->key[1],
-                    place * BL_BLOCK_TOKENS_USUAL, block->length);
+    bl_evict_assign(index->orders[block->order], number, block->key[0] ^ block->key[1]);
 }
 
 static inline uint32_t bl_block_share(const bl_block *block)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The eviction order (D11), with one of three policies. It takes and returns ids, and uses no pool
+ * The eviction order (D11), with one of two policies. It takes and returns ids, and uses no pool
  * and no clock. The scheduling simulator and the disk tier use the same code.
  *
  * A hit needs a leading prefix, so a chain should be evicted from its tail. The policies have no
@@ -31,11 +31,9 @@ typedef struct bl_evict bl_evict;
 int bl_evict_create(bl_evict **out, uint32_t id_count, uint32_t policy);
 void bl_evict_destroy(bl_evict *order);
 
-/* Assign an id that is not in the order to a new block. hash: 64 well-mixed bits of its key;
- * position: tokens before it in its chain, or an estimate; size: its bytes. LRU does not need this
- * call. */
-void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash, uint32_t position,
-                     uint32_t size);
+/* Assign an id that is not in the order to a new block. hash: 64 well-mixed bits of its key. LRU
+ * does not need this call. */
+void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash);
 
 /* Allocate the memory of the ids below id_count before they enter the order. */
 void bl_evict_expect(bl_evict *order, uint32_t id_count);
@@ -71,7 +69,7 @@ int bl_evict_has(const bl_evict *order, uint32_t id);
 int64_t bl_evict_coldest(bl_evict *order);
 
 /* Return the next candidate after an id in the order, or -1. A walk from the coldest visits each id
- * once. LRU walks by age; the other policies roughly from cold to warm. */
+ * once. LRU walks by age, S3-FIFO roughly from cold to warm. */
 int64_t bl_evict_warmer(const bl_evict *order, uint32_t id);
 
 #endif

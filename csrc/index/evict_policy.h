@@ -8,8 +8,7 @@
 
 enum bl_evict_policy {
     BL_EVICT_LRU,       /* least recently used */
-    BL_EVICT_S3FIFO,    /* index/s3fifo.h: blocks without a hit pass through a small queue */
-    BL_EVICT_COST       /* index/gdsf.h: by frequency and the time to recompute, per byte */
+    BL_EVICT_S3FIFO     /* index/s3fifo.h: blocks without a hit pass through a small queue */
 };
 
 #endif

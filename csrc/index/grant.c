@@ -47,9 +47,9 @@ static void bl_space_untake(bl_index *index, uint64_t offset, uint32_t size)
     bl_extents_return(index, offset, size);
 }
 
-/* Grant a new block; place is its index in the call. Returns its number, or an error. */
+/* Grant a new block. Returns its number, or an error. */
 static int64_t bl_grant(bl_index *index, uint32_t lane, const uint64_t key[2],
-                        const bl_block_request *head, uint32_t place)
+                        const bl_block_request *head)
 {
     uint64_t offset, stored = bl_stored_size(head->length, head->chunk_size);
     if (head->flags & BL_RESERVE_KEPT && bl_keep_full(index, stored))
@@ -85,7 +85,7 @@ static int64_t bl_grant(bl_index *index, uint32_t lane, const uint64_t key[2],
     }
     bl_block_place(index, (uint32_t)number);
     bl_list_add(index, &index->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
-    bl_block_assign(index, (uint32_t)number, place);
+    bl_block_assign(index, (uint32_t)number);
     index->holds[lane].bytes += head->length;
     index->holds[lane].grant_count++;
     index->stat.grant_count++;
@@ -94,7 +94,7 @@ static int64_t bl_grant(bl_index *index, uint32_t lane, const uint64_t key[2],
 }
 
 static void bl_reserve_one(bl_index *index, uint32_t lane, const uint64_t key[2],
-                           const bl_block_request *head, uint32_t place, bl_block_record *record)
+                           const bl_block_request *head, bl_block_record *record)
 {
     int64_t number = bl_hash_find(index->hash, key);
     *record = (bl_block_record){0};
@@ -106,7 +106,7 @@ static void bl_reserve_one(bl_index *index, uint32_t lane, const uint64_t key[2]
         return;
     } else {
         number = bl_grant_refused(index, lane, head->length);
-        number = number < 0 ? number : bl_grant(index, lane, key, head, place);
+        number = number < 0 ? number : bl_grant(index, lane, key, head);
         record->state = number < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_GRANTED;
     }
     if (number < 0) {
@@ -153,7 +153,7 @@ int bl_handle_reserve(void *context, bl_call *call)
         if (i % BL_GROUP_KEYS == 0)
             bl_index_prefetch(index, keys, i, head.count);
         bl_key_at(keys, i, key);
-        bl_reserve_one(index, call->lane, key, &head, i, &record);
+        bl_reserve_one(index, call->lane, key, &head, &record);
         bl_index_record(call, i, &record);
     }
     bl_pages_settle(index->pages);

@@ -237,7 +237,7 @@ static void bl_recover_block(bl_index *index, uint32_t number)
         return;
     }
     bl_block_place(index, number);
-    bl_block_assign(index, number, 0);
+    bl_block_assign(index, number);
     int stays = kept && bl_block_keep(index, number) == 0;
     if (stays && bl_task_enqueue(index, number) < 0) {
         bl_block_unkeep(index, number);

@@ -14,8 +14,6 @@
 #include "index/evict.h"
 #include "base/lazy.h"
 
-enum { BL_TIER_BYTES = 1 << 20 };       /* size of every block */
-
 /* The levels in the order in which their blocks go. */
 static const uint8_t bl_tier_levels[BL_LEVEL_COUNT] = {BL_LEVEL_LOW, BL_LEVEL_NORMAL,
                                                        BL_LEVEL_HIGH, BL_LEVEL_PINNED};
@@ -27,20 +25,17 @@ struct bl_tier {
     uint32_t *users;        /* by id */
     uint32_t id_count;
     uint32_t capacity;
-    uint32_t block_tokens;
     uint32_t policy;
     bl_tier_stat stat;
 };
 
-int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order,
-                   uint32_t block_tokens)
+int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order)
 {
     uint32_t policy = order == BL_TIER_FIFO ? BL_EVICT_LRU : order;
     bl_tier *tier = calloc(1, sizeof *tier);
     if (!tier)
         return -ENOMEM;
-    *tier = (bl_tier){.id_count = id_count, .capacity = capacity,
-                      .block_tokens = block_tokens, .policy = order};
+    *tier = (bl_tier){.id_count = id_count, .capacity = capacity, .policy = order};
     tier->users = bl_lazy_map((size_t)(id_count + 1) * sizeof *tier->users);
     if (!tier->users || bl_evict_create(&tier->order, id_count, policy)) {
         bl_tier_destroy(tier);
@@ -139,11 +134,11 @@ static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
     return 1;
 }
 
-/* Pass a block that becomes present to the policy; it has place blocks before it. */
-static void bl_tier_assign(bl_tier *tier, uint32_t id, uint32_t place)
+/* Pass a block that becomes present to the policy. */
+static void bl_tier_assign(bl_tier *tier, uint32_t id)
 {
     uint64_t hash = (id + 1) * 0x9e3779b97f4a7c15ull;
-    bl_evict_assign(tier->order, id, hash ^ hash >> 29, place * tier->block_tokens, BL_TIER_BYTES);
+    bl_evict_assign(tier->order, id, hash ^ hash >> 29);
 }
 
 uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
@@ -154,7 +149,7 @@ uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
         if (bl_tier_has(tier, id[count])) {
             bl_tier_touch(tier, &id[count], 1);
         } else if (bl_tier_make_room(tier, 1)) {
-            bl_tier_assign(tier, id[count], count);
+            bl_tier_assign(tier, id[count]);
             bl_evict_touch(tier->order, id[count]);
             tier->stat.present++;
             added++;
@@ -167,7 +162,7 @@ void bl_tier_hold(bl_tier *tier, const uint32_t *id, uint32_t count)
 {
     while (count--) {
         if (!bl_tier_has(tier, id[count])) {
-            bl_tier_assign(tier, id[count], count);
+            bl_tier_assign(tier, id[count]);
             tier->stat.present++;
         }
         if (!tier->users[id[count]]++) {

@@ -27,13 +27,11 @@ typedef struct bl_tier_stat {
 enum bl_tier_order {
     BL_TIER_LRU,        /* bl_evict_policy; LRU is the pool's default */
     BL_TIER_S3FIFO,
-    BL_TIER_COST,
     BL_TIER_FIFO        /* first in, first out: a touch does nothing */
 };
 
-/* Create a tier for ids below id_count. A block has block_tokens tokens. Returns 0 or -ENOMEM. */
-int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order,
-                   uint32_t block_tokens);
+/* Create a tier for ids below id_count. Returns 0 or -ENOMEM. */
+int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order);
 void bl_tier_destroy(bl_tier *tier);
 
 /* Return how many of the first ids are present without a gap, for several tiers at once. */

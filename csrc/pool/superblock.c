@@ -11,6 +11,26 @@
 #include "api/coherence.h"
 #include "api/pool.h"
 
+/* What the constants of format/pool_format.h rely on. */
+#define BL_LIMIT(condition) _Static_assert(condition, #condition)
+
+BL_LIMIT(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+BL_LIMIT(BL_STRIPE_SIZE == 1 << BL_STRIPE_SHIFT);
+BL_LIMIT(BL_STRIPE_SIZE % BL_PAGE_SIZE == 0);
+BL_LIMIT(BL_PAGE_SIZE % BL_LINE_SIZE == 0);
+BL_LIMIT(BL_POLL_STRIDE % BL_LINE_SIZE == 0 && BL_POLL_STRIDE >= 2 * BL_LINE_SIZE);
+BL_LIMIT(BL_CHUNK_SIZE % BL_LINE_SIZE == 0);
+BL_LIMIT(BL_SERVER_STRIDE == 2 * BL_POLL_STRIDE); /* epoch, heartbeat */
+BL_LIMIT(2 * BL_LINE_SIZE <= BL_POLL_STRIDE); /* a line and its second copy */
+BL_LIMIT(BL_HALF_COUNT * BL_SERVER_STRIDE <= BL_CANDIDATE_OFFSET);
+BL_LIMIT(BL_CANDIDATE_OFFSET + BL_HOST_COUNT * BL_POLL_STRIDE <= BL_LOBBY_OFFSET);
+BL_LIMIT((2 + BL_HALF_COUNT) * BL_POLL_STRIDE <= BL_LOBBY_STRIDE); /* request, replies, doorbell */
+BL_LIMIT(BL_LOBBY_END == BL_LOBBY_OFFSET + BL_HOST_COUNT * BL_LOBBY_STRIDE);
+BL_LIMIT(BL_LOBBY_END % BL_PAGE_SIZE == 0 && BL_LOBBY_END < BL_STRIPE_SIZE);
+BL_LIMIT(sizeof(bl_superblock) <= BL_PAGE_SIZE);
+BL_LIMIT(sizeof(bl_superblock) % BL_LINE_SIZE == 0);
+BL_LIMIT(sizeof(bl_bulk) <= BL_MESSAGE_INLINE_SIZE);
+
 /* The limits of a configuration. Within these limits the sums of the layout cannot overflow 64
  * bits. */
 enum bl_geometry_limit {

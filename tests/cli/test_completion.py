@@ -33,7 +33,7 @@ def completed(words: tuple[str, ...], option: str, incomplete: str = "") -> list
         (("simulate",), "--engine", set(ENGINES)),
         (("gateway",), "--policy", {*POLICIES, "default", "list"}),
         (("gateway",), "--gpu-path", {"root-complex", "switch"}),
-        (("serve",), "--eviction", {"lru", "s3fifo", "cost"}),
+        (("serve",), "--eviction", {"lru", "s3fifo"}),
         (("bench",), "names", {*beluga_bench.BENCHES, "all", "report"}),
         (("verify",), "--role", {"a", "b"}),
     ],

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.evict import Cost, Lru, S3Fifo
+from models.evict import Lru, S3Fifo
 from native._sim import ffi, lib
 
 IDS = 8
-LRU, S3FIFO, COST = lib.BL_EVICT_LRU, lib.BL_EVICT_S3FIFO, lib.BL_EVICT_COST
-MODELS: dict[int, type[Lru | S3Fifo | Cost]] = {LRU: Lru, S3FIFO: S3Fifo, COST: Cost}
-NAMES = {LRU: "lru", S3FIFO: "s3fifo", COST: "cost"}
+LRU, S3FIFO = lib.BL_EVICT_LRU, lib.BL_EVICT_S3FIFO
+MODELS: dict[int, type[Lru | S3Fifo]] = {LRU: Lru, S3FIFO: S3Fifo}
+NAMES = {LRU: "lru", S3FIFO: "s3fifo"}
 
 every_policy = pytest.mark.parametrize("policy", MODELS, ids=NAMES.get)
 
@@ -40,10 +40,10 @@ def hash_of(key: int) -> int:
     return (key << 32 | key) & 2**64 - 1
 
 
-def add(order: Any, number: int, *, key: int | None = None, position: int = 0) -> None:
+def add(order: Any, number: int, *, key: int | None = None) -> None:
     """Add a new block to the order."""
     key = number if key is None else key
-    lib.bl_evict_assign(order, number, hash_of(key), position, 1 << 20)
+    lib.bl_evict_assign(order, number, hash_of(key))
     lib.bl_evict_touch(order, number)
 
 
@@ -60,13 +60,7 @@ STEPS = st.lists(
             st.sampled_from(["touch", "touch", "cool", "remove", "forget"]),
             st.integers(0, IDS - 1),
         ),
-        st.tuples(
-            st.just("assign"),
-            st.integers(0, IDS - 1),
-            st.integers(0, IDS - 1),
-            st.sampled_from([0, 512, 100_000]),
-            st.sampled_from([1 << 18, 1 << 20]),
-        ),
+        st.tuples(st.just("assign"), st.integers(0, IDS - 1), st.integers(0, IDS - 1)),
         st.tuples(st.just("evict")),
     ),
     max_size=100,
@@ -84,9 +78,9 @@ def test_a_policy_matches_its_model(policy: int, steps: list[tuple[Any, ...]]) -
             if evicted >= 0:
                 model.forget(evicted)
         elif name == "assign":
-            number, key, position, size = arguments
-            model.assign(number, key, position, size)
-            lib.bl_evict_assign(order, number, hash_of(key), position, size)
+            number, key = arguments
+            model.assign(number, key)
+            lib.bl_evict_assign(order, number, hash_of(key))
         else:
             getattr(model, name)(*arguments)
             getattr(lib, f"bl_evict_{name}")(order, *arguments)
@@ -105,7 +99,7 @@ def test_an_empty_order_has_no_coldest_block(policy: int) -> None:
 
 def test_an_unknown_policy_is_refused() -> None:
     out = ffi.new("bl_evict **")
-    assert lib.bl_evict_create(out, 8, 3) == -errno.EINVAL
+    assert lib.bl_evict_create(out, 8, 2) == -errno.EINVAL
 
 
 @every_policy
@@ -115,15 +109,14 @@ def test_a_chain_touched_deepest_first_is_evicted_from_its_end(policy: int, leng
     for hits in range(2):  # the first touch adds it, the second is a hit
         for block in reversed(range(length)):
             if not hits:
-                lib.bl_evict_assign(order, block, hash_of(block), 512 * block, 1 << 20)
+                lib.bl_evict_assign(order, block, hash_of(block))
             lib.bl_evict_touch(order, block)
     assert [evict(order) for _ in range(length)] == list(reversed(range(length)))
 
 
-@pytest.mark.parametrize("policy", [S3FIFO, COST], ids=NAMES.get)
-def test_a_pin_does_not_reset_the_policys_state(policy: int) -> None:
+def test_a_pin_does_not_reset_the_policys_state() -> None:
     """A block with three hits stays longer than those without, even if it was pinned meanwhile."""
-    order = create(40, policy)
+    order = create(40, S3FIFO)
     add(order, 0)
     for _ in range(3):
         lib.bl_evict_remove(order, 0)
@@ -198,25 +191,3 @@ def test_ghosts_are_bounded_by_the_blocks_in_the_queues() -> None:
         add(order, number)
     gone = [evict(order) for _ in range(20)]
     assert 40 in gone  # the ghost was dropped, so 40 was a new block in the small queue
-
-
-def test_the_cost_policy_keeps_blocks_with_a_higher_recompute_time_per_byte() -> None:
-    order = create(8, COST)
-    lib.bl_evict_assign(order, 0, 0, 100_000, 1 << 20)
-    lib.bl_evict_assign(order, 1, 0, 0, 1 << 20)
-    lib.bl_evict_assign(order, 2, 0, 0, 1 << 19)
-    for number in (1, 2, 0):
-        lib.bl_evict_touch(order, number)
-    assert [evict(order) for _ in range(3)] == [1, 2, 0]
-
-
-def test_the_cost_policy_evicts_blocks_used_often_in_the_past() -> None:
-    order = create(200, COST)
-    add(order, 0)
-    for _ in range(9):
-        lib.bl_evict_touch(order, 0)
-    for number in range(1, 200):
-        add(order, number)
-        if evict(order) == 0:
-            return
-    pytest.fail("a block that is used no more stayed for 200 evictions")

@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 
 class Lru:
     def __init__(self) -> None:
         self.order: list[int] = []
 
-    def assign(self, number: int, key: int, position: int, size: int) -> None: ...
+    def assign(self, number: int, key: int) -> None: ...
 
     def remove(self, number: int) -> None:
         if number in self.order:
@@ -52,7 +50,7 @@ class S3Fifo:
                 queue.remove(number)
         self.may_go.discard(number)
 
-    def assign(self, number: int, key: int, position: int, size: int) -> None:
+    def assign(self, number: int, key: int) -> None:
         valid = self.ghosts[-len(self.main + self.small) :] if self.main + self.small else []
         self._leave(number)
         self.home[number] = self.main if key in valid else self.small
@@ -102,62 +100,3 @@ class S3Fifo:
             self.main.append(number)
             self.home[number] = self.main
         return -1
-
-
-@dataclass(slots=True)
-class Worth:
-    position: int = 0
-    size: int = 1 << 20
-    uses: int = 0
-    priority: int = 0
-    stamp: int = 0
-
-
-@dataclass
-class Cost:
-    worth: dict[int, Worth] = field(default_factory=dict)
-    order: set[int] = field(default_factory=set)
-    inflation: int = 0
-    newest: int = 0
-    oldest: int = 0
-    deeper: tuple[int, int] = (0, 0)  # position and priority of the last touch
-
-    def assign(self, number: int, key: int, position: int, size: int) -> None:
-        self.order.discard(number)
-        self.worth[number] = Worth(position, size)
-
-    def touch(self, number: int) -> None:
-        worth = self.worth.setdefault(number, Worth())
-        worth.uses += 1
-        cost = (50_000 + worth.position) * 2**20 // worth.size
-        priority = max(worth.priority, self.inflation + worth.uses * cost)
-        if worth.position < self.deeper[0]:
-            priority = max(priority, self.deeper[1])
-        self.newest += 1
-        worth.priority, worth.stamp = priority, self.newest
-        self.deeper = (worth.position, priority)
-        self.order.add(number)
-
-    def cool(self, number: int) -> None:
-        worth = self.worth.setdefault(number, Worth())
-        self.oldest -= 1
-        worth.priority, worth.stamp = 0, self.oldest
-        self.order.add(number)
-
-    def remove(self, number: int) -> None:
-        self.order.discard(number)
-
-    def forget(self, number: int) -> None:
-        if number == self.coldest():
-            self.inflation = max(self.inflation, self.worth[number].priority)
-        self.order.discard(number)
-        self.worth.pop(number, None)
-
-    def has(self, number: int) -> bool:
-        return number in self.order
-
-    def coldest(self) -> int:
-        def rank(number: int) -> tuple[int, int]:
-            return self.worth[number].priority, self.worth[number].stamp
-
-        return min(self.order, key=rank, default=-1)

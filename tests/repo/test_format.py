@@ -36,15 +36,9 @@ LINES = (
 )
 
 
-def frozen() -> dict[str, dict[str, int]]:
-    """Return the offsets that format/pool_format_check.c writes as literals; the size under ''."""
-    text = (ROOT / "csrc/format/pool_format_check.c").read_text()
-    table: dict[str, dict[str, int]] = {}
-    for name, size in re.findall(r"BL_SIZE\((\w+), (\d+)\)", text):
-        table[name] = {"": int(size)}
-    for name, field, offset in re.findall(r"BL_FIELD\((\w+), (\w+), (\d+)\)", text):
-        table[name][field] = int(offset)
-    return table
+# BL_FORMAT_VERSION and the hash of all declarations: both change with the format, and CHANGELOG.md
+# has an entry under "Pool format".
+FROZEN = (6, 0x5A3A8CF72EA9BF0D)
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -65,23 +59,14 @@ def test_the_superblock_is_whole_lines() -> None:
     assert ffi.sizeof("bl_superblock") % lib.BL_LINE_SIZE == 0
 
 
-def test_every_field_is_frozen_as_a_literal() -> None:
-    fresh = FFI()
-    fresh.cdef(HEADER)
-    layout = {
-        name: {
-            "": fresh.sizeof(name),
-            **{field: place.offset for field, place in fresh.typeof(name).fields},
-        }
-        for name in STRUCTS
-    }
-    assert frozen() == layout
+def test_a_change_of_the_format_has_a_version_of_its_own() -> None:
+    assert (lib.BL_FORMAT_VERSION, _build.format_hash()) == FROZEN
 
 
 @pytest.mark.parametrize("name", STRUCTS)
 def test_the_compiled_core_agrees_with_python_on_every_struct(name: str) -> None:
     value = ffi.new(f"{name} *")  # the first touch makes cffi compare its layout with C's
-    assert ffi.sizeof(value[0]) == frozen()[name][""]
+    assert ffi.sizeof(value[0]) > 0
 
 
 @pytest.mark.parametrize("name", ENUMS)

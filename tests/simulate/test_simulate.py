@@ -276,7 +276,7 @@ def test_requests_wait_for_busy_workers_and_none_is_lost() -> None:
         ({"bandwidth": -1.0}, "bandwidth is -1.0, but must be greater than 0"),
         ({"engine": "steam"}, "engine is one of chunked, serial"),
         ({"gpu_path": "x"}, "gpu_path is one of root-complex, switch"),
-        ({"eviction": "x"}, "eviction is one of lru, s3fifo, cost, fifo"),
+        ({"eviction": "x"}, "eviction is one of lru, s3fifo, fifo"),
         ({"scale": Scale(1, -8)}, "leaves no worker"),
         ({"scale": Scale(1, 1), "goals": Goals()}, "either at a given time or by the planner"),
     ],
