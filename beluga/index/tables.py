@@ -33,7 +33,7 @@ ENTRY = record_dtype("bl_entry")
 COMMITTED: int = lib.BL_ENTRY_COMMITTED
 FREE: int = lib.BL_ENTRY_FREE
 TORN: int = lib.BL_ENTRY_TORN
-# Upper bits of a generation are the epoch, lower ones a counter (csrc/index/blocks.h)
+# Upper bits of a generation are the epoch, lower ones a counter (csrc/index/state.h)
 EPOCH_SHIFT = 40
 _ENTRY_LINES = 1 << 14  # read in one call: 1 MiB
 

@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-static inline uint64_t bl_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t bl_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static inline uint64_t bl_most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static inline uint64_t bl_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 #endif

@@ -30,7 +30,7 @@ static int bl_entries_guarded(void *context)
         uint64_t offset = bl_entry_offset(g, number, all->half);
         if ((number - all->first) % BL_ENTRIES_BATCH == 0)
             bl_refetch(memory, offset,
-                       bl_least(all->end - number, BL_ENTRIES_BATCH) * BL_LINE_SIZE);
+                       bl_min(all->end - number, BL_ENTRIES_BATCH) * BL_LINE_SIZE);
         bl_load_line(memory, offset, entry); /* SYNC entry */
         if (!bl_verify(memory, bl_table_whole(entry, number)))
             *entry = (bl_entry){.state = BL_ENTRY_TORN};
@@ -41,9 +41,9 @@ static int bl_entries_guarded(void *context)
 int64_t bl_entries_read(const bl_pool *pool, uint32_t half, uint32_t first, uint32_t count,
                         bl_entry *entries)
 {
-    uint32_t max = pool->geometry.block_count_max, from = (uint32_t)bl_least(first, max);
+    uint32_t max = pool->geometry.block_count_max, from = (uint32_t)bl_min(first, max);
     bl_entries all = {pool, half % BL_HALF_COUNT, from,
-                      from + (uint32_t)bl_least(count, max - from), entries};
+                      from + (uint32_t)bl_min(count, max - from), entries};
     int status = bl_guarded(&pool->memory, bl_entries_guarded, &all);
     return status < 0 ? status : (int64_t)(all.end - from);
 }

@@ -21,7 +21,7 @@
 
 #include "api/check.h"
 #include "check/places.h"
-#include "index/blocks.h"
+#include "index/state.h"
 #include "iosched/throttle.h"
 
 enum {

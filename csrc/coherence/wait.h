@@ -66,7 +66,7 @@ static inline void bl_core_yield(const bl_memory *memory, bl_core *core)
     uint64_t now = bl_now_ns(memory), took_ns = now - before;
     core->crowded = took_ns > BL_YIELD_SHORT_NS && took_ns < BL_YIELD_LONG_NS;
     if (took_ns >= BL_YIELD_LONG_NS)
-        core->taken_until_ns = now + bl_least(BL_TAKEN_TIMES * took_ns, BL_TAKEN_MAX_NS);
+        core->taken_until_ns = now + bl_min(BL_TAKEN_TIMES * took_ns, BL_TAKEN_MAX_NS);
 }
 
 /* Wait once. Returns 0 if the deadline has passed and the caller has checked once since. In the

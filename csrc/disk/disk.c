@@ -155,7 +155,7 @@ static bl_disk_piece bl_disk_call_cut(bl_disk_call *call, uint32_t limit)
             break;
         if (rest > room && (!call->write || room == 0) && piece.size)
             break;
-        uint32_t part = call->write ? (uint32_t)bl_least(rest, room) : rest;
+        uint32_t part = call->write ? (uint32_t)bl_min(rest, room) : rest;
         piece.size += part;
         piece.end = call->at + 1;
         call->inside += part;
@@ -186,10 +186,10 @@ static void bl_disk_piece_copy(const bl_disk_call *call, const bl_disk_piece *pi
     for (uint32_t i = piece->first; i < piece->end && call->write; i++) {
         bl_disk_request *request = &call->requests[i];
         uint64_t from = i == piece->first ? piece->offset - request->offset : 0;
-        uint64_t end = bl_least(piece->offset + piece->size - request->offset, request->size);
+        uint64_t end = bl_min(piece->offset + piece->size - request->offset, request->size);
         if (!request->source || request->source == request->bytes)
             continue;
-        uint64_t copied = request->length < from ? from : bl_least(request->length, end);
+        uint64_t copied = request->length < from ? from : bl_min(request->length, end);
         memcpy(request->bytes + from, request->source + from, copied - from);
         memset(request->bytes + copied, 0, end - copied);
     }

@@ -39,7 +39,7 @@ void bl_keys_destroy(bl_keys *keys)
 void bl_keys_expect(bl_keys *keys, uint32_t slot_count)
 {
     uint64_t lists = keys->mask + 1;
-    bl_lazy_populate(keys->head, bl_least(lists, 8ull * slot_count) * sizeof *keys->head);
+    bl_lazy_populate(keys->head, bl_min(lists, 8ull * slot_count) * sizeof *keys->head);
     bl_lazy_populate(keys->next, slot_count * sizeof *keys->next);
 }
 

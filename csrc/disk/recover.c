@@ -32,7 +32,7 @@ static size_t bl_recovery_size(const bl_recovery *recovery)
 /* Return the end of a range of sectors. */
 static uint32_t bl_sectors_end(const bl_store *store, uint32_t sector, uint32_t count)
 {
-    return (uint32_t)bl_least((uint64_t)sector + count, store->slot_count / BL_STORE_SECTOR_SLOTS);
+    return (uint32_t)bl_min((uint64_t)sector + count, store->slot_count / BL_STORE_SECTOR_SLOTS);
 }
 
 void bl_store_expect(bl_store *store, uint32_t sector_count)
@@ -79,7 +79,7 @@ static inline int bl_slot_claim_space(bl_store *store, uint32_t number)
 /* Add a block to the table by sequence. */
 static inline void bl_recovery_add(bl_recovery *recovery, uint32_t number, uint64_t sequence)
 {
-    recovery->oldest = bl_least(recovery->oldest, sequence);
+    recovery->oldest = bl_min(recovery->oldest, sequence);
     recovery->newest = sequence > recovery->newest ? sequence : recovery->newest;
     if (recovery->by_sequence)
         recovery->by_sequence[sequence & recovery->mask] = number + 1;

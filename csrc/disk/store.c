@@ -342,7 +342,7 @@ uint32_t bl_store_keys(bl_store *store, uint64_t *keys, uint32_t room)
 uint32_t bl_store_take_evicted(bl_store *store, uint64_t *keys, uint32_t room)
 {
     pthread_mutex_lock(&store->lock);
-    uint32_t count = (uint32_t)bl_least(store->evicted_count, room);
+    uint32_t count = (uint32_t)bl_min(store->evicted_count, room);
     store->evicted_count -= count;
     if (count)
         memcpy(keys, store->evicted[store->evicted_count], count * sizeof *store->evicted);

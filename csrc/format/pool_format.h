@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * The layout of the bytes in a pool, in one place. C and CUDA include this file; Python reads it
- * through cffi; FORMAT.md (offsets and sizes) is generated from it. A superblock has the hash of all
- * declarations; tests/repo/test_format.py freezes it.
+ * through cffi; FORMAT.md (offsets and sizes) is generated from it. A superblock has the hash of
+ * all declarations; tests/repo/test_format.py freezes it.
  *
  * Each device starts with one stripe for its superblock. The rest of the devices is the pool's
  * *linear range*: stripe s of the range lies on device s % device_count if the pool is interleaved;

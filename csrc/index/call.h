@@ -9,7 +9,7 @@
 
 #include "api/index.h"
 #include "base/minmax.h"
-#include "index/blocks.h"
+#include "index/state.h"
 
 enum { BL_GROUP_KEYS = 16 };    /* about as many cache misses as a core has in flight */
 
@@ -36,7 +36,7 @@ static inline void bl_key_at(const uint8_t *keys, uint32_t index, uint64_t key[2
 static inline void bl_index_prefetch(const bl_index *index, const uint8_t *keys, uint32_t first,
                                     uint32_t count)
 {
-    uint64_t key[2], end = bl_least(first + BL_GROUP_KEYS, count);
+    uint64_t key[2], end = bl_min(first + BL_GROUP_KEYS, count);
     for (uint32_t i = first; i < end; i++) {
         bl_key_at(keys, i, key);
         bl_hash_prefetch(index->hash, key);

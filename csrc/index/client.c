@@ -19,7 +19,7 @@ static const uint64_t BL_REMOVAL_NAP_NS = 50000, BL_REMOVAL_NAP_MAX_NS = 4000000
 static uint32_t bl_index_fit(const bl_session *session, size_t item_size)
 {
     size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) / item_size;
-    return (uint32_t)bl_least(fit, BL_CALL_KEYS_MAX);
+    return (uint32_t)bl_min(fit, BL_CALL_KEYS_MAX);
 }
 
 /* Return the same for items no larger than a record. */
@@ -99,7 +99,7 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
     uint32_t hits = 0, batch = bl_index_batch(session);
     *state = BL_BLOCK_HIT;
     while (hits < count && *state == BL_BLOCK_HIT) {
-        uint32_t part = (uint32_t)bl_least(count - hits, batch);
+        uint32_t part = (uint32_t)bl_min(count - hits, batch);
         bl_index_query query = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
                                {.count = part, .flags = flags}, sizeof *records};
         bl_block_reply reply;
@@ -147,7 +147,7 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     uint32_t batch = bl_index_batch(session), first = 0; /* the session with the grants */
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
-        uint32_t part = (uint32_t)bl_least(count - done, batch), got = done;
+        uint32_t part = (uint32_t)bl_min(count - done, batch), got = done;
         bl_index_query query = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
                                sizeof *records};
         bl_block_reply reply;
@@ -184,7 +184,7 @@ static int bl_commit_all(bl_session *session, bl_index_query query, uint32_t cou
     const uint8_t *items = query.items;
     uint32_t batch = bl_index_fit(session, query.item_size);
     for (uint32_t done = 0; done < count;) {
-        uint32_t part = (uint32_t)bl_least(count - done, batch);
+        uint32_t part = (uint32_t)bl_min(count - done, batch);
         bl_block_reply reply;
         const uint8_t *answer;
         query.items = items + (size_t)done * query.item_size;
@@ -229,7 +229,7 @@ static int64_t bl_index_sum(bl_session *session, bl_index_query query, uint32_t 
     for (uint32_t done = 0; done < count; done += query.head.count) {
         bl_block_reply reply;
         const uint8_t *answer;
-        query.head.count = (uint32_t)bl_least(count - done, batch);
+        query.head.count = (uint32_t)bl_min(count - done, batch);
         int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
         if (status < 0)
             return status;
@@ -252,7 +252,7 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
     bl_commit commits[BL_CALL_KEYS_MAX];
     int64_t released = 0;
     for (uint32_t done = 0, part; done < count; done += part) {
-        part = (uint32_t)bl_least(count - done, BL_CALL_KEYS_MAX);
+        part = (uint32_t)bl_min(count - done, BL_CALL_KEYS_MAX);
         for (uint32_t i = 0; i < part; i++)
             commits[i] = (bl_commit){.generation = records[done + i].generation,
                                      .block = records[done + i].block};
@@ -290,7 +290,7 @@ int bl_removing(bl_session *session, const uint64_t *keys, uint32_t count, uint8
 {
     uint32_t batch = bl_index_batch(session), part;
     for (uint32_t done = 0; done < count; done += part) {
-        part = (uint32_t)bl_least(count - done, batch);
+        part = (uint32_t)bl_min(count - done, batch);
         int status = bl_removing_part(session, keys + 2 * (size_t)done, part, tiers + done,
                                       timeout_ns);
         if (status < 0)
@@ -318,7 +318,7 @@ static int bl_removal_nap(bl_removal_wait *wait)
     if (bl_now_ns(wait->memory) >= wait->until_ns)
         return 0;
     bl_nap(wait->memory, wait->nap_ns);
-    wait->nap_ns = bl_least(2 * wait->nap_ns, BL_REMOVAL_NAP_MAX_NS);
+    wait->nap_ns = bl_min(2 * wait->nap_ns, BL_REMOVAL_NAP_MAX_NS);
     return 1;
 }
 
@@ -352,7 +352,7 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
     uint32_t batch = bl_index_batch(session), awaited = 0;
     int64_t removed = 0, part;
     for (uint32_t done = 0; done < count; done += (uint32_t)part) {
-        part = (uint32_t)bl_least(count - done, batch);
+        part = (uint32_t)bl_min(count - done, batch);
         part = bl_remove_part(session, keys + 2 * (size_t)done, (uint32_t)part, &removed, &awaited,
                               timeout_ns);
         if (part < 0)
@@ -360,7 +360,7 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
     }
     bl_removal_wait wait = bl_removal_waits(session, BL_REMOVAL_WAIT_NS);
     for (uint32_t done = 0; awaited && done < count; done += (uint32_t)part) {
-        part = (uint32_t)bl_least(count - done, batch);
+        part = (uint32_t)bl_min(count - done, batch);
         int status = bl_removing_part(session, keys + 2 * (size_t)done, (uint32_t)part, NULL,
                                       timeout_ns);
         if (status < 0)
@@ -389,7 +389,7 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
     *refused = 0;
     for (uint32_t left = count; left > 0;) { /* favored: the first keys use the budget; else last
                                               * first */
-        uint32_t part = (uint32_t)bl_least(left, batch);
+        uint32_t part = (uint32_t)bl_min(left, batch);
         uint32_t first = favors ? count - left : left - part;
         bl_index_query query = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
                                {.count = part, .flags = level, .length = ttl_ms}, 0};

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 #include "base/lazy.h"
-#include "index/blocks.h"
+#include "index/state.h"
 
 typedef struct bl_event_line {
     uint64_t generation;

@@ -4,11 +4,21 @@
  * Handles the calls of writers: reserve, commit, abort (D10). A grant is the right of one session
  * to write one block; it ends in commit, abort, or the session's end.
  */
+#include "index/grant.h"
+
 #include "coherence/crash_point.h"
 #include "format/payload.h"
 #include "index/call.h"
 #include "index/hints.h"
+#include "index/journal.h"
+#include "index/retained.h"
+#include "index/lower.h"
+#include "index/numbers.h"
+#include "index/reclaim.h"
 #include "index/shares.h"
+#include "index/table.h"
+#include "index/task_call.h"
+#include "index/tenants.h"
 
 /* Return 1 if the host's suspect writers hold their limit of space. */
 static int bl_quarantine_full(const bl_index *index, uint32_t lane)
@@ -52,7 +62,7 @@ static int64_t bl_grant(bl_index *index, uint32_t lane, const uint64_t key[2],
                         const bl_block_request *head)
 {
     uint64_t offset, stored = bl_stored_size(head->length, head->chunk_size);
-    if (head->flags & BL_RESERVE_KEPT && bl_keep_full(index, stored))
+    if (head->flags & BL_RESERVE_KEPT && bl_retained_full(index, stored))
         return -BL_ERROR_QUEUE_FULL;
     int status = bl_space_take(index, stored, &offset);
     if (status < 0)
@@ -73,12 +83,12 @@ static int64_t bl_grant(bl_index *index, uint32_t lane, const uint64_t key[2],
         .state = BL_NUMBER_GRANTED,
         .order = (uint8_t)index->turn.requester,
         .lane = lane,
-        .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
+        .onboard_state = head->flags & BL_RESERVE_BROUGHT ? BL_ONBOARD_WANTED : BL_ONBOARD_NONE,
     };
     if (head->flags & BL_RESERVE_KEPT)
-        bl_block_keep(index, (uint32_t)number); /* never full: bl_keep_full() was checked */
+        bl_block_retain(index, (uint32_t)number); /* never full: bl_retained_full() was checked */
     if (bl_hash_add(index->hash, key, (uint32_t)number) < 0) {
-        bl_block_unkeep(index, (uint32_t)number);
+        bl_block_unretain(index, (uint32_t)number);
         bl_space_untake(index, offset, bl_block_size(stored));
         bl_number_give(index, (uint32_t)number);
         return -BL_ERROR_TABLE_FULL;
@@ -192,7 +202,7 @@ static int bl_commit_one(bl_index *index, uint32_t lane, const bl_commit *commit
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
     int status = block->task ? bl_task_enqueue(index, number) : 0;
-    if (block->brought == BL_BROUGHT_REMOVED) /* removed during its onboard */
+    if (block->onboard_state == BL_ONBOARD_REMOVED) /* removed during its onboard */
         status = -BL_ERROR_NO_GRANT;
     if (status < 0) {
         bl_grant_end(index, number, BL_END_GONE);
@@ -223,7 +233,7 @@ void bl_grant_end(bl_index *index, uint32_t number, enum bl_end end)
     uint32_t size = bl_space_size(block);
     if (block->state == BL_NUMBER_GRANTED) {
         bl_hash_remove(index->hash, block->key);
-        bl_block_unkeep(index, number);
+        bl_block_unretain(index, number);
         bl_crash_point("abort.unindexed");
         bl_grant_leave(index, block);
         index->stat.abort_count++;
@@ -265,7 +275,7 @@ int bl_handle_commit(void *context, bl_call *call)
     bl_index *index = context;
     bl_block_request head;
     size_t size;
-    int kept = 0;
+    int retained = 0;
     const uint8_t *items = bl_commit_items(call, &head, &size);
     if (items == NULL || !bl_index_fits(call, head.count))
         return -BL_ERROR_BAD_REQUEST;
@@ -281,7 +291,7 @@ int bl_handle_commit(void *context, bl_call *call)
             .status = status,
         };
         bl_index_record(call, i, &record);
-        kept |= status == 0 && index->blocks[commit.block].task != 0;
+        retained |= status == 0 && index->blocks[commit.block].task != 0;
     }
     for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
         bl_commit commit;
@@ -291,7 +301,8 @@ int bl_handle_commit(void *context, bl_call *call)
             bl_block_touch(index, commit.block);
     }
     bl_crash_point("commit.done");
-    int status = kept ? bl_server_still(index->server) : 0; /* SYNC task.commit: entered before */
+    /* SYNC task.commit: entered before */
+    int status = retained ? bl_server_still(index->server) : 0;
     if (status == 0)
         bl_index_reply(call, head.count, 0, head.count);
     return status;

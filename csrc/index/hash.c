@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#include "coherence/coherence.h"
 #include "base/lazy.h"
 #include "base/seed.h"
+#include "coherence/coherence.h"
 
 enum { BL_BUCKET_KEYS = 3 };
 

@@ -13,7 +13,7 @@
 #ifndef BL_HINTS_H
 #define BL_HINTS_H
 
-#include "index/blocks.h"
+#include "index/state.h"
 
 /* Before the first hint (index->hints is NULL) only bl_handle_hint(), bl_hints_view() and
  * bl_hints_destroy() may be called. */

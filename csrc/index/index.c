@@ -4,15 +4,25 @@
  * Creates the block index, starts it as the pool's server, and dispatches the server's calls and
  * ended sessions.
  */
-#include "index/blocks.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
 #include "base/lazy.h"
+#include "index/grant.h"
 #include "index/hints.h"
+#include "index/journal.h"
+#include "index/lookup.h"
+#include "index/lower.h"
+#include "index/reclaim.h"
+#include "index/recover.h"
+#include "index/removal_log.h"
+#include "index/retire.h"
+#include "index/sessions.h"
 #include "index/shares.h"
-#include "index/tombs.h"
+#include "index/stat.h"
+#include "index/state.h"
+#include "index/task_call.h"
+#include "index/tombstones.h"
 
 /* Flush all space that a session was granted, as bl_device_written() does. The session and its
  * devices are gone, but lines that they wrote may still be dirty in this host's cache. These must
@@ -127,17 +137,17 @@ int bl_index_create(bl_server *server, uint32_t eviction, bl_index **out)
     index->holds = calloc(g->lane_count, sizeof *index->holds);
     index->lane_blocks = malloc(g->lane_count * sizeof *index->lane_blocks);
     index->stripe_blocks = bl_lazy_map_dense(g->stripe_count * sizeof *index->stripe_blocks);
-    index->kept = bl_lazy_map_dense(g->stripe_count * sizeof *index->kept);
+    index->retained = bl_lazy_map_dense(g->stripe_count * sizeof *index->retained);
     int status = -ENOMEM;
     if (index->blocks && index->pins && index->holds && index->lane_blocks &&
-        index->stripe_blocks && index->kept)
+        index->stripe_blocks && index->retained)
         status = bl_hash_create(&index->hash, g->block_count_max);
     if (status == 0)
         status = bl_evict_create(&index->orders[0], g->block_count_max, eviction);
     if (status == 0)
         status = bl_removal_log_create(index);
     if (status == 0)
-        status = bl_tombs_create(index);
+        status = bl_tombstones_create(index);
     if (status == 0)
         status = bl_tasks_create(&index->tasks, bl_tasks_max(index->pool));
     if (status == 0)
@@ -179,9 +189,9 @@ void bl_index_destroy(bl_index *index)
     free(index->lane_blocks);
     bl_tasks_destroy(index->tasks);
     bl_lower_destroy(index);
-    bl_tombs_destroy(index);
+    bl_tombstones_destroy(index);
     bl_journal_destroy(index);
-    bl_lazy_unmap(index->kept, index->pool->geometry.stripe_count * sizeof *index->kept);
+    bl_lazy_unmap(index->retained, index->pool->geometry.stripe_count * sizeof *index->retained);
     bl_removal_log_destroy(index);
     bl_lazy_unmap(index->stripe_blocks,
                   index->pool->geometry.stripe_count * sizeof *index->stripe_blocks);

@@ -10,6 +10,8 @@
  * that call, so the table has every change that the reader took before. A change that the reader
  * takes later may be in the table already: the reader compares generations.
  */
+#include "index/journal.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +20,6 @@
 #include "base/lazy.h"
 #include "base/minmax.h"
 #include "coherence/guard.h"
-#include "index/blocks.h"
 
 enum {
     BL_NAMES_BATCH = 1024,      /* lines to invalidate at a time */
@@ -111,8 +112,8 @@ int64_t bl_journal_take(bl_index *index, bl_change *changes, uint32_t count, uin
     if (journal == NULL)
         return 0;
     uint64_t ready = bl_host_load(&journal->added) - journal->taken;
-    uint32_t part = (uint32_t)bl_least(ready, count);
-    uint32_t first = (uint32_t)bl_least(part, journal->room - journal->take_at);
+    uint32_t part = (uint32_t)bl_min(ready, count);
+    uint32_t first = (uint32_t)bl_min(part, journal->room - journal->take_at);
     memcpy(changes, &journal->ring[journal->take_at], first * sizeof *changes);
     memcpy(changes + first, journal->ring, (part - first) * sizeof *changes);
     journal->take_at = first < part ? part - first : (journal->take_at + part) % journal->room;
@@ -165,7 +166,7 @@ static int bl_names_guarded(void *context)
     const bl_geometry *g = &names->pool->geometry;
     for (uint32_t number = names->first; number < names->end; number++) {
         if ((number - names->first) % BL_NAMES_BATCH == 0) {
-            uint64_t lines = bl_least(names->end - number, BL_NAMES_BATCH);
+            uint64_t lines = bl_min(names->end - number, BL_NAMES_BATCH);
             bl_fence_full(memory);
             bl_invalidate(memory, bl_entry_offset(g, number, names->half), lines * BL_LINE_SIZE);
             bl_invalidate(memory, bl_name_offset(g, number, names->half), lines * BL_LINE_SIZE);
@@ -179,9 +180,9 @@ static int bl_names_guarded(void *context)
 int64_t bl_names_read(const bl_pool *pool, uint32_t half, uint32_t *first, uint32_t count,
                       bl_change *names)
 {
-    uint32_t max = pool->geometry.block_count_max, from = (uint32_t)bl_least(*first, max);
+    uint32_t max = pool->geometry.block_count_max, from = (uint32_t)bl_min(*first, max);
     bl_names all = {pool, half % BL_HALF_COUNT, from,
-                    from + (uint32_t)bl_least(count, max - from), names, 0};
+                    from + (uint32_t)bl_min(count, max - from), names, 0};
     int status = bl_guarded(&pool->memory, bl_names_guarded, &all);
     *first = all.end;
     return status < 0 ? status : all.found;

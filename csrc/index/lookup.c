@@ -4,12 +4,17 @@
  * Handles the calls of readers: lookup, release, remove, stat. A pinned block is not evicted; even
  * if it is removed, its space is not reused before the last pin is released.
  */
+#include "index/lookup.h"
+
 #include "base/minmax.h"
 #include "coherence/crash_point.h"
 #include "index/call.h"
 #include "index/hints.h"
+#include "index/lower.h"
+#include "index/numbers.h"
+#include "index/reclaim.h"
 #include "index/shares.h"
-#include "index/tombs.h"
+#include "index/tombstones.h"
 
 /* Add a pin for a lane. Returns 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the
  * eviction order. */
@@ -76,7 +81,7 @@ static uint32_t bl_lookup_chain(bl_index *index, const uint8_t *keys, uint32_t c
     *state = BL_BLOCK_HIT;
     bl_index_prefetch(index, keys, 0, count);
     for (uint32_t first = 0; first < count; first = end) {
-        end = (uint32_t)bl_least(first + BL_GROUP_KEYS, count);
+        end = (uint32_t)bl_min(first + BL_GROUP_KEYS, count);
         bl_index_prefetch(index, keys, end, count);
         bl_lookup_find(index, keys, first, end, numbers);
         for (uint32_t hits = first; hits < end; hits++) {
@@ -211,8 +216,8 @@ static int bl_unclaimed(const bl_index *index, const bl_block *block)
  * written. */
 static int bl_remove_below(bl_index *index, const uint64_t key[2])
 {
-    uint32_t numbers[BL_TOMB_STORES];
-    int needed = bl_tombs_needed(index, key);
+    uint32_t numbers[BL_TOMBSTONE_STORES];
+    int needed = bl_tombstones_needed(index, key);
     for (int taken = 0; taken < needed; taken++) {
         int64_t number = bl_number_take(index);
         if (number < 0) {
@@ -224,7 +229,7 @@ static int bl_remove_below(bl_index *index, const uint64_t key[2])
     }
     if (needed < 0)
         return needed;
-    bl_tombs_add(index, key, numbers);
+    bl_tombstones_add(index, key, numbers);
     bl_lower_remove(index, key, bl_hash_find(index->hash, key));
     return 0;
 }
@@ -288,7 +293,7 @@ int bl_handle_removing(void *context, bl_call *call)
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         memcpy(key, keys + i * sizeof key, sizeof key);
-        call->reply[sizeof(bl_block_reply) + i] = bl_tombs_of(index, key);
+        call->reply[sizeof(bl_block_reply) + i] = bl_tombstones_of(index, key);
         awaited |= bl_lower_awaited(index, key);
     }
     bl_index_reply(call, head.count, awaited != 0, 0);

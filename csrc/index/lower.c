@@ -10,9 +10,9 @@
  *   committed --> WAITING --take--> TAKEN --report--> NONE            a block of the pool: offload
  *   absent --onboard--> requested --take--> taken --report--> absent  a key: onboard, prefetch
  *
- * Removals are in tombs.c. A tier that has not executed a removal is not read for that key; only a
- * save, which replaces its block, may use it. A key that is removed while the service has it is
- * recalled: the server refuses the block that the service brings, and does not hand out the key
+ * Removals are in tombstones.c. A tier that has not executed a removal is not read for that key;
+ * only a save, which replaces its block, may use it. A key that is removed while the service has it
+ * is recalled: the server refuses the block that the service brings, and does not hand out the key
  * again before the service has reported.
  *
  * Offload is best effort: a block may be evicted before it was offered. With waits set, a block
@@ -30,6 +30,8 @@
  * not (an unknown tier): entries for keys that only it has are kept while there is room, and the
  * service also requests keys from it without an entry.
  */
+#include "index/lower.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -39,7 +41,8 @@
 #include "base/lazy.h"
 #include "base/minmax.h"
 #include "index/call.h"
-#include "index/tombs.h"
+#include "index/removal_log.h"
+#include "index/tombstones.h"
 #include "index/work_list.h"
 
 enum {
@@ -252,7 +255,7 @@ static int bl_lower_warm(const bl_index *index, const bl_lower_entry *entry)
 {
     const bl_lower *lower = index->lower;
     uint8_t tiers = bl_host_load(&lower->reported) ? entry->tiers : lower->tiers;
-    return (tiers & ~lower->unknown & ~bl_tombs_of(index, entry->key)) != 0;
+    return (tiers & ~lower->unknown & ~bl_tombstones_of(index, entry->key)) != 0;
 }
 
 /* Set the kinds of work for the rings that have chains. */
@@ -393,12 +396,13 @@ static void bl_chain_add(bl_index *index, bl_lower_entry *entry, uint32_t number
         bl_chain_place(index, number);
 }
 
-/* ---- Notifications of the index (index/blocks.h). */
+/* ---- Notifications of the index (the headers of this folder). */
 
 void bl_lower_removed(bl_index *index)
 {
     if (index->lower != NULL)
-        bl_lower_wake(index->lower, BL_LOWER_REMOVE, bl_tombs_has(index, BL_TOMB_WAITING));
+        bl_lower_wake(index->lower, BL_LOWER_REMOVE,
+                      bl_tombstones_has(index, BL_TOMBSTONE_WAITING));
 }
 
 /* Append a block to the blocks to be offered, or prepend it. */
@@ -410,7 +414,7 @@ static void bl_lower_add(bl_index *index, uint32_t number, int first)
         return;
     const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
     uint8_t nearer = lower->count_max ? (uint8_t)~lower->unknown : UINT8_MAX;
-    if (entry != NULL && (entry->tiers & nearer & ~bl_tombs_of(index, block->key)) != 0)
+    if (entry != NULL && (entry->tiers & nearer & ~bl_tombstones_of(index, block->key)) != 0)
         return; /* a tier has it; but a disk also saves blocks loaded from a remote store */
     block->offload = BL_OFFLOAD_WAITING;
     if (first)
@@ -470,7 +474,7 @@ void bl_lower_lane_gone(bl_index *index, uint32_t lane)
         bl_lower_cancel(index, entry);
         bl_lower_park(index, entry);
     }
-    bl_tombs_untake(index);
+    bl_tombstones_untake(index);
     bl_lower_removed(index);
 }
 
@@ -482,7 +486,7 @@ static uint8_t bl_lower_reach(const bl_index *index, const bl_lower_entry *entry
     uint8_t unlisted = bl_host_load(&lower->reported) ? lower->unknown : lower->tiers;
     if (entry != NULL && entry->recalled)
         return 0;
-    return (uint8_t)((unlisted | (entry ? entry->tiers : 0)) & ~bl_tombs_of(index, key));
+    return (uint8_t)((unlisted | (entry ? entry->tiers : 0)) & ~bl_tombstones_of(index, key));
 }
 
 uint32_t bl_lower_state(const bl_index *index, const uint64_t key[2])
@@ -516,8 +520,8 @@ void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number)
     bl_block *block = number < 0 ? NULL : &index->blocks[number];
     if (entry != NULL && block == NULL && !entry->absent_ns) /* only a lower tier has it */
         bl_removal_log_add(index, key, BL_REMOVED_CLIENT);
-    if (block != NULL && block->brought != BL_BROUGHT_NOT)
-        block->brought = BL_BROUGHT_REMOVED; /* a commit that is still to come fails */
+    if (block != NULL && block->onboard_state != BL_ONBOARD_NONE)
+        block->onboard_state = BL_ONBOARD_REMOVED; /* a commit that is still to come fails */
     if (entry != NULL && entry->taken)
         entry->recalled = 1;
     else if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD)
@@ -529,7 +533,7 @@ void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number)
 
 uint8_t bl_lower_awaited(const bl_index *index, const uint64_t key[2])
 {
-    return index->lower ? (uint8_t)(bl_tombs_untried(index, key) & ~index->lower->unknown) : 0;
+    return index->lower ? (uint8_t)(bl_tombstones_untried(index, key) & ~index->lower->unknown) : 0;
 }
 
 int bl_lower_unwanted(const bl_index *index, const uint64_t key[2], uint32_t flags)
@@ -612,7 +616,7 @@ int bl_handle_tiers(void *context, bl_call *call)
         int here = number >= 0 && index->blocks[number].state == BL_NUMBER_COMMITTED;
         const bl_lower_entry *entry = index->lower ? bl_lower_entry_of(index->lower, key) : NULL;
         uint32_t below = entry != NULL && !entry->recalled ? entry->tiers : 0;
-        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below & ~bl_tombs_of(index, key)));
+        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below & ~bl_tombstones_of(index, key)));
     }
     bl_index_reply(call, head.count, 0, 0);
     call->reply_size += head.count;
@@ -646,7 +650,7 @@ static bl_lower_record bl_lower_take_block(bl_index *index)
     bl_work_append(index, &lower->taken, bl_work_block_link, number);
     block->offload = BL_OFFLOAD_TAKEN;
     const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
-    uint8_t stale = bl_tombs_of(index, block->key);
+    uint8_t stale = bl_tombstones_of(index, block->key);
     return (bl_lower_record){
         .key = {block->key[0], block->key[1]},
         .fingerprint = block->fingerprint,
@@ -671,7 +675,7 @@ static bl_lower_record bl_chain_take(bl_index *index, uint32_t number)
                    (uint32_t)(entry - lower->entries));
     entry->taken = 1;
     chain->taken++;
-    uint8_t stale = bl_tombs_of(index, entry->key);
+    uint8_t stale = bl_tombstones_of(index, entry->key);
     return (bl_lower_record){
         .key = {entry->key[0], entry->key[1]},
         .tiers = (uint8_t)(entry->tiers & ~stale),
@@ -712,9 +716,9 @@ static int bl_lower_take_one(bl_index *index, const bl_lower_request *request, b
 {
     bl_lower *lower = index->lower;
     if (request->kind == BL_LOWER_REMOVE)
-        return bl_tombs_take(index, BL_TOMB_WAITING, 0, out);
+        return bl_tombstones_take(index, BL_TOMBSTONE_WAITING, 0, out);
     if (request->kind == BL_LOWER_RETRY)
-        return bl_tombs_take(index, BL_TOMB_FAILED, request->tier, out);
+        return bl_tombstones_take(index, BL_TOMBSTONE_FAILED, request->tier, out);
     if (request->kind == BL_LOWER_ONBOARD)
         return bl_ring_take(index, BL_RING_ONBOARD, out);
     if (request->kind == BL_LOWER_PREFETCH)
@@ -734,7 +738,7 @@ int bl_handle_lower_take(void *context, bl_call *call)
     bl_lower_request request;
     if (bl_lower_items(index, call, 0, &request) == NULL ||
         (request.kind == BL_LOWER_RETRY) != (request.tier != 0) ||
-        request.tier >= BL_TOMB_TIERS ||
+        request.tier >= BL_TOMBSTONE_TIERS ||
         sizeof(bl_block_reply) + request.count * sizeof(bl_lower_record) > call->reply_capacity)
         return -BL_ERROR_BAD_REQUEST;
     bl_lower *lower = index->lower;
@@ -745,7 +749,7 @@ int bl_handle_lower_take(void *context, bl_call *call)
         memcpy(call->reply + sizeof(bl_block_reply) + count * sizeof record, &record,
                sizeof record);
     bl_lower_wake(lower, BL_LOWER_OFFLOAD, lower->waiting.first != BL_NO_NUMBER);
-    bl_lower_wake(lower, BL_LOWER_RETRY, bl_tombs_has(index, BL_TOMB_FAILED));
+    bl_lower_wake(lower, BL_LOWER_RETRY, bl_tombstones_has(index, BL_TOMBSTONE_FAILED));
     bl_lower_removed(index);
     bl_chains_wake(lower);
     bl_block_reply head = {count, 0};
@@ -785,20 +789,20 @@ static void bl_lower_offer_again(bl_index *index, const uint64_t key[2])
 /* Double the window of a chain: a cold key has arrived. */
 static void bl_chain_widen(bl_chain *chain)
 {
-    chain->window = (uint32_t)bl_least(2 * (uint64_t)chain->window, BL_CHAIN_TAKEN_MAX);
+    chain->window = (uint32_t)bl_min(2 * (uint64_t)chain->window, BL_CHAIN_TAKEN_MAX);
 }
 
 /* Handle the result of a removal. */
 static void bl_lower_removal(bl_index *index, bl_lower_note *note)
 {
     if (note->removal == BL_REMOVAL_REPLACED) {
-        bl_tombs_replaced(index, note->key, note->stored, note->generation);
+        bl_tombstones_replaced(index, note->key, note->stored, note->generation);
         return;
     }
-    uint8_t tier = bl_tombs_tried(index, note);
+    uint8_t tier = bl_tombstones_tried(index, note);
     note->lost = note->removal == BL_REMOVAL_DONE ? tier : 0;
     note->generation = note->stored = note->ended = 0;
-    bl_lower_wake(index->lower, BL_LOWER_RETRY, bl_tombs_has(index, BL_TOMB_FAILED));
+    bl_lower_wake(index->lower, BL_LOWER_RETRY, bl_tombstones_has(index, BL_TOMBSTONE_FAILED));
 }
 
 static void bl_lower_note_one(bl_index *index, bl_lower_note *note)
@@ -903,12 +907,12 @@ void bl_lower_name_tiers(bl_index *index, const uint64_t id[8])
     if (index->lower == NULL)
         return;
     index->lower->tiers = 0;
-    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+    for (uint32_t tier = 1; tier < BL_TOMBSTONE_TIERS; tier++)
         index->lower->tiers |= (uint8_t)((id[tier] != 0) << tier);
-    bl_tombs_attach(index, id);
+    bl_tombstones_attach(index, id);
 }
 
-int bl_lower_give_up(bl_index *index, uint64_t id) { return bl_tombs_give_up(index, id); }
+int bl_lower_give_up(bl_index *index, uint64_t id) { return bl_tombstones_give_up(index, id); }
 
 void bl_lower_reported(bl_index *index)
 {
@@ -918,15 +922,15 @@ void bl_lower_reported(bl_index *index)
 
 void bl_lower_describe(const bl_index *index, bl_lower_stat *out)
 {
-    uint64_t untried = bl_tombs_count_in(index, BL_TOMB_WAITING) +
-                       bl_tombs_count_in(index, BL_TOMB_TAKEN);
+    uint64_t untried = bl_tombstones_count_in(index, BL_TOMBSTONE_WAITING) +
+                       bl_tombstones_count_in(index, BL_TOMBSTONE_TAKEN);
     *out = index->lower ? index->lower->stat : (bl_lower_stat){0};
     out->wanted_count += untried;
-    out->removal_count = bl_tombs_count(index);
-    out->removal_failed = bl_tombs_count_in(index, BL_TOMB_FAILED);
-    out->removal_parked = bl_tombs_count_in(index, BL_TOMB_PARKED);
-    out->removal_max = bl_tombs_max(index);
-    out->tier_count = bl_tombs_tier_count(index);
+    out->removal_count = bl_tombstones_count(index);
+    out->removal_failed = bl_tombstones_count_in(index, BL_TOMBSTONE_FAILED);
+    out->removal_parked = bl_tombstones_count_in(index, BL_TOMBSTONE_PARKED);
+    out->removal_max = bl_tombstones_max(index);
+    out->tier_count = bl_tombstones_tier_count(index);
 }
 
 void bl_lower_destroy(bl_index *index)

@@ -54,7 +54,7 @@ static int64_t bl_lower_call(bl_session *session, const bl_lower_query *query, u
 static uint32_t bl_lower_batch(const bl_session *session, size_t item_size)
 {
     size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) / item_size;
-    return (uint32_t)bl_least(fit, BL_CALL_KEYS_MAX);
+    return (uint32_t)bl_min(fit, BL_CALL_KEYS_MAX);
 }
 
 int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t kind,
@@ -62,7 +62,7 @@ int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, ui
 {
     uint32_t batch = bl_lower_batch(session, 2 * sizeof *keys), done = 0;
     while (done < count) {
-        uint32_t part = (uint32_t)bl_least(count - done, batch);
+        uint32_t part = (uint32_t)bl_min(count - done, batch);
         bl_block_request head = {.count = part, .flags = kind | (done ? BL_ONBOARD_MORE : 0u)};
         bl_lower_query query = {BL_METHOD_ONBOARD, sizeof head, part * 2 * (uint32_t)sizeof *keys,
                                 0, &head, keys + 2 * (size_t)done};
@@ -82,7 +82,7 @@ int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t 
 {
     uint32_t batch = bl_lower_batch(session, 2 * sizeof *keys);
     for (uint32_t done = 0; done < count;) {
-        uint32_t part = (uint32_t)bl_least(count - done, batch);
+        uint32_t part = (uint32_t)bl_min(count - done, batch);
         bl_block_request head = {.count = part};
         bl_lower_query query = {BL_METHOD_TIERS, sizeof head, part * 2 * (uint32_t)sizeof *keys, 1,
                                 &head, keys + 2 * (size_t)done};
@@ -102,7 +102,7 @@ int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, uint32
                       bl_lower_record *records, uint32_t count, uint64_t timeout_ns)
 {
     const bl_geometry *g = &session->pool->geometry;
-    uint32_t part = (uint32_t)bl_least(count, bl_lower_batch(session, sizeof *records));
+    uint32_t part = (uint32_t)bl_min(count, bl_lower_batch(session, sizeof *records));
     bl_lower_request head = {
         .token = token, .count = part, .kind = (uint8_t)kind, .tier = (uint8_t)tier};
     bl_lower_query query = {BL_METHOD_LOWER_TAKE, sizeof head, 0, sizeof *records, &head, NULL};
@@ -122,7 +122,7 @@ int64_t bl_lower_report(bl_session *session, uint64_t token, const bl_lower_note
 {
     uint32_t batch = bl_lower_batch(session, sizeof *notes);
     for (uint32_t left = count; left > 0;) { /* last first, as the server does */
-        uint32_t part = (uint32_t)bl_least(left, batch);
+        uint32_t part = (uint32_t)bl_min(left, batch);
         bl_lower_request head = {.token = token, .count = part};
         bl_lower_query query = {BL_METHOD_LOWER_TELL, sizeof head, part * (uint32_t)sizeof *notes,
                                 0, &head, notes + (left - part)};

@@ -8,7 +8,7 @@
 
 #include "base/minmax.h"
 #include "format/interleave.h"
-#include "index/blocks.h"
+#include "index/state.h"
 
 /* Add a data stripe, counted from the first one. */
 static void bl_map_data(const bl_index *index, uint64_t stripe, bl_map_cell *cell)
@@ -21,7 +21,7 @@ static void bl_map_data(const bl_index *index, uint64_t stripe, bl_map_cell *cel
     cell->held_bytes += held;
     cell->free_count += used + held == 0 && !retired;
     cell->retired_count += (uint32_t)retired;
-    cell->kept_count += index->kept[stripe] != 0;
+    cell->kept_count += index->retained[stripe] != 0;
 }
 
 void bl_index_map(const bl_index *index, uint32_t cell_count, bl_map_cell *out)
@@ -31,7 +31,7 @@ void bl_index_map(const bl_index *index, uint32_t cell_count, bl_map_cell *out)
     uint64_t first_data = g->data_offset / BL_STRIPE_SIZE;
     memset(out, 0, (size_t)g->device_count * cell_count * sizeof *out);
     for (uint32_t device = 0; device < g->device_count; device++) {
-        uint64_t rows = bl_device_stripes(&map, device), cells = bl_least(rows, cell_count);
+        uint64_t rows = bl_device_stripes(&map, device), cells = bl_min(rows, cell_count);
         for (uint64_t place = 0; place < cells; place++) {
             bl_map_cell *cell = &out[(uint64_t)device * cell_count + place];
             for (uint64_t row = place * rows / cells; row < (place + 1) * rows / cells; row++) {

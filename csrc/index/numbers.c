@@ -6,7 +6,9 @@
  * (check/entries.c): their numbers are reused, the oldest first, when no fresh number is left, or
  * when there are too many traces.
  */
-#include "index/blocks.h"
+#include "index/numbers.h"
+
+#include "index/table.h"
 
 enum { BL_TRACES = 4096 };      /* the most traces while there are fresh numbers */
 

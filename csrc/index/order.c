@@ -16,6 +16,8 @@
  * tenant within its part loses no block to another tenant while other blocks can make room. The
  * shares are sorted once per search, and each set is a prefix of that list.
  */
+#include "index/order.h"
+
 #include "index/shares.h"
 
 /* The levels of a share in the order of eviction. The table is its own inverse: it also has the

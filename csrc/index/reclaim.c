@@ -5,13 +5,21 @@
  * space of the coldest blocks that make such a run. Nothing is evicted before all victims are
  * chosen (space/victims.h).
  */
-#include "index/blocks.h"
-#include "index/hints.h"
-#include "index/shares.h"
+#include "index/reclaim.h"
 
 #include <errno.h>
 
 #include "coherence/crash_point.h"
+#include "index/hints.h"
+#include "index/journal.h"
+#include "index/retained.h"
+#include "index/lower.h"
+#include "index/numbers.h"
+#include "index/order.h"
+#include "index/removal_log.h"
+#include "index/shares.h"
+#include "index/table.h"
+#include "index/tenants.h"
 
 /* Prefetch what the next two evictions read if they are by age: the later block itself, and for the
  * next one, whose key is cached by now, the slots of its key. */
@@ -173,7 +181,7 @@ void bl_block_leave(bl_index *index, uint32_t number, enum bl_removal_reason why
     bl_evict_forget(bl_order_of(index, number), number);
     bl_lower_forget(index, number);
     bl_journal_removed(index, number);
-    bl_block_unkeep(index, number);
+    bl_block_unretain(index, number);
     bl_space_give(index, number);
     bl_stat_removed(index, number, why);
     bl_number_rest(index, number);
@@ -273,7 +281,7 @@ void bl_block_drop(bl_index *index, uint32_t number, enum bl_removal_reason why)
     bl_evict_forget(bl_order_of(index, number), number);
     bl_lower_forget(index, number);
     bl_journal_removed(index, number);
-    bl_block_unkeep(index, number);
+    bl_block_unretain(index, number);
     block->state = BL_NUMBER_DOOMED;
     bl_crash_point("remove.doomed");
     bl_stat_removed(index, number, why);

@@ -11,16 +11,24 @@
  * and overwritten (bl_table_ends). Space that is open and not committed is held while a session of
  * an earlier epoch may still write there. The eviction order starts sorted by generation.
  */
+#include "index/recover.h"
+
 #include <errno.h>
 
-#include "coherence/crash_point.h"
 #include "base/lazy.h"
 #include "base/minmax.h"
+#include "coherence/crash_point.h"
 #include "format/payload.h"
-#include "index/blocks.h"
-#include "index/shares.h"
+#include "index/retained.h"
+#include "index/lower.h"
+#include "index/numbers.h"
+#include "index/reclaim.h"
 #include "index/recover_sort.h"
-#include "index/tombs.h"
+#include "index/shares.h"
+#include "index/table.h"
+#include "index/task_call.h"
+#include "index/tenants.h"
+#include "index/tombstones.h"
 
 enum {
     BL_SCAN_LINES = 4096,       /* lines to invalidate at a time: 256 KiB */
@@ -60,7 +68,7 @@ static void bl_recover_prefault(const bl_index *index, uint64_t offset, uint64_t
 {
     if (!bl_table_milestone(line))
         return;
-    uint64_t lines = bl_least(line, count - line);
+    uint64_t lines = bl_min(line, count - line);
     for (uint64_t half = 0; half < BL_HALF_COUNT; half++)
         bl_pool_prefault(index->pool, offset + (half * count + line) * BL_LINE_SIZE,
                          lines * BL_LINE_SIZE);
@@ -144,18 +152,18 @@ static void bl_recover_name(bl_index *index, uint32_t number, uint64_t generatio
 
 /* Copy a tombstone, or the line of a tier, into this server's half, and add it to the
  * tombstones. Returns 0 if there are too many. */
-static int bl_recover_tomb(bl_index *index, uint32_t number, const bl_entry *entry)
+static int bl_recover_tombstone(bl_index *index, uint32_t number, const bl_entry *entry)
 {
     index->blocks[number] = (bl_block){
         .key = {entry->key[0], entry->key[1]},
         .generation = entry->generation,
         .fingerprint = entry->fingerprint,
     };
-    int known = entry->state == BL_ENTRY_TIER ? bl_tombs_recover_tier(index, number)
-                                              : bl_tombs_recover(index, number);
+    int known = entry->state == BL_ENTRY_TIER ? bl_tombstones_recover_tier(index, number)
+                                              : bl_tombstones_recover(index, number);
     if (!known)
         return 0;
-    bl_tomb_write(index, number);
+    bl_tombstone_write(index, number);
     bl_crash_point("recover.tomb_copied");
     return 1;
 }
@@ -206,7 +214,7 @@ static uint32_t bl_recover_entries(bl_index *index, bl_recovered *recovered)
             continue;
         }
         int below = entry.state == BL_ENTRY_REMOVED || entry.state == BL_ENTRY_TIER;
-        if (whole && below && bl_recover_tomb(index, number, &entry)) {
+        if (whole && below && bl_recover_tombstone(index, number, &entry)) {
             index->fresh_number = number + 1;
             continue;
         }
@@ -221,7 +229,7 @@ static uint32_t bl_recover_entries(bl_index *index, bl_recovered *recovered)
 static void bl_recover_block(bl_index *index, uint32_t number)
 {
     bl_block *block = &index->blocks[number];
-    uint32_t size = bl_space_size(block), kept = block->task;
+    uint32_t size = bl_space_size(block), retained = block->task;
     uint64_t first = bl_stripe_of(index, block->offset);
     block->task = 0;
     int claimed = size != 0 && /* it was checked to lie in the pool */
@@ -238,9 +246,9 @@ static void bl_recover_block(bl_index *index, uint32_t number)
     }
     bl_block_place(index, number);
     bl_block_assign(index, number);
-    int stays = kept && bl_block_keep(index, number) == 0;
+    int stays = retained && bl_block_retain(index, number) == 0;
     if (stays && bl_task_enqueue(index, number) < 0) {
-        bl_block_unkeep(index, number);
+        bl_block_unretain(index, number);
         stays = 0;
     }
     if (!stays) {
@@ -284,9 +292,9 @@ static void bl_recover_hold(bl_index *index)
 static int bl_recover_tiers(bl_index *index)
 {
     int status = 0;
-    for (uint32_t tier; status == 0 && (tier = bl_tombs_unmarked(index)) != 0;) {
+    for (uint32_t tier; status == 0 && (tier = bl_tombstones_unmarked(index)) != 0;) {
         int64_t number = bl_number_take(index);
-        status = number < 0 ? (int)number : bl_tombs_mark(index, tier, (uint32_t)number);
+        status = number < 0 ? (int)number : bl_tombstones_mark(index, tier, (uint32_t)number);
     }
     return status;
 }

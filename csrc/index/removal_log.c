@@ -8,6 +8,8 @@
  * of another key in the same slot. The lines of the block table cannot serve as the log: when the
  * table is full, the line of an evicted block is reused at once.
  */
+#include "index/removal_log.h"
+
 #include <errno.h>
 
 #include "base/lazy.h"

@@ -11,8 +11,13 @@
  * proven gone. A stripe outside of extents is not retired: the next session that writes there
  * reports the fault.
  */
+#include "index/retire.h"
+
 #include "coherence/guard.h"
 #include "index/call.h"
+#include "index/grant.h"
+#include "index/reclaim.h"
+#include "index/table.h"
 
 typedef struct bl_page {
     const bl_memory *memory;

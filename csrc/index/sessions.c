@@ -4,6 +4,8 @@
  * Lists sessions for display: their lanes, what each one holds, and quarantined space. No decision
  * depends on it.
  */
+#include "index/sessions.h"
+
 #include <unistd.h>
 
 #include "index/call.h"

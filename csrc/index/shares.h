@@ -10,7 +10,7 @@
 #ifndef BL_SHARES_H
 #define BL_SHARES_H
 
-#include "index/blocks.h"
+#include "index/state.h"
 
 /* Assign the whole pool to the first share, until bl_index_share(). */
 void bl_shares_begin(bl_index *index);

@@ -3,7 +3,7 @@
  *
  * Statistics of the block index, for callers in the process and for the call of clients.
  */
-#include "index/blocks.h"
+#include "index/stat.h"
 
 void bl_index_describe(const bl_index *index, bl_index_stat *out)
 {

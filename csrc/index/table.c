@@ -5,8 +5,9 @@
  * its own half. A line's check is keyed with its number. Clients read entries (kvcache/get.c), a
  * successor reads both (index/recover.c).
  */
+#include "index/table.h"
+
 #include "coherence/crash_point.h"
-#include "index/blocks.h"
 
 /* Lines 1, 2, 4, 8, ... of a table are its milestones: each is written before the first grant of a
  * line after it, and is in memory when that grant's reply is sent. So the first milestone that was
@@ -92,7 +93,7 @@ void bl_entry_clear(bl_index *index, uint32_t number)
                    &entry); /* SYNC entry: a reader's second read then rejects its copy */
 }
 
-void bl_tomb_write(bl_index *index, uint32_t number)
+void bl_tombstone_write(bl_index *index, uint32_t number)
 {
     const bl_block *block = &index->blocks[number];
     bl_entry entry = {

@@ -14,10 +14,13 @@
  * a check that this server was not deposed, because a successor may have read the table before the
  * entry was written.
  *
- * Kept blocks have at most an eighth of the space (index/kept.c). A task that was not claimed for
- * BL_TASK_AGE_NS is dropped.
+ * Retained blocks have at most an eighth of the space (index/retained.c). A task that was not
+ * claimed for BL_TASK_AGE_NS is dropped.
  */
+#include "index/task_call.h"
+
 #include "index/call.h"
+#include "index/reclaim.h"
 
 enum {
     BL_KEPT_BLOCKS_PART = 4,    /* tasks use at most 1 of this many lines of the table */

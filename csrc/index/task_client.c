@@ -4,7 +4,7 @@
  * The client's calls about tasks, with the checks of their replies.
  */
 #include "format/payload.h"
-#include "index/blocks.h"
+#include "index/state.h"
 #include "rpc/session_state.h"
 
 /* Make a call about tasks; the reply has size bytes. Returns the status, or an error. */

@@ -8,7 +8,9 @@
  * which is the sum of all others. Most blocks belong to the same tenant as the block before, so
  * counting a block usually costs one comparison.
  */
-#include "index/blocks.h"
+#include "index/tenants.h"
+
+#include "index/removal_log.h"
 
 static int bl_tenant_is(const bl_tenant *tenant, const bl_block *block)
 {

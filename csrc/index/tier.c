@@ -11,8 +11,8 @@
 #include <stdlib.h>
 
 #include "api/index.h"
-#include "index/evict.h"
 #include "base/lazy.h"
+#include "index/evict.h"
 
 /* The levels in the order in which their blocks go. */
 static const uint8_t bl_tier_levels[BL_LEVEL_COUNT] = {BL_LEVEL_LOW, BL_LEVEL_NORMAL,
@@ -199,7 +199,7 @@ int64_t bl_tier_hint(bl_tier *tier, const uint32_t *id, uint32_t count, uint32_t
 {
     if (!tier->level && bl_tier_level(tier))
         return -ENOMEM;
-    uint32_t favored = 0, kept = 0;
+    uint32_t favored = 0, given_count = 0;
     for (uint32_t i = 0; i < count; i++) {  /* the first ids use the budget */
         int is_new = bl_tier_has(tier, id[i]) && bl_tier_favors(level) &&
                      !bl_tier_favors(tier->level[id[i]]);
@@ -207,12 +207,12 @@ int64_t bl_tier_hint(bl_tier *tier, const uint32_t *id, uint32_t count, uint32_t
         given[i] = bl_tier_has(tier, id[i]) &&
                    !(is_new && tier->stat.favored + favored > budget);
         favored -= is_new && !given[i];
-        kept += given[i];
+        given_count += given[i];
     }
     for (uint32_t i = count; i-- > 0;)      /* last first: a parent is newer than its child */
         if (given[i] && level != tier->level[id[i]])
             bl_tier_move(tier, id[i], level, 0);
-    return kept;
+    return given_count;
 }
 
 void bl_tier_cool(bl_tier *tier, const uint32_t *id, uint32_t count)

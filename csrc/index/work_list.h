@@ -7,7 +7,7 @@
 #ifndef BL_WORK_LIST_H
 #define BL_WORK_LIST_H
 
-#include "index/blocks.h"
+#include "index/state.h"
 
 typedef struct bl_work_list {
     uint32_t first, last;       /* BL_NO_NUMBER: there is none */

@@ -198,7 +198,7 @@ int bl_request_wait(bl_io_queue *io_queue, bl_io_request *request, uint64_t time
         if (status == -EAGAIN && waited >= timeout_ns)
             return status;
         if (status == -EAGAIN) {
-            bl_io_queue_doze(io_queue, bl_least(wait, timeout_ns - waited));
+            bl_io_queue_doze(io_queue, bl_min(wait, timeout_ns - waited));
             *now_ns = bl_io_queue_now_ns();
         } else if (status < 0) {
             bl_request_end(io_queue, request, *now_ns);

@@ -125,12 +125,12 @@ static int bl_throttle_change(bl_throttle *throttle, uint64_t offset, uint64_t b
 
 int bl_throttle_wait(bl_throttle *throttle, uint64_t offset, uint64_t size)
 {
-    uint64_t need = size - throttle->left, bytes = bl_least(throttle->todo, throttle->piece);
+    uint64_t need = size - throttle->left, bytes = bl_min(throttle->todo, throttle->piece);
     bytes = bytes > need ? bytes : need;
     int status = 0;
     if (!bl_throttle_renew(throttle, offset, bytes))
         status = bl_throttle_change(throttle, offset, bytes);
-    throttle->todo -= bl_least(throttle->todo, bytes);
+    throttle->todo -= bl_min(throttle->todo, bytes);
     throttle->left += bytes;
     return status;
 }

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The quota of a session, which limits its part of what all share: calls, by a token bucket (here),
- * and grants, pins and bytes, which the block index counts (index/blocks.h). What exceeds a quota
+ * and grants, pins and bytes, which the block index counts (index/state.h). What exceeds a quota
  * is refused at once, never queued.
  *
  * Calls that give something back always run, on credit: a rejection would delay the other sessions.

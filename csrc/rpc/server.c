@@ -341,7 +341,7 @@ static uint64_t bl_idle_nap_ns(const bl_server *server, uint64_t idle_ns)
     uint64_t most_ns = server->pool->one_host ? BL_IDLE_ALONE_NS : BL_IDLE_NAP_NS;
     if (idle_ns < BL_IDLE_YIELD_NS)
         return 0;
-    return bl_least(idle_ns / BL_IDLE_NAP_PART, server->sleeper ? most_ns : BL_IDLE_POLL_NS);
+    return bl_min(idle_ns / BL_IDLE_NAP_PART, server->sleeper ? most_ns : BL_IDLE_POLL_NS);
 }
 
 /* Rest after idle_ns without work. Returns 1 if the server was woken and must poll its lanes at
@@ -355,7 +355,7 @@ static int bl_server_rest(bl_server *server, uint64_t idle_ns)
         bl_core_yield(memory, &server->core);
         return 0;
     }
-    nap_ns = bl_most(nap_ns, BL_WAIT_NAP_NS);
+    nap_ns = bl_max(nap_ns, BL_WAIT_NAP_NS);
     if (!server->sleeper) {
         bl_nap(memory, nap_ns);
         return 0;

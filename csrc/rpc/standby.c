@@ -58,10 +58,10 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
 /* Return how long the heartbeat of the watched server may be unchanged. */
 static uint64_t bl_watch_bound_ns(const bl_watch *watch, uint64_t lost_ns)
 {
-    uint64_t most_ns = bl_least(lost_ns, UINT64_MAX / BL_STANDBY_ALIVE) * BL_STANDBY_ALIVE;
+    uint64_t most_ns = bl_min(lost_ns, UINT64_MAX / BL_STANDBY_ALIVE) * BL_STANDBY_ALIVE;
     if (watch->liveness_lock >= 0) /* alive: an ended process was detected before */
         return most_ns;
-    return bl_least(bl_most(lost_ns, watch->gap_ns * BL_STANDBY_GAPS), most_ns);
+    return bl_min(bl_max(lost_ns, watch->gap_ns * BL_STANDBY_GAPS), most_ns);
 }
 
 /* Return 1 if a server's heartbeat has been unchanged for too long, 0 if not, or an error: the
@@ -77,13 +77,13 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     uint64_t passed_ns = now_ns - watch->looked_ns;
     watch->looked_ns = now_ns;
     if (count == watch->count) {
-        watch->silent_ns += bl_least(passed_ns, BL_STANDBY_LATE_NS);
+        watch->silent_ns += bl_min(passed_ns, BL_STANDBY_LATE_NS);
         return watch->silent_ns > bl_watch_bound_ns(watch, lost_ns);
     }
     if (watch->count != 0 && count > watch->count && line->host == server->host &&
         !bl_boot_same(line->boot_id, server->boot_id))
         return bl_server_clash(server);
-    watch->gap_ns = bl_most(watch->silent_ns, watch->gap_ns - watch->gap_ns / BL_STANDBY_FADE);
+    watch->gap_ns = bl_max(watch->silent_ns, watch->gap_ns - watch->gap_ns / BL_STANDBY_FADE);
     watch->count = count;
     watch->silent_ns = 0;
     return 0;
@@ -132,8 +132,8 @@ int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
     const bl_memory *memory = &server->pool->memory;
     bl_watch_look look = {server, lost_ns};
     bl_wait wait = bl_wait_make(memory, timeout_ns);
-    uint64_t nap_ns = bl_most(bl_least(lost_ns / BL_STANDBY_LOOKS, BL_STANDBY_LOOK_NS),
-                              BL_STANDBY_LOOK_LEAST_NS);
+    uint64_t nap_ns = bl_max(bl_min(lost_ns / BL_STANDBY_LOOKS, BL_STANDBY_LOOK_NS),
+                             BL_STANDBY_LOOK_LEAST_NS);
     int status;
     while ((status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0 &&
            !bl_shared_load(&server->stop) && bl_wait_left_ns(memory, &wait) > 0)

@@ -67,7 +67,7 @@ uint32_t bl_block_size(uint64_t bytes)
 
 static inline uint32_t bl_runs_whole(const bl_pages *pages, uint32_t level)
 {
-    return (uint32_t)bl_least(pages->span[level], BL_RUN_MAX);
+    return (uint32_t)bl_min(pages->span[level], BL_RUN_MAX);
 }
 
 static inline bl_runs bl_runs_get(const bl_pages *pages, uint32_t level, uint64_t node)
@@ -136,9 +136,9 @@ static inline void bl_join_add(bl_join *join, bl_runs next, uint64_t span)
 {
     int whole = next.first == span; /* false where runs are clipped to BL_RUN_MAX */
     if (join->whole)
-        join->runs.first = (uint32_t)bl_least(join->runs.first + next.first, BL_RUN_MAX);
+        join->runs.first = (uint32_t)bl_min(join->runs.first + next.first, BL_RUN_MAX);
     join->whole &= whole;
-    uint64_t most = bl_least(join->run + next.first, BL_RUN_MAX);
+    uint64_t most = bl_min(join->run + next.first, BL_RUN_MAX);
     most = most > next.most ? most : next.most;
     join->runs.most = most > join->runs.most ? (uint32_t)most : join->runs.most;
     join->run = whole ? join->run + span : next.last;
@@ -149,7 +149,7 @@ static bl_runs bl_node_runs(const bl_pages *pages, uint32_t level, uint64_t node
     bl_join join = {.whole = 1};
     for (uint64_t child = node * BL_FAN; child < (node + 1) * BL_FAN; child++)
         bl_join_add(&join, bl_runs_get(pages, level - 1, child), pages->span[level - 1]);
-    join.runs.last = (uint32_t)bl_least(join.run, BL_RUN_MAX);
+    join.runs.last = (uint32_t)bl_min(join.run, BL_RUN_MAX);
     return join.runs;
 }
 
@@ -427,7 +427,7 @@ static void bl_run_take(bl_pages *pages, bl_run run)
         pages->low_page = run.end;
     else if (run.first > pages->low_page)
         pages->low_rest = pages->low_page;
-    pages->low_rest = bl_most(pages->low_rest, pages->low_page);
+    pages->low_rest = bl_max(pages->low_rest, pages->low_page);
     bl_pages_touch(pages, run.first / BL_STRIPE_PAGES, (run.end - 1) / BL_STRIPE_PAGES);
 }
 
@@ -440,7 +440,7 @@ static void bl_run_give(bl_pages *pages, bl_run run)
     if (run.first < pages->low_rest) {
         uint64_t before = pages->data_offset + run.first * BL_PAGE_SIZE;
         uint64_t start = run.first - bl_pages_free_before(pages, before) / BL_PAGE_SIZE;
-        pages->low_page = serves ? bl_least(start, pages->low_page) : start;
+        pages->low_page = serves ? bl_min(start, pages->low_page) : start;
         if (serves || run.end == pages->low_rest || pages->lost_stripe_count)
             pages->low_rest = pages->low_page;
     }

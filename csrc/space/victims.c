@@ -70,7 +70,7 @@ int bl_victims_create(bl_victims **out, uint32_t block_count)
     if (!victims)
         return -ENOMEM;
     victims->block_count = block_count;
-    victims->bound = (uint32_t)bl_least(block_count, BL_WALK_FAR);
+    victims->bound = (uint32_t)bl_min(block_count, BL_WALK_FAR);
     victims->seen = bl_lazy_map((victims->bound + 1ull) * sizeof *victims->seen);
     victims->ends = bl_lazy_map(bl_ends_size(victims->bound) * sizeof *victims->ends);
     victims->chosen = bl_lazy_map((block_count + 1ull) * sizeof *victims->chosen);
@@ -270,7 +270,7 @@ static uint64_t bl_window_choose(bl_victims *victims, const bl_residents *reside
         return 0;
     uint64_t start = resident.offset > window.start ? resident.offset : window.start;
     victims->chosen[victims->chosen_count++] = block;
-    return bl_least(resident.offset + resident.size, window.end) - start;
+    return bl_min(resident.offset + resident.size, window.end) - start;
 }
 
 /* Choose all blocks of a window. Returns 0 if one of them may not be evicted, or if some space is
@@ -358,7 +358,7 @@ static uint32_t bl_victims_search(bl_victims *victims, const bl_pages *pages,
     victims->grid = grid;
     victims->complete = 0;
     for (int walk = 0; walk < 2 && !victims->complete; walk++) {
-        uint32_t bound = (uint32_t)bl_least(bounds[walk], victims->bound);
+        uint32_t bound = (uint32_t)bl_min(bounds[walk], victims->bound);
         victims->chosen_count = 0;
         if (bl_victims_walk(victims, pages, residents, size, bound, place)) {
             bl_victims_take(victims, (bl_window){*place, *place + size});

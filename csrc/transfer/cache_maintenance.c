@@ -61,8 +61,8 @@ static bl_maintenance_range bl_maintenance_clip(const bl_maintenance_job *job,
                                                 bl_maintenance_range range, uint64_t at)
 {
     uint64_t size = range.end - range.offset;
-    uint64_t before = job->start > at ? bl_least(job->start - at, size) : 0;
-    uint64_t until = job->end > at ? bl_least(job->end - at, size) : 0;
+    uint64_t before = job->start > at ? bl_min(job->start - at, size) : 0;
+    uint64_t until = job->end > at ? bl_min(job->end - at, size) : 0;
     return (bl_maintenance_range){range.offset + before,
                                   range.offset + (until > before ? until : before)};
 }
@@ -121,7 +121,7 @@ int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maint
     if (maintenance == BL_MAINTENANCE_FENCE)
         size = 0;               /* the fence alone */
     bl_maintenance_job job = {&pool->memory, plan, maintenance, count, 0, size};
-    uint64_t parts = bl_least(size / BL_MAINTENANCE_PART, threads);
+    uint64_t parts = bl_min(size / BL_MAINTENANCE_PART, threads);
     if (parts < 2)
         return bl_guarded(&pool->memory, bl_maintenance_run, &job);
     bl_maintenance_split split = {&job, (uint32_t)parts};

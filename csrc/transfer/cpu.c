@@ -114,7 +114,7 @@ static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size,
             bl_gather_direct(gather, next, piece, crc);
         } else {
             uint32_t room = ragged > 0 ? BL_LINE_SIZE - ragged : BL_STAGE_SIZE - gather->staged;
-            piece = bl_least(size, room);
+            piece = bl_min(size, room);
             bl_gather_stage(gather, next, (uint32_t)piece, crc);
         }
     }
@@ -165,7 +165,7 @@ static int bl_part_put(bl_gather *gather, uint64_t address, uint64_t offset, uin
     uint64_t most = throttle == NULL ? length : BL_THROTTLE_STEP;
     int status = 0;
     for (uint64_t done = 0, step; done < length && status == 0; done += step) {
-        step = bl_least(length - done, most);
+        step = bl_min(length - done, most);
         status = bl_throttle_pay(throttle, offset + done, step);
         if (status == 0)
             bl_gather_put(gather, (const uint8_t *)address + done, step, crc);
@@ -185,7 +185,7 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
         const bl_piece *piece = &plan->pieces[i];
         uint32_t skip = bl_part_skip(part, i), length = bl_part_length(part, i);
         if (i + 1 < part->end) /* the hardware prefetches within a piece, but not the next piece */
-            bl_prefetch_source((const void *)piece[1].address, bl_least(piece[1].length, head));
+            bl_prefetch_source((const void *)piece[1].address, bl_min(piece[1].length, head));
         if (piece->offset + skip != at) { /* the next piece belongs to another block */
             bl_gather_end(&gather);
             bl_gather_begin(&gather, part->memory, piece->offset, direct);
@@ -239,7 +239,7 @@ static inline bl_part_run bl_part_take(const bl_plan_part *part, bl_part_place *
     const bl_piece *piece = &part->plan->pieces[place->piece];
     uint64_t at = bl_part_skip(part, place->piece) + place->used;
     uint64_t left = bl_part_length(part, place->piece) - place->used;
-    uint64_t length = bl_least(left, size);
+    uint64_t length = bl_min(left, size);
     if (length == left)
         place->piece++, place->used = 0;
     else
@@ -258,7 +258,7 @@ static void bl_part_drop(bl_scatter *scatter, uint64_t size)
 static void bl_part_prefetch(bl_scatter *scatter, uint64_t size)
 {
     bl_part_run run;
-    for (size = bl_least(size, scatter->fetch_left);
+    for (size = bl_min(size, scatter->fetch_left);
          size > 0 && (run = bl_part_take(scatter->part, &scatter->fetch, size)).length > 0;
          size -= run.length, scatter->fetch_left -= run.length)
         bl_prefetch_range(scatter->part->memory, run.offset, run.length);
@@ -280,7 +280,7 @@ static int bl_part_step(bl_scatter *scatter, uint64_t *left)
         bl_prefetch_edges((const void *)piece[1].address, piece[1].length);
     uint64_t ragged = (piece->address + bl_part_skip(part, place->piece) + place->used) &
                       (BL_LINE_SIZE - 1);
-    uint64_t wanted = bl_least(*left, part->settings->step);
+    uint64_t wanted = bl_min(*left, part->settings->step);
     bl_part_run run = bl_part_take(part, place, wanted > ragged ? wanted - ragged : wanted);
     int status = bl_throttle_pay(scatter->throttle, run.offset, run.length);
     if (status < 0)
@@ -429,7 +429,7 @@ static uint64_t bl_part_size(const bl_plan_part *part)
 }
 
 /* Each worker has its own throttle, which stays open between parts until no part can follow. */
-static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
+static int bl_plan_run_item(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
     if (run->throttle == NULL || run->part_count == 1)
@@ -444,7 +444,7 @@ static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 }
 
 /* Distribute the parts over the thread pool. */
-static int bl_plan_deal(bl_plan_run *run)
+static int bl_plan_run_threads(bl_plan_run *run)
 {
     bl_throttle throttles[BL_THREAD_POOL_WORKERS];
     uint32_t workers = run->threads < BL_THREAD_POOL_WORKERS ? run->threads
@@ -452,7 +452,7 @@ static int bl_plan_deal(bl_plan_run *run)
     for (uint32_t i = 1; i < workers && run->throttle != NULL; i++)
         throttles[i] = bl_throttle_other(run->throttle);
     run->throttles = throttles;
-    int status = bl_thread_pool_run(run->threads, run->part_count, bl_plan_do, run);
+    int status = bl_thread_pool_run(run->threads, run->part_count, bl_plan_run_item, run);
     for (uint32_t i = 1; i < workers && run->throttle != NULL; i++)
         bl_throttle_end(&throttles[i]);
     return status;
@@ -466,7 +466,7 @@ static uint32_t bl_plan_cut_at(const bl_plan *plan, uint32_t i, uint64_t used)
     uint64_t at = used + (-(piece->offset + used) & (BL_LINE_SIZE - 1));
     if (plan->checksums && (at > 0 || i == 0 || !bl_plan_ends_chunk(plan, i - 1)))
         return piece->length;
-    return (uint32_t)bl_least(at, piece->length);
+    return (uint32_t)bl_min(at, piece->length);
 }
 
 /* Cut a whole plan into parts of about size bytes, at most room parts. Returns how many. */
@@ -519,16 +519,17 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_
         return 0;
     parts[0] = whole;
     if (settings.threads <= 1 || size < 2 * (uint64_t)settings.part)
-        return bl_plan_do(&run, 0, 0);
+        return bl_plan_run_item(&run, 0, 0);
     uint64_t share = size / settings.threads / BL_PARTS_PER_THREAD;
     share = share < settings.part ? settings.part : share;
     run.part_count = bl_plan_cut(&whole, share, parts, ROOM);
-    return bl_plan_deal(&run);
+    return bl_plan_run_threads(&run);
 }
 
 /* Execute a plan with its own throttle. */
-static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *given,
-                        int write, bl_io_queue *io_queue, uint32_t transfer_class)
+static int bl_plan_run_throttled(const bl_pool *pool, const bl_plan *plan,
+                                 const bl_copy_settings *given, int write, bl_io_queue *io_queue,
+                                 uint32_t transfer_class)
 {
     bl_copy_settings settings = bl_copy_settings_of(given);
     bl_plan_part whole = {&pool->memory, plan, &settings, 0, plan->piece_count, 0, 0};
@@ -544,7 +545,7 @@ static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, const bl_copy_
 int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
                   bl_io_queue *io_queue, uint32_t transfer_class)
 {
-    int status = bl_plan_pass(pool, plan, settings, 1, io_queue, transfer_class);
+    int status = bl_plan_run_throttled(pool, plan, settings, 1, io_queue, transfer_class);
     bl_fence_store(&pool->memory);
     return status;
 }
@@ -552,5 +553,5 @@ int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settin
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
                  bl_io_queue *io_queue, uint32_t transfer_class)
 {
-    return bl_plan_pass(pool, plan, settings, 0, io_queue, transfer_class);
+    return bl_plan_run_throttled(pool, plan, settings, 0, io_queue, transfer_class);
 }

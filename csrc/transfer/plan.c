@@ -72,12 +72,12 @@ void bl_plan_add(bl_plan *plan, bl_piece *pieces, bl_chunk *chunks, const bl_pla
         while (used == *size)
             address += source->stride, size += source->stride, used = 0;
         if (at == chunk_end) {
-            chunk_end += bl_least(end - at, source->chunk_size ? source->chunk_size
+            chunk_end += bl_min(end - at, source->chunk_size ? source->chunk_size
                                                                : bl_stripe_rest(at));
             chunks[plan->chunk_count++] =
                 (bl_chunk){at, (uint32_t)(chunk_end - at), plan->piece_count};
         }
-        run = bl_least(bl_least(*size - used, bl_stripe_rest(at)), chunk_end - at);
+        run = bl_min(bl_min(*size - used, bl_stripe_rest(at)), chunk_end - at);
         pieces[plan->piece_count++] =
             (bl_piece){*address + used, at, (uint32_t)run, plan->chunk_count - 1};
     }

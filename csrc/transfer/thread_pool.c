@@ -142,7 +142,7 @@ static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t wanted)
         if (bl_thread_pool.worker_count < wanted)
             bl_thread_pool_hire(wanted);
         bl_thread_pool.job = job;
-        bl_shared_store(&bl_thread_pool.openings, bl_least(wanted, bl_thread_pool.worker_count));
+        bl_shared_store(&bl_thread_pool.openings, bl_min(wanted, bl_thread_pool.worker_count));
         pthread_cond_broadcast(&bl_thread_pool.wanted);
     }
     pthread_mutex_unlock(&bl_thread_pool.lock);

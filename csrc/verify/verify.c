@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #include "coherence/guard.h"
-#include "index/blocks.h"
+#include "index/state.h"
 #include "liveness/lock.h"
 
 enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device to examine, from its end */

@@ -36,7 +36,7 @@ static void core_pass(uint64_t ns)
 /* The other thread runs for at most this time. Returns how long it ran. */
 static uint64_t core_run(uint64_t most_ns)
 {
-    uint64_t ns = bl_least(core.due_ns, most_ns);
+    uint64_t ns = bl_min(core.due_ns, most_ns);
     core.due_ns -= ns;
     return ns;
 }

@@ -84,7 +84,7 @@ static void fuzz_list(uint32_t rank, const uint64_t *locals, uint32_t count)
     if (rank < 1 || rank > FUZZ_RANKS)
         return;
     fuzz_expire();
-    count = bl_least(count, sent_max);
+    count = bl_min(count, sent_max);
     for (uint32_t i = 0; i < count; i++)
         paths[i] = path = path * 4 + locals[i];
     for (uint32_t i = count; i-- > 0;) {

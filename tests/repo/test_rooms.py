@@ -85,6 +85,20 @@ def circles_inside(found: list[Reference], order: list[str]) -> list[str]:
     return wrong
 
 
+def arrows_forward(found: list[Reference], page: Path) -> list[str]:
+    """Return references in a folder to files that its page lists later, or not at all."""
+    folder = page.parent.name
+    order = re.findall(r"`(\w+)`", page.read_text().partition("\n## The order\n")[2])
+    level = {f"{folder}/{name}": number for number, name in enumerate(order)}
+    inside = [one for one in found if folder == folder_of(one.user) == folder_of(one.used)]
+    unlisted = {node_of(name) for one in inside for name in (one.user, one.used)} - set(level)
+    return sorted(unlisted) + [
+        f"{one.user} -> {one.used}: {one.how}"
+        for one in inside
+        if not unlisted and level[node_of(one.used)] > level[node_of(one.user)]
+    ]
+
+
 def hidden_uses(builds: dict[str, References]) -> list[str]:
     """Return uses of another source's static names, which only work in a unity build."""
     return sorted(
@@ -247,6 +261,11 @@ def test_no_folder_has_a_circle_inside(found: list[Reference]) -> None:
 
 
 @needs_tools
+def test_the_files_of_the_index_are_in_the_order_of_their_list(found: list[Reference]) -> None:
+    assert arrows_forward(found, CSRC / "index/README.md") == []
+
+
+@needs_tools
 def test_functions_used_by_other_files_are_not_static(both: dict[str, References]) -> None:
     assert hidden_uses(both) == []
 
@@ -342,6 +361,16 @@ PLANTED = {
         ["top/more.c is not in beluga.c"],
     ),
 }
+
+
+def test_a_file_that_uses_a_later_one_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "index/README.md"
+    page.parent.mkdir()
+    page.write_text("# index\n\n## The order\n\n`low` `high`\n")
+    used = Reference("index/low.c", "index/high.c", "low uses high")
+    assert arrows_forward([used], page) == ["index/low.c -> index/high.c: low uses high"]
+    assert arrows_forward([Reference("index/high.c", "index/low.h", "includes it")], page) == []
+    assert arrows_forward([Reference("index/new.c", "index/low.h", "")], page) == ["index/new"]
 
 
 @needs_tools

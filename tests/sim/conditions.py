@@ -41,9 +41,9 @@ PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
     *("rpc/lane.c", "rpc/session.c", "rpc/housekeeping.c", "rpc/server.c", "rpc/quantum.h"),
     "rpc/doorbell.c",
-    *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/kept.c"),
+    *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/retained.c"),
     *("index/pins.c", "index/reclaim.c", "index/lookup.c", "index/grant.c"),
-    *("index/numbers.c", "index/tombs.c", "index/journal.c"),
+    *("index/numbers.c", "index/tombstones.c", "index/journal.c"),
     *("index/task_call.c", "index/retire.c", "index/recover_sort.h", "index/recover.c"),
     *("index/stat.c", "index/index.c", "index/client.c", "index/task_client.c"),
     *(

@@ -144,26 +144,26 @@ REASONED: Conditions = {
             "reads the lines behind this one from memory once more, which costs time"
         ),
     },
-    ("index/tombs.c", "bl_tombs_take"): {
+    ("index/tombstones.c", "bl_tombstones_take"): {
         ("tier", 1, "true"): "begins with the lists of number 0, which no tier has",
     },
-    ("index/tombs.c", "bl_tomb_begins"): {
-        ("tier < BL_TOMB_TIERS", 0, "true"): (
+    ("index/tombstones.c", "bl_tombstone_begins"): {
+        ("tier < BL_TOMBSTONE_TIERS", 0, "true"): (
             "only counts parked removals as waiting: tests/tiers/test_removals.py"
         ),
     },
-    ("index/tombs.c", "bl_tombs_of"): {
-        (("index->blocks[n].lane < BL_TOMB_TIERS"), 0, ("true")): (
+    ("index/tombstones.c", "bl_tombstones_of"): {
+        (("index->blocks[n].lane < BL_TOMBSTONE_TIERS"), 0, ("true")): (
             "the bits of other tiers are masked out"
         ),
         (
-            "bl_tombs_count(index) == 0",
+            "bl_tombstones_count(index) == 0",
             0,
             "false",
         ): "looks for a tombstone that does not exist, which costs time",
     },
-    ("index/tombs.c", "bl_tombs_tried"): {
-        ("tomb->state != BL_NUMBER_REMOVED", 0, "false"): (
+    ("index/tombstones.c", "bl_tombstones_tried"): {
+        ("tombstone->state != BL_NUMBER_REMOVED", 0, "false"): (
             "a block has another generation, and a removed tombstone is not TAKEN"
         ),
     },
@@ -188,7 +188,7 @@ REASONED: Conditions = {
         ("block->named", 1, "true"): "writes a line of the name table that no entry points to",
     },
     ("index/grant.c", "bl_handle_commit"): {
-        ("kept", 0, "true"): _LOOKED,
+        ("retained", 0, "true"): _LOOKED,
         ("index->blocks[commit.block].task != 0", 0, "true"): _LOOKED,
         ("status < 0", 0, "false"): _STATE,
         ("status < 0", 0, "true"): _STATE,
@@ -980,7 +980,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_grant"): {
-        ("bl_keep_full(index, stored)", 0, "true"): (
+        ("bl_retained_full(index, stored)", 0, "true"): (
             "tests/index/test_tasks.py::test_each_task_is_delivered_to_one_worker_in_order"
         ),
         ("head->flags & BL_RESERVE_KEPT", 0, "true"): (
@@ -1543,7 +1543,7 @@ TESTED: Conditions = {
         ),
         ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_foreign_requests_are_refused",
     },
-    ("index/kept.c", "bl_kept_count"): {
+    ("index/retained.c", "bl_retained_count"): {
         ("step > 0", 0, "true"): (
             "tests/index/test_tasks.py::test_completed_tasks_free_their_space"
         ),
@@ -1686,7 +1686,7 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_the_coldest_block_makes_room"
         ),
     },
-    ("index/recover.c", "bl_recover_tomb"): {
+    ("index/recover.c", "bl_recover_tombstone"): {
         ("entry->state == BL_ENTRY_TIER", 0, "false"): (
             "tests/tiers/test_removals.py::test_a_removal_waits_for_its_tier_also_if_a_server_r"
             "uns_without_it"
@@ -1697,21 +1697,21 @@ TESTED: Conditions = {
             "tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"
         ),
     },
-    ("index/table.c", "bl_tomb_write"): {
+    ("index/table.c", "bl_tombstone_write"): {
         ("block->state == BL_NUMBER_TIER", 0, "false"): (
             "tests/tiers/test_removals.py::test_a_removal_waits_for_its_tier_also_if_a_server_r"
             "uns_without_it"
         ),
     },
-    ("index/tombs.c", "bl_tomb_tier"): {
-        ("tombs->id[tier] == 0", 0, "false"): (
+    ("index/tombstones.c", "bl_tombstone_tier"): {
+        ("tombstones->id[tier] == 0", 0, "false"): (
             "tests/tiers/test_removals.py::test_a_removal_waits_for_its_tier_also_if_a_server_r"
             "uns_without_it"
         ),
     },
-    ("index/tombs.c", "bl_tombs_unmarked"): {
+    ("index/tombstones.c", "bl_tombstones_unmarked"): {
         (
-            "index->tombs->id[tier] != 0 && index->tombs->line[tier] == BL_NO_NUMBER",
+            "index->tombstones->id[tier] != 0 && index->tombstones->line[tier] == BL_NO_NUMBER",
             0,
             "false",
         ): ("tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"),

@@ -44,7 +44,7 @@ MUTANTS = {
         ("bl_housekeeping_write", "stream_line", 0),  # sessions that may still write
         ("bl_recover_entries", "stream_line", 0),
     ),
-    "removal": (("bl_tomb_write", "stream_line", 0),),
+    "removal": (("bl_tombstone_write", "stream_line", 0),),
     "kv": (
         ("bl_gather_flush", "stream", 0),
         ("bl_entry_clear", "stream_line", 0),  # the result of the second read

@@ -16,7 +16,7 @@
 #include <errno.h>
 
 #include "api/index.h"
-#include "index/blocks.h"
+#include "index/state.h"
 #include "rpc/session_state.h"
 #include "sim/native/scenarios/blocks.h"
 #include "sim/native/scenarios/kv.h"
@@ -110,18 +110,20 @@ static int bl_below_sane(const bl_index *index)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; index != NULL && i < index->pool->geometry.block_count_max; i++) {
-        const bl_block *tomb = &index->blocks[i];
-        if (tomb->state != BL_NUMBER_REMOVED)
+        const bl_block *tombstone = &index->blocks[i];
+        if (tombstone->state != BL_NUMBER_REMOVED)
             continue;
         count++;
-        if (tomb->key[0] != tomb->key[1])
+        if (tombstone->key[0] != tombstone->key[1])
             return 0; /* the line was torn */
         for (uint32_t k = 0; k < i; k++)
-            if (index->blocks[k].state == BL_NUMBER_REMOVED && tomb->lane != 0 &&
-                index->blocks[k].lane == tomb->lane && index->blocks[k].key[0] == tomb->key[0])
+            if (index->blocks[k].state == BL_NUMBER_REMOVED && tombstone->lane != 0 &&
+                index->blocks[k].lane == tombstone->lane &&
+                index->blocks[k].key[0] == tombstone->key[0])
                 return 0;
     }
-    return index == NULL || (count == bl_tombs_count(index) && count <= bl_tombs_max(index));
+    return index == NULL ||
+           (count == bl_tombstones_count(index) && count <= bl_tombstones_max(index));
 }
 
 /* ---- Blocks and their versions. */

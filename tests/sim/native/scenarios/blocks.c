@@ -12,7 +12,7 @@
 #include <errno.h>
 
 #include "format/payload.h"
-#include "index/blocks.h"
+#include "index/state.h"
 #include "pool/message.h"
 #include "rpc/session_state.h"
 #include "sim/native/scenarios/blocks.h"

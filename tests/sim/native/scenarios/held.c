@@ -9,7 +9,7 @@
  */
 #include <errno.h>
 
-#include "index/blocks.h"
+#include "index/state.h"
 #include "rpc/session_state.h"
 #include "sim/native/scenarios/blocks.h"
 #include "sim/native/scenarios/kv.h"

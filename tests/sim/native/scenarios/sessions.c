@@ -10,7 +10,7 @@
  */
 #include <errno.h>
 
-#include "index/blocks.h"
+#include "index/state.h"
 #include "rpc/session_state.h"
 #include "sim/native/scenarios/blocks.h"
 #include "sim/native/scenarios/paths.h"

@@ -13,7 +13,7 @@
 #include <errno.h>
 
 #include "api/check.h"
-#include "index/blocks.h"
+#include "index/state.h"
 #include "rpc/session_state.h"
 #include "sim/native/scenarios/blocks.h"
 #include "sim/native/scenarios/kv.h"

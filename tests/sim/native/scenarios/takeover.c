@@ -9,7 +9,7 @@
  */
 #include <errno.h>
 
-#include "index/blocks.h"
+#include "index/state.h"
 #include "liveness/heartbeat.h"
 #include "liveness/lock.h"
 #include "rpc/session_state.h"

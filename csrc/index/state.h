@@ -15,8 +15,8 @@
  * may have grants (index/table.c). The server's loop fences what the handlers stream before it
  * sends any reply.
  */
-#ifndef BL_META_H
-#define BL_META_H
+#ifndef BL_INDEX_STATE_H
+#define BL_INDEX_STATE_H
 
 #include "api/index.h"
 #include "format/payload.h"
@@ -43,8 +43,8 @@ enum bl_number_state {
     BL_NUMBER_COMMITTED,
     BL_NUMBER_HELD,
     BL_NUMBER_DOOMED,
-    BL_NUMBER_REMOVED,          /* a tombstone, no block (index/tombs.c) */
-    BL_NUMBER_TIER              /* a lower tier of this pool, no block (index/tombs.c) */
+    BL_NUMBER_REMOVED,          /* a tombstone, no block (index/tombstones.c) */
+    BL_NUMBER_TIER              /* a lower tier of this pool, no block (index/tombstones.c) */
 };
 
 /* A block is in the list of the stripe that it begins in; while it is granted or held, in its
@@ -55,10 +55,10 @@ enum bl_list { BL_LIST_STRIPE = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_
 enum bl_offload { BL_OFFLOAD_NONE = 0, BL_OFFLOAD_WAITING = 1, BL_OFFLOAD_TAKEN = 2 };
 
 /* Whether a granted block comes from a lower tier. */
-enum bl_brought { BL_BROUGHT_NOT = 0, BL_BROUGHT_WANTED = 1, BL_BROUGHT_REMOVED = 2 };
+enum bl_onboard_state { BL_ONBOARD_NONE = 0, BL_ONBOARD_WANTED = 1, BL_ONBOARD_REMOVED = 2 };
 
 typedef struct bl_lower bl_lower;
-typedef struct bl_tombs bl_tombs;
+typedef struct bl_tombstones bl_tombstones;
 typedef struct bl_journal bl_journal;
 typedef struct bl_hints bl_hints;
 
@@ -82,7 +82,7 @@ typedef struct bl_block {
     uint32_t chunk_size;
     uint32_t lane;              /* the lane that has the grant */
     uint32_t named;             /* its line of the name table has its name */
-    uint16_t brought;           /* bl_brought */
+    uint16_t onboard_state;     /* bl_onboard_state */
     bl_link links[BL_LIST_COUNT]; /* bl_list */
 } bl_block;
 
@@ -148,11 +148,11 @@ struct bl_index {
     uint32_t *lane_blocks;      /* per lane: the first of its granted and held blocks */
     bl_tasks *tasks;
     bl_lower *lower;            /* NULL: the pool has no lower tiers */
-    bl_tombs *tombs;
+    bl_tombstones *tombstones;
     bl_journal *journal;        /* NULL: there is no subscriber */
     uint32_t lower_waits;       /* a block is evicted only after it was offered to them */
-    uint32_t *kept;             /* per stripe: kept blocks that reach into it */
-    uint64_t kept_bytes;        /* space of kept blocks */
+    uint32_t *retained;         /* per stripe: retained blocks that reach into it */
+    uint64_t retained_bytes;    /* space of retained blocks */
     uint32_t *stripe_blocks;    /* per stripe: first of the blocks that begin in it */
     uint32_t free_number;       /* first of the freed numbers */
     uint32_t rest_first, rest_last; /* list of numbers whose lines are traces */
@@ -180,221 +180,6 @@ struct bl_index {
     uint32_t rule_count;
     bl_share_rule rules[BL_SHARE_RULES];
 };
-
-/* ---- index/table.c: the entries and extent marks in the pool. These functions do not fence: the
- * server's loop does, before it sends a reply. */
-
-/* Return 1 for lines 1, 2, 4, 8, ... of a table (index/table.c). */
-static inline int bl_table_milestone(uint64_t number)
-{
-    return number != 0 && (number & (number - 1)) == 0;
-}
-
-/* Return 1 if no line of a table was used from this one on. offset is its offset in the
- * predecessor's half, which the caller has invalidated; own that in this server's half. */
-int bl_table_ends(const bl_memory *memory, uint64_t offset, uint64_t own, uint64_t number);
-
-/* Write the milestones up to this line, which is about to be used. */
-void bl_entries_reach(bl_index *index, uint64_t number);
-void bl_marks_reach(bl_index *index, uint64_t stripe);
-void bl_entry_write(bl_index *index, uint32_t number, uint32_t checksums_crc);
-void bl_entry_clear(bl_index *index, uint32_t number);
-void bl_tomb_write(bl_index *index, uint32_t number);
-void bl_name_write(bl_index *index, uint32_t number, const bl_name *name);
-void bl_extent_write(bl_index *index, const bl_extent_view *view, uint32_t state);
-
-/* ---- index/numbers.c: the numbers of blocks, which are their lines of the block table. */
-
-/* Take an unused number, or return -BL_ERROR_TABLE_FULL. */
-int64_t bl_number_unused(bl_index *index);
-
-/* Free a number whose line was never written, or is clear. */
-void bl_number_give(bl_index *index, uint32_t number);
-
-/* Free a number whose line is the trace of a block: it is reused last. */
-void bl_number_rest(bl_index *index, uint32_t number);
-
-/* ---- index/reclaim.c: space and numbers, by evicting the coldest blocks. */
-
-/* Allocate space for a block of stored bytes. Returns 0, -BL_ERROR_NO_SPACE, _TOO_LARGE or
- * _DEPOSED. */
-int bl_space_take(bl_index *index, uint64_t stored, uint64_t *offset);
-
-/* Take an unused number; if there is none, evict a block. Returns the number, or
- * -BL_ERROR_TABLE_FULL. */
-int64_t bl_number_take(bl_index *index);
-
-/* Return the blocks of this index for a search for victims. */
-bl_residents bl_index_residents(bl_index *index);
-
-/* Add a block that has space to the list of its stripe, and count its space for its share. */
-void bl_block_place(bl_index *index, uint32_t number);
-
-/* Close the extents in a range (or all extents) that have neither used nor held space. */
-void bl_extents_return(bl_index *index, uint64_t offset, uint32_t size);
-void bl_extents_return_all(bl_index *index);
-
-/* Free a used block's space, and remove the block from its stripe's list. */
-void bl_space_give(bl_index *index, uint32_t number);
-
-/* Remove a committed block without pins from the index, the table and its space. */
-void bl_block_leave(bl_index *index, uint32_t number, enum bl_removal_reason why);
-
-/* Remove a committed block from lookups at once, and free its space after the last pin. */
-void bl_block_drop(bl_index *index, uint32_t number, enum bl_removal_reason why);
-
-/* ---- index/order.c: which block is evicted next, of all shares. */
-
-/* Return 1 if there is only one eviction order. Then a search needs no bl_eviction. */
-static inline int bl_eviction_plain(const bl_index *index)
-{
-    return index->share_count == 1 && index->hints == NULL;
-}
-
-/* Begin a search for room for the share of bl_eviction_set_share(): size bytes, or a line of the
- * table if size is 0. At first only blocks of shares that exceed their parts may be evicted. */
-void bl_eviction_begin(bl_index *index, uint64_t size);
-
-/* The search found no room: allow more blocks to be evicted. Returns 0 if all are allowed
- * already. */
-int bl_eviction_widen(bl_index *index);
-
-/* Return the first block to evict, and the one after a given block, or -1. A walk visits each block
- * that may be evicted once. */
-int64_t bl_eviction_coldest(const bl_index *index);
-int64_t bl_eviction_warmer(const bl_index *index, uint32_t number);
-
-/* Return the block to evict for a line of the table, or -1. */
-int64_t bl_eviction_first(bl_index *index);
-
-/* Return 1 if this search may evict the block. */
-int bl_eviction_has(const bl_index *index, uint32_t number);
-
-/* index/task_call.c */
-
-/* Return the most tasks that a server of this pool accepts. */
-uint32_t bl_tasks_max(const bl_pool *pool);
-
-/* Return 1 if no further block of stored bytes may be kept. Check this before anything is evicted
- * for the block. */
-int bl_keep_full(const bl_index *index, uint64_t stored);
-
-/* Exempt a block that has space from eviction until it is removed. Returns 0 or
- * -BL_ERROR_QUEUE_FULL. */
-int bl_block_keep(bl_index *index, uint32_t number);
-
-/* End the exemption of a block that is being removed, if it has one. */
-void bl_block_unkeep(bl_index *index, uint32_t number);
-
-/* Append the task of a committed kept block to its queue. Returns 0, or -BL_ERROR_QUEUE_FULL: too
- * many queues. */
-int bl_task_enqueue(bl_index *index, uint32_t number);
-
-/* Drop some tasks that were not claimed for BL_TASK_AGE_NS. */
-void bl_tasks_age(bl_index *index);
-int bl_handle_task_claim(void *index, bl_call *call);
-int bl_handle_task_extend(void *index, bl_call *call);
-int bl_handle_task_count(void *index, bl_call *call);
-
-/* index/retire.c */
-int bl_handle_retire(void *index, bl_call *call);
-
-/* index/lookup.c */
-
-/* Remove count pins of any session. */
-void bl_unpin(bl_index *index, uint32_t number, uint32_t count);
-int bl_handle_lookup(void *index, bl_call *call);
-
-/* Record the hits of the last lookup in the eviction orders: a hook of the server. */
-void bl_lookup_deferred(void *index);
-
-int bl_handle_release(void *index, bl_call *call);
-int bl_handle_remove(void *index, bl_call *call);
-int bl_handle_removing(void *index, bl_call *call);
-int bl_handle_stat(void *index, bl_call *call);
-
-/* index/sessions.c */
-int bl_handle_sessions(void *index, bl_call *call);
-
-/* index/removal_log.c */
-int bl_removal_log_create(bl_index *index);
-void bl_removal_log_destroy(bl_index *index);
-
-/* Prefetch the slot of a key that is about to be removed. */
-void bl_removal_log_prefetch(const bl_index *index, const uint64_t key[2]);
-
-/* Record why a key was removed from the index. */
-void bl_removal_log_add(bl_index *index, const uint64_t key[2], enum bl_removal_reason why);
-int bl_handle_removal_reasons(void *index, bl_call *call);
-
-/* index/lower.c. Without lower tiers these do nothing. */
-
-/* Queue a block that was committed, or recovered, to be offered. */
-void bl_lower_committed(bl_index *index, uint32_t number);
-void bl_lower_recovered(bl_index *index, uint32_t number);
-
-void bl_lower_forget(bl_index *index, uint32_t number);
-
-/* A session has ended: if it was the service's, requeue the work that it had taken. */
-void bl_lower_lane_gone(bl_index *index, uint32_t lane);
-
-/* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
-uint32_t bl_lower_state(const bl_index *index, const uint64_t key[2]);
-
-/* Cancel the lower tiers' work on a key that is being removed; number is its block, or negative.
- * Its tombstones already exist. */
-void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number);
-
-/* Announce recovered tombstones to the service. */
-void bl_lower_removed(bl_index *index);
-
-/* Return the tiers, as bits, whose first attempt the caller of a removal waits for. */
-uint8_t bl_lower_awaited(const bl_index *index, const uint64_t key[2]);
-
-/* Return 1 if the service onboards a key that was removed meanwhile. flags are those of its
- * reserve. */
-int bl_lower_unwanted(const bl_index *index, const uint64_t key[2], uint32_t flags);
-
-/* Return the error for a grant without room: status, or -BL_ERROR_OFFLOADING if blocks that wait to
- * be offered will make room. */
-int bl_lower_refusal(const bl_index *index, int status);
-void bl_lower_destroy(bl_index *index);
-int bl_handle_onboard(void *index, bl_call *call);
-int bl_handle_tiers(void *index, bl_call *call);
-int bl_handle_lower_take(void *index, bl_call *call);
-int bl_handle_lower_report(void *index, bl_call *call);
-
-/* index/journal.c. Without a journal these do nothing. */
-
-/* Record that a block was committed with a name, or that a named block was removed. */
-void bl_journal_stored(bl_index *index, uint32_t number, const bl_name *name);
-void bl_journal_removed(bl_index *index, uint32_t number);
-void bl_journal_destroy(bl_index *index);
-
-/* index/tenants.c */
-
-/* Count a block that was committed, by a client of this server or of a predecessor. */
-void bl_stat_committed(bl_index *index, uint32_t number);
-
-/* Count a committed block that is removed from the index, and record the reason. */
-void bl_stat_removed(bl_index *index, uint32_t number, enum bl_removal_reason why);
-
-/* Count a grant that was refused with this error. */
-void bl_stat_refused(bl_index *index, int status);
-
-/* index/grant.c */
-
-/* End a grant without a block: its space becomes free, or held if its writer may still write. */
-void bl_grant_end(bl_index *index, uint32_t number, enum bl_end end);
-int bl_handle_reserve(void *index, bl_call *call);
-int bl_handle_commit(void *index, bl_call *call);
-int bl_handle_abort(void *index, bl_call *call);
-
-/* index/recover.c: the hook of a takeover. */
-int bl_recover(void *context, uint64_t old_epoch, int suspect);
-
-/* Return the reason that an entry with a right check still cannot be used, or NULL. */
-const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
 
 /* Return 1 if length more bytes would exceed the quota of the session. */
 static inline int bl_hold_full(const bl_index *index, uint32_t lane, uint32_t length)
