@@ -7,8 +7,9 @@ A use is the name in the code of ``beluga/``, ``bench/`` or ``scripts/``, or in 
 the documents, or the name of a class, alone or with a method, in their text; an import, an entry of
 ``__all__`` and the definition itself are not uses. Exempt are the API of docs/reference/api.md and
 what others call: methods with leading and trailing ``__``, overrides of classes of other packages,
-and functions that a decorator registers. The rule compares names, not objects: a listed name has no
-caller, but a name that is not listed may also have none. C is checked by
+and functions that a decorator registers. A use of a method counts only for the class of its
+receiver, its bases and subclasses, where annotations determine that class (receivers.py), and else
+for every method of that name: a name that is not listed may also have no caller. C is checked by
 ``tests/repo/test_rooms.py``, with calls from Python. Exit status 1 if something is listed.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from docs_pages import INTERNAL, NAME
+from receivers import Types
 
 ROOT = Path(__file__).resolve().parents[2]
 # Decorators that do not register a function. Any other decorator may.
@@ -43,21 +45,40 @@ class Definition(NamedTuple):
     place: str
     name: str
     own: Counter[str]
+    owner: str  # the class of a method
 
 
 def uncalled(root: Path) -> list[str]:
     """Return the definitions without a use, each as ``path:line name``."""
+    trees = {str(path): parsed(path) for path in code(root)}
     used: Counter[str] = Counter()
-    for path in code(root):
-        used += names_in(parsed(path))
+    for tree in trees.values():
+        used += names_in(tree)
+    types = Types(trees)
     free = examples(root) | promised(root)
-    ours = our_classes(root)
+    ours = set(types.bases) - types.derived(foreign_bases(types))
     return [
         f"{definition.place} {definition.name}"
         for path in sorted((root / "beluga").rglob("*.py"))
         for definition in definitions(path, root, ours)
-        if definition.name not in free and used[definition.name] <= definition.own[definition.name]
+        if definition.name not in free
+        and (
+            used[definition.name] <= definition.own[definition.name]
+            or is_of_others_only(definition, types, used)
+        )
     ]
+
+
+def is_of_others_only(method: Definition, types: Types, used: Counter[str]) -> bool:
+    """Return whether every use of a method's name is on another class."""
+    family = types.family(method.owner) if method.owner else set()
+    attributes = sum(count for (_, name), count in types.uses.items() if name == method.name)
+    return bool(
+        family
+        and not family & types.protocols
+        and used[method.name] == attributes  # no string has it, and no function or variable
+        and not any(types.uses[kind, method.name] for kind in (None, *family))
+    )
 
 
 def code(root: Path) -> Iterator[Path]:
@@ -106,13 +127,9 @@ def is_code(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w.:\[\], |]+", value) is not None
 
 
-def our_classes(root: Path) -> set[str]:
-    return {
-        node.name
-        for path in (root / "beluga").rglob("*.py")
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.ClassDef)
-    }
+def foreign_bases(types: Types) -> set[str]:
+    """Return the base classes of other packages that are named with their module."""
+    return {base for bases in types.bases.values() for base in bases if "." in base}
 
 
 def definitions(path: Path, root: Path, ours: set[str]) -> Iterator[Definition]:
@@ -121,17 +138,20 @@ def definitions(path: Path, root: Path, ours: set[str]) -> Iterator[Definition]:
     tree = parsed(path)
     known = (ours | BASES) - of_others(tree)
 
-    def walk(node: ast.AST, *, foreign: bool) -> Iterator[Definition]:
+    def walk(node: ast.AST, owner: str, *, foreign: bool) -> Iterator[Definition]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, Function | ast.ClassDef):
                 if not foreign and not is_special(child.name) and not is_registered(child):
-                    yield Definition(f"{place}:{child.lineno}", child.name, names_in(child))
+                    yield Definition(f"{place}:{child.lineno}", child.name, names_in(child), owner)
                 bases = getattr(child, "bases", [])
-                yield from walk(child, foreign=not {base_of(base) for base in bases} <= known)
+                inner = child.name if isinstance(child, ast.ClassDef) else ""
+                yield from walk(
+                    child, inner, foreign=not {base_of(base) for base in bases} <= known
+                )
             else:
-                yield from walk(child, foreign=foreign)
+                yield from walk(child, owner, foreign=foreign)
 
-    yield from walk(tree, foreign=False)
+    yield from walk(tree, "", foreign=False)
 
 
 def of_others(tree: ast.Module) -> set[str]:

@@ -4,25 +4,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def script() -> Any:
-    found = importlib.util.spec_from_file_location("uncalled", ROOT / "scripts/dev/uncalled.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+sys.path.insert(0, str(ROOT / "scripts/dev"))
 
-
-uncalled = script()
+import uncalled  # noqa: E402
 
 
 @pytest.mark.long
@@ -58,3 +50,24 @@ def test_functions_without_a_caller_are_listed(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert uncalled.uncalled(tmp_path) == ["beluga/one.py:2 alone", "beluga/one.py:17 lonely"]
+
+
+def test_a_method_is_listed_if_each_use_of_its_name_is_on_another_class(tmp_path: Path) -> None:
+    (tmp_path / "beluga").mkdir()
+    (tmp_path / "docs/reference").mkdir(parents=True)
+    (tmp_path / "docs/reference/api.md").write_text("")
+    (tmp_path / "beluga/one.py").write_text(
+        "class Base:\n"
+        "    def merge(self): ...\n"
+        "    def stop(self): ...\n"
+        "    def look(self): ...\n"
+        "class Sub(Base): ...\n"
+        "class Other:\n"
+        "    def merge(self): ...\n"
+        "    def stop(self): ...\n"
+        "    def look(self): ...\n"
+        "def use(other: Other, sub: Sub | None, unknown):\n"
+        "    other.merge(), sub.stop(), Other().stop(), unknown.look()\n"
+        "use(Base)\n"
+    )
+    assert uncalled.uncalled(tmp_path) == ["beluga/one.py:2 merge"]
