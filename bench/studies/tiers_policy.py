@@ -136,9 +136,7 @@ class _Hierarchy:
 
     def __init__(self, trace: Trace, sizes: tuple[int, int], eviction: str, admission: str) -> None:
         self.trace = trace
-        self.pool, self.disk = (
-            SimulatedTier(trace.id_count, size, eviction) for size in sizes
-        )
+        self.pool, self.disk = (SimulatedTier(trace.id_count, size, eviction) for size in sizes)
         self.pool_hits = self.disk_hits = self.written = 0
         self.policy: Admission = (
             Adaptive(warm_up=2 * sizes[0], pool_hits=lambda: self.pool_hits)
