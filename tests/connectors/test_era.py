@@ -16,9 +16,9 @@ from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
 from beluga import IndexServer, Namespace, Pool
-from beluga.connectors import era, records
+from beluga.connectors import records
 from beluga.connectors.connection import Attachment
-from beluga.connectors.era import Era
+from beluga.connectors.records import Era
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError
 from beluga.index import IndexClient
@@ -37,7 +37,7 @@ def sessions(server: IndexServer, pool_name: str) -> Iterator[list[Attachment]]:
 
 def test_all_of_a_namespace_are_in_the_same_era(sessions: list[Attachment]) -> None:
     first = Era(MODEL).now(sessions[0])
-    assert len(first) == era.SIZE
+    assert len(first) == records.SIZE
     assert Era(MODEL).now(sessions[1]) == first
     assert Era(Namespace.of("other")).now(sessions[1]) != first
 
@@ -63,7 +63,7 @@ def test_a_pool_without_space_for_a_record_still_ends_an_era(
         raise CacheError("the pool has no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(era.records, "write", full)
+        patch.setattr(records, "write", full)
         one.clear()
         with pytest.raises(CacheError):
             one.now(sessions[0])  # the next era cannot start yet
@@ -73,7 +73,7 @@ def test_a_pool_without_space_for_a_record_still_ends_an_era(
 def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
     one = Era(MODEL)
     first = one.now(sessions[0])
-    sessions[1].cache(one._namespace).remove(era._RECORD)
+    sessions[1].cache(one._namespace).remove(records._RECORD)
     assert one.now(sessions[0]) != first
 
 
@@ -103,18 +103,18 @@ def test_a_record_that_a_tier_cannot_read_now_is_not_absent(shm: Path) -> None:
             session = Attachment(PoolSettings(pool=str(path), **settings))
             try:
                 if not tier.blocks:
-                    assert records.write(session, MODEL, era._RECORD, b"first") == b"first"
+                    assert records.write(session, MODEL, records._RECORD, b"first") == b"first"
                     assert eventually(lambda: len(tier.blocks) == 1)
                     continue
                 tier.failing = True
                 for _ in range(2):
                     with pytest.raises(CacheError, match="a lower tier has not replied"):
-                        records.read(session, MODEL, era._RECORD, 5)
+                        records.read(session, MODEL, records._RECORD, 5)
                 tier.failing = False
 
                 def again(session: Attachment = session) -> bool:
                     with contextlib.suppress(CacheError):
-                        return records.read(session, MODEL, era._RECORD, 5) == b"first"
+                        return records.read(session, MODEL, records._RECORD, 5) == b"first"
                     return False
 
                 assert eventually(again)
@@ -200,15 +200,15 @@ def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     """It ended the era while it could not start another one, and the pool is recreated."""
     tier, one = Stubborn(remote=True), Era(MODEL)
     (first,) = eras(shm / "first", tier, one=one)
-    write = era.records.write
+    write = records.write
 
     def full(attachment: Attachment, namespace: Namespace, key: object, content: bytes) -> bytes:
-        if key is era._RECORD:
+        if key is records._RECORD:
             raise CacheError("the pool has no space")
         return write(attachment, namespace, key, content)
 
     with monkeypatch.context() as patch, served(shm / "second", tier):
-        patch.setattr(era.records, "write", full)
+        patch.setattr(records, "write", full)
         session = Attachment(PoolSettings(pool=str(shm / "second"), timeout_ms=5000))
         one.clear()
         with pytest.raises(CacheError, match="has no space"):
@@ -254,9 +254,9 @@ def test_a_pending_era_record_raises_immediately(
 ) -> None:
     one = Era(MODEL)
     cache, writer = sessions[1].cache(one._namespace), IndexClient(sessions[1].client)
-    keys = cache.keys(era._RECORD)
-    grants = writer.reserve(keys, length=era.SIZE, fingerprint=cache.fingerprint)
+    keys = cache.keys(records._RECORD)
+    grants = writer.reserve(keys, length=records.SIZE, fingerprint=cache.fingerprint)
     with pytest.raises(CacheError, match="is being written"):
         one.now(sessions[0])
     writer.abort(grants)
-    assert len(one.now(sessions[0])) == era.SIZE
+    assert len(one.now(sessions[0])) == records.SIZE

@@ -9,6 +9,7 @@ close.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -24,7 +25,11 @@ from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
 
 from beluga import IndexServer, Pool
-from beluga.connectors.lmcache import layouts, ledger, objects, pins
+from beluga.connectors.connection import Connection
+from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache import worker as worker_module
+from beluga.connectors.lmcache.worker import JobWorker
+from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, LayoutError
 from beluga.index import IndexClient
 
@@ -192,7 +197,7 @@ def test_a_late_reply_of_a_tier_is_a_miss_and_deletes_nothing(shm: Path, lmcache
 def test_beyond_the_bound_a_whole_model_is_dropped(
     pool: Pool, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "OWED_MAX", 2)
+    monkeypatch.setattr(worker_module, "OWED_MAX", 2)
     keys, memories = chunks(4)
     elsewhere = ObjectKey(b"a", model_name="other")
     with IndexServer(pool):
@@ -240,7 +245,7 @@ def test_an_evicted_object_that_is_stored_again_counts_once(
 def test_evicted_objects_leave_the_usage_count(
     server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "CHECK_MIN", 4)
+    monkeypatch.setattr(worker_module, "CHECK_MIN", 4)
     keys, memories = chunks(6)
     one, evicting = adapter(), adapter()
     store(one, keys[:3], memories[:3])
@@ -254,7 +259,7 @@ def test_evicted_objects_leave_the_usage_count(
 def test_a_model_has_a_bounded_number_of_layouts(
     server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layouts, "LAYOUTS_MAX", 2)
+    monkeypatch.setattr(objects, "LAYOUTS_MAX", 2)
     key, one = ObjectKey(b"a"), adapter()
     shapes = [(2, 4, 16, n) for n in (16, 32, 64)]
     assert [store(one, [key], [Memory(shape, seed=1)]) > 0 for shape in shapes] == [
@@ -340,7 +345,7 @@ def test_locks_of_requests_that_never_end_expire(
     store(one, keys, memories)
     assert lookup(one, keys) == [True, True]
     assert server.index_stat().pinned_count == 2
-    monkeypatch.setattr(pins, "PIN_S", 0.0)
+    monkeypatch.setattr(worker_module, "PIN_S", 0.0)
     lookup(one, [ObjectKey(b"x")])
     assert server.index_stat().pinned_count == 0
     assert len(one._pins) == 0
@@ -549,3 +554,42 @@ def test_pins_of_a_lost_session_are_dropped(pool: Pool, backend: Make) -> None:
         assert one.pin(key)
         assert one.unpin(key)
         assert server.index_stat().pinned_count == 0
+
+
+@pytest.fixture
+def worker(server: IndexServer, pool_name: str) -> JobWorker:
+    settings = PoolSettings(pool=pool_name, timeout_ms=5000)
+    worker = JobWorker(settings, name="test", logger=logging.getLogger("test"))
+    assert worker.connection.wait(LONG_S)
+    return worker
+
+
+def test_submitted_work_is_done_in_order_before_the_session_ends(worker: JobWorker) -> None:
+    go, done = threading.Event(), list[tuple[int, bool]]()
+
+    def first(connection: Connection) -> None:
+        assert go.wait(LONG_S)
+        done.append((1, connection.attached))
+
+    worker.submit(first)
+    worker.submit(lambda connection: done.append((2, connection.attached)))
+    threading.Timer(0.05, go.set).start()
+    worker.close()
+    assert done == [(1, True), (2, True)]
+    assert not worker.connection.attached
+
+
+def test_a_job_that_raises_is_logged_and_the_next_is_done(
+    worker: JobWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+
+    def wrong(_: Connection) -> None:
+        raise ZeroDivisionError
+
+    worker.submit(wrong)
+    worker.submit(lambda _: done.set())
+    assert done.wait(LONG_S)
+    worker.close()
+    assert "a job of beluga's failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

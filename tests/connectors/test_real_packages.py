@@ -152,7 +152,7 @@ def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
     for how, run in found["runs"].items():
         assert (how, run["differ"]) == (how, [])
         assert run["hits"] > 0
-    # test_sglang_calls.py replays these, without SGLang
+    # test_sglang.py replays these, without SGLang
     recorded = Path(__file__).with_name("sglang_calls.json.xz").read_bytes()
     assert found["calls"] == json.loads(lzma.decompress(recorded))
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
+import lzma
 import sys
 import threading
 import types
@@ -599,3 +601,73 @@ def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(
     assert one.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 0
     one.batch_set_v2([moved("deepseek_v4_c4", [0, 1], [0, 1])])
     assert one.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 2
+
+
+RECORDED = json.loads(
+    lzma.decompress(Path(__file__).with_name("sglang_calls.json.xz").read_bytes())
+)
+
+
+def content(key: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(key).integers(0, 256, 4096, dtype=np.uint8)
+
+
+class Player:
+    """Makes recorded calls with pages of known content, and checks the bytes that come back."""
+
+    def __init__(self, backend: Any, host_pool: HostPool) -> None:
+        self.backend, self.host_pool = backend, host_pool
+
+    def batch_exists(self, some: list[int]) -> int:
+        return int(self.backend.batch_exists([keys(some[-1] + 1)[i] for i in some], None))
+
+    def batch_set_v1(self, some: list[int], pages: list[int]) -> list[bool]:
+        for key, page in zip(some, pages, strict=True):
+            for part in self.host_pool.page(page):
+                part[:] = np.resize(content(key), part.shape)
+        names = [keys(some[-1] + 1)[i] for i in some]
+        return list(self.backend.batch_set_v1(names, indices(pages), None))
+
+    def batch_get_v1(self, some: list[int], pages: list[int]) -> list[bool]:
+        self.host_pool.kv_buffer[:] = 0
+        names = [keys(some[-1] + 1)[i] for i in some]
+        found = list(self.backend.batch_get_v1(names, indices(pages), None))
+        for key, page, there in zip(some, pages, found, strict=True):
+            for part in self.host_pool.page(page):
+                assert np.array_equal(part, np.resize(content(key), part.shape)) == there
+        return found
+
+    def batch_set(self, some: list[int]) -> bool:
+        names = [keys(some[-1] + 1)[i] for i in some]
+        return bool(self.backend.batch_set(names, [Flat(content(key)) for key in some]))
+
+    def batch_get(self, some: list[int]) -> list[bool]:
+        targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in some]
+        names = [keys(some[-1] + 1)[i] for i in some]
+        found = self.backend.batch_get(names, targets)
+        for key, target, one in zip(some, targets, found, strict=True):
+            assert np.array_equal(target.data, content(key)) == (one is not None)
+        return [one is not None for one in found]
+
+    def clear(self) -> None:
+        self.backend.clear()
+
+
+@pytest.mark.parametrize("way", RECORDED)
+def test_the_recorded_calls_have_the_recorded_results(
+    server: IndexServer, backend: Make, way: str
+) -> None:
+    host_pool = HostPool()
+    player = Player(backend(host_pool, v1=way == "in place"), host_pool)
+    for name, *arguments, result in RECORDED[way]:
+        assert (name, getattr(player, name)(*arguments)) == (name, result)
+
+
+@pytest.mark.parametrize("way", RECORDED)
+def test_the_recorded_calls_miss_without_a_pool_and_end(backend: Make, way: str) -> None:
+    host_pool = HostPool()
+    player = Player(backend(host_pool, v1=way == "in place", attached=False), host_pool)
+    for name, *arguments, result in RECORDED[way]:
+        if name != "clear":
+            found = getattr(player, name)(*arguments)
+            assert not any(found if isinstance(result, list) else [found])

@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beluga.connectors.files import MEMORY_ONLY, filesystem_of
-from beluga.connectors.identity import SET_IDENTITY, Model, ModelIdentity, sources_of
-from beluga.connectors.process import engine_start_ns
+from beluga.connectors.identity import (
+    SET_IDENTITY,
+    Model,
+    ModelIdentity,
+    engine_start_ns,
+    sources_of,
+)
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:

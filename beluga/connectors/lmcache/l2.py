@@ -25,17 +25,17 @@ from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.identity import Fields, namespace_of
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models
-from beluga.connectors.lmcache.layouts import (
+from beluga.connectors.lmcache.objects import (
     LAYOUTS_MAX,
+    Hit,
+    Item,
     Layout,
     Layouts,
+    bytes_of,
     layout_of,
     layout_of_object,
 )
-from beluga.connectors.lmcache.ledger import Ledger, Owed
-from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
-from beluga.connectors.lmcache.pins import ConnectionPins
-from beluga.connectors.lmcache.worker import JobWorker
+from beluga.connectors.lmcache.worker import ConnectionPins, JobWorker, Ledger, Owed
 from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.errors import CacheError, QuotaError
 from beluga.index import BlockState

@@ -22,15 +22,13 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from beluga.connectors.connection import Attachment, Connection
-from beluga.connectors.era import Era
 from beluga.connectors.hints import NAME, NO_HINT, HintReader, RequestHint
 from beluga.connectors.identity import Fields, digest_of, namespace_of
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models
-from beluga.connectors.lmcache.layouts import layout_of
-from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
-from beluga.connectors.lmcache.pins import ConnectionPins
-from beluga.connectors.lmcache.worker import JobWorker
+from beluga.connectors.lmcache.objects import Hit, Item, bytes_of, layout_of
+from beluga.connectors.lmcache.worker import ConnectionPins, JobWorker
+from beluga.connectors.records import Era
 from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.errors import ConnectorError
 from beluga.index import BlockState

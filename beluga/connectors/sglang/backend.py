@@ -18,13 +18,15 @@ from beluga.connectors.sglang import identity
 from beluga.connectors.sglang.pages import (
     DIRECT,
     FLAT,
+    KV,
     Pages,
+    SidePool,
     is_logical,
     page_buffers,
     page_tokens,
     pool_namespace,
+    restorable,
 )
-from beluga.connectors.sglang.pools import KV, SidePool, restorable
 from beluga.connectors.sglang.weights import UPDATED, WEIGHTS, check_release, this_run
 from beluga.transfer import TransferClass, TransferStats
 

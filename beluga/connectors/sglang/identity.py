@@ -16,12 +16,12 @@ from beluga.connectors.identity import (
     Several,
     counted,
     digest_of,
+    engine_start_ns,
     environment,
     files_named,
     source_of,
     sources_of,
 )
-from beluga.connectors.process import engine_start_ns
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:

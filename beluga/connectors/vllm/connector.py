@@ -33,21 +33,20 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.settings import settings_of
-from beluga.connectors.vllm import amx
+from beluga.connectors.vllm.blocks import BlockNames
 from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.events import MEDIUM, Announcement, Announcements
-from beluga.connectors.vllm.following import EngineUpdates
 from beluga.connectors.vllm.hints import Requests
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.names import BlockNames
 from beluga.connectors.vllm.parts import part_of
-from beluga.connectors.vllm.policy import recompute_failed_loads
+from beluga.connectors.vllm.policy import permit_amx, recompute_failed_loads
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.stats import SPACE, BelugaMetrics, BelugaStats
 from beluga.connectors.vllm.steps import Orders, Rank, StepReport
+from beluga.connectors.vllm.updates import EngineUpdates
 from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import ConnectorError
 
@@ -272,7 +271,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         layout, *others = self._groups.layouts(kv_caches)
-        amx.permit(layout.device)
+        permit_amx(layout.device)
         tp, pp = get_tp_group(), get_pp_group()
         parallel = self._vllm_config.parallel_config
         part = part_of(

@@ -22,11 +22,11 @@ from beluga.connectors.identity import (
     ModelIdentity,
     config_fields,
     digest_of,
+    engine_start_ns,
     environment,
     files_named,
     sources_of,
 )
-from beluga.connectors.process import engine_start_ns
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from beluga.connectors.fetch import fetch
+from beluga.connectors.records import fetch
 from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.identity import of_part
 from beluga.connectors.vllm.steps import Loaded, add_loaded

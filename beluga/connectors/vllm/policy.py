@@ -1,14 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sets vLLM's policy for failed loads to "recompute", so that a failed load from the pool is a
-miss.
-
-vLLM's default fails the request. Its scheduler reads the policy right after it has made its
-connector, from the engine's configuration. A connector inside ``MultiConnector`` gets a copy of
-that, with a transfer configuration of its own, and no interface leads from there to the original.
-But the original is an argument of the functions that construct the connector, so it is found on the
-stack.
-"""
+"""What the connector adjusts in vLLM's processes: the policy for failed loads, and AMX."""
 
 from __future__ import annotations
 
@@ -24,6 +16,12 @@ POLICY = "recompute"
 def recompute_failed_loads(vllm_config: Any) -> bool:
     """Set the policy in a connector's configuration and in those that it was copied from. Call this
     from the constructor. Returns whether the connector is inside another one.
+
+    vLLM's default fails the request. Its scheduler reads the policy right after it has made its
+    connector, from the engine's configuration. A connector inside ``MultiConnector`` gets a copy of
+    that, with a transfer configuration of its own, and no interface leads from there to the
+    original. But the original is an argument of the functions that construct the connector, so it
+    is found on the stack.
     """
     transfers = {id(one): one for one in _transfers(vllm_config)}
     for transfer in transfers.values():
@@ -42,3 +40,18 @@ def _transfers(vllm_config: Any) -> Iterator[Any]:
                 transfer = getattr(value, "kv_transfer_config", None)
                 if transfer is not None:
                     yield transfer
+
+
+def permit_amx(device: str) -> None:
+    """Request tiles if the engine computes on a CPU. Harmless without tiles, or when repeated.
+
+    Linux grants AMX tiles only to processes that request them. vLLM's attention for CPUs uses tiles
+    in bfloat16 but does not request them. A matrix product before it usually does, unless the model
+    is small and only one token is computed. So a process whose first forward follows a pool hit
+    would die of an illegal instruction.
+    """
+    import torch
+
+    init = getattr(torch.cpu, "_init_amx", None)
+    if device == "cpu" and init is not None:
+        init()

@@ -18,8 +18,8 @@ request that ends keeps its blocks until then. Tokens of steps whose output is s
 count, nor do speculative tokens, before they are accepted.
 
 Blocks that depend on a failed load are not saved until they are computed again. Such blocks stay in
-vLLM's prefix cache, where other requests find them: ``doubts`` tracks them. The same holds for a
-request whose logits have NaN, if vLLM counts them.
+vLLM's prefix cache, where other requests find them: :class:`Unverified` has them. The same holds
+for a request whose logits have NaN, if vLLM counts them.
 """
 
 from __future__ import annotations
@@ -28,25 +28,65 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from beluga.connectors.hints import NO_HINT, RequestHint
 from beluga.connectors.vllm.blocks import ExtraKeys, OneGroup
-from beluga.connectors.vllm.doubts import Doubts
-from beluga.connectors.vllm.onboarding import LookupWait, Worth
+from beluga.connectors.vllm.lookups import LookupWait, Worth
 from beluga.connectors.vllm.pauses import Pauses
 from beluga.connectors.vllm.steps import BlockRange, HintedBlocks, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from beluga.connectors.vllm.blocks import Blocks, Offer
+    from beluga.connectors.vllm.blocks import BlockNames, Blocks, Offer
     from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.hints import Requests
     from beluga.connectors.vllm.lookups import Elsewhere, Lookups
-    from beluga.connectors.vllm.names import BlockNames
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import StepReport
     from beluga.index import Pins
+
+
+class Unverified:
+    """The engine's blocks, by ids below ``block_count``, that may hold wrong KV: blocks based on a
+    failed load, or computed before a reset.
+
+    vLLM leaves such blocks in its own prefix cache while the request that loads them computes them
+    again. Another request that finds them meanwhile, or after the first one was aborted, computes
+    on wrong KV. None of that may be saved. A block leaves this set when a request has computed it
+    from valid ones.
+    """
+
+    def __init__(self, block_count: int) -> None:
+        self._marked = np.zeros(block_count, dtype=bool)
+        self._any = False
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    def mark(self, block_ids: Sequence[int]) -> None:
+        """Add blocks."""
+        if block_ids:
+            self._marked[block_ids] = self._any = True
+
+    def mark_all(self) -> None:
+        """Add every block."""
+        self._marked[:] = self._any = True
+
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Remove blocks that hold valid KV."""
+        if self._any and block_ids:
+            self._marked[block_ids] = False
+            self._any = bool(self._marked.any())
+
+    def first(self, block_ids: Sequence[int]) -> int | None:
+        """Return the position of the first of these blocks in the set."""
+        if not self._any or not block_ids:
+            return None
+        places = np.flatnonzero(self._marked[block_ids])
+        return int(places[0]) if len(places) else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -146,7 +186,7 @@ class Schedule:
         self._loads: list[BlockRange] = []  # for the next step
         self._due: dict[str, Tracked] = {}  # scheduled, and not yet checked for saves
         self._ended: list[FinishedRequest] = []
-        self._doubts = Doubts(block_count)
+        self._unverified = Unverified(block_count)
         self._load_reports: dict[str, Loaded] = {}
 
     @property
@@ -342,7 +382,7 @@ class Schedule:
         """Neither load nor save what the engine has computed, because it may belong to weights that
         are no longer in use.
         """
-        self._doubts.mark_all()
+        self._unverified.mark_all()
         for tracked in self._requests.values():
             tracked.sound = tracked.saved = 0
             self._forget_lookup(tracked)
@@ -440,13 +480,13 @@ class Schedule:
         """Mark a request's blocks from ``place`` on as wrong."""
         tracked.sound = place if tracked.sound is None else min(place, tracked.sound)
         tracked.saved = min(tracked.saved, place)
-        self._doubts.mark(self._blocks.ids(ids, place, None))
+        self._unverified.mark(self._blocks.ids(ids, place, None))
 
     def _inherits(self, tracked: Tracked, ids: Any) -> bool:
         """Check the blocks that a request found in the engine's own cache. Returns whether more of
         its blocks are now in doubt.
         """
-        place = self._blocks.place(ids, tracked.cached, self._doubts.first)
+        place = self._blocks.place(ids, tracked.cached, self._unverified.first)
         if place is None or (tracked.sound is not None and tracked.sound <= place):
             return False
         self._doubt(tracked, ids, place)
@@ -454,7 +494,7 @@ class Schedule:
 
     def _inspect(self, tracked: Tracked) -> None:
         """Record what a request computes on in the next step."""
-        if tracked.sound is None and not self._doubts:
+        if tracked.sound is None and not self._unverified:
             return
         ids = self._block_ids_of(tracked.request.request_id)
         if tracked.scheduled == 0:
@@ -464,7 +504,7 @@ class Schedule:
         if tracked.request.num_computed_tokens <= tracked.sound * self._block_size:
             tracked.sound = None  # vLLM has returned to valid blocks: the rest is computed again
         else:
-            self._doubts.mark(self._blocks.ids(ids, tracked.sound, None))
+            self._unverified.mark(self._blocks.ids(ids, tracked.sound, None))
 
     def _hold(self, tracked: Tracked, tokens: int, offers: Sequence[Offer]) -> None:
         """Keep what a step computes until it is saved. A state may be offered after the blocks
@@ -499,7 +539,7 @@ class Schedule:
         if has_nans:
             self._doubt(tracked, ids, tracked.saved)
         unsaved, last = self._unsaved(tracked, tokens), self._last(tracked, tokens)
-        self._doubts.clear(self._blocks.ids(ids, tracked.saved, last))
+        self._unverified.clear(self._blocks.ids(ids, tracked.saved, last))
         tracked.saved = max(tracked.saved, last)
         orders = [
             order

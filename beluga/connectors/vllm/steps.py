@@ -24,7 +24,7 @@ class BlockRange:
     request: str
     digests: bytes  # the digests of all blocks, end to end
     block_ids: list[int]
-    names: bytes = b""  # of a save: the engine's hashes of the blocks (vllm/names.py), or nothing
+    names: bytes = b""  # of a save: the engine's hashes of the blocks (``blocks``), or nothing
     group: int = 0  # whose layout the blocks have
     ticket: int = 0  # of a save whose blocks the scheduler's side has pinned, or 0
     beside: bool = False  # of a load: no forward waits for it

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.identity import with_weights
-from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.loads import AsyncLoads, Loads, SplitLoads
 from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.saves import Saves
+from beluga.connectors.vllm.staging import source_of
 from beluga.connectors.vllm.steps import StepReport
 
 if TYPE_CHECKING:

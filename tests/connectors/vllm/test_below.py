@@ -20,8 +20,7 @@ from vllm_parts import BLOCK_TOKENS, no_extra_keys, request
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.onboarding import Worth
+from beluga.connectors.vllm.lookups import Lookups, Worth
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
 

@@ -6,19 +6,26 @@ and ranks, by which the router finds them.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
 import numpy as np
 import pytest
-from test_transfers import Side, digests
-from vllm_parts import BLOCK_TOKENS, request
+from test_transfers import LONG_S, Gate, Side, blocks, digests
+from vllm_parts import BLOCK_TOKENS, config, request, spec
 
-from beluga import IndexServer, Namespace, Pool
+from beluga import IndexServer, KVCache, Namespace, Pool
+from beluga.connectors.connection import Connection
+from beluga.connectors.vllm.blocks import BlockNames
+from beluga.connectors.vllm.counters import ConnectorCounters
+from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.media import MARK
-from beluga.connectors.vllm.names import BlockNames
-from beluga.connectors.vllm.parts import BlockPart
+from beluga.connectors.vllm.parts import BlockPart, part_of
+from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Orders
 from beluga.index import NAME, NAME_PARENT, check_pool, read_names
 from beluga.router import BlockHasher
@@ -111,3 +118,195 @@ def test_a_rank_stores_its_part_with_the_hashes(
     assert sorted(rows["name"]["tokens_hash"].tolist()) == sorted(
         BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
     )
+
+
+def parts(
+    size: int, *specs: Any, heads: int = 0, stages: int = 1, **changes: Any
+) -> list[tuple[int, str, int, int]]:
+    """Return number, name, copies and copy of the part of each rank."""
+    made = config(tensor_parallel_size=size, pipeline_parallel_size=stages, **changes)
+    found = [
+        part_of(made, specs, tp_rank=rank, pp_rank=stage, model_heads=heads)
+        for stage in range(stages)
+        for rank in range(size)
+    ]
+    return [(one.number, one.name, one.copies, one.copy) for one in found]
+
+
+def test_heads_are_divided_among_ranks() -> None:
+    assert parts(1, spec(num_kv_heads=4), heads=4) == [(0, "heads 0-4/4", 1, 0)]
+    assert parts(2, spec(num_kv_heads=2), heads=4) == [
+        (0, "heads 0-2/4", 1, 0),
+        (1, "heads 2-4/4", 1, 0),
+    ]
+
+
+def test_ranks_beyond_the_heads_have_the_same_part() -> None:
+    """As vLLM divides them: ranks with one head follow each other."""
+    assert parts(4, spec(num_kv_heads=1), heads=2) == [
+        (0, "heads 0-1/2", 2, 0),
+        (0, "heads 0-1/2", 2, 1),
+        (1, "heads 1-2/2", 2, 0),
+        (1, "heads 1-2/2", 2, 1),
+    ]
+
+
+def test_latent_attention_is_one_part() -> None:
+    latent = spec("MLAAttentionSpec", num_kv_heads=1, max_tp_shards=1)
+    assert parts(2, latent, latent, heads=16) == [
+        (0, "heads 0-1/1", 2, 0),
+        (0, "heads 0-1/1", 2, 1),
+    ]
+    assert parts(1, latent, heads=16) == [(0, "heads 0-1/1", 1, 0)]
+
+
+def test_pipeline_stages_have_separate_parts() -> None:
+    found = parts(4, spec(num_kv_heads=1), heads=2, stages=2)
+    assert [number for number, *_ in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+PRIVATE: dict[str, tuple[list[Any], int, dict[str, Any]]] = {
+    "the model does not define it": ([spec(num_kv_heads=2)], 0, {}),
+    "a layer with other heads": ([spec(num_kv_heads=2), spec(num_kv_heads=4)], 4, {}),
+    "heads that ranks cannot divide": ([spec(num_kv_heads=1)], 3, {}),
+    "a latent layer that is divided": (
+        [spec("MLAAttentionSpec", num_kv_heads=1)],
+        2,
+        {},
+    ),
+    "latent layers beside heads": (
+        [spec("MLAAttentionSpec", num_kv_heads=1, max_tp_shards=1), spec(num_kv_heads=2)],
+        4,
+        {},
+    ),
+    "a state": ([spec("MambaSpec", num_kv_heads=0)], 4, {}),
+    "tokens are divided, too": ([spec(num_kv_heads=2)], 4, {"decode_context_parallel_size": 2}),
+    "prefills are divided": ([spec(num_kv_heads=2)], 4, {"prefill_context_parallel_size": 2}),
+}
+
+
+@pytest.mark.parametrize("why", PRIVATE)
+def test_a_part_with_unknown_heads_is_private_to_its_rank(why: str) -> None:
+    specs, heads, changes = PRIVATE[why]
+    assert parts(2, *specs, heads=heads, **changes) == [(0, "0/2", 1, 0), (1, "1/2", 1, 0)]
+
+
+def test_a_draft_model_s_layers_make_parts_private() -> None:
+    made = config(tensor_parallel_size=2)
+    made.speculative_config = SimpleNamespace(draft_model_config=object())
+    part = part_of(made, [spec(num_kv_heads=2)], tp_rank=1, pp_rank=0, model_heads=4)
+    assert part == BlockPart(1, "1/2")
+
+
+@pytest.fixture
+def ranks(server: IndexServer, pool_name: str) -> Iterator[list[Side]]:
+    """Two ranks with the same part, and the same bytes."""
+    made = [Side(pool_name, part=BlockPart(0, "heads 0-1/1", copies=2, copy=n)) for n in range(2)]
+    for side in made:
+        side.attached()
+        side.fill(3)
+    yield made
+    for side in made:
+        side.worker.close()
+
+
+def random_blocks(name: str, ids: list[int], ticket: int = 0) -> BlockRange:
+    digests = np.random.default_rng(7).integers(0, 256, (len(ids), 32), np.uint8)
+    return BlockRange(name, digests.tobytes(), ids, ticket=ticket)
+
+
+def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(
+    ranks: list[Side], pool: Pool
+) -> None:
+    ids = list(range(40))
+    order = random_blocks("r", ids)
+    for side in ranks:
+        side.worker.save(Orders(saves=[order]))
+        side.saved("r")
+    counted = [side.counters.take() for side in ranks]
+    assert sum(one["save_blocks"] for one in counted) == len(ids)
+    assert sum(one["save_bytes"] for one in counted) == len(ids) * ranks[0].layout.block_size
+    assert all(one["save_blocks"] >= len(ids) // 4 for one in counted)  # the ranks divide the work
+    assert all(not one.get("save_present_blocks") for one in counted)
+    stored = [side.worker.report().stored for side in ranks]
+    assert not stored[0].keys() & stored[1].keys()
+    for side in ranks:
+        side.memory[...] = 0
+        side.worker.load(Orders(loads=[random_blocks("s", ids)]))
+        assert side.worker.loads.failed() == set()
+    right = Side.__new__(Side)
+    right.memory = np.zeros_like(ranks[0].memory)
+    right.fill(3)
+    for side in ranks:
+        assert (side.memory[:, ids] == right.memory[:, ids]).all()
+
+
+def test_a_rank_without_own_blocks_returns_tickets_and_requests(
+    ranks: list[Side],
+) -> None:
+    order = random_blocks("r", [5], ticket=9)
+    ended: Counter[int] = Counter()
+    for side in ranks:
+        side.worker.save(Orders(saves=[order]))
+        side.saved("r")
+        ended += side.worker.report().ended
+    assert ended == {9: 2}
+    assert sum(side.counters.take().get("save_blocks", 0) for side in ranks) == 1
+
+
+def test_a_preemption_stops_what_a_rank_stores_for_others(ranks: list[Side]) -> None:
+    side = ranks[0]
+    gate = Gate(side.layout)
+    side.worker.saves._source = gate
+    side.worker.save(Orders(saves=[blocks("a", [0, 2]), random_blocks("r", list(range(8)))]))
+    assert gate.reading.wait(LONG_S)
+    side.worker.preempt(Orders(preempted=["r"]))
+    assert side.worker.saves.ended({"r"}) == {"r"}
+    gate.go.set()
+    side.saved("a")
+
+
+def test_the_scheduler_looks_up_each_part_once_and_waits_for_all_ranks(
+    server: IndexServer, pool: Pool, pool_name: str
+) -> None:
+    connection = Connection(
+        VllmSettings(pool=pool_name), name="lookups", logger=logging.getLogger("test")
+    )
+    lookups = Lookups(connection, ConnectorCounters())
+    heads = [Namespace({"tp": f"heads {n}-{n + 1}/2"}) for n in (0, 0, 1, 1)]
+    try:
+        assert connection.wait(LONG_S)
+        lookups.meet(heads, block_bytes=4096)
+        lookups.identified("weights")
+        assert (len(lookups.ranks), lookups.worker_count, lookups.block_bytes) == (2, 4, 4096)
+        digests = [bytes([n]) * 32 for n in range(3)]
+        for space in lookups.ranks:
+            with KVCache(pool, namespace=space) as cache:
+                cache.put(digests, np.ones((3, 4096), np.uint8))
+        before = server.stat().key_count
+        count, pins = lookups.pin(digests)
+        assert count == 3
+        assert server.stat().key_count - before == 6
+        lookups.release(pins)
+    finally:
+        connection.close()
+
+
+def test_no_rank_reads_the_heads_of_another(server: IndexServer, pool_name: str) -> None:
+    """The name of the part is in the namespace, whose digest is in every key and every entry."""
+    sides = []
+    for number in range(2):
+        part = BlockPart(number, f"heads {number}-{number + 1}/2", heads=2)
+        side = Side(pool_name, part=part)
+        side.worker._namespace = Namespace({"tp": part.name})
+        side.attached()
+        side.worker.identify("weights")
+        side.fill(number)
+        sides.append(side)
+    sides[0].worker.save(Orders(saves=[blocks("r", [0, 1])]))
+    sides[0].saved("r")
+    assert server.index_stat().block_count == 2
+    sides[1].worker.load(Orders(loads=[blocks("s", [2, 3])]))
+    assert sides[1].worker.loads.failed() == {2, 3}
+    for side in sides:
+        side.worker.close()

@@ -28,3 +28,20 @@ def test_a_decode_engine_hits_blocks_of_a_prefill_engine(vllm_python: str) -> No
     assert pair["courses"] == {"remote": 2}
     assert report["decode_hit_part"] > 0.9
     assert min(arm["qps"] for arm in report["arms"]) > 0
+
+
+def test_each_turn_hits_earlier_turns_on_every_engine(vllm_python: str) -> None:
+    small = ("--model", "tiny", "--tokens", "1536", "--conversations", "3", "--turns", "2")
+    done = subprocess.run(
+        [vllm_python, "-m", "beluga_bench.vllm.routed", *small],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(done.stdout)
+    assert report["found_part"] > 0.9
+    assert report["after_found_part"] > 0.9
+    assert report["after"]["found_in_pool"] > 0  # the survivor had not computed everything
+    assert report["lost"] == {"status": 200, "began": True, "error_event": True, "done": False}

@@ -14,7 +14,7 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
-from fake_rules import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, modules
+from fake_vllm import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, rule_modules
 from vllm_parts import no_extra_keys, request
 
 from beluga import IndexServer, KVCache, Namespace
@@ -115,7 +115,7 @@ class Engine:
 def engine(
     server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
-    for name, module in fakes.modules("vllm", modules()).items():
+    for name, module in fakes.modules("vllm", rule_modules()).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
     engine = Engine(pool_name)
@@ -390,7 +390,7 @@ def test_a_missing_block_id_fails_the_load(engine: Engine, caches: list[KVCache]
 @pytest.fixture
 def fine(server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that resumes within blocks."""
-    for name, module in fakes.modules("vllm", modules()).items():
+    for name, module in fakes.modules("vllm", rule_modules()).items():
         monkeypatch.setitem(sys.modules, name, module)
         if hasattr(module, "MooncakeStoreCoordinator"):
             module.MooncakeStoreCoordinator = FineRules  # type: ignore[attr-defined]

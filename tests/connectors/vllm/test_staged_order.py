@@ -19,7 +19,7 @@ from torch_streams import Machine
 from vllm_parts import layer_major
 
 from beluga import IndexServer, Namespace
-from beluga.connectors.vllm import device
+from beluga.connectors.vllm import staging as device
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.settings import VllmSettings

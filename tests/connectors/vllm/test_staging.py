@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from beluga import IndexServer, KVCache, Pool
-from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.layout import GroupLayout
-from beluga.connectors.vllm.staging import BlockSource, StagedSource
+from beluga.connectors.vllm.staging import BlockSource, StagedSource, source_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

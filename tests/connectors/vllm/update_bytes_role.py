@@ -27,12 +27,12 @@ NOTHING = "nothing"
 
 def _steps() -> dict[str, Callable[[], Any]]:
     """Return how each step is left out."""
-    from beluga.connectors.vllm import following, updates
+    from beluga.connectors.vllm import updates
 
     return {
         NOTHING: contextlib.nullcontext,
         "the calls of the workers": lambda: mock.patch.object(updates, "_changes", _never),
-        "the notice": lambda: mock.patch.object(following.EngineUpdates, "updated"),
+        "the notice": lambda: mock.patch.object(updates.EngineUpdates, "updated"),
         "a generation of its own": lambda: mock.patch.object(updates.WeightsGeneration, "reset"),
     }
 
