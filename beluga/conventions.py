@@ -30,3 +30,6 @@ SETTINGS = Path("/etc/beluga")
 
 STATE = Path("/var/lib/beluga")
 """What units keep: measurements, a mounted pool, disk tiers."""
+
+EVENTS_USER = b"beluga"
+"""The user of ZMQ's PLAIN mechanism; the password is the token of ``--events-token``."""

@@ -72,6 +72,14 @@ PoolEvents = Annotated[
         help="The endpoints where `beluga serve` publishes the pool's events.",
     ),
 ]
+PoolEventsToken = Annotated[
+    Path | None,
+    Option(
+        "--pool-events-token",
+        metavar="FILE",
+        help="The first line is the token of the server's --events-token.",
+    ),
+]
 
 Queues = Annotated[
     list[str] | None,
@@ -203,6 +211,7 @@ def gateway(
     model: Models = None,
     kv_events: Events = None,
     pool_events: PoolEvents = "",
+    pool_events_token: PoolEventsToken = None,
     policy: PolicyName = "default",
     host: ListenHost = "127.0.0.1",
     port: ListenPort = GATEWAY_PORT,
@@ -250,11 +259,14 @@ def gateway(
     estimator = estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens)
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     bodies = (max_body, max_bodies, body_wait)
+    from beluga.listening import read_token
+
     settings_of_service = service.Settings(
         policy=_checked_policy(policy),
         estimator=estimator,
         engines=service.read_engines(worker or (), model or (), kv_events or ()),
         pool_events=pool_events,
+        pool_events_token=read_token(pool_events_token) if pool_events_token else None,
         workers_file=workers_file,
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,

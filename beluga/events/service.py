@@ -31,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from beluga.conventions import EVENTS_USER
 from beluga.errors import BelugaError, RouterError, RpcError
 from beluga.events.table import NameTable
 from beluga.index import read_names
@@ -54,7 +55,6 @@ PERIOD_S = 0.02  # between two polls of the changes: a poll costs as much as man
 IDLE_S = 1.0  # an empty message after this time reveals missed messages
 BATCHES_MAX = 10_000  # messages that a replay can repeat
 PENDING_MAX = 10_000  # messages that a subscriber has not read; further ones are dropped for it
-USER = b"beluga"  # of PLAIN, whose password is the token
 
 REPLAYS_MAX = 4  # that run at a time
 REQUESTS_MAX = 256  # routers that wait for their replay
@@ -79,7 +79,8 @@ Find = Callable[[int], Messages]
 @dataclasses.dataclass(frozen=True, slots=True)
 class EventSettings:
     """Where events are published: a PUB and a ROUTER endpoint of ZMQ, and their form. With a
-    ``token`` routers need it as the password of ZMQ's PLAIN mechanism, with :data:`USER`.
+    ``token`` routers need it as the password of ZMQ's PLAIN mechanism, with
+    :data:`~beluga.conventions.EVENTS_USER`.
     """
 
     endpoint: str
@@ -232,7 +233,7 @@ class EventSockets:
     def _admit(self) -> None:
         """Answer libzmq's question whether a peer may connect."""
         version, number, _, address, _, mechanism, *shown = self._zap.recv_multipart()
-        known = mechanism == b"PLAIN" and len(shown) == 2 and shown[0] == USER
+        known = mechanism == b"PLAIN" and len(shown) == 2 and shown[0] == EVENTS_USER
         admitted = known and self._token is not None and self._token.equals(shown[1])
         if not admitted:
             log.warning("a router at %s has not shown the token", address.decode(errors="replace"))

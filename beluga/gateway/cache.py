@@ -20,6 +20,7 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.kv_events import Following, Listener, PoolListener
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
+from beluga.listening import Token
 from beluga.router import (
     BlockHasher,
     Choice,
@@ -64,6 +65,7 @@ class Cache:
         space_of: Callable[[str | None], int | None],
         metrics: Metrics,
         pool_events: str = "",
+        pool_events_token: Token | None = None,
         needs_events: bool = True,
         ranks: int = Indexer.WORKERS,
     ) -> None:
@@ -88,7 +90,7 @@ class Cache:
         self.has_tokenizer = False
         self.template_problem = ""  # why conversations cannot be hashed like the engines do
         self._guessed = False  # whether a prompt was hashed with other tokens than the engines'
-        self._pool_events = pool_events
+        self._pool_events, self._pool_events_token = pool_events, pool_events_token
         self._is_adapter = is_adapter
         self._space_of = space_of
         self._metrics = metrics
@@ -105,7 +107,10 @@ class Cache:
         """Subscribe to the pool's events, if there are any, for the current block size."""
         if self._pool_events and self.index is not None:
             self.pool = PoolListener(
-                self.index.indexer, self._pool_events, block_size=self._block_size
+                self.index.indexer,
+                self._pool_events,
+                block_size=self._block_size,
+                token=self._pool_events_token,
             )
 
     def learn(self, size: int) -> HashBlocks | None:

@@ -12,8 +12,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from beluga.conventions import EVENTS_USER
 from beluga.errors import RouterError
 from beluga.gateway.engine import Engine
+from beluga.listening import Token
 from beluga.open_files import require_zmq_files
 from beluga.router import HashBlocks, Indexer, PoolFeed, Subscription, WireDecoder
 
@@ -291,8 +293,10 @@ class PoolListener:
     Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
     """
 
-    def __init__(self, indexer: Indexer, endpoints: str, *, block_size: int) -> None:
-        """``endpoints`` is ``ENDPOINT,REPLAY``."""
+    def __init__(
+        self, indexer: Indexer, endpoints: str, *, block_size: int, token: Token | None = None
+    ) -> None:
+        """``endpoints`` is ``ENDPOINT,REPLAY``; ``token`` is that of ``--events-token``."""
         try:
             import zmq
             import zmq.asyncio
@@ -305,12 +309,13 @@ class PoolListener:
             raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
         self._block_size = block_size
         self._indexer = indexer
+        self._token = token
         self.feed = PoolFeed(indexer, block_size=block_size)
         require_zmq_files(f"following {endpoint}", sockets=2, error=RouterError)
         self._zmq = zmq
         self._context = zmq.asyncio.Context()
         try:
-            self._live = self._context.socket(zmq.SUB)
+            self._live = self._socket(zmq.SUB)
             self._live.setsockopt(zmq.RCVHWM, 0)  # received messages are never dropped
             self._live.setsockopt(zmq.SUBSCRIBE, b"")
             self._live.connect(endpoint)
@@ -357,8 +362,15 @@ class PoolListener:
             else round(time.monotonic() - received_s, 3),
         }
 
+    def _socket(self, kind: int) -> Any:
+        made = self._context.socket(kind)
+        if self._token is not None:
+            made.setsockopt(self._zmq.PLAIN_USERNAME, EVENTS_USER)
+            made.setsockopt(self._zmq.PLAIN_PASSWORD, self._token.secret)
+        return made
+
     def _replay_requests(self) -> Any:
-        replay = self._context.socket(self._zmq.DEALER)
+        replay = self._socket(self._zmq.DEALER)
         replay.connect(self._replay_endpoint)
         return replay
 

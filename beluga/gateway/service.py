@@ -98,6 +98,7 @@ class Service:
             space_of=self.fleet.space,
             metrics=self.metrics,
             pool_events=settings.pool_events,
+            pool_events_token=settings.pool_events_token,
             needs_events=policy.name != DEFAULT_POLICY,
             ranks=settings.index_ranks,
         )

@@ -146,6 +146,7 @@ class Settings:
     estimator: CostEstimator = dataclasses.field(default_factory=CostEstimator)  # of times
     engines: tuple[EngineSpec, ...] = ()
     pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: no pool events
+    pool_events_token: Token | None = None  # that the server requires
     workers_file: Path | None = None
     listen: Address = _LISTEN
     admin: Address | None = _ADMIN

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from beluga.gateway.kv_events import PoolListener
 from beluga.index import check_pool, read_names
+from beluga.listening import Token
 from beluga.pool import Pool
 from beluga.router import Indexer
 
@@ -57,12 +58,14 @@ def table(pool: Pool) -> dict[int, int]:
 class Follower:
     """Follows two endpoints until it is closed."""
 
-    def __init__(self, live: str, replay: str, *, block_size: int) -> None:
+    def __init__(
+        self, live: str, replay: str, *, block_size: int, token: Token | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.indexer = Indexer()
-        self._listener = self._run(self._make(f"{live},{replay}", block_size))
+        self._listener = self._run(self._make(f"{live},{replay}", block_size, token))
 
     @property
     def feed(self) -> Any:
@@ -86,8 +89,8 @@ class Follower:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    async def _make(self, where: str, block_size: int) -> PoolListener:
-        return PoolListener(self.indexer, where, block_size=block_size)
+    async def _make(self, where: str, block_size: int, token: Token | None) -> PoolListener:
+        return PoolListener(self.indexer, where, block_size=block_size, token=token)
 
     def __enter__(self) -> Follower:
         return self

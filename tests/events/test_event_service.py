@@ -22,6 +22,7 @@ from beluga.events import EventService, EventSettings
 from beluga.gateway.cache import Cache
 from beluga.gateway.metrics import Metrics
 from beluga.index import IndexServer, chain_names
+from beluga.listening import Token
 from beluga.pool import Pool
 from beluga.router import RouterEvent, Stored, Tier, Worker
 from tests.events.follower import Follower, endpoints, table
@@ -77,6 +78,17 @@ def test_a_router_follows_stored_and_removed_blocks(pool: Pool, tmp_path: Path) 
         remove(cache, 4)
         assert eventually(lambda: router.indexer.find_matches([*range(5000, 5010)]).shared == 4)
         assert router.blocks() == table(pool)
+
+
+def test_a_router_with_the_token_follows(pool: Pool, tmp_path: Path) -> None:
+    token = Token("-".join(["of", "all", "the", "routers"]))
+    with (
+        serving(pool, tmp_path, token=token),
+        Follower(*endpoints(tmp_path), block_size=TOKENS, token=token) as router,
+        KVCache(pool, namespace="x") as cache,
+    ):
+        put(cache, 0, 3)
+        assert eventually(lambda: len(router.blocks()) == 3)
 
 
 def test_a_late_subscriber_gets_the_table_first(pool: Pool, tmp_path: Path) -> None:

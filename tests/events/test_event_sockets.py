@@ -159,7 +159,7 @@ def test_a_silent_handshake_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_routers_need_the_token(tmp_path: Path, password: str | None) -> None:
     site = Site(tmp_path, Token(SECRET))
     plain = {} if password is None else {
-        "PLAIN_USERNAME": service.USER, "PLAIN_PASSWORD": password.encode()
+        "PLAIN_USERNAME": b"beluga", "PLAIN_PASSWORD": password.encode()
     }  # fmt: skip
     ending = threading.Event()
 
