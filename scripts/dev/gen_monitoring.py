@@ -323,6 +323,29 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 }
 
 
+_NOT_DRAWN = ("beluga_server_info", "process_start_time_seconds")
+
+
+def others() -> tuple[Panel, ...]:
+    """Return panels of the metrics that no other panel shows, so that a new figure has one: those
+    of a kind and a unit together.
+    """
+    shown = " ".join(expr for row in ROWS.values() for panel in row for expr, _ in panel.queries)
+    panels: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, metric in METRICS.items():
+        if re.search(rf"\b{name}\b", shown) or name in _NOT_DRAWN or metric.kind == "histogram":
+            continue
+        counter = metric.kind == "counter"
+        unit = next((u for u in ("bytes", "seconds") if f"_{u}" in name), "")
+        shows = {"bytes": ("bytes", "Bps"), "seconds": ("s", "none")}.get(unit, ("none", "ops"))
+        query = f"rate({name}{_RATE})" if counter else name
+        query = f"sum by ({', '.join(metric.labels)}) ({query})" if metric.labels else query
+        legend = " ".join([name.removeprefix("beluga_"), *(f"{{{{{n}}}}}" for n in metric.labels)])
+        title = f"{'Counters' if counter else 'Gauges'}{unit and ' in ' + unit}"
+        panels.setdefault((title, shows[counter]), []).append((query, legend))
+    return tuple(Panel(*key, tuple(queries)) for key, queries in panels.items())
+
+
 class Alert(NamedTuple):
     """An alert rule. ``minutes`` is how long its condition must hold."""
 
@@ -545,7 +568,7 @@ def dashboard() -> str:
     """Return Grafana's JSON."""
     panels: list[dict[str, Any]] = []
     y = 0
-    for row, members in ROWS.items():
+    for row, members in (ROWS | {"Other figures": others()}).items():
         place = {"h": 1, "w": 24, "x": 0, "y": y}
         panels.append({"type": "row", "title": row, "gridPos": place, "id": len(panels) + 1})
         y += 1
