@@ -71,7 +71,8 @@ IGNORED = {
     " disaggregation_* hicache_* enable_hierarchical_cache kv_events_config"
     " log_* crash_dump_folder export_metrics_to_file_dir file_storage_path ssl_* *api_key"
     " mem_fraction_static max_total_tokens max_running_requests max_prefill_tokens"
-    " chunked_prefill_size *cuda_graph* disable_radix_cache",
+    " chunked_prefill_size pp_max_micro_batch_size *cuda_graph* disable_radix_cache"
+    " load_balance_method forward_pass_metrics_* load_publish_endpoint watermark_*",
     "LMCacheMetadata": "worker_id local_worker_id role engine_id kv_connector_extra_config"
     " kv_layer_groups_manager",
     "environment": "*_PORT *_IP *_HOST *_LOG_* *_LOGGING_* *_COLOR *_KEY *_KEY_ID *_RUN_ID *_ROOT"

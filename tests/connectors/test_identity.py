@@ -406,41 +406,42 @@ def test_files_that_change_during_the_load_are_rejected(tmp_path: Path) -> None:
         of(path, since_ns=began_ns - 1)
 
 
-def relink(link: Path, target: Path | str, began_ns: int) -> None:
-    """Let a link lead elsewhere at once, after ``began_ns`` of the file system's clock."""
+def relink(link: Path, target: Path | str, began_ns: int) -> Path:
+    """Let a link lead elsewhere at once, after ``began_ns`` of the file system's clock. Returns the
+    link.
+    """
     link.parent.mkdir(parents=True, exist_ok=True)
     while not link.is_symlink() or link.lstat().st_ctime_ns <= began_ns:
         new = link.with_name("new")
         new.symlink_to(target)
         new.replace(link)
+    return link
 
 
-def rename(path: Path, other: Path, began_ns: int) -> None:
+def rename(path: Path, other: Path, began_ns: int) -> Path:
     """Put another folder in the place of one, after ``began_ns`` of the file system's clock."""
     path.rename(path.with_name("old"))
     other.rename(path)
     while path.stat().st_ctime_ns <= began_ns:
         path.rename(other)
         other.rename(path)
+    return path
 
 
 Swap = Callable[[Path, int], Path]
 SWAPS: dict[str, Swap] = {
-    "the model's link": lambda root, ns: relink(root / "m", root / "v2", ns) or root / "m",
-    "a relative link": lambda root, ns: relink(root / "m", "v2", ns) or root / "m",
-    "a link of a link": lambda root, ns: relink(root / "n", "v2", ns) or root / "m",
-    "a link on the way": lambda root, ns: relink(root / "way", root, ns) or root / "way" / "v2",
-    "behind two dots": lambda root, ns: (
-        relink(root / "way", root / "v1", ns) or root / "way" / ".." / "v2"
-    ),
+    "the model's link": lambda root, ns: relink(root / "m", root / "v2", ns),
+    "a relative link": lambda root, ns: relink(root / "m", "v2", ns),
+    "a link of a link": lambda root, ns: relink(root / "n", "v2", ns).with_name("m"),
+    "a link on the way": lambda root, ns: relink(root / "way", root, ns) / "v2",
+    "behind two dots": lambda root, ns: relink(root / "way", root / "v1", ns) / ".." / "v2",
     "a link to a file": lambda root, ns: (
-        relink(root / "v1" / "model.safetensors", root / "v2" / "model.safetensors", ns)
-        or root / "v1"
+        relink(root / "v1" / "model.safetensors", root / "v2" / "model.safetensors", ns).parent
     ),
     "a link to a folder in it": lambda root, ns: (
-        relink(root / "v1" / "code", root / "v2", ns) or root / "v1"
+        relink(root / "v1" / "code", root / "v2", ns).parent
     ),
-    "a renamed folder": lambda root, ns: rename(root / "v1", root / "v2", ns) or root / "v1",
+    "a renamed folder": lambda root, ns: rename(root / "v1", root / "v2", ns),
 }
 
 
@@ -497,7 +498,7 @@ def test_bytes_of_another_file_are_not_cached_for_one(
     link.symlink_to("v1")
     source = source_of(Model(str(link)), digests)
     monkeypatch.setattr(
-        files.os,
+        os,
         "open",
         lambda path, *rest: opens(tmp_path / "v2" if path == link else path, *rest),
     )
@@ -530,9 +531,9 @@ def test_a_model_name_of_another_hub_is_rejected(
     cache = str(hub(tmp_path, COMMIT))
     assert of("org/name", cache=cache)
     monkeypatch.setenv(name, "True")
-    for fields in ({}, {"revision": COMMIT}):
+    for revision in (None, COMMIT):
         with pytest.raises(ConnectorError, match=f"{name} is set.*setting identity"):
-            of("org/name", cache=cache, **fields)
+            of("org/name", cache=cache, revision=revision)
     assert of(folder(tmp_path / "model"))
     monkeypatch.setenv(name, "0")
     assert of("org/name", cache=cache)
@@ -707,7 +708,7 @@ def test_a_file_that_cannot_be_read_is_refused(
         raise PermissionError(13, "denied")
 
     path = folder(tmp_path, **{"scales.json": b"1"}) / "scales.json"
-    monkeypatch.setattr(files.os, "open", fails)
+    monkeypatch.setattr(os, "open", fails)
     with pytest.raises(ConnectorError, match=r"scales.json cannot be read .*setting identity"):
         sources_of([], [path], "", 0)
 
@@ -803,7 +804,7 @@ def test_a_full_disk_only_costs_hashing(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.json, "dump", full)
+    monkeypatch.setattr(json, "dump", full)
     assert of(folder(tmp_path / "model"), digests)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["files.lock"]
 

@@ -369,7 +369,14 @@ def test_dummy_weights_are_identified_by_their_seed(
 
 @pytest.mark.parametrize(
     "difference",
-    [{"port": 2}, {"max_running_requests": 7}, {"log_level": "x"}, {"disaggregation_mode": "x"}],
+    [
+        {"port": 2},
+        {"log_level": "x"},
+        # as a prefill engine has them
+        {"disaggregation_mode": "x", "load_balance_method": "y", "cuda_graph_config": "z"},
+        # as they follow from the memory that is free
+        {"max_running_requests": 7, "max_total_tokens": 5, "pp_max_micro_batch_size": 3},
+    ],
     ids=lambda difference: next(iter(difference)),
 )
 def test_engines_that_compute_the_same_bytes_share_blocks(
