@@ -20,6 +20,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import reprlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -148,10 +150,31 @@ _FIELDS = {  # in the order of the array form
         "lora_name",
         "extra_keys",
         "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+        "locality",
+        "ownership",
+        "session_id",
     ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "ownership"),
     "AllBlocksCleared": (),
 }
+_METADATA = frozenset({"cache_salt", "session_id"})  # of SGLang's map in place of lora_name
+# The names in a map. One that is not known could change the meaning of an event.
+_NAMES = {
+    kind: frozenset({"type", "tokens_hashes", "space", *names}) | _METADATA
+    for kind, names in _FIELDS.items()
+}
+# The kinds of KV cache groups (vLLM's KVCacheSpecKind): a prompt's prefix is found by those of full
+# attention. Windows and states hold only some of a prefix.
+_FULL = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+_PARTIAL = frozenset(
+    {
+        *("sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba"),
+        *("cross_attention", "encoder_only_attention"),
+    }
+)
+_KINDS = _FULL | _PARTIAL
 
 
 class Frame(NamedTuple):
@@ -325,8 +348,10 @@ class WireDecoder:
 
     An engine sends a salt only with a prompt's first block; the decoder remembers which blocks are
     salted. Blocks whose hash covers images or embeddings get tokens hashes that no router computes,
-    so they and the blocks after them never match. If an engine has several KV cache groups, the
-    first one counts. Raises RouterError if ``block_size`` is not positive.
+    so they and the blocks after them never match, and neither do those of an adapter of which only
+    the number is known. If an engine has several KV cache groups, the first one of full attention
+    counts, or group 0 if the engine does not name their kinds. Raises RouterError if ``block_size``
+    is not positive.
     """
 
     def __init__(
@@ -350,6 +375,8 @@ class WireDecoder:
         self._learn = learn
         self._agreed = learn is None  # whether the router is known to have this size
         self._salts: dict[int, str] = {}  # by block
+        self._group: int | None = 0  # the KV cache group that counts; None until one is known to
+        self._kinds_known = False  # whether the engine names the kinds of groups
         self._decode = msgspec.msgpack.Decoder().decode
         self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
 
@@ -358,7 +385,10 @@ class WireDecoder:
         try:
             decoded = self._decode(payload)
         except self._errors as error:
-            raise EventError(f"a KV event message is not msgpack: {error!s:.80}") from None
+            raise EventError(
+                f"a KV event message is not msgpack: {error!s:.80}; it begins with "
+                f"{payload[:16].hex()}"
+            ) from None
         made_s, forms, dp_rank = _batch_fields(decoded)
         batch = Batch(made_s, Worker(self._worker_id, dp_rank), [], [])
         for form in forms:
@@ -366,8 +396,12 @@ class WireDecoder:
                 if (event := self._event(form, batch.worker)) is not None:
                     batch.events.append(event)
             except EventError as error:
-                batch.failed.append(error)
-            except (AttributeError, LookupError, TypeError, ValueError, RouterError) as error:
+                batch.failed.append(EventError(f"{error}: {_beginning(form)}"))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                batch.failed.append(
+                    EventError(f"a KV event is malformed: {error!r:.80}: {_beginning(form)}")
+                )
+            except RouterError as error:
                 batch.failed.append(EventError(f"a KV event is malformed: {error!r:.80}"))
         return batch
 
@@ -376,7 +410,7 @@ class WireDecoder:
         if kind == "AllBlocksCleared":
             self._salts.clear()
             return RouterEvent(worker, Cleared())
-        if fields.get("group_idx") not in (None, 0):
+        if not self._counts(kind, fields):
             return None
         tier = tier_of(fields.get("medium"))
         names = [_name(name) for name in fields["block_hashes"]]
@@ -386,6 +420,24 @@ class WireDecoder:
         parent = None if before is None else _name(before)
         contents = self._contents(fields, names, parent)
         return RouterEvent(worker, Stored(names, contents, parent), tier=tier)
+
+    def _counts(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Return whether an event is of the group that counts, and of blocks near the engine."""
+        if fields.get("locality") not in (None, "LOCAL"):
+            return False  # neither the worker's own nor the pool's, as far as is known
+        group, spec = fields.get("group_idx"), fields.get("kv_cache_spec_kind")
+        if group is not None and type(group) is not int:
+            raise EventError(f"a KV event has the group {group!r:.40}, which is not a number")
+        if spec is not None and kind == "BlockStored":
+            if spec not in _KINDS:
+                raise EventError(f"a KV event has an unknown kind of cache {spec!r:.40}")
+            if not self._kinds_known:
+                self._kinds_known, self._group = True, None
+            if spec in _PARTIAL:
+                return False
+            if self._group is None:
+                self._group = group or 0
+        return group is None or group == self._group
 
     def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
         """Set the router's new block size, which the engine's events must have."""
@@ -414,12 +466,14 @@ class WireDecoder:
             )
         if len(tokens) != len(names) * self._block_size:
             raise EventError(f"a KV event has {len(tokens)} tokens for {len(names)} blocks")
-        adapter, extra_keys = fields.get("lora_name") or "", fields.get("extra_keys")
-        if parent is not None:
+        adapter, extra_keys = _adapter(fields), fields.get("extra_keys")
+        if own_salt := fields.get("cache_salt"):
+            salt = _text(own_salt, "cache_salt")
+        elif parent is not None:
             salt = self._salts.get(parent, "")
         else:
             salt = salt_of(extra_keys[0] if extra_keys else None, adapter)
-        contents = self._hash_blocks(tokens, adapter, salt)
+        contents = self._hash_blocks(_tokens(tokens), adapter, salt)
         if salt:
             self._remember(names, salt)
         return with_extra_keys(contents, extra_keys, salt=salt, lora_name=adapter)
@@ -452,8 +506,52 @@ def _event_fields(form: Any) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise EventError(f"there is no KV event {kind!r:.40}")
     if isinstance(form, dict):
-        return kind, form
-    return kind, dict(zip(_FIELDS[kind], form[1:], strict=False))
+        unknown = {name for name in form.keys() - _NAMES[kind] if form[name] is not None}
+        fields = form
+    else:
+        fields = dict(zip(_FIELDS[kind], form[1:], strict=False))
+        if any(value is not None for value in form[1 + len(_FIELDS[kind]) :]):
+            raise EventError(f"a KV event has more than the {len(_FIELDS[kind])} known values")
+        metadata = fields.get("lora_name")
+        metadata = metadata if isinstance(metadata, dict) else {}  # SGLang: salt and session
+        unknown = set(metadata.keys() - _METADATA)
+        if metadata:
+            fields = {**fields, "lora_name": None, **metadata}
+    if unknown:
+        raise EventError(f"a KV event has the unknown field {min(map(str, unknown))!r:.40}")
+    return kind, fields
+
+
+def _beginning(form: Any) -> str:
+    """Return the first bytes of an event, for a log."""
+    return f"{reprlib.repr(form):.80}"
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise EventError(f"a KV event has the {what} {value!r:.40}, which is not a text")
+    return value
+
+
+def _adapter(fields: Mapping[str, Any]) -> str:
+    """Return the name of an event's adapter. An adapter of which only the number is known gets a
+    name that no request has.
+    """
+    name, number = fields.get("lora_name"), fields.get("lora_id")
+    if name:
+        return _text(name, "lora_name")
+    return "" if number is None else f"\0lora_id {number!r:.40}"
+
+
+def _tokens(tokens: Sequence[Any]) -> array[int]:
+    """Return the tokens of an event. With speculative decoding SGLang sends pairs of a token and
+    the next one. Raises TypeError for other tokens than whole numbers.
+    """
+    if isinstance(tokens[0], list):
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in tokens):
+            raise EventError("a KV event has token_ids that are neither tokens nor pairs of them")
+        tokens = [token for token, _ in tokens]
+    return array("q", tokens)
 
 
 def _name(value: Any) -> int:

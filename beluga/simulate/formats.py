@@ -9,7 +9,8 @@
 * ``burstgpt``: CSV of Timestamp (s), Request tokens, Response tokens; without failed requests
 * ``vllm``: objects of vLLM's benchmark: token ids (as LLMServingSim writes them) or a prompt's text
 * ``sharegpt``: objects of conversations; the first turn is the prompt, the second the answer
-* ``openai``: objects of messages, or requests of OpenAI's batches; the last answer is the output
+* ``openai``: objects of messages, or requests of OpenAI's batches (chats or completions); the last
+  answer is the output
 
 ``azure`` and ``burstgpt`` have only lengths: nothing is shared. In formats of numbers each item
 counts, so the file is rejected if one cannot be read. In formats of text (vllm, sharegpt, openai)
@@ -37,7 +38,8 @@ from beluga.simulate.trace import TIME_UNITS, Reading, Trace, TraceEntry, make_t
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
 _TOKENS_MAX = 100_000_000  # per request; a larger number means a damaged file
-_TIME_MAX_S = 1e12
+_TIME_MAX = 1e15  # in the file's unit: milliseconds since 1970 have 13 digits
+_EPOCH_MS_MIN = 1e11  # as seconds, this is the year 5138
 _BLOCK_TOKENS = 16  # vLLM's block size, for formats without blocks
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1, 2048, 4096)  # the likely first
 _FITTING_SHARE = 0.9  # fraction of the requests that must fit the size of blocks
@@ -105,7 +107,8 @@ class _Message(msgspec.Struct):
 
 
 class _Chat(msgspec.Struct):
-    messages: list[_Message]
+    messages: list[_Message] = []
+    prompt: str | list[int] | None = None  # of completions, in place of messages
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     timestamp: float | str | None = None
@@ -284,13 +287,16 @@ def _openai(reading: Reading) -> list[TraceEntry]:
         else:
             chat = _convert(item, _Chat, _WHAT["openai"])
         turns, output = chat.messages, chat.max_completion_tokens or chat.max_tokens or 1
+        arrival = _moment(chat.timestamp)
+        if chat.prompt and not turns:
+            return _prompt(chain, chat.prompt, output, arrival, reading.block_tokens)
         if len(turns) > 1 and turns[-1].role == "assistant":
             output = max(1, len(turns[-1].text()) // _TOKEN_CHARACTERS)
             turns = turns[:-1]
         text = "".join(f"{message.role}\n{message.text()}\n" for message in turns)
         if not text:
-            raise TraceError("messages has no message; remove the item")
-        return _prompt(chain, text, output, _moment(chat.timestamp), reading.block_tokens)
+            raise TraceError("neither messages nor prompt has a text; remove the item")
+        return _prompt(chain, text, output, arrival, reading.block_tokens)
 
     prompts = list(_prompts(reading, json_items(reading.path), prompt))
     return _with_unit(reading, prompts)
@@ -356,8 +362,10 @@ def _with_unit(
     numbers = [time for time in times if not isinstance(time, _Seconds)]
     if not numbers:
         return prompts
-    reading.time_guessed = reading.requested_unit is None and guess is not None
-    reading.time_unit = reading.requested_unit or (guess(numbers) if guess else "s")
+    since_1970_ms = min(numbers) > _EPOCH_MS_MIN
+    reading.time_guessed = reading.requested_unit is None and (guess is not None or since_1970_ms)
+    guessed = "ms" if since_1970_ms else guess(numbers) if guess else "s"
+    reading.time_unit = reading.requested_unit or guessed
     unit = TIME_UNITS[reading.time_unit]
     return [
         TraceEntry(
@@ -401,7 +409,7 @@ def _check(prompt: TraceEntry) -> None:
             f"a request has {prompt.input_tokens} tokens in and {prompt.output_tokens} out; remove "
             f"it, or give it 1 to {_TOKENS_MAX} in"
         )
-    if prompt.arrival_s is not None and not 0 <= prompt.arrival_s < _TIME_MAX_S:
+    if prompt.arrival_s is not None and not 0 <= prompt.arrival_s < _TIME_MAX:
         raise TraceError(f"time {prompt.arrival_s} is below 0, or not finite; remove the request")
 
 
@@ -456,7 +464,12 @@ _FORMATS = {
     "sharegpt": _Format(
         _sharegpt, frozenset({"conversations"}), "an item is an object with conversations", True
     ),
-    "openai": _Format(_openai, frozenset({"messages"}), "an item is an object with messages", True),
+    "openai": _Format(
+        _openai,
+        frozenset({"messages", "body"}),
+        "an item is an object with messages, or a request of a batch",
+        True,
+    ),
     "vllm": _Format(
         _vllm, frozenset({"input_tok_ids", "prompt"}), "an item is an object with a prompt", True
     ),

@@ -57,11 +57,11 @@ def _whole_objects(head: str) -> Iterator[object]:
 
 
 def _keys(value: object) -> list[str]:
-    """Return the keys of an object; of a request in a batch, those of its body."""
+    """Return the keys of an object; of a request in a batch, its body counts, too."""
     if not isinstance(value, dict):
         return []
     body = value.get("body")
-    return list(body if isinstance(body, dict) else value)
+    return ["body", *body] if isinstance(body, dict) else list(value)
 
 
 def json_items(path: Path) -> Iterator[Item]:

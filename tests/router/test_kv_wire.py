@@ -51,6 +51,77 @@ def stored(names: list[Any], *, parent: Any = None, first: int = 1, **more: Any)
     return {**fields, "token_ids": tokens, "block_size": SIZE, "lora_id": None, **more}
 
 
+ARRAY = ["BlockStored", [11], None, [1, 0, 0, 0], SIZE, None, "GPU"]
+
+
+def held(*events: Any, salt: str = "") -> tuple[int, int]:
+    """Return how many blocks of a prompt of 2 blocks the index finds after events, and how many
+    events could not be read.
+    """
+    hasher, index = BlockHasher(block_size=SIZE, salt=salt), Indexer(workers=2, blocks=100)
+    plain = hash_blocks_by(BlockHasher(block_size=SIZE))
+    engine = Subscription(index, WireDecoder(7, block_size=SIZE, hash_blocks=plain), replay=False)
+    for number, event in enumerate(events):
+        engine.received(message(number, event))
+    return index.matches(hasher.query(range(1, 9))).of(
+        Worker(7)
+    ).held, engine.unread + engine.failed
+
+
+PROMPT = list(range(1, 9))
+FULL, WINDOW, STATE = (
+    {"kv_cache_spec_kind": kind} for kind in ("full_attention", "sliding_window", "mamba")
+)
+EIGHT = ["BlockStored", [11, 12], None, PROMPT, SIZE, None, "GPU"]
+
+
+def eight(**more: Any) -> dict[str, Any]:
+    return stored([11, 12], **{"token_ids": PROMPT, **more})
+
+
+REMOVED = {"type": "BlockRemoved", "block_hashes": [11, 12], "medium": "GPU"}
+
+
+@pytest.mark.parametrize(
+    ("events", "salt", "found"),
+    [
+        pytest.param([EIGHT], "", 2, id="an array"),
+        pytest.param([[*EIGHT, {"session_id": "s"}]], "", 2, id="a map in an array"),
+        pytest.param([[*EIGHT, {"cache_salt": "a"}]], "a", 2, id="a salt in an array"),
+        pytest.param([[*EIGHT, {"cache_salt": "a"}]], "", 0, id="another tenant's, in an array"),
+        pytest.param([eight(cache_salt="a")], "a", 2, id="a salt in a map"),
+        pytest.param([eight(cache_salt="a")], "", 0, id="another tenant's, in a map"),
+        pytest.param([eight(token_ids=[[t, t + 1] for t in PROMPT])], "", 2, id="pairs of tokens"),
+        pytest.param([eight(lora_id=5)], "", 0, id="an adapter's number"),
+        pytest.param(
+            [eight(group_idx=0, **WINDOW), eight(group_idx=1, **FULL)], "", 2, id="second group"
+        ),
+        pytest.param([eight(group_idx=0, **WINDOW)], "", 0, id="only a window"),
+        pytest.param([eight(group_idx=0, **STATE)], "", 0, id="only states"),
+        pytest.param(
+            [
+                eight(group_idx=0, **WINDOW),
+                eight(group_idx=1, **FULL),
+                {**REMOVED, "group_idx": 0},
+            ],
+            "",
+            2,
+            id="a window is removed",
+        ),
+        pytest.param(
+            [eight(group_idx=0, **FULL), eight(group_idx=2, **FULL), {**REMOVED, "group_idx": 0}],
+            "",
+            0,
+            id="the first full attention counts",
+        ),
+        pytest.param([eight(group_idx=1)], "", 0, id="groups without kinds"),
+        pytest.param([eight(locality="REMOTE", ownership="b")], "", 0, id="not local"),
+    ],
+)
+def test_events_of_engines_are_read(events: list[Any], salt: str, found: int) -> None:
+    assert held(*events, salt=salt) == (found, 0)
+
+
 def test_frames_with_and_without_topic() -> None:
     number = (258).to_bytes(8, "big")
     assert decode_frames([b"kv", number, b"x"]) == Frame(b"kv", 258, b"x")
@@ -187,10 +258,20 @@ def test_an_unreadable_event_does_not_affect_its_batch() -> None:
         5,
         None,
         "BlockStored",
+        stored([11], tenant="a"),
+        stored([11], kv_cache_spec_kind="spiral"),
+        stored([11], group_idx="0"),
+        stored([11], cache_salt=7),
+        stored([11], lora_name=["ab"]),
+        stored([11], token_ids=[[1, 2], [2, 3], [3, 4], 4]),
+        stored([11], token_ids=[[1, 2, 3]] * 4),
+        stored([11], token_ids=[1.5, 0, 0, 0]),
+        [*ARRAY, {"cache_salt": "a", "tenant": "b"}],
+        [*ARRAY, None, None, 0, None, None, None, None, None, "more"],
     ]
     batch = decoder().batch(payload(*bad, stored([11])))
     assert len(batch.failed) == len(bad)
-    assert str(batch.failed[0]) == "there is no KV event 'BlockStolen'"
+    assert str(batch.failed[0]) == "there is no KV event 'BlockStolen': {'type': 'BlockStolen'}"
     assert [event.data for event in batch.events] == [Stored([11], [1])]
 
 

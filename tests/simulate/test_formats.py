@@ -730,3 +730,35 @@ def test_load_balancing_on_a_pool_matches_cache_aware_routing_and_beats_split_dr
     oblivious = found["least-tokens", "pool"]
     assert oblivious <= 1.1 * found["linear", "pool"]
     assert oblivious < min(ttft for (_, memory), ttft in found.items() if memory == "split")
+
+
+def test_a_batch_of_completions_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    body = {"model": "m", "prompt": "sixteen letters!" * 8, "max_tokens": 8}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number in range(3)
+    ]
+    lines.append({**lines[0], "body": {**body, "prompt": list(range(32))}})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = load_trace(path)
+    assert trace.reading is not None and trace.reading.form == "openai"
+    assert trace.input_tokens == [32] * 4
+    assert trace.output_tokens == [8] * 4
+    assert trace.blocks() == [[0, 1]] * 3 + [[2, 3]]
+
+
+@pytest.mark.parametrize("form", ["mooncake", "vllm", "openai"])
+def test_times_since_1970_in_milliseconds_are_recognized(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    item = {
+        "mooncake": {"input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+        "vllm": {"prompt": "text", "output_tokens": 1},
+        "openai": {"messages": [{"role": "user", "content": "text"}]},
+    }[form]
+    times = (1_764_000_000_000, 1_764_000_002_500)
+    path.write_text("".join(json.dumps({"timestamp": at, **item}) + "\n" for at in times))
+    trace = load_trace(path)
+    assert trace.reading is not None
+    assert (trace.reading.form, trace.reading.time_unit) == (form, "ms")
+    assert trace.arrival_s == pytest.approx([0, 2.5])
