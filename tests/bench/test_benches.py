@@ -1,27 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every benchmark in smoke mode: its rows have the fields, it cleans up, and it overwrites
-nothing.
-"""
+"""Each benchmark in smoke mode: its rows, its judgments, and what it reports without its peer."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from beluga_bench import BENCHES, FIELDS, Options, Row
+from beluga_bench.harness.ground import ground
 from beluga_bench.harness.machine import cores
-from beluga_bench.harness.region import skewed, uniform
+from beluga_bench.harness.region import region_of, skewed, uniform
 from beluga_bench.harness.row import Recorder
+from beluga_bench.harness.tails import tails_row
+from beluga_bench.paper.dsa import CASES, crossover, dsa_coherence, dsa_latency
+from beluga_bench.studies import growth
+from beluga_bench.system.blocks import COUNT
+from beluga_bench.system.indexer import LENGTH
+from beluga_bench.system.linkmodel import ONBOARD, Piece, Shared, run
+from beluga_bench.system.orders import Fifo, orders
+from beluga_bench.system.scheduler import RATE
 from support.leftovers import leftovers
+from support.soft_dsa import soft_portal
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, PoolError
 from beluga.pool import Pool
+from beluga.transfer.dsa import nearest, work_queues
 
 REQUIRED = {
     "bench",
@@ -69,6 +81,19 @@ LONG = {"copy", "events", "gateway", "rpc", "rpc-peers", "scheduler", "tiers-poo
 EACH = [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in BENCHES]
 
 Smoke = Callable[[str], list[Row]]
+
+HAS_REDIS = bool(importlib.util.find_spec("redis") and shutil.which("redis-server"))
+
+REDIS_PROGRAM = {
+    "file": importlib.util.find_spec("obstore") is not None,
+    "redis": importlib.util.find_spec("redis") is not None
+    and shutil.which("redis-server") is not None,
+}
+
+DSA_SIZES = (4096, 16384)
+
+MB = 1_000_000
+GB = 1_000_000_000
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -180,3 +205,250 @@ def test_skewed_offsets_are_mostly_hot() -> None:
     hot = (places < 1 << 18).mean()
     assert 0.88 < hot < 0.97
     assert max(places) + 4096 <= 1 << 20
+
+
+def test_each_step_is_measured_on_a_free_pool_and_on_a_full_one(
+    smoke: Callable[[str], list[Row]],
+) -> None:
+    rows = {str(row["case"]): row for row in smoke("blocks")}
+    assert list(rows) == [
+        *("reserve, free", "release, free"),
+        *("reserve, evicting", "register, evicting", "match, evicting", "release, evicting"),
+    ]
+    for case, row in rows.items():
+        assert 0 < row["p50_ns"] <= row["p99_ns"], case
+        assert row["fragments"] == COUNT
+    assert rows["reserve, free"]["paper"] == "allocation < 1 ms"
+    assert rows["release, evicting"]["paper"] == "release < 0.5 ms"
+
+
+def test_the_first_exhausted_resource_follows_from_the_measurements() -> None:
+    work = growth.Work(requests_per_s=1.0, prompt_tokens=1600, hit_rate=0.25)
+    assert work.keys == 100
+    rows = {
+        name: (needed, has)
+        for name, needed, has, _ in growth.table(work, growth.Measured(key_s=1e-6, route_s=1e-4))
+    }
+    request = 1600 * 262144 / 1e9
+    assert rows["GPU paths, onboarding"] == pytest.approx((128 * 0.25 * request, 128 * 26))
+    assert rows["adapters, written"] == pytest.approx((128 * 0.75 * request, 64 * 33))
+    assert rows["32 memory devices"] == pytest.approx((128 * request, 720))
+    assert rows["the switch"] == pytest.approx((128 * request, 1000))
+    # Each key is looked up and released; three of four are also reserved and committed.
+    assert rows["the pool's server, one thread"] == pytest.approx((128 * 100 * 3.5 / 1e6, 1.0))
+    assert rows["a router, one process"] == pytest.approx((128, 10_000))
+
+
+def test_the_costs_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_ROUNDS", 3)
+    found = growth.measure(growth.Work(prompt_tokens=320))
+    assert 0 < found.key_s < 1
+    assert 0 < found.route_s < 1
+
+
+def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], list[Row]]) -> None:
+    rows = {str(row["case"]): row for row in smoke("indexer")}
+    for case in ("find_matches, c", "find_matches, python"):
+        row = rows[case]
+        assert row["memory"] == "DRAM (private)"
+        assert row["fragments"] == LENGTH
+        assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+    assert {"stored", "removed", "decision, least-tokens", "decision, linear"} <= rows.keys()
+    assert all(0 < row["p50_ns"] <= row["p99_ns"] for row in rows.values())
+
+
+def test_both_engines_are_compared_with_fio(smoke: Callable[[str], list[Row]]) -> None:
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    rows = smoke("tiers-disk")
+    read = [row for row in rows if str(row["case"]).endswith("read")]
+    assert {row["case"] for row in read} == {"random read", "sequential read"}
+    assert {row["engine"] for row in read} == {"uring", "threads"}
+    assert {row["engine"] for row in rows if row["case"] == "save"} == {"uring", "threads"}
+    beside = [row for row in rows if str(row["case"]).startswith("load beside saves")]
+    assert len(beside) == 2
+    for row in rows:
+        if not str(row["note"]).startswith("skipped: "):
+            assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+    assert rows[-1]["case"] == "index rebuild"
+
+
+def test_without_fio_a_row_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    (row,) = BENCHES["tiers-disk"](Options(smoke=True))
+    assert "apt-get install fio" in str(row["note"])
+
+
+@pytest.mark.long
+def test_gets_during_tier_work_are_compared_with_the_same_gets_alone(
+    smoke: Callable[[str], list[Row]],
+) -> None:
+    onboard, hit = smoke("tiers-pool")
+    assert onboard["case"] == "onboard beside offloads, 200 MB/s"
+    assert hit["case"] == "hit beside a stopped store"
+    assert str(hit["note"]).startswith("skipped: ") is not HAS_REDIS
+    for row in [onboard, hit] if HAS_REDIS else [onboard]:
+        assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+        assert 0 < row["p50_ns"] <= row["p99_ns"]
+
+
+@pytest.mark.parametrize(
+    "bench", [pytest.param("tiers-pool", marks=pytest.mark.long), "tiers-remote"]
+)
+def test_without_a_server_a_row_has_the_reason(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("redis")
+    monkeypatch.setenv("PATH", "/nowhere")
+    rows = BENCHES[bench](Options(smoke=True))
+    assert "apt-get install redis-server" in str(rows[-1]["note"])
+
+
+def test_the_ratio_is_that_of_the_99th_percentiles() -> None:
+    alone = np.array([100] * 97 + [1000] * 3, np.uint64)
+    beside = np.array([100] * 97 + [4000] * 3, np.uint64)
+    row = tails_row(
+        Recorder("tiers-pool", Options(), {}), "get", [(alone, beside)] * 2, work="tests"
+    )
+    assert row["ratio_to_limit"] == 0.25
+    assert row["p50_ns"] == 100
+    assert str(row["note"]).endswith("beside tests, 0.00 ms alone: 4.00 times")
+
+
+def test_each_store_is_compared_with_its_bare_client(smoke: Callable[[str], list[Row]]) -> None:
+    rows = smoke("tiers-remote")
+    for engine, there in REDIS_PROGRAM.items():
+        mine = [row for row in rows if row["engine"] == engine]
+        if not there:
+            assert [str(row["note"]).startswith("skipped: ") for row in mine] == [True]
+            continue
+        assert [row["case"] for row in mine] == ["save", "load"]
+        for row in mine:
+            assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+
+
+def test_without_a_device_rows_are_skipped_with_a_reason() -> None:
+    if nearest(work_queues(), set()):
+        pytest.skip("there is a DSA")
+    with ground(Options(smoke=True), devices=1) as pool:
+        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
+        rows = dsa_coherence(recorder, region, 16384)
+        rows += dsa_latency(recorder, region, DSA_SIZES, [])
+    assert [row["case"] for row in rows] == [*CASES, "dsa read", "dsa write"]
+    assert all(str(row["note"]).startswith("skipped: ") for row in rows)
+    assert all(row["ops_per_s"] is None for row in rows)
+
+
+def test_rows_of_a_software_queue_are_measured_and_marked() -> None:
+    with ground(Options(smoke=True), devices=1) as pool:
+        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
+        rows = dsa_coherence(recorder, region, 16384, queue=soft_portal)
+        rows += dsa_latency(recorder, region, DSA_SIZES, [], queue=soft_portal)
+    assert len(rows) == len(CASES) + 2 * len(DSA_SIZES)
+    for row in rows:
+        assert str(row["note"]).startswith("software queue")
+        assert float(str(row["ops_per_s"])) > 0
+
+
+@pytest.mark.parametrize(
+    ("cpu", "device", "expected"),
+    [
+        ({64: 1, 4096: 2, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 16384 bytes"),
+        ({64: 1, 4096: 4, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 4096 bytes"),
+        ({64: 9, 4096: 2, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 16384 bytes"),
+        ({64: 1, 4096: 2}, {64: 3, 4096: 3}, "never"),
+        ({64: 1}, {}, "never"),
+    ],
+)
+def test_the_crossover_is_the_size_from_which_dsa_stays_faster(
+    cpu: dict[int, float], device: dict[int, float], expected: str
+) -> None:
+    assert expected in crossover(cpu, device)
+
+
+@pytest.fixture(scope="module")
+def scheduler_rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
+    return {str(row["case"]): row for row in smoke("scheduler")}
+
+
+@pytest.mark.long
+def test_every_order_and_the_decision_time_have_a_row(scheduler_rows: dict[str, Row]) -> None:
+    virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
+    decisions = {
+        "decision",
+        "decision, in C, alone",
+        "decision, in C, beside another",
+        "waiting, in C",
+    }
+    link = {f"caches, slow link, {how}" for how in ("ours", "one class")}
+    memory = {f"caches, memory, {what}" for what in ("host's link", "no link")}
+    assert scheduler_rows.keys() == virtual | decisions | link | memory
+    for case in link | memory:
+        assert "processes that put" in str(scheduler_rows[case]["note"])
+        assert ("a piece waited" in str(scheduler_rows[case]["note"])) == (
+            case != "caches, memory, no link"
+        )
+    for case in virtual:
+        assert scheduler_rows[case]["memory"] == "virtual time"
+        assert float(str(scheduler_rows[case]["ratio_to_limit"])) > 0.95
+        assert "without offloads: p50" in str(scheduler_rows[case]["note"])
+    assert "only reads the clock" in str(scheduler_rows["decision"]["note"])
+
+
+@pytest.mark.long
+def test_only_the_fair_queue_keeps_onboards_short(scheduler_rows: dict[str, Row]) -> None:
+    longer = {
+        case: float(match[1])
+        for case, row in scheduler_rows.items()
+        if (match := re.search(r"p99 ([\d.]+) times as long", str(row["note"])))
+    }
+    for how in ("at random", "evenly"):
+        assert longer[f"ours, {how}"] <= 1.3
+        for other in ("FIFO", "shared counter", "copy first"):
+            assert longer[f"{other}, {how}"] > 1.5
+
+
+@pytest.mark.long
+def test_rows_in_virtual_time_are_reproducible(scheduler_rows: dict[str, Row]) -> None:
+    def made() -> list[int]:
+        order = orders(RATE)["ours"]
+        return run(
+            order, bytes_per_s=RATE, onboard_share=0.5, offload=True, duration_ns=5 * MB, seed=3
+        ).latencies_ns
+
+    assert made() == made()
+
+
+def test_a_pace_is_refused() -> None:
+    with pytest.raises(BelugaError, match="pace"):
+        BENCHES["scheduler"](Options(smoke=True, pace="device=1GB/s"))
+
+
+@pytest.mark.parametrize(
+    ("starts_us", "ends_us"),
+    [
+        ([0], [1000]),
+        ([0, 0], [2000, 2000]),
+        ([0, 500], [1500, 2000]),
+        ([0] * 10, [10_000] * 10),
+    ],
+)
+def test_the_link_shares_its_bandwidth_evenly(starts_us: list[int], ends_us: list[int]) -> None:
+    """Dynamo's example for its own model: copies of a megabyte each over 1 GB/s."""
+    link = Shared(GB)
+    waiting = [(start * 1000, Piece(ONBOARD, key, MB)) for key, start in enumerate(starts_us)]
+    ended: dict[int, int] = {}
+    while len(ended) < len(starts_us):
+        now = min([link.next_ns(), *(start for start, _ in waiting)])
+        for piece in link.end(round(now)):
+            ended[piece.block] = round(now / 1000)
+        while waiting and waiting[0][0] <= now:
+            link.start(waiting.pop(0)[1], round(now))
+    assert [ended[key] for key in range(len(starts_us))] == ends_us
+
+
+def test_the_time_on_an_idle_link_is_proportional_to_the_block() -> None:
+    outcome = run(
+        Fifo(), bytes_per_s=GB, onboard_share=0.3, offload=False, duration_ns=100 * MB, regular=True
+    )
+    expected = (5 << 19) / GB * 1e9
+    assert all(abs(took - expected) < 100 for took in outcome.latencies_ns)
+    assert outcome.utilisation == pytest.approx(0.3, abs=0.05)

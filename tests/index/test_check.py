@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool check finds damage that is planted by hand, and nothing in a healthy pool."""
+"""The pool check finds damage that is planted by hand, and nothing in a healthy or a live pool.
+After a repair it finds nothing, and undamaged blocks are still stored.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,25 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from plants import PLANTS, Ground, Plant
+from damage import PLANTS, Ground, Plant, seal_table
+from support.blocks import held, put
+from support.emulation import long
 
-from beluga import Pool
-from beluga.index import check_pool
+from beluga import KVCache
+from beluga.errors import DeviceBusyError, EpochDamagedError, NoServerError, ServerAliveError
+from beluga.index import IndexClient, IndexServer, check_pool, repair_pool
 from beluga.index.check import KINDS
+from beluga.pool import Pool
+from beluga.rpc import Client
 
 COUNT = 24
 SHAPES = {
@@ -49,23 +60,30 @@ for _ in range(5):
 os.kill(os.getpid(), signal.SIGKILL)
 """.replace("COUNT", str(COUNT))
 
+LOOKS = 200
+LENGTHS = (9_000, 100_000, 700_000, 2_200_000)
+
+REPAIRED = 20
+
 
 @pytest.fixture(scope="module", params=SHAPES)
-def paths(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[list[Path]]:
+def shaped_paths(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[list[Path]]:
     """The devices of a dead pool with COUNT + 1 committed blocks, written by epoch 2 (half 0)."""
     shape = dict(SHAPES[request.param])
     with tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder:
-        paths = [Path(folder) / f"device{i}" for i in range(shape.pop("devices"))]
+        shaped_paths = [Path(folder) / f"device{i}" for i in range(shape.pop("devices"))]
         rest: dict[str, Any] = {"sparse": True, "max_blocks": 200, "lane_count": 4, **shape}
-        Pool.create(paths, device_size=(192 << 20) // len(paths), **rest).close()
-        ended = subprocess.run([sys.executable, "-c", HISTORY, "-", *map(str, paths)], check=False)
+        Pool.create(shaped_paths, device_size=(192 << 20) // len(shaped_paths), **rest).close()
+        ended = subprocess.run(
+            [sys.executable, "-c", HISTORY, "-", *map(str, shaped_paths)], check=False
+        )
         assert ended.returncode == -signal.SIGKILL
-        yield paths
+        yield shaped_paths
 
 
 @pytest.fixture
-def ground(paths: list[Path]) -> Iterator[Ground]:
-    with Pool.open(paths) as pool:
+def ground(shaped_paths: list[Path]) -> Iterator[Ground]:
+    with Pool.open(shaped_paths) as pool:
         ground = Ground(pool)
         yield ground
         ground.undo()
@@ -137,3 +155,274 @@ def test_findings_beyond_the_buffer_are_counted(ground: Ground) -> None:
     assert report.findings[0] == (
         "entry-damaged block 0: the check value of the entry is wrong; it reads as a miss"
     )
+
+
+@pytest.fixture(params=["hardware", "software"])
+def live_pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
+    """A small live_pool: blocks are evicted soon, extents open and close."""
+    paths = [shm / name for name in "ab"]
+    with Pool.create(
+        paths,
+        device_size=20 << 20,
+        sparse=True,
+        max_blocks=128,
+        lane_count=8,
+        coherence=request.param,
+    ) as live_pool:
+        yield live_pool
+
+
+def work(live_pool: Pool, seed: int, stop: threading.Event) -> int:
+    """Put, get and remove blocks of many sizes in short sessions. Returns the number of rounds."""
+    random = np.random.default_rng(seed)
+    rounds = 0
+    while not stop.is_set():
+        try:
+            client = Client(live_pool, timeout_s=60)
+        except NoServerError:  # one server has stopped, and the next one has not started
+            continue
+        with client, KVCache(client, namespace="live", timeout_s=60) as cache:
+            for _ in range(10):
+                names = [bytes([n]) * 16 for n in random.integers(0, 60, 4)]
+                names = list(dict.fromkeys(names))
+                length = LENGTHS[random.integers(len(LENGTHS))]
+                blocks = random.integers(0, 256, (len(names), length), dtype=np.uint8)
+                with_room = cache.put(names, blocks)
+                cache.get(names, blocks)
+                if with_room.refused or random.integers(3) == 0:
+                    cache.remove(names)
+                rounds += 1
+    return rounds
+
+
+@contextmanager
+def load(live_pool: Pool) -> Iterator[None]:
+    stop = threading.Event()
+    with ThreadPoolExecutor(3) as threads:
+        working = [threads.submit(work, live_pool, seed, stop) for seed in range(3)]
+        try:
+            yield
+        finally:
+            stop.set()
+        assert all(each.result() for each in working)
+
+
+def test_a_pool_under_load_has_no_findings(live_pool: Pool) -> None:
+    found: list[str] = []
+    looks = 0
+    with IndexServer(live_pool), load(live_pool):
+        while looks < LOOKS:
+            report = check_pool(live_pool, payload=looks % 2 == 0)
+            found.extend(report.findings)
+            looks += report.block_count > 0
+    assert found == []
+
+
+def test_a_pool_whose_server_changes_has_no_findings(live_pool: Pool) -> None:
+    found: list[str] = []
+    stop = threading.Event()
+
+    def look() -> int:
+        looks = 0
+        while not stop.is_set():
+            found.extend(check_pool(live_pool, payload=True).findings)
+            looks += 1
+        return looks
+
+    with ThreadPoolExecutor(1) as thread:
+        server = IndexServer(live_pool)
+        server.start()
+        with load(live_pool):
+            looking = thread.submit(look)
+            try:
+                for _ in range(5):
+                    server.stop()
+                    server = IndexServer(live_pool)
+                    server.start()
+                    threading.Event().wait(0.2)
+            finally:
+                stop.set()
+            assert looking.result() > 0
+        server.stop()
+    assert found == []
+    assert check_pool(live_pool, payload=True).findings == ()
+
+
+def fill_table(pool: Pool) -> None:
+    """Store blocks in two epochs, so that the second one's half, 0, is valid."""
+    with IndexServer(pool):
+        pass
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), range(REPAIRED))
+
+
+def retained(pool: Pool) -> set[int]:
+    with IndexServer(pool), Client(pool) as client:
+        return held(IndexClient(client), range(REPAIRED))
+
+
+def test_a_repair_does_not_change_a_healthy_pool(pool: Pool) -> None:
+    fill_table(pool)
+    acts, report = repair_pool(pool)
+    assert (acts, report.findings) == ((), ())
+    assert retained(pool) == set(range(REPAIRED))
+
+
+def test_damaged_entries_are_dropped(pool: Pool) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    for block in (3, 7):
+        ground.flip(ground.entry(block), 20)
+    acts, report = repair_pool(pool)
+    assert len(acts) == 2 and all("entry-damaged" in act for act in acts)
+    assert report.findings == ()
+    assert len(retained(pool)) == REPAIRED - 2
+
+
+def test_a_damaged_mark_drops_its_blocks(pool: Pool) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    ground.flip(ground.mark(0), 20)
+    _, report = repair_pool(pool)
+    assert report.findings == ()
+    assert 0 < len(retained(pool)) < REPAIRED
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_damaged_epoch_line_is_recreated(pool: Pool, half: int) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    for copy in (0, 64):
+        ground.flip(ground.epoch(half) + copy, 3)
+    _, report = repair_pool(pool, declared_gone=True)
+    assert report.findings == ()
+    assert retained(pool) == set(range(REPAIRED))
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"epoch": 0},
+    {"epoch": 1 << 24},
+    {"epoch": (1 << 24) + 1},
+    {"nonce": 0},
+    {"state": 0},
+    {"state": 5},
+    {"host": 64},
+    {"reserved": [0, 0, 1]},
+    {"reserved_tail": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("half", "nonsense"),
+    [
+        *((half, nonsense) for half in (0, 1) for nonsense in NONSENSE),
+        (0, {"epoch": 5}),  # of the other half
+        (1, {"epoch": 6}),
+    ],
+)
+def test_the_valid_copy_of_an_epoch_line_is_used(
+    pool: Pool, half: int, nonsense: dict[str, Any]
+) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    right = bytes(ground.at(ground.epoch(half) + 64))
+    ground.forge_table("bl_epoch_line", ground.epoch(half), half, **nonsense)
+    _, report = repair_pool(pool, declared_gone=True)
+    assert report.findings == ()
+    assert [bytes(ground.at(ground.epoch(half) + at)) for at in (0, 64)] == [right, right]
+    assert retained(pool) == set(range(REPAIRED))
+
+
+@pytest.mark.parametrize(("half", "epoch"), [(0, 0), (0, 1), (1, (1 << 24) + 1)])
+def test_an_invalid_epoch_line_drops_nothing_else(pool: Pool, half: int, epoch: int) -> None:
+    """The half that served before is checked instead, and its damage has no effect."""
+    fill_table(pool)
+    ground = Ground(pool)
+    for copy in (0, 64):
+        ground.forge_table("bl_epoch_line", ground.epoch(half) + copy, half, epoch=epoch)
+    history = pool.geometry.block_count_max
+    ground.at(ground.entry(history + 3))[:] = bytes(range(64))
+    assert any("entry-damaged block 3" in finding for finding in check_pool(pool).findings)
+    acts, report = repair_pool(pool, declared_gone=True)
+    assert not any("entry" in act for act in acts)
+    assert report.findings == ()
+    assert retained(pool) == set(range(REPAIRED))
+
+
+@pytest.mark.parametrize("half", [0, long(1)])
+def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
+    pool: Pool,
+    paths: list[Path],
+    half: int,
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    for copy in (0, 64):  # neither torn nor unwritten: both have arbitrary bytes
+        ground.at(ground.epoch(half) + copy)[:] = bytes((7 * at + copy) % 251 for at in range(64))
+    damaged = bytes(ground.at(ground.epoch(half)))
+    names_repair = "'beluga pool check --repair'"
+    with (
+        pytest.raises(EpochDamagedError, match=names_repair),
+        IndexServer(pool, declared_gone=True),
+    ):
+        pass
+    assert bytes(ground.at(ground.epoch(half))) == damaged
+    devices = [option for path in paths for option in ("--pool", path)]
+    refused = run("serve", *devices)
+    assert refused.returncode == 1
+    assert names_repair in refused.stderr
+    assert run("pool", "check", *devices).returncode == 1
+    assert run("pool", "check", "--repair", *devices).returncode == 0
+    assert run("pool", "check", *devices).returncode == 0
+    assert retained(pool) == set(range(REPAIRED))
+
+
+def test_lines_of_all_kinds_are_dropped(pool: Pool) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    for offset in (
+        ground.heartbeat(),
+        4096,
+        16384,
+        16384 + 128,
+        ground.session(0),
+        ground.lane(0) + 64,
+    ):
+        ground.flip(offset, 9)
+    assert check_pool(pool).finding_count >= 5
+    _, report = repair_pool(pool)
+    assert report.findings == ()
+    assert retained(pool) == set(range(REPAIRED))
+
+
+def test_the_newer_of_two_blocks_with_one_key_is_kept(pool: Pool) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    older = ground.read("bl_entry", ground.entry(4))
+    ground.forge("bl_entry", ground.entry(5), 5, seal_table, key=list(older.key))
+    acts, report = repair_pool(pool)
+    assert ["entry-twice block 4" in act for act in acts] == [True]
+    assert report.findings == ()
+    assert retained(pool) == set(range(REPAIRED)) - {5}
+
+
+def test_a_pool_in_use_is_not_changed(pool: Pool) -> None:
+    fill_table(pool)
+    ground = Ground(pool)
+    ground.flip(ground.entry(3), 20)
+    before = bytes(ground.at(ground.entry(3)))
+    with IndexServer(pool), pytest.raises(DeviceBusyError):
+        repair_pool(pool)
+    assert bytes(ground.at(ground.entry(3))) == before
+
+
+def test_other_hosts_must_be_declared_gone(shm: Path) -> None:
+    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True, coherence="software") as pool:
+        fill_table(pool)
+        ground = Ground(pool)
+        ground.forge("bl_session_line", ground.session(0), 0, seal_table, nonce=9, epoch=2, state=1)
+        with pytest.raises(ServerAliveError):
+            repair_pool(pool)
+        _, report = repair_pool(pool, declared_gone=True)
+        assert report.findings == ()

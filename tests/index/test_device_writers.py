@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writers that have devices: a file lock that is free does not prove that they are gone.
-
-The kernel closes the files of a killed process one after another, so its lock may be free while its
-device still writes. The clients here release their locks while they run, like such a process during
-its exit.
+"""Pools on devices: a file lock that is free does not prove that a writer is gone, and a metadata
+device that hardware keeps coherent serves data under software coherence.
 """
 
 from __future__ import annotations
@@ -18,12 +15,13 @@ from pathlib import Path
 
 import pytest
 from support import roles
-from support.blocks import eventually, keys, states
+from support.blocks import eventually, held, keys, put, states
 from support.role import Process
 
-from beluga.index import IndexClient, IndexServer
-from beluga.pool import Pool
+from beluga.index import IndexClient, IndexServer, check_pool, repair_pool
+from beluga.pool import STRIPE_SIZE, Pool
 from beluga.rpc import Client, Server
+from beluga.verify import verify_pool
 
 # Two sessions: one without grants, and one that is in the middle of a put with a copy engine.
 # Commands make them release their locks ("unlock"), or name their process by the number that
@@ -66,6 +64,8 @@ with Pool.open(sys.argv[1:]) as pool, Client(pool) as plain:
         words = np.arange(1 << 16, dtype=np.uint64).reshape(1, -1)
         cache.put(np.array([[7, os.getpid()]], dtype=np.uint64), words)
 """
+
+MIB = 1 << 20
 
 
 class Writer:
@@ -204,3 +204,93 @@ def test_a_closed_session_is_not_suspect(pool: Pool, paths: list[Path]) -> None:
         assert client.request("close") == "closed"
         with IndexServer(pool) as server:
             assert eventually(lambda: server.stat().inherited_count == 0)
+
+
+@pytest.fixture
+def metadata_paths(shm: Path) -> list[Path]:
+    """The devices, the metadata device in the middle."""
+    return [shm / "a", shm / "metadata", shm / "b"]
+
+
+@pytest.fixture
+def metadata_pool(metadata_paths: list[Path]) -> Iterator[Pool]:
+    with Pool.create(
+        [metadata_paths[0], metadata_paths[2]],
+        device_size=32 * MIB,
+        coherence="software",
+        metadata=metadata_paths[1],
+        metadata_coherence="hardware",
+        sparse=True,
+        max_blocks=256,
+    ) as metadata_pool:
+        yield metadata_pool
+
+
+def test_hosts_share_the_pool(metadata_pool: Pool) -> None:
+    with (
+        IndexServer(metadata_pool, host=2),
+        Client(metadata_pool, host=1) as one,
+        Client(metadata_pool, host=3) as other,
+    ):
+        put(IndexClient(one), range(10))
+        assert held(IndexClient(other), range(12)) == set(range(10))
+        IndexClient(other).remove(keys(range(4)))
+        assert held(IndexClient(one), range(12)) == set(range(4, 10))
+
+
+def test_blocks_survive_a_kill_and_a_restart(
+    metadata_pool: Pool, metadata_paths: list[Path]
+) -> None:
+    with Process(roles.serve_index, metadata_paths) as first, Client(metadata_pool) as client:
+        index = IndexClient(client)
+        put(index, range(20))
+        index.remove(keys(range(5)))
+        first.kill()
+        with Process(roles.serve_index, metadata_paths) as second:
+            assert held(index, range(20)) == set(range(5, 20))
+            put(index, range(30, 40))
+            assert second.end() == 0
+        with IndexServer(metadata_pool):
+            assert held(index, range(40)) == {*range(5, 20), *range(30, 40)}
+    report = check_pool(metadata_pool, payload=True)
+    assert (report.finding_count, report.block_count) == (0, 25)
+
+
+def test_all_space_of_the_data_devices_is_for_blocks(metadata_pool: Pool) -> None:
+    with IndexServer(metadata_pool) as server, Client(metadata_pool) as client:
+        put(IndexClient(client), range(40))
+        cells = server.space_map(15)
+        tables, used = cells["table_count"].sum(axis=1), cells["used_bytes"].sum(axis=1)
+        own = metadata_pool.devices[0].stripe_count - 1
+        assert tables.tolist() == [own, 0, 0]
+        assert cells["stripe_count"].sum(axis=1).tolist() == [own, 15, 15]
+        assert used[0] == 0
+        assert min(used[1:]) > 0
+        assert server.index_stat().used_bytes == used.sum()
+
+
+def test_damage_on_the_metadata_device_is_found_and_dropped(metadata_pool: Pool) -> None:
+    with IndexServer(metadata_pool), Client(metadata_pool) as client:
+        put(IndexClient(client), range(6))
+    report = check_pool(metadata_pool)
+    line = metadata_pool.geometry.table_offset
+    line += (report.half * metadata_pool.geometry.block_count_max + 2) * 64
+    with metadata_pool.devices[0].path.open("r+b") as file:
+        file.seek(STRIPE_SIZE + line + 8)
+        file.write(b"\xff" * 8)
+    assert check_pool(metadata_pool).finding_count > 0
+    acts, after = repair_pool(metadata_pool)
+    assert acts
+    assert (after.finding_count, after.block_count) == (0, 5)
+
+
+def test_the_metadata_device_is_verified_too(metadata_pool: Pool) -> None:
+    report = verify_pool(metadata_pool, seconds=0.2)
+    assert {found.device for found in report.findings} == {0, 1, 2}
+    assert report.good
+    with (
+        IndexServer(metadata_pool),
+        Client(metadata_pool) as client,
+    ):  # and nothing of the metadata_pool was overwritten
+        put(IndexClient(client), range(3))
+    assert check_pool(metadata_pool).finding_count == 0

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import role
 from support.blocks import eventually
 from support.forge import LINE, read, write
 
@@ -218,3 +222,31 @@ def test_too_many_tiers_to_drop_are_rejected(pool: Pool) -> None:
     with pytest.raises(BadValueError, match="drop fewer"):
         for number in range(100):
             server.give_up_tier(f"disk:{number}")
+
+
+def aged_chains(path: str) -> None:
+    """Print which requested keys the service takes: at once, just before a minute has passed, and
+    after it, by the clock of ``wound_clock.c``.
+    """
+    wind = ctypes.CDLL(None).wind
+    with Pool.create([path], device_size=16 << 20, sparse=True) as pool:
+        server = IndexServer(pool)
+        token = server.attach_lower(10, wait=False, unknown=DISK, names=["store"])
+        with server, Client(pool) as client:
+            server.lower_reported()
+            work = LowerWork(client, token)
+            for first, seconds in ((0, 0), (10, 50), (20, 70)):
+                numbers = range(first, first + 3)
+                IndexClient(client).onboard(np.array([(n, n) for n in numbers], np.uint64))
+                wind(seconds)
+                role.reply([int(key[0]) for key in work.take(Work.COLD, 10)["key"]])
+            role.reply(server.lower_stat().wanted_count)
+
+
+def test_requested_keys_expire_after_a_minute(shm: Path, tmp_path: Path) -> None:
+    clock = tmp_path / "clock.so"
+    source = Path(__file__).with_name("wound_clock.c")
+    command = ["cc", "-shared", "-fPIC", "-o", str(clock), str(source)]
+    subprocess.run(command, check=True)
+    done = role.run(aged_chains, shm / "pool", env=os.environ | {"LD_PRELOAD": str(clock)})
+    assert done.stdout.splitlines() == ["[0, 1, 2]", "[10, 11, 12]", "[]", "6"], done.stderr

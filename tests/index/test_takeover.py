@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server dies; the next one serves all committed blocks, and grants no space in use."""
+"""A server or a client dies; the next server serves all committed blocks in their order, and
+grants no space in use.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from damage import LINE, STRIPE, Ground
 from support import roles
 from support.blocks import eventually, held, keys, put, states
 from support.emulation import long
@@ -23,6 +29,10 @@ from beluga.rpc import Client
 MIB = 1 << 20
 
 BlockPlace = tuple[int, int, int, int]
+
+RECOVERED = 20
+ROUNDS = 40
+REMOVED = 9
 
 
 def places(index: IndexClient, numbers: range) -> dict[int, BlockPlace]:
@@ -214,3 +224,225 @@ def test_a_full_table_is_taken_over(shm: Path) -> None:
             index = IndexClient(client)
             assert index.stat().block_count == count
             assert len(index.lookup(keys(range(count))).hits) == count
+
+
+def test_after_restarts_the_oldest_blocks_are_evicted_first(pool: Pool) -> None:
+    """Numbers and space are reused in another order; generations of several epochs differ in many
+    bits, so that a sort by some of the bits would fail.
+    """
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, range(RECOVERED))
+        index.remove(keys([3, 11, 7]))
+        for number in range(ROUNDS):
+            index.abort(index.reserve(keys(range(1000, 1064)), length=4096))
+            if number % 10 == 0:
+                put(index, [100 + number])
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        index.remove(keys([0, 110]))
+        put(index, [200, 201, 202])
+    old = [n for n in range(1, RECOVERED) if n not in (3, 11, 7)]
+    order = [*old, 100, 120, 130, 200, 201, 202]
+    with IndexServer(pool) as server, Client(pool) as client:
+        index = IndexClient(client)
+        assert server.index_stat().block_count == len(order)
+        for number in range(300, 400):
+            put(index, [number])
+            if server.index_stat().evict_count == REMOVED:
+                break
+        assert held(index, order) == set(order[REMOVED:])
+
+
+def numbers(index: IndexClient, names: list[int]) -> set[int]:
+    return {index.lookup(keys([name])).hits[0].block for name in names}
+
+
+def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -> None:
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, range(RECOVERED))
+        first = numbers(index, [*range(RECOVERED)])
+        index.remove(keys([3, 7]))
+    kept = [name for name in range(RECOVERED) if name not in (3, 7)]
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        put(index, [103, 107])
+        assert numbers(index, [*kept, 103, 107]) == first
+        put(index, [200, 201])
+        assert numbers(index, [200, 201]) == {max(first) + 1, max(first) + 2}
+
+
+@pytest.mark.parametrize("unused", [1, 2, 3, 4, 7, 8, 63, 64, 100])
+def test_blocks_after_numbers_without_entries_survive_restarts(pool: Pool, unused: int) -> None:
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        grants = index.reserve(keys(range(1000, 1000 + unused)), length=4096)
+        assert states(grants) == ["GRANTED"] * unused
+        put(index, [0], length=4096)
+    for epoch in range(1, 5):
+        with IndexServer(pool) as server, Client(pool) as client:
+            index = IndexClient(client)
+            assert held(index, range(epoch)) == set(range(epoch))
+            assert server.index_stat().block_count == epoch
+            put(index, [epoch], length=4096)
+
+
+def test_blocks_removed_in_any_epoch_do_not_return(pool: Pool) -> None:
+    for epoch, count in enumerate([5, 0, 40, 3, 1, 0, 100, 0, 0, 0]):
+        with IndexServer(pool) as server, Client(pool) as client:
+            index = IndexClient(client)
+            assert server.index_stat().block_count == 0
+            mine = [1000 * epoch + number for number in range(count)]
+            put(index, mine, length=4096)
+            assert index.remove(keys(mine)) == count
+
+
+def order_of_places(pool: Pool) -> dict[int, tuple[int, range]]:
+    """Store blocks, restart the server, and return each one's number and stripes. Both halves have
+    the blocks then, and half 0 is the valid one.
+    """
+    with IndexServer(pool), Client(pool) as client:
+        put(IndexClient(client), range(RECOVERED))
+    with IndexServer(pool), Client(pool) as client:
+        index = IndexClient(client)
+        hits = {name: index.lookup(keys([name])).hits[0] for name in range(RECOVERED)}
+    start = pool.geometry.data_offset
+    return {
+        name: (
+            hit.block,
+            range(
+                (hit.offset - start) // STRIPE, (hit.offset + hit.length - start - 1) // STRIPE + 1
+            ),
+        )
+        for name, hit in hits.items()
+    }
+
+
+def found_after_restarts(pool: Pool) -> set[int]:
+    """Return the blocks that a server finds. Its successor finds the same."""
+    found = []
+    for _ in range(2):
+        with IndexServer(pool), Client(pool) as client:
+            found.append(held(IndexClient(client), range(RECOVERED)))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("milestone", [1, 2, 4, 8, 16])
+def test_an_entry_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone: int) -> None:
+    """If it is a milestone, its copy of two epochs ago is the second look of bl_table_ends()."""
+    lost = {name for name, (block, _) in order_of_places(pool).items() if block == milestone}
+    assert len(lost) == 1
+    ground = Ground(pool)
+    ground.at(ground.entry(milestone))[:] = bytes(LINE)
+    assert found_after_restarts(pool) == set(range(RECOVERED)) - lost
+
+
+@pytest.mark.parametrize("milestone", [1, 2, 4, 8])
+def test_a_mark_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone: int) -> None:
+    """If no extent begins at a milestone, its mark is free, and nothing is lost."""
+    where = order_of_places(pool)
+    ground = Ground(pool)
+    mark = ground.read("bl_extent_line", ground.mark(milestone))
+    stripes = range(milestone, milestone + mark.stripe_count)
+    lost = {name for name, (_, own) in where.items() if own.start in stripes or own[-1] in stripes}
+    assert any(own.start >= stripes.stop for _, own in where.values()), "there is content behind it"
+    ground.at(ground.mark(milestone))[:] = bytes(LINE)
+    assert found_after_restarts(pool) == set(range(RECOVERED)) - lost
+
+
+def resident(kind: str) -> int:
+    """Return this process's memory of a kind (Anon: private, Shmem: of pools), in bytes."""
+    found = re.search(rf"Rss{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_a_restart_takes_no_memory_for_unused_numbers(shm: Path) -> None:
+    """The table of 64 GiB has 24 MiB of numbers; nearly all of it is empty."""
+    taken = []
+    with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
+        for _ in range(3):
+            before = resident("Anon")
+            with IndexServer(pool), Client(pool) as client:
+                put(IndexClient(client), [len(taken)])
+                taken.append(resident("Anon") - before)
+    first, *later = taken
+    assert max(later) < first + (12 << 20)
+
+
+def test_a_restart_touches_the_used_part_of_the_tables(shm: Path) -> None:
+    """The tables of 64 GiB have 36 MiB of entries and marks; nearly all of them are empty."""
+    with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
+        for number in range(3):
+            with IndexServer(pool), Client(pool) as client:
+                put(IndexClient(client), [number])
+    with Pool.open([shm / "a"]) as pool:
+        before = resident("Shmem")
+        with IndexServer(pool), Client(pool) as client:
+            assert held(IndexClient(client), range(3)) == {0, 1, 2}
+        assert resident("Shmem") - before < 4 << 20
+
+
+def test_grants_pins_and_lane_of_a_killed_client_are_released(
+    server: IndexServer, index: IndexClient, paths: list[Path]
+) -> None:
+    put(index, [1, 2])
+    for _ in range(9):  # more often than there are lanes
+        with Process(roles.hold_blocks, paths) as client:
+            assert json.loads(client.request('["pin", [1, 2]]')) == ["HIT", "HIT"]
+            assert json.loads(client.request('["reserve", [3, 4, 5]]')) == ["GRANTED"] * 3
+            assert states(index.reserve(keys([3]), length=MIB)) == ["PENDING"]
+            client.kill()
+        assert eventually(lambda: server.stat().live_count == 1)
+        stat = index.stat()
+        assert (stat.grant_count, stat.pinned_count, stat.held_bytes) == (0, 0, 0)
+        assert stat.used_bytes == 2 * MIB
+    assert states(index.reserve(keys([3, 4, 5]), length=MIB)) == ["GRANTED"] * 3
+
+
+def test_committed_blocks_of_a_killed_client_stay(
+    server: IndexServer, index: IndexClient, paths: list[Path]
+) -> None:
+    with Process(roles.hold_blocks, paths) as client:
+        client.request('["reserve", [1, 2, 3]]')
+        assert json.loads(client.request('["commit", [1, 2]]')) == [0, 0]
+        client.kill()
+    assert eventually(lambda: index.stat().grant_count == 0)
+    assert held(index, [1, 2, 3]) == {1, 2}
+
+
+def test_a_block_removed_while_pinned_is_freed_when_its_reader_dies(
+    index: IndexClient, paths: list[Path]
+) -> None:
+    put(index, [1])
+    with Process(roles.hold_blocks, paths) as reader:
+        reader.request('["pin", [1]]')
+        index.remove(keys([1]))
+        assert index.stat().used_bytes == MIB
+        reader.kill()
+    assert eventually(lambda: index.stat().used_bytes == 0)
+
+
+def test_closing_a_session_ends_its_grants_and_pins(attach: Callable[[], IndexClient]) -> None:
+    one, two = attach(), attach()
+    put(one, [1])
+    one.lookup(keys([1]), pin=True)
+    one.reserve(keys([2]), length=MIB)
+    one._client.close()
+    stat = two.stat()
+    assert (stat.grant_count, stat.pinned_count, stat.abort_count) == (0, 0, 1)
+
+
+def test_a_stopped_client_keeps_its_grants_and_pins(index: IndexClient, paths: list[Path]) -> None:
+    put(index, [1])
+    with Process(roles.hold_blocks, paths) as client:
+        client.request('["pin", [1]]')
+        client.request('["reserve", [2]]')
+        client.signal(signal.SIGSTOP)
+        time.sleep(6)  # longer than the heartbeat timeout
+        assert (index.stat().grant_count, index.stat().pinned_count) == (1, 1)
+        client.signal(signal.SIGCONT)
+        assert json.loads(client.request('["commit", [2]]')) == [0]
+    assert held(index, [1, 2]) == {1, 2}

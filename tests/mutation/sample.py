@@ -45,7 +45,7 @@ FOLDERS: dict[str, str] = {
     "coherence": "coherence",
     "replay": "replay",
     "router": "router gateway",
-    "rpc": "rpc index/test_quota.py crash/test_standby.py cli/test_serve_command.py",
+    "rpc": "rpc index/test_operate.py crash/test_standby.py cli/test_serve_command.py",
     "simulate": "simulate cli/test_simulate_command.py",
     "transfer": "transfer kvcache",
     "verify": "verify cli/test_verify_command.py sim/test_verify.py",
@@ -53,7 +53,7 @@ FOLDERS: dict[str, str] = {
 # The same for C, by a prefix of a file's path in csrc/; the longest prefix counts.
 C_FOLDERS: dict[str, str] = {
     "base": "index models",
-    "check": "index/test_check.py index/test_check_live.py index/test_repair.py cli",
+    "check": "index/test_check.py cli",
     "coherence": "coherence transfer/test_cpu_engine.py",
     "coherence/crash_point": "crash kvcache",
     "coherence/guard": "crash kvcache",

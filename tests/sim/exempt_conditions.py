@@ -897,7 +897,7 @@ TESTED: Conditions = {
             "bl_table_ends(memory, offset, bl_extent_line_offset(g, stripe, half), stripe)",
             0,
             "false",
-        ): ("tests/index/test_recover.py::test_a_restart_touches_the_used_part_of_the_tables"),
+        ): ("tests/index/test_takeover.py::test_a_restart_touches_the_used_part_of_the_tables"),
     },
     ("rpc/server.c", "bl_server_rest"): {
         ("nap_ns == 0", 0, "true"): (
@@ -950,7 +950,7 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_commit_block"): {
         ("commit->block >= index->pool->geometry.block_count_max", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
+            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_ef"
             "fect"
         ),
         ("index->blocks[commit->block].generation != commit->generation", 0, "false"): (
@@ -992,10 +992,10 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_grant_refused"): {
         ("!bl_hold_full(index, lane, length)", 0, "true"): (
-            "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+            "tests/index/test_operate.py::test_bytes_count_grants_and_pinned_blocks"
         ),
         ("index->holds[lane].grant_count < most", 0, "false"): (
-            "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
+            "tests/index/test_operate.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("most == 0", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
@@ -1008,11 +1008,11 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_handle_commit"): {
         ("items == NULL", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
         ("status == 0", 0, "true"): (
-            "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
+            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_ef"
             "fect"
         ),
     },
@@ -1021,7 +1021,7 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_invalid_sizes_are_rejected"
         ),
         ("keys == NULL", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
     },
@@ -1033,7 +1033,7 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_all_clients"
         ),
         ("number < 0", 0, "false"): (
-            "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
+            "tests/index/test_operate.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("number < 0", 1, "true"): (
             "tests/index/test_block_calls.py::test_lookup_returns_the_leading_hits"
@@ -1045,7 +1045,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
         ("(nonce = bl_pidfds_look(server->pidfds)) != 0", 0, "true"): (
-            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
         ("lane >= 0", 0, "true"): (
@@ -1217,11 +1217,11 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_are_evicted"
         ),
         ("i == 0", 0, "true"): (
-            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_operate.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("keys == NULL", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
     },
@@ -1243,7 +1243,7 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_handle_remove"): {
         ("keys == NULL", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
     },
@@ -1260,37 +1260,37 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_pin"): {
         ("bl_hold_full(index, lane, index->blocks[number].length)", 0, "false"): (
-            "tests/index/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
+            "tests/index/test_operate.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
         ("bl_pins_count(index->pins[lane]) > most", 0, "true"): (
-            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_operate.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("many", 0, "false"): (
-            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_operate.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("many", 1, "false"): (
-            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_operate.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("many", 1, "true"): (
-            "tests/index/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
+            "tests/index/test_operate.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
         ("index->blocks[number].pin_count++ == 0", 0, "true"): (
             "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
         ("pins == 1", 0, "true"): (
-            "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+            "tests/index/test_operate.py::test_bytes_count_grants_and_pinned_blocks"
         ),
     },
     ("index/lookup.c", "bl_release_one"): {
         ("left < 0", 0, "false"): (
-            "tests/index/test_foreign_requests.py::test_a_block_number_of_another_session_has_no_ef"
+            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_ef"
             "fect"
         ),
         ("left == 0", 0, "true"): (
-            "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+            "tests/index/test_operate.py::test_bytes_count_grants_and_pinned_blocks"
         ),
     },
     ("index/lookup.c", "bl_remove_one"): {
@@ -1299,7 +1299,7 @@ TESTED: Conditions = {
             "::test_removed_blocks_are_missed_and_their_space_is_free"
         ),
         ("number < 0", 0, "false"): (
-            "tests/index/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
+            "tests/index/test_check.py::test_a_pool_whose_server_changes_has_no_findings"
         ),
         (
             "(flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(index, &index->blocks[number])",
@@ -1334,7 +1334,7 @@ TESTED: Conditions = {
             "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
         ("hits > 0", 0, "true"): (
-            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_operate.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
     },
@@ -1350,20 +1350,20 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_release_blocks"): {
         ("now < 0", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_release_whose_second_message_fails_is_an_error"
+            "tests/index/test_index_calls.py::test_a_release_whose_second_message_fails_is_an_error"
         ),
     },
     ("index/client.c", "bl_removal_nap"): {
         ("bl_now_ns(wait->memory) >= wait->until_ns", 0, "false"): (
-            "tests/index/test_long_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
+            "tests/index/test_index_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
         ),
     },
     ("index/client.c", "bl_remove_blocks"): {
         ("status == 0", 0, "false"): (
-            "tests/index/test_long_calls.py::test_a_removal_polls_until_the_disk_has_attempted_it"
+            "tests/index/test_index_calls.py::test_a_removal_polls_until_the_disk_has_attempted_it"
         ),
         ("!bl_removal_nap(&wait)", 0, "false"): (
-            "tests/index/test_long_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
+            "tests/index/test_index_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
         ),
     },
     ("index/client.c", "bl_reserve"): {
@@ -1403,7 +1403,7 @@ TESTED: Conditions = {
     },
     ("index/recover.c", "bl_recover_entries"): {
         ("bl_table_ends(memory, offset, bl_entry_offset(g, number, half), number)", 0, "false"): (
-            "tests/index/test_recover.py::test_a_restart_touches_the_used_part_of_the_tables"
+            "tests/index/test_takeover.py::test_a_restart_touches_the_used_part_of_the_tables"
         ),
         ("whole", 2, "true"): (
             "tests/index/test_lower_work.py::test_a_damaged_tombstone_is_dropped"
@@ -1420,7 +1420,7 @@ TESTED: Conditions = {
     },
     ("pool/register.h", "bl_register_read"): {
         ("tries < BL_REGISTER_TRIES", 0, "true"): (
-            "tests/index/test_repair.py::test_a_damaged_epoch_line_is_recreated"
+            "tests/index/test_check.py::test_a_damaged_epoch_line_is_recreated"
         ),
     },
     ("rpc/server.c", "bl_bulk_take"): {
@@ -1451,7 +1451,7 @@ TESTED: Conditions = {
             "!bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)",
             0,
             "true",
-        ): ("tests/index/test_quota.py::test_calls_that_release_space_are_not_limited"),
+        ): ("tests/index/test_operate.py::test_calls_that_release_space_are_not_limited"),
         ("!server->handlers[request->method].run", 0, "false"): (
             "tests/hostile/test_replies.py::test_arbitrary_records_are_inside_the_pool_or_an_error"
         ),
@@ -1519,7 +1519,7 @@ TESTED: Conditions = {
             "n"
         ),
         ("line[newest].epoch == 0", 0, "false"): (
-            "tests/index/test_repair.py::test_other_hosts_must_be_declared_gone"
+            "tests/index/test_check.py::test_other_hosts_must_be_declared_gone"
         ),
     },
     ("index/task_call.c", "bl_handle_task_claim"): {

@@ -137,9 +137,16 @@ class Process:
         self._process.stdin.write(line + "\n")
 
     def receive(self, timeout_s: float | None = None) -> str:
-        """Return the next line that it prints; "" if it has ended, or after the timeout."""
+        """Return the next line that it prints; "" if it has ended, or after the timeout.
+
+        Lines that it printed at once are read at once: with a timeout, the second one may come only
+        with the next.
+        """
         assert self._process.stdout
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+        if (
+            timeout_s is not None
+            and not select.select([self._process.stdout], [], [], timeout_s)[0]
+        ):
             return ""
         return self._process.stdout.readline().rstrip("\n")
 

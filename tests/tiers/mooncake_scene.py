@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from remote_blocks import blocks, same
+from remote_stores import blocks, same
 from support.blocks import eventually
 
 from beluga.metrics import REGISTRY

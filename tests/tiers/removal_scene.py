@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from remote_blocks import DictStore
+from remote_stores import DictStore
 from support.blocks import eventually
 from support.disk_faults import SIZE, FaultyEngine
 

@@ -1,23 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier while the disk works: saved blocks are hits, in a file of bounded size."""
+"""The disk tier while the disk works: round trips, eviction, restarts, many threads. A process that
+is killed while it writes: afterwards saved blocks are hits, removed ones are not, and no block has
+wrong bytes.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import random
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support import role
 from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from support.emulation import FULL
+from support.role import Process
 
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
 from beluga.tiers.disk import DiskTier
 
 SIZE = 32 * MIB
+
+BATCH = 4
+LENGTHS = (60_000, 9_000, 261_000)  # their extents are single stripes, so all blocks fit
+
+KILLED_SIZE = 16 * MIB
+RECENT = 100  # the most recent blocks, which cannot be evicted yet
 
 
 @pytest.fixture(params=["uring", "threads"])
@@ -243,3 +260,106 @@ def test_misuse_raises_a_tier_error(tier: DiskTier) -> None:
         tier.save(records, np.zeros((2, 100), np.uint16))
     with pytest.raises(TierError, match="keys"):
         tier.load(np.zeros(4, np.uint64))
+
+
+def length_of(number: int, mixed: bool) -> int:
+    return LENGTHS[number // BATCH % 3] if mixed else LENGTHS[0]
+
+
+def writer(path: str, size: int, io: str, first: int, mixed: bool) -> None:
+    """Save blocks to a disk tier until it is killed, and print the numbers of each call's blocks.
+
+    With ``mixed``, blocks have several lengths, and no more are saved than fit. After some calls it
+    removes two blocks: it prints ``~N`` before the removal of block N, and ``-N`` when the tier has
+    dropped it.
+    """
+    tier = DiskTier(path, size, io=io)
+    batches = count(first, BATCH)
+    limit = first + BATCH * 20 if mixed else 1 << 60
+
+    def say(words: list[str]) -> None:
+        if words:
+            os.write(1, (" ".join(words) + "\n").encode())
+
+    def work() -> None:
+        while (start := next(batches)) < limit:
+            numbers = range(start, start + BATCH)
+            length = length_of(start, mixed)
+            saved = tier.save(records_of(numbers, length), payload_of(numbers, length))
+            done = [n for n, ok in zip(numbers, saved.tolist(), strict=True) if ok]
+            say([str(n) for n in done])
+            if start // BATCH % 3 == 0:
+                removed = done[:2]
+                say([f"~{n}" for n in removed])
+                if removed and tier.remove_durably(keys_of(removed)).all():
+                    say([f"-{n}" for n in removed])
+
+    role.reply("ready")
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say(["end"])
+    threading.Event().wait()
+
+
+def killed(
+    path: Path, io: str, first: int, mixed: bool, chance: random.Random
+) -> tuple[list[int], list[int]]:
+    """Run a writer and kill it at a random time. Returns the blocks that it had saved and not
+    removed, in order, and those that it had removed.
+    """
+    words: list[str] = []
+    with Process(writer, path, KILLED_SIZE, io, first, mixed) as child:
+        for _ in range(chance.randrange(1, 25 if mixed else 120)):
+            words += child.receive().split()
+            if words[-1:] == ["end"]:
+                break
+        time.sleep(chance.random() * 0.004)  # any time during a save
+        child.signal(signal.SIGKILL)
+        while line := child.receive():
+            words += line.split()
+    leaving = {int(word[1:]) for word in words if word[0] == "~"}
+    removed = [int(word[1:]) for word in words if word[0] == "-"]
+    saved = [int(word) for word in words if word.isdecimal()]
+    return [number for number in saved if number not in leaving], removed
+
+
+def check(path: Path, saved: list[int], removed: list[int], io: str) -> None:
+    tier = DiskTier(path, KILLED_SIZE, io=io)
+    back = [n for n in removed if tier.contains(keys_of([n]))[0]]
+    missing = [n for n in saved if not is_block(tier.load(keys_of([n]))[0], n)]
+    wrong = [
+        n
+        for n in tier.keys()[:, 0].tolist()
+        if (block := tier.load(keys_of([n]))[0]) is not None and not is_block(block, n)
+    ]
+    tier.close()
+    assert (missing, wrong, back) == ([], [], [])
+
+
+def kill_often(tmp_path: Path, io: str, rounds: int) -> None:
+    chance = random.Random(rounds)
+    for number in range(rounds):
+        mixed = number % 3 == 2
+        path = tmp_path / (f"mixed{number}" if mixed else f"one{number // 30}")
+        saved, removed = killed(path, io, 10_000 * number, mixed, chance)
+        check(path, saved if mixed else saved[-RECENT:], removed, io)
+        if mixed:
+            (path / "blocks").unlink()
+
+
+def test_blocks_survive_a_kill_during_writes(tmp_path: Path) -> None:
+    kill_often(tmp_path, "auto", 15 if FULL else 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("io", ["uring", "threads"])
+def test_blocks_survive_500_kills_during_writes(tmp_path: Path, io: str) -> None:
+    try:
+        DiskTier(tmp_path / "probe", 4 * MIB, io=io).close()
+    except TierError as error:
+        pytest.skip(str(error))
+    kill_often(tmp_path, io, 250)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The remote tier over stores that hang, fail, refuse and return wrong data, without a network."""
+"""The remote tier over stores that hang, fail, refuse and return wrong data, without a network; its
+circuit breaker in virtual time; and the bytes of an object.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -13,12 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from remote_blocks import DictStore, blocks, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote_stores import DictStore, blocks, same
 from support.blocks import eventually
+from support.virtual_clock import Clock
 
+from beluga.coherence import crc32c
 from beluga.metrics import REGISTRY, Distribution
-from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
-from beluga.tiers.remote.health import StoreThreads
+from beluga.tiers.remote import Breaker, RefusedError, RemoteSettings, RemoteTier
+from beluga.tiers.remote.health import CLOSED, HALF_OPEN, OPEN, StoreThreads
+from beluga.tiers.remote.tier import HEADER, WrongObjectError, name_of, pack, unpack
 
 THREADS = 4
 PATIENT = RemoteSettings(operation_s=60, load_s=120, save_s=120, threads=THREADS, backoff_s=0.001)
@@ -34,6 +42,12 @@ HASTY = RemoteSettings(
 )
 
 Open = Callable[..., RemoteTier]
+
+BREAKER_SETTINGS = RemoteSettings(failures=3, open_s=1.0, open_limit_s=8.0)
+
+RECORDS, PAYLOAD = blocks([200])
+KEY = RECORDS["key"][0]
+OBJECT = bytes(pack(RECORDS[0], PAYLOAD[0]))
 
 
 @pytest.fixture
@@ -363,3 +377,224 @@ def test_concurrent_threads_never_read_wrong_bytes(open_tier: Open, seed: int) -
 
     with ThreadPoolExecutor(6) as pool:
         assert sum(pool.map(work, range(6))) > 0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def breaker(clock: Clock) -> Breaker:
+    return Breaker(BREAKER_SETTINGS, clock=clock.monotonic, chance=lambda: 0.5)
+
+
+def fail(breaker: Breaker, times: int) -> list[bool]:
+    return [breaker.failed(float("inf")) for _ in range(times)]
+
+
+def delay_of(breaker: Breaker, clock: Clock) -> float:
+    """Return the time until a trial starts, in tenths of a second."""
+    begun = clock.now_s
+    while not breaker.begin_trial():
+        clock.sleep(0.1)
+        assert clock.now_s < begun + 100
+    return clock.now_s - begun
+
+
+def test_consecutive_failures_open_the_breaker(breaker: Breaker) -> None:
+    for _ in range(10):
+        assert fail(breaker, 2) == [False, False]
+        breaker.succeeded()
+    assert breaker.state == CLOSED
+    assert fail(breaker, 3) == [False, False, True]
+    assert (breaker.state, breaker.closed, breaker.openings) == (OPEN, False, 1)
+    assert fail(breaker, 3) == [False] * 3, "one opening is reported once"
+
+
+def test_only_one_trial_is_allowed_at_a_time(breaker: Breaker, clock: Clock) -> None:
+    assert not breaker.begin_trial(), "a closed breaker needs none"
+    fail(breaker, 3)
+    assert delay_of(breaker, clock) == pytest.approx(1, abs=0.11)
+    assert breaker.state == HALF_OPEN
+    clock.sleep(1000)
+    assert not breaker.begin_trial()
+    breaker.end_trial(True)
+    assert breaker.closed
+
+
+def test_the_pause_doubles_to_its_limit_and_resets_after_a_success(
+    breaker: Breaker, clock: Clock
+) -> None:
+    fail(breaker, 3)
+    for expected in (1, 2, 4, 8, 8):
+        assert delay_of(breaker, clock) == pytest.approx(expected, abs=0.11)
+        breaker.end_trial(False)
+    delay_of(breaker, clock)
+    breaker.end_trial(True)
+    breaker.succeeded()
+    fail(breaker, 3)
+    assert delay_of(breaker, clock) == pytest.approx(1, abs=0.11)
+
+
+def test_a_store_that_only_passes_trials_gets_longer_pauses(breaker: Breaker, clock: Clock) -> None:
+    fail(breaker, 3)
+    for expected in (1, 2, 4, 8):
+        assert delay_of(breaker, clock) == pytest.approx(expected, abs=0.11)
+        breaker.end_trial(True)
+        assert fail(breaker, 1) == [True], "after a trial, one failure is enough"
+
+
+def test_late_results_are_ignored(breaker: Breaker, clock: Clock) -> None:
+    breaker.end_trial(True)
+    breaker.end_trial(False)
+    assert breaker.closed
+    fail(breaker, 3)
+    breaker.succeeded()
+    breaker.end_trial(True)
+    assert breaker.state == OPEN
+    delay_of(breaker, clock)
+    breaker.succeeded()
+    fail(breaker, 5)
+    assert breaker.state == HALF_OPEN
+    breaker.end_trial(True)
+    breaker.end_trial(False)
+    assert breaker.closed
+
+
+def test_failures_from_before_the_trial_do_not_reopen_the_breaker(
+    breaker: Breaker, clock: Clock
+) -> None:
+    begun = clock.now_s
+    fail(breaker, 3)
+    delay_of(breaker, clock)
+    breaker.end_trial(True)
+    assert not breaker.failed(begun)
+    assert breaker.failed(clock.now_s)
+
+
+def test_pauses_vary_between_clients(clock: Clock) -> None:
+    delays = []
+    for seed in range(20):
+        breaker = Breaker(
+            BREAKER_SETTINGS, clock=clock.monotonic, chance=random.Random(seed).random
+        )
+        fail(breaker, 3)
+        delays.append(delay_of(breaker, clock))
+    assert 0.7 < min(delays) < 0.95
+    assert 1.05 < max(delays) < 1.4
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 3),  # time between two calls
+            st.integers(0, 3),  # successful operations of 4
+            st.booleans(),  # and whether a trial succeeds
+        ),
+        max_size=300,
+    ),
+    st.integers(0, 1 << 32),
+)
+def test_a_store_that_never_serves_costs_few_operations(
+    calls: list[tuple[float, int, bool]], seed: int
+) -> None:
+    clock = Clock()
+    breaker = Breaker(BREAKER_SETTINGS, clock=clock.monotonic, chance=random.Random(seed).random)
+    lost, served, trial = 0, 0, False
+    for delay_s, share, answers in calls:
+        clock.sleep(delay_s)
+        if breaker.closed:
+            if share == 3:
+                breaker.succeeded()
+                served += 1
+            else:
+                breaker.failed(clock.now_s)
+                lost += 1
+        elif trial:
+            breaker.end_trial(answers)
+            trial = False
+        else:
+            trial = breaker.begin_trial()
+    spent = clock.now_s - 1000
+    if not served:  # delays of at least .75, 1.5, 3, 6, 6, ... s
+        assert lost <= 3 + 4 + spent / 6
+    assert (breaker.state == HALF_OPEN) == trial
+
+
+def forged(payload: bytes = b"", **fields: object) -> bytes:
+    """Return an object whose header has other fields and matching checksums."""
+    header = np.frombuffer(OBJECT[:64], HEADER).copy()
+    for name, value in fields.items():
+        (header["record"] if name in ("key", "length") else header)[name] = value
+    header["payload_crc"] = crc32c(payload, crc32c(header["record"]["key"].tobytes()))
+    header["crc"] = crc32c(header.tobytes()[:60])
+    return header.tobytes() + payload
+
+
+def test_the_format_of_an_object_is_frozen() -> None:
+    """Tiers of other releases read it, so the format changes only with its version and name."""
+    assert HEADER.itemsize == 64
+    assert (OBJECT[:8], OBJECT[8:12], len(OBJECT)) == (b"BELUGAKV", b"\1\0\0\0", 264)
+    assert OBJECT[16:48] == RECORDS[0].tobytes()
+    assert OBJECT[12:16] == crc32c(OBJECT[64:], crc32c(KEY.tobytes())).to_bytes(4, "little")
+    assert OBJECT[48:60] == bytes(12)
+    assert OBJECT[60:64] == crc32c(OBJECT[:60]).to_bytes(4, "little")
+    assert name_of(np.array([0x0123456789ABCDEF, 2], np.uint64)) == (
+        "beluga-1/ef/efcdab89674523010200000000000000"
+    )
+
+
+def test_a_packed_block_is_unpacked() -> None:
+    found = unpack(KEY, OBJECT)
+    assert found.record == RECORDS[0]
+    assert np.array_equal(found.payload, PAYLOAD[0])
+
+
+def test_every_flipped_bit_is_found() -> None:
+    for bit in range(len(OBJECT) * 8):
+        damaged = bytearray(OBJECT)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WrongObjectError):
+            unpack(KEY, bytes(damaged))
+
+
+def test_every_other_length_is_found() -> None:
+    for length in range(len(OBJECT)):
+        with pytest.raises(WrongObjectError):
+            unpack(KEY, OBJECT[:length])
+    with pytest.raises(WrongObjectError):
+        unpack(KEY, OBJECT + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (b"", "less than a header"),
+        (forged(length=0, version=2), "another version"),
+        (forged(length=0, magic=b"BELUGAKW"), "it is not a block"),
+        (forged(length=0, key=KEY + np.uint64(1)), "another block"),
+        (forged(b"abc", length=4), "3 bytes instead of 4"),
+        (forged(b"abc", length=0xFFFFFFFF), "3 bytes instead of 4294967295"),
+        (forged(b"abc", length=3)[:-1] + b"d", "payload is damaged"),
+    ],
+)
+def test_an_object_with_matching_checksums_is_validated_too(contents: bytes, reason: str) -> None:
+    with pytest.raises(WrongObjectError, match=reason):
+        unpack(KEY, contents)
+
+
+def test_a_payload_under_another_key_is_rejected() -> None:
+    """A store that swaps two payloads is detected, although both are intact."""
+    mixed = bytearray(forged(b"abc", length=3, key=KEY + np.uint64(1)))
+    mixed[16:32] = KEY.tobytes()
+    mixed[60:64] = crc32c(bytes(mixed[:60])).to_bytes(4, "little")
+    with pytest.raises(WrongObjectError, match="payload is damaged"):
+        unpack(KEY, bytes(mixed))
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda tail: OBJECT[:64] + tail))
+def test_arbitrary_bytes_are_a_block_or_rejected(contents: bytes) -> None:
+    with contextlib.suppress(WrongObjectError):
+        assert contents == OBJECT or unpack(KEY, contents) is None

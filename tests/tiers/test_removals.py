@@ -1,32 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Removed blocks are not found until they are put again, whatever tier fails and however the server
-ends.
+"""Removed blocks are not found until they are put again, whatever tier fails, however the server
+ends or is killed, and in any order of calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import random
+import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from removal_scene import LENGTH, SETTINGS, FaultyStore, Scene, content, digest
+from removal_scene import LENGTH, POOL_BYTES, SETTINGS, FaultyStore, Scene, content, digest
+from support import role
 from support.blocks import eventually
 from support.disk_faults import VolatileEngine
 from support.disk_tiers import MIB, keys_of, payload_of, records_of
+from support.role import Process
+from support.virtual_clock import Clock
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.errors import RemovalsFullError
 from beluga.tiers import TierService
 from beluga.tiers.disk import DiskTier
-from beluga.tiers.remote import RemoteTier
+from beluga.tiers.remote import RefusedError, RemoteTier
+from beluga.tiers.service import Retries
 
 Make = Callable[..., Scene]
+
+NAME_COUNT = 6
+STEPS = 40
+
+COUNT = 8
 
 
 @pytest.fixture
@@ -443,3 +455,243 @@ def test_no_removed_block_returns_after_a_power_cut(tmp_path: Path, seed: int) -
 
 def test_blocks_of_the_test_have_different_contents() -> None:
     assert not np.array_equal(content("a", 0), content("a", 1))
+
+
+class Model:
+    """The scene and its invariants."""
+
+    def __init__(self, scene: Scene, dice: random.Random) -> None:
+        self.scene, self.dice = scene, dice
+        self.version = dict.fromkeys(range(NAME_COUNT), 0)
+        self.was_put = dict.fromkeys(range(NAME_COUNT), False)
+        self.actions: list[str] = []
+
+    def step(self) -> None:
+        action = self.dice.choices(
+            [self.put, self.remove, self.get, self.fault, self.heal, self.evict, self.restart],
+            [8, 6, 10, 4, 3, 1, 2],
+        )[0]
+        self.actions.append(action.__name__)
+        action()
+
+    def put(self) -> None:
+        name = self.dice.randrange(NAME_COUNT)
+        if self.scene.put(name, self.version[name]):
+            self.was_put[name] = True
+
+    def remove(self) -> None:
+        names = self.dice.sample(range(NAME_COUNT), self.dice.randint(1, 3))
+        self.scene.remove(*names)
+        for name in names:
+            self.version[name] += 1
+            self.was_put[name] = False
+
+    def get(self) -> None:
+        name = self.dice.randrange(NAME_COUNT)
+        found = self.scene.has(name, self.version[name])  # another version fails the test
+        assert self.was_put[name] or not found
+
+    def fault(self) -> None:
+        store, engine = self.scene.store, self.scene.engine
+        assert store is not None
+        operation = self.dice.choice(["get", "put", "exists", "delete"])
+        match self.dice.randrange(6):
+            case 0:
+                store.refused.add(operation)
+            case 1:
+                store.lost.add(operation)
+            case 2:
+                store.hung.add(operation)
+            case 3:
+                engine.write_error = self.dice.choice([errno.ENOSPC, errno.EIO])
+            case 4:
+                engine.sync_error = errno.EIO
+            case _:
+                engine.hung.add(self.dice.choice(["write", "sync"]))
+
+    def heal(self) -> None:
+        assert self.scene.store is not None
+        self.scene.store.heal()
+        engine = self.scene.engine
+        engine.write_error = engine.sync_error = 0
+        engine.hung.clear()
+        engine.gate.set()
+
+    def evict(self) -> None:
+        self.heal()
+        self.scene.evict()
+
+    def restart(self) -> None:
+        """Replace the server by one that may lack one of the tiers."""
+        self.scene.engine.gate.set()
+        self.scene.engine.hung.clear()
+        self.scene.disk, self.scene.away = self.dice.choice(
+            [(True, False), (True, False), (False, False), (True, True)]
+        )
+        self.scene.restart()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_removed_is_ever_read_again(shm: Path, seed: int) -> None:
+    scene = Scene(shm, timeout_s=1.0)
+    model = Model(scene, random.Random(seed))
+    try:
+        for _ in range(STEPS):
+            model.step()
+        model.heal()
+        scene.disk, scene.away = True, False
+        scene.restart()
+        scene.settle()  # every tier has executed its removals
+        for name in range(NAME_COUNT):
+            assert model.was_put[name] or not scene.has(name, model.version[name])
+    finally:
+        model.heal()
+        scene.close()
+
+
+class Folder:
+    """Objects as files, which cannot be deleted."""
+
+    batch, threads = 64, 4
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _file(self, name: str) -> Path:
+        return self._path / name.replace("/", "_")
+
+    def get(self, name: str) -> bytes | None:
+        file = self._file(name)
+        return file.read_bytes() if file.exists() else None
+
+    def put(self, name: str, data: memoryview) -> None:
+        part = self._file(f"{name}.{threading.get_ident()}")
+        part.write_bytes(data)
+        part.replace(self._file(name))
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        return [self._file(name).exists() for name in names]
+
+    def delete(self, names: Sequence[str]) -> int:
+        raise RefusedError("nobody deletes here")
+
+    def close(self) -> None:
+        pass
+
+
+def serve(path: str, *words: str) -> None:
+    """Serve a pool over stores that cannot delete, until it is killed. ``-FOLDER`` names a former
+    store, which is dropped. Each line returns how many removals wait for absent stores.
+    """
+    folders = [Path(word) for word in words if not word.startswith("-")]
+    with Pool.open([path]) as pool:
+        server = IndexServer(pool)
+        for word in words:
+            if word.startswith("-"):
+                server.give_up_tier(word[1:])
+        tiers = [RemoteTier(Folder(folder), name=str(folder)) for folder in folders]
+        service = TierService(server, pool, tiers)
+        server.start()
+        service.start()
+        for _ in role.lines():
+            role.reply(server.lower_stat().removal_parked)
+
+
+@contextlib.contextmanager
+def serving(path: Path, *folders: Path | str, parked: int = 0) -> Iterator[KVCache]:
+    """A cache with a server that is killed at the end, and that starts with that many removals in
+    absent stores.
+    """
+    with Process(serve, path, *folders) as child:
+        assert child.request("parked") == str(parked)
+        with Pool.open([path]) as pool, KVCache(pool, namespace="test", timeout_s=60) as cache:
+            yield cache
+            child.signal(signal.SIGKILL)
+
+
+def test_a_killed_server_loses_no_removal(shm: Path, tmp_path: Path) -> None:
+    path = shm / "pool"
+    Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
+    names = [digest(number) for number in range(COUNT)]
+    target = np.zeros((COUNT, LENGTH), np.uint8)
+    with serving(path, tmp_path) as cache:
+        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
+        assert eventually(lambda: len(list(tmp_path.glob("beluga-1*"))) == COUNT)
+        assert cache.remove(names[:4]) == 4
+    for _ in range(2):
+        with serving(path, tmp_path) as cache:
+            assert [cache.get([name], target[:1]).hits for name in names[:4]] == [0] * 4
+            assert cache.get(names[4:], target[4:]).hits == 4
+    with serving(path, tmp_path) as cache:
+        assert cache.put(names[:1], content(0, 1)).stored == 1
+        assert cache.get(names[:1], target[:1]).hits == 1
+        assert np.array_equal(target[:1], content(0, 1))
+
+
+@pytest.mark.long
+def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
+    shm: Path, tmp_path: Path
+) -> None:
+    path, away, here = shm / "pool", tmp_path / "away", tmp_path / "here"
+    away.mkdir()
+    here.mkdir()
+    Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
+    names = [digest(number) for number in range(COUNT)]
+    target = np.zeros((COUNT, LENGTH), np.uint8)
+    with serving(path, away) as cache:
+        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
+        assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
+    with serving(path, here):  # the only record is that there was a store
+        pass
+    for gone in range(4):
+        with serving(path, here, parked=gone) as cache:
+            assert cache.remove(names[gone : gone + 1]) == 1
+    with serving(path, here, away) as cache:  # now under another number
+        assert [cache.get([name], target[:1]).hits for name in names[:4]] == [0] * 4
+        assert cache.get(names[4:], target[4:]).hits == 4
+    with serving(path, here, f"-{away}") as cache:
+        assert cache.remove(names[4:5]) == 1
+    with serving(path, here):  # and it stays dropped
+        pass
+
+
+def delay_of(retries: Retries, clock: Clock) -> float:
+    """Return the seconds until an attempt starts."""
+    begun = clock.now_s
+    while not retries.begin():
+        clock.sleep(0.01)
+        assert clock.now_s < begun + 100
+    return round(clock.now_s - begun, 2)
+
+
+def test_one_retry_runs_at_a_time() -> None:
+    clock = Clock()
+    retries = Retries(clock.monotonic)
+    assert retries.begin()
+    clock.sleep(1000)
+    assert not retries.begin()
+    retries.end(done=True)
+    assert retries.begin()
+
+
+def test_a_tier_that_fails_has_longer_delays_up_to_a_bound() -> None:
+    clock = Clock()
+    retries, delays = Retries(clock.monotonic), []
+    for _ in range(9):
+        delays.append(delay_of(retries, clock))
+        retries.end(done=False)
+    assert delays == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5], abs=0.02)
+
+
+def test_a_tier_that_can_remove_again_is_retried_at_once() -> None:
+    clock = Clock()
+    retries = Retries(clock.monotonic)
+    for _ in range(5):
+        delay_of(retries, clock)
+        retries.end(done=False)
+    delay_of(retries, clock)
+    retries.end(done=True)
+    assert delay_of(retries, clock) == 0
+    retries.end(done=False)
+    assert delay_of(retries, clock) == pytest.approx(0.1, abs=0.02)

@@ -19,7 +19,7 @@ from beluga_bench.vllm.prompts import prompt
 from beluga import Pool
 from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
 from tests.connectors.vllm.test_engines import BLOCK, SAVED_S, Engines, check_hashes, forget
-from tests.tiers.redis_server import RedisServer, need_redis_server
+from tests.tiers.remote_stores import RedisServer, need_redis_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The harness of the benchmarks: runs, paces, ratios, the bandwidth limiter, and tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import beluga_bench
+import numpy as np
+import pytest
+from beluga_bench import Options, Row, run
+from beluga_bench._limit import ffi, lib
+from beluga_bench.harness import drive
+from beluga_bench.harness.drive import Driver, Load
+from beluga_bench.harness.pace import Pace, Paces, make_paces, parse_pace, shared_paces
+from beluga_bench.harness.ratio import compare, race
+from beluga_bench.harness.row import Recorder
+from beluga_bench.harness.tokens import SELECTED, analysis, run_lengths, selection
+from click.testing import CliRunner
+
+from beluga.cli.app import app
+from beluga.errors import BelugaError, CallTimeoutError
+from beluga.pool import STRIPE_SIZE, Pool
+
+Bench = Callable[[Any], list[Row]]
+
+SIZE = 16 << 10
+WRITES = ["write", "store", "store_clflush", "store_clflushopt", "store_clwb"]
+
+
+def rows_then(count: int, end: BaseException | None = None) -> Bench:
+    """Return a benchmark that finishes that many rows and then fails or succeeds."""
+
+    def measure(options: Options) -> list[Row]:
+        recorder, rows = Recorder("rpc", options, {"memory": "DRAM"}), []
+        for number in range(count):
+            options.report(f"case {number}")
+            rows.append(recorder.row(f"case {number}", depth=number, ops_per_s=1))
+        if end is not None:
+            raise end
+        return rows
+
+    return measure
+
+
+@pytest.fixture
+def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bench]:
+    made: dict[str, Bench] = {}
+    monkeypatch.setattr(beluga_bench, "BENCHES", made)
+    return made
+
+
+@pytest.mark.parametrize("end", [CallTimeoutError("late"), OSError(5, "gone")])
+def test_rows_before_a_failure_are_kept_and_later_benchmarks_run(end: Exception) -> None:
+    done = run({"a": rows_then(3, end), "b": rows_then(2)}, ["a", "b"], Options())
+    assert [row["case"] for row in done.rows] == ["case 0", "case 1", "case 2", "case 0", "case 1"]
+    assert list(done.missing) == ["a"] and "it failed after 3 rows" in done.missing["a"]
+    assert done.ended is None
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interruption_ends_the_run_and_loses_no_row(end: BaseException) -> None:
+    done = run({"a": rows_then(2, end), "b": rows_then(1)}, ["a", "b"], Options())
+    assert (len(done.rows), done.ended, list(done.missing)) == (2, end, ["a", "b"])
+
+
+def test_progress_shows_a_total_and_the_remaining_time() -> None:
+    calls: list[str] = []
+    run({"a": rows_then(2), "b": rows_then(2)}, ["a", "b"], Options(progress=calls.append))
+    assert calls[0].startswith("case 0 (1 of about ")
+    assert all(", about " in line and line.endswith(" left)") for line in calls[1:])
+    assert calls[-1].startswith("case 1 (4 of about 4, about ")
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(BelugaError("late"), 1), (KeyboardInterrupt(), 130), (SystemExit(143), 143)],
+)
+@pytest.mark.parametrize("form", ["--json", "--wide"])
+def test_the_command_prints_what_was_finished(
+    benches: dict[str, Bench], end: BaseException, status: int, form: str
+) -> None:
+    benches["rpc"] = rows_then(3, end)
+    done = CliRunner().invoke(app, ["bench", "rpc", form])
+    assert done.exit_code == status
+    if form == "--json":
+        assert [row["case"] for row in json.loads(done.stdout)] == ["case 0", "case 1", "case 2"]
+    else:
+        assert [f"case {number}" in done.stdout for number in range(4)] == [True] * 3 + [False]
+    output = done.stderr + str(done.exception)
+    assert "3 completed rows" in output
+
+
+def test_a_table_is_printed_when_its_benchmark_ends(benches: dict[str, Bench]) -> None:
+    benches["one"] = rows_then(1)
+    benches["two"] = rows_then(2, KeyboardInterrupt())
+    done = CliRunner().invoke(app, ["bench", "one", "two"])
+    assert done.exit_code == 130
+    assert done.stdout.count("case 0") == 2
+
+
+def test_a_table_of_a_benchmark_fits_80_columns(
+    benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(options: Options) -> list[Row]:
+        recorder = Recorder("copy", options, {"memory": "DRAM", "threads": 1, "bytes": 40})
+        figures = {"p50_ns": 123456.7, "p99_ns": 1234567.8, "ops_per_s": 29_000_000.0,
+                   "gb_per_s": 123.4, "limit": 54_000_000.0, "ratio_to_limit": 0.987,
+                   "ratio_to_peer": 1.23, "paper": "12.13 M calls/s"}  # fmt: skip
+        return [recorder.row(f"a case of many words {n}", depth=n, **figures) for n in range(8)]
+
+    monkeypatch.setenv("COLUMNS", "80")
+    benches["copy"] = measure
+    done = CliRunner().invoke(app, ["bench", "copy"])
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("┏") for line in lines) == 1  # one table
+    assert "threads 1" in lines[0] and "0.987" in done.stdout
+    assert "--wide" in done.stderr
+    whole = CliRunner().invoke(app, ["bench", "copy", "--wide"]).stdout
+    assert "12.13 M calls/s" in whole
+
+
+def clock(bytes_per_s: int, latency_ns: int = 0) -> Any:
+    return ffi.new("drive_pace *", {"bytes_per_s": bytes_per_s, "latency_ns": latency_ns})
+
+
+def test_a_pace_is_parsed_with_its_units() -> None:
+    assert parse_pace("device=22.5GB/s,latency=650ns") == Pace(22_500_000_000, 650)
+    assert parse_pace("device=500MB/s") == Pace(500_000_000, 0)
+    assert parse_pace("latency=2us,device=1GB/s") == Pace(10**9, 2000)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "device=0GB/s", "latency=650ns", "device=22.5", "device=3ns", "device=1GB/s,x=2ns"]
+)
+def test_an_invalid_pace_is_rejected(text: str) -> None:
+    with pytest.raises(BelugaError, match="no pace"):
+        parse_pace(text)
+
+
+def test_an_idle_device_takes_its_transfer_time_and_latency() -> None:
+    assert lib.drive_pace_take(clock(10**9, 650), 5_000, 1000) == 5_000 + 1000 + 650
+
+
+def test_operations_queue_for_bandwidth_and_latencies_overlap() -> None:
+    device = clock(10**9, 650)
+    ends = [lib.drive_pace_take(device, 0, 1000) for _ in range(4)]
+    assert ends == [1650, 2650, 3650, 4650]
+
+
+def test_idle_time_accumulates_no_credit() -> None:
+    device = clock(10**9)
+    lib.drive_pace_take(device, 0, 1000)
+    assert lib.drive_pace_take(device, 10_000, 1000) == 11_000
+
+
+def test_every_offset_uses_the_clock_of_its_device(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    clocks = tmp_path / "clocks"
+    make_paces(clocks, 2, Pace(10**9, 7))
+    for interleave in (True, False):
+        with Pool.create(paths, device_size=16 << 20, interleave=interleave, sparse=True) as pool:
+            offsets = [stripe * STRIPE_SIZE for stripe in range(14)]
+            for first, verb in enumerate(("read", "write")):
+                paces = shared_paces(pool, clocks, verb, offsets)
+                numbers = [paces.pointers[i] - paces.clocks for i in range(len(offsets))]
+                devices = [0, 1] * 7 if interleave else [0] * 7 + [1] * 7
+                assert numbers == [2 * device + first for device in devices]
+                assert paces.pointers[0].latency_ns == 7
+        Pool.destroy(paths)
+
+
+def test_clocks_are_shared_by_all_processes_that_open_the_file(tmp_path: Path) -> None:
+    clocks = tmp_path / "clocks"
+    make_paces(clocks, 1, Pace(10**9))
+    with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
+        mine, theirs = (shared_paces(pool, clocks, "read", [0]) for _ in range(2))
+        lib.drive_pace_take(mine.pointers[0], 0, 5000)
+        assert lib.drive_pace_take(theirs.pointers[0], 0, 1000) == 6000
+
+
+def test_reads_and_writes_do_not_queue_behind_each_other(tmp_path: Path) -> None:
+    clocks = tmp_path / "clocks"
+    make_paces(clocks, 1, Pace(10**9))
+    with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
+        reads, writes = (shared_paces(pool, clocks, verb, [0]) for verb in ("read", "write"))
+        lib.drive_pace_take(writes.pointers[0], 0, 5000)
+        assert lib.drive_pace_take(reads.pointers[0], 0, 1000) == 1000
+        assert lib.drive_pace_take(writes.pointers[0], 0, 1000) == 6000
+
+
+def test_a_load_that_overlaps_does_not_wait_for_its_own_latencies() -> None:
+    """Its operations queue for the bandwidth, but the next one starts during a latency."""
+    memory = np.zeros(4096, np.uint8)
+    for overlaps in (False, True):
+        pace = clock(10**12, 5_000_000_000 if overlaps else 50_000_000)
+        pointers = ffi.new("drive_pace *[]", [pace] * 4)
+        load = Load(
+            drive.bare("load", memory.ctypes.data),
+            np.zeros(4, np.uint64),
+            64,
+            Paces(pointers, pace),
+            overlaps=overlaps,
+        )
+        start_ns = drive.now_ns()
+        assert Driver(load).count(4) > 0
+        taken_ns = drive.now_ns() - start_ns
+        assert taken_ns < 5_000_000_000 if overlaps else taken_ns >= 200_000_000
+
+
+def player(speeds: list[float], log: list[str], name: str) -> Callable[[], float]:
+    left: Iterator[float] = iter(speeds)
+
+    def play() -> float:
+        log.append(name)
+        return next(left)
+
+    return play
+
+
+def test_a_ratio_is_the_median_of_the_pairs_and_not_of_the_speeds() -> None:
+    results = compare([(100.0, 50.0), (200.0, 180.0), (110.0, 66.0)])
+    assert results.ratio == pytest.approx(0.6)
+    assert (results.limit, results.ours) == (110.0, 66.0)
+
+
+def test_the_spread_is_that_of_the_ratios() -> None:
+    results = compare([(10.0, ours) for ours in (1.0, 2.0, 3.0, 4.0, 5.0)])
+    assert (results.ratio_q1, results.ratio, results.ratio_q3) == pytest.approx((0.2, 0.3, 0.4))
+
+
+@pytest.mark.parametrize(("last", "noisy"), [(124.0, False), (126.0, True)])
+def test_a_limit_that_varies_by_more_than_a_quarter_is_noisy(last: float, noisy: bool) -> None:
+    assert compare([(100.0, 90.0), (100.0, 90.0), (last, 90.0)]).noisy is noisy
+
+
+def test_limit_and_engine_are_timed_alternately() -> None:
+    log: list[str] = []
+    limit, ours = player([10.0] * 9, log, "limit"), player([5.0] * 9, log, "ours")
+    found = race(limit, ours, pair_count=9, retry_count=3)
+    assert log == ["limit", "ours"] * 9
+    assert (found.ratio, found.noisy) == (0.5, False)
+
+
+def test_a_noisy_limit_is_remeasured_until_it_is_stable() -> None:
+    log: list[str] = []
+    limit = player([10.0, 20.0, 10.0, 10.0, 10.0, 10.0], log, "limit")
+    found = race(limit, player([5.0] * 6, log, "ours"), pair_count=2, retry_count=3)
+    assert len(log) == 8
+    assert (found.ratio, found.noisy) == (0.5, False)
+
+
+def test_a_limit_that_stays_noisy_is_marked_after_three_retries() -> None:
+    log: list[str] = []
+    limit = player([10.0, 20.0] * 4, log, "limit")
+    found = race(limit, player([5.0] * 8, log, "ours"), pair_count=2, retry_count=3)
+    assert len(log) == 16
+    assert found.noisy
+
+
+def run_limited(name: str, memory: np.ndarray, buffer: np.ndarray) -> None:
+    function = getattr(lib, f"limit_{name}")
+    base, private = (ffi.cast("void *", array.ctypes.data) for array in (memory, buffer))
+    assert function(base, 64, private, SIZE) == 0
+
+
+@pytest.fixture
+def memory() -> np.ndarray:
+    raw = np.zeros(SIZE + 192, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + SIZE + 128]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_stores_all_bytes_at_their_offsets(name: str, memory: np.ndarray) -> None:
+    kind = name.partition("_")[2]
+    if kind in ("clflushopt", "clwb") and not getattr(lib, f"limit_has_{kind}")():
+        pytest.skip(f"this CPU has no {kind}")
+    data = np.random.default_rng(1).integers(0, 256, SIZE, dtype=np.uint8)
+    run_limited(name, memory, data)
+    assert np.array_equal(memory[64:-64], data)
+    assert not memory[:64].any()
+    assert not memory[-64:].any()
+
+
+@pytest.mark.parametrize("name", ["read", "load"])
+def test_a_read_returns_all_bytes(name: str, memory: np.ndarray) -> None:
+    memory[:] = np.random.default_rng(2).integers(0, 256, len(memory), dtype=np.uint8)
+    target = np.zeros(SIZE, np.uint8)
+    run_limited(name, memory, target)
+    assert np.array_equal(target, memory[64:-64])
+
+
+def test_rows_are_gathered_and_scattered(memory: np.ndarray) -> None:
+    private = np.random.default_rng(3).integers(0, 256, (8, 256), dtype=np.uint8)
+    wanted, base = private.copy(), memory.ctypes.data
+    near = private.ctypes.data + np.array([5, 0, 7, 2], np.uint64) * np.uint64(256)
+    far = base + np.array([512, 2048, 0, 1024], np.uint64)
+    places = [ffi.cast("uint64_t *", array.ctypes.data) for array in (near, far)]
+    rows = ffi.new("limit_rows *", {"private_places": places[0], "pool_places": places[1]})
+    rows.size = 256
+    assert lib.limit_gather(rows, 1, ffi.NULL, 3 * 256) == 0
+    assert not memory[512:1024].any()  # the first row was not copied
+    for row, place in ((0, 2048), (7, 0), (2, 1024)):
+        assert np.array_equal(memory[place : place + 256], wanted[row])
+    private[:] = 0
+    assert lib.limit_scatter(rows, 2, ffi.NULL, 2 * 256) == 0
+    assert np.array_equal(private[[7, 2]], wanted[[7, 2]])
+    assert not np.delete(private, [7, 2], axis=0).any()
+
+
+def lines(memory: np.ndarray, **fields: int) -> object:
+    requests = ffi.cast("uint8_t *", memory.ctypes.data)
+    fixed = {"slots": 16, "stride": 128, "timeout_ns": 5 * 10**9, "sequence": 1}
+    replies = requests + 16 * 128
+    return ffi.new("limit_lines *", {"requests": requests, "replies": replies, **fixed, **fields})
+
+
+@pytest.mark.parametrize("coherent", [0, 1])
+@pytest.mark.parametrize(("depth", "batch"), [(1, 1), (16, 4), (16, 16)])
+def test_every_line_of_an_exchange_is_answered(
+    memory: np.ndarray, coherent: int, depth: int, batch: int
+) -> None:
+    exchange = lines(memory, depth=depth, batch=batch, count=320, coherent=coherent)
+    answered: list[int] = []
+    other = threading.Thread(target=lambda: answered.append(lib.limit_answer(exchange)))
+    other.start()
+    assert lib.limit_request(exchange) == 0
+    other.join()
+    assert answered == [0]
+    last = memory[16 * 128 :].view(np.uint32)[:: 128 // 4][:16]
+    assert sorted(last) == list(range(305, 321))
+
+
+def test_an_exchange_without_a_peer_ends(memory: np.ndarray) -> None:
+    alone = lines(memory, depth=1, batch=1, count=1, timeout_ns=10**6)
+    assert lib.limit_request(alone) < 0
+
+
+def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
+    places = np.array([64, 0], np.uint64)
+    driver = Driver(Load(drive.bare("write", memory.ctypes.data), places, 64))
+    driver.count(1)
+    assert memory[64:128].all()
+    assert not memory[:64].any()
+    driver.count(3)
+    assert driver.done == 3
+    assert memory[:128].all()
+
+
+def test_a_fixed_rate_is_not_exceeded(memory: np.ndarray) -> None:
+    places = np.zeros(1, np.uint64)
+    load = Load(drive.bare("load", memory.ctypes.data), places, 64, period_ns=100_000)
+    driver = Driver(load)
+    driver.hold(0.002)
+    assert 1 <= driver.done <= 20
+
+
+def test_each_operation_is_timed(memory: np.ndarray) -> None:
+    places = np.zeros(1, np.uint64)
+    samples = Driver(Load(drive.bare("read", memory.ctypes.data), places, SIZE)).sample(50)
+    assert len(samples) == 50
+    assert (samples > 0).all()
+
+
+def test_the_hash_table_finds_stored_keys() -> None:
+    keys = np.random.default_rng(5).integers(1, 1 << 63, 700, dtype=np.uint64)
+    slots = np.zeros(2 * 1024, np.uint64)
+    table = ffi.new("limit_hash *", {"slot": ffi.cast("limit_slot *", slots.ctypes.data)})
+    table.slots = 1024
+    lib.limit_hash_put(table, ffi.cast("uint64_t *", keys.ctypes.data), 600)
+    for first, last in ((0, 1), (10, 20), (590, 600)):
+        some = np.ascontiguousarray(keys[first:last])
+        walked = lib.limit_hash_walk(table, ffi.cast("uint64_t *", some.ctypes.data), len(some))
+        assert walked == sum(range(first, last))
+    absent = np.ascontiguousarray(keys[600:])
+    assert lib.limit_hash_walk(table, ffi.cast("uint64_t *", absent.ctypes.data), 100) == 0
+
+
+def test_ctrl_c_ends_drivers_before_it_is_raised(memory: np.ndarray) -> None:
+    """Otherwise the pool would be unmapped while C still writes to it."""
+    operation = drive.bare("write", memory.ctypes.data)
+    drivers = [Driver(Load(operation, np.array([64], np.uint64), SIZE)) for _ in range(2)]
+    threads = threading.active_count()
+    interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        drive.together(drivers, sorted(os.sched_getaffinity(0)), 60.0)
+    assert time.monotonic() - began < 30
+    interrupt.join()
+    assert threading.active_count() == threads
+    assert drivers[0].count(1) == 0  # a stopped driver does no further work
+
+
+def test_runs_are_counted_by_their_tokens() -> None:
+    assert run_lengths(np.array([1, 2, 3, 7, 9, 10, 20])) == {1: 2, 2: 2, 3: 3}
+
+
+def test_of_sixteen_tokens_74_percent_have_no_neighbor() -> None:
+    selections = [selection(turn, 1000) for turn in range(50)]
+    for tokens in selections:
+        assert len(tokens) == SELECTED
+        assert (np.diff(tokens) > 0).all()
+        assert 0 <= tokens[0] <= tokens[-1] < 1000
+    alone = sum(run_lengths(tokens)[1] for tokens in selections)
+    assert alone / (50 * SELECTED) == 0.74
+    assert analysis(selections).startswith("of 800 tokens 74 % in runs of 1, ")

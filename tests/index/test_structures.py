@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The index, a session's pins, the page allocator and the open stripes match models in Python."""
+
+from __future__ import annotations
+
+import random
+import time
+from errno import EAGAIN, EEXIST, EINVAL, ENOENT
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from models.extents import STRIPES_MAX, Extents
+from models.index import Index, Key
+from models.pages import PAGE, STRIPE, STRIPE_PAGES, Pages, rounded
+from models.pins import Pins
+from native._sim import ffi, lib
+from support.emulation import fewer
+
+DATA = 3 * STRIPE  # the offset of stripe 0
+MIB = 1 << 20
+KIB = 1 << 10
+
+COUNT_MAX = 9
+
+BLOCKS_MAX = 11
+
+
+def create_pages(stripes: int) -> Any:
+    out = ffi.new("bl_pages **")
+    assert lib.bl_pages_create(out, DATA, stripes) == 0
+    return ffi.gc(out[0], lib.bl_pages_destroy)
+
+
+def at(page: int) -> int:
+    return DATA + page * PAGE
+
+
+def find(pages: Any, size: int) -> int:
+    """Return the offset of the lowest free run of that many bytes, or a negative error."""
+    offset = ffi.new("uint64_t *")
+    return lib.bl_pages_find(pages, size, offset) or offset[0]
+
+
+def take(pages: Any, size: int) -> int:
+    """Take the lowest free run of that many bytes. Returns its offset, or a negative error."""
+    offset = find(pages, size)
+    return offset if offset < 0 else lib.bl_pages_take(pages, offset, size) or offset
+
+
+def stat(pages: Any) -> Any:
+    out = ffi.new("bl_pages_stat *")
+    lib.bl_pages_count(pages, out)
+    return out
+
+
+class PagesAgreeWithTheModel(RuleBasedStateMachine):
+    counts = st.integers(1, 40) | st.sampled_from([500, 512, 513, 1024, 5000])
+    places = st.integers(0, 1 << 30)
+
+    @initialize(stripes=st.sampled_from([1, 2, 7, 8, 9, 20, 70]))
+    def start(self, stripes: int) -> None:
+        self.stripes, self.pages, self.model = stripes, create_pages(stripes), Pages(stripes)
+        self.blocks: list[tuple[int, int]] = []
+        self.deferred = False
+
+    def run_of(self, place: int, count: int) -> tuple[int, int]:
+        """Return a block, or a run near one."""
+        if self.blocks and place % 4:
+            first, size = self.blocks[place % len(self.blocks)]
+            return (first, size) if place % 7 else (first + place % 3 - 1, size + place % 2)
+        return place % len(self.model.state), count
+
+    @rule(count=counts, times=st.integers(1, 60))
+    def take(self, count: int, times: int) -> None:
+        for _ in range(times):
+            first = self.model.find(count)
+            expected = first if first < 0 else at(first)
+            assert take(self.pages, count * PAGE) == expected
+            if first < 0:
+                break
+            self.model.take(first, count)
+            self.blocks.append((first, count))
+
+    @rule(places=st.lists(places, max_size=30), count=counts)
+    def take_there(self, places: list[int], count: int) -> None:
+        for place in places:
+            first, size = self.run_of(place, count)
+            expected = self.model.take(first, size)
+            if first >= 0:
+                assert lib.bl_pages_take(self.pages, at(first), size * PAGE) == expected
+            if expected == 0:
+                self.blocks.append((first, size))
+
+    @rule(defer=st.booleans())
+    def defer(self, defer: bool) -> None:
+        (lib.bl_pages_defer if defer else lib.bl_pages_settle)(self.pages)
+        self.deferred = defer
+
+    @rule(
+        places=st.lists(places, max_size=30),
+        count=counts,
+        turn=st.sampled_from(["give", "give", "hold", "unhold"]),
+    )
+    def turn(self, places: list[int], count: int, turn: str) -> None:
+        states = {"give": ("used", "free"), "hold": ("used", "held"), "unhold": ("held", "free")}
+        for place in places:
+            first, size = self.run_of(place, count)
+            expected = self.model.turn(first, size, *states[turn])
+            call = getattr(lib, f"bl_pages_{turn}")
+            if first >= 0:
+                assert call(self.pages, at(first), size * PAGE) == expected
+
+    @rule(place=places)
+    def lose(self, place: int) -> None:
+        if place % 5 == 0:
+            lib.bl_pages_lose(self.pages, place % self.stripes, 1)
+            self.model.lose(place % self.stripes)
+
+    @rule(place=places, hold=st.booleans())
+    def turn_all(self, place: int, hold: bool) -> None:
+        if hold:
+            lib.bl_pages_hold_free(self.pages, place % self.stripes, 1)
+            self.model.hold_free(place % self.stripes)
+        else:
+            lib.bl_pages_unhold_all(self.pages)
+            self.model.unhold_all()
+
+    @invariant()
+    def the_counts_agree(self) -> None:
+        state, counted = self.model.state, stat(self.pages)
+        idle = [
+            all(map(self.model.free, range(stripe * STRIPE_PAGES, (stripe + 1) * STRIPE_PAGES)))
+            for stripe in range(self.stripes)
+        ]
+        longest = max((end - first for first, end in self.model.runs()), default=0)
+        assert (counted.stripe_count, counted.lost_stripe_count) == (
+            self.stripes,
+            len(self.model.lost),
+        )
+        assert counted.used_bytes == state.count("used") * PAGE
+        assert counted.held_bytes == state.count("held") * PAGE
+        if self.deferred:
+            return
+        assert counted.free_stripe_count == sum(idle)
+        assert counted.free_run_bytes == min(longest * PAGE, lib.BL_BLOCK_SIZE_MAX)
+
+    @invariant()
+    def every_question_about_a_place_has_its_answer(self) -> None:
+        for first, end in self.model.runs()[:5]:
+            assert lib.bl_pages_free_after(self.pages, at(first)) == (end - first) * PAGE
+            assert lib.bl_pages_free_before(self.pages, at(end)) == (end - first) * PAGE
+        first, size = self.run_of(len(self.blocks) * 31, 700)
+        if self.model.inside(first, size):
+            free = sum(map(self.model.free, range(first, first + size)))
+            assert lib.bl_pages_free_within(self.pages, at(first), size * PAGE) == free * PAGE
+        stripe, parts = first % self.stripes, ffi.new("uint32_t [2]")
+        states = self.model.state[stripe * STRIPE_PAGES : (stripe + 1) * STRIPE_PAGES]
+        lib.bl_pages_of_stripe(self.pages, stripe, parts, parts + 1)
+        assert list(parts) == [states.count(state) * PAGE for state in ("used", "held")]
+        assert lib.bl_pages_idle(self.pages, stripe, 1) == (set(states) == {"free"})
+
+    @invariant()
+    def the_held_pages_are_found_in_order(self) -> None:
+        offset, size, found = ffi.new("uint64_t *", DATA), ffi.new("uint32_t *"), []
+        while lib.bl_pages_next_held(self.pages, offset, size) == 0:
+            first = (offset[0] - DATA) // PAGE
+            found += range(first, first + size[0] // PAGE)
+            offset[0] += size[0]
+        assert found == [page for page, state in enumerate(self.model.state) if state == "held"]
+
+
+TestPages = PagesAgreeWithTheModel.TestCase
+TestPages.settings = settings(max_examples=fewer(60), stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("size", [PAGE, 68 * KIB, 1156 * KIB, 2 * MIB, 3 * MIB + PAGE, 33 * MIB])
+@pytest.mark.parametrize("stripes", [256, 507])
+def test_blocks_of_one_size_leave_less_space_than_one_of_them(size: int, stripes: int) -> None:
+    pages, count = create_pages(stripes), 0
+    while take(pages, rounded(size)) >= 0:
+        count += 1
+    assert count == stripes * STRIPE // rounded(size)
+
+
+@pytest.mark.parametrize("stripe", [0, 1, 63, 64, 70, 4095, 4096, 99_999])
+def test_the_one_free_stripe_of_a_large_pool_is_found(stripe: int) -> None:
+    pages = create_pages(100_000)
+    lib.bl_pages_defer(pages)
+    for number in range(100_000):
+        lib.bl_pages_take(pages, DATA + number * STRIPE, STRIPE)
+    lib.bl_pages_settle(pages)
+    assert find(pages, PAGE) == -EAGAIN
+    lib.bl_pages_give(pages, DATA + stripe * STRIPE, STRIPE)
+    assert find(pages, STRIPE) == DATA + stripe * STRIPE
+    assert find(pages, STRIPE + PAGE) == -EAGAIN
+
+
+@pytest.mark.parametrize("first", [0, 1, 500, 511, 4095, 32_000])
+def test_the_largest_block_may_cross_any_number_of_stripes(first: int) -> None:
+    pages, largest = create_pages(2000), lib.BL_BLOCK_SIZE_MAX
+    for page in (first, first + 1 + largest // PAGE):
+        lib.bl_pages_take(pages, at(page), PAGE)
+    place = 0 if first * PAGE >= largest else first + 1
+    assert find(pages, largest) == at(place)
+    assert lib.bl_pages_take(pages, at(place), largest) == 0
+    assert stat(pages).used_bytes == largest + 2 * PAGE
+    assert lib.bl_pages_give(pages, at(place), largest) == 0
+    assert find(pages, largest) == at(place)
+
+
+def test_offsets_outside_the_pools_pages_are_rejected() -> None:
+    pages = create_pages(2)
+    wrong = [(DATA - PAGE, PAGE), (DATA + 1, PAGE), (DATA, 100), (DATA, 0)]
+    wrong += [(DATA + 2 * STRIPE, PAGE), (DATA + STRIPE, STRIPE + PAGE), (1 << 63, PAGE)]
+    for offset, size in wrong:
+        for call in ("take", "give", "hold", "unhold"):
+            assert getattr(lib, f"bl_pages_{call}")(pages, offset, size) == -EINVAL
+    assert stat(pages).used_bytes == 0
+    assert lib.bl_pages_take(pages, DATA, PAGE) == 0
+    assert lib.bl_pages_take(pages, DATA, PAGE) == -EEXIST
+
+
+def test_a_pool_without_stripes_has_no_room() -> None:
+    pages = create_pages(0)
+    assert find(pages, PAGE) == -EAGAIN
+    assert lib.bl_pages_next_held(pages, ffi.new("uint64_t *", DATA), ffi.new("uint32_t *")) == (
+        -ENOENT
+    )
+    assert stat(pages).free_run_bytes == 0
+
+
+def test_block_sizes_are_whole_pages() -> None:
+    largest = lib.BL_BLOCK_SIZE_MAX
+    sizes = {0: 0, 1: PAGE, PAGE: PAGE, PAGE + 1: 2 * PAGE, largest: largest, largest + 1: 0}
+    assert {bytes_: lib.bl_block_size(bytes_) for bytes_ in sizes} == sizes
+    assert lib.bl_block_size((1 << 64) - 1) == 0
+
+
+def test_random_sizes_fill_a_pool_to_nine_tenths_in_a_steady_state() -> None:
+    """Blocks are added and removed at random, as when evictions are unrelated to places."""
+    rng, pages, blocks = random.Random(3), create_pages(256), []
+    fills = []
+    for _ in range(20_000):
+        size = rounded(rng.randrange(16 * KIB, MIB))
+        while (offset := take(pages, size)) < 0:
+            fills.append(stat(pages).used_bytes / (256 * STRIPE))
+            victim = blocks.pop(rng.randrange(len(blocks)))
+            assert lib.bl_pages_give(pages, *victim) == 0
+        blocks.append((offset, size))
+    assert sum(fills) / len(fills) > 0.85
+
+
+def create_extents(stripes: int) -> Any:
+    out = ffi.new("bl_extents **")
+    assert lib.bl_extents_create(out, stripes) == 0
+    return ffi.gc(out[0], lib.bl_extents_destroy)
+
+
+def fields(view: Any) -> tuple[int, ...]:
+    return tuple(getattr(view, name) for name, _ in ffi.typeof(view[0]).fields)
+
+
+class ExtentsAgreeWithTheModel(RuleBasedStateMachine):
+    stripe = st.integers(0, 205)
+
+    @initialize(stripes=st.sampled_from([1, 31, 32, 100, 128, 200]))
+    def start(self, stripes: int) -> None:
+        self.extents, self.model = create_extents(stripes), Extents(stripes)
+        self.generation = 0
+
+    @rule(stripe=stripe)
+    def open(self, stripe: int) -> None:
+        self.generation += 1
+        view = ffi.new("bl_extent_view *")
+        expected = self.model.open(stripe, self.generation)
+        found = lib.bl_extents_open(self.extents, stripe, self.generation, view)
+        assert (found or (view.first_stripe, view.stripe_count)) == expected
+
+    @rule(stripe=stripe, count=st.integers(0, 12) | st.just(STRIPES_MAX + 1), retired=st.booleans())
+    def adopt(self, stripe: int, count: int, retired: bool) -> None:
+        self.generation += 1
+        retired = retired and self.generation % 4 == 0
+        view = ffi.new("bl_extent_view *", (self.generation, stripe, count, retired))
+        expected = self.model.adopt(stripe, count, self.generation, retired)
+        assert lib.bl_extents_adopt(self.extents, view) == expected
+
+    @rule(stripe=stripe, retire=st.booleans(), own=st.booleans())
+    def end(self, stripe: int, retire: bool, own: bool) -> None:
+        views = self.model.views()
+        if views and own:
+            stripe = views[stripe % len(views)][1]
+        if retire and stripe % 5 == 0:
+            assert lib.bl_extents_retire(self.extents, stripe) == self.model.retire(stripe)
+        else:
+            assert lib.bl_extents_close(self.extents, stripe) == self.model.close(stripe)
+
+    @invariant()
+    def a_walk_meets_all(self) -> None:
+        view, stripe, found = ffi.new("bl_extent_view *"), 0, []
+        while lib.bl_extents_next(self.extents, stripe, view) == 0:
+            found.append(fields(view))
+            stripe = view.first_stripe + view.stripe_count
+        assert found == self.model.views()
+        assert lib.bl_extents_count(self.extents) == len(found)
+
+    @invariant()
+    def every_stripe_has_its_extent(self) -> None:
+        views = {view[1]: view for view in self.model.views()}
+        view = ffi.new("bl_extent_view *")
+        for stripe, first in enumerate(self.model.first):
+            found = lib.bl_extents_at(self.extents, stripe, view)
+            assert (found or fields(view)) == (-ENOENT if first is None else views[first])
+        for first, count in ((0, len(self.model.first)), (0, 1), (len(views) % 3, 7)):
+            owners = self.model.first[first : first + count]
+            whole = first + count <= len(self.model.first)
+            serving = [owner is not None and owner not in self.model.retired for owner in owners]
+            covered = whole and all(serving)
+            assert lib.bl_extents_cover(self.extents, first, count) == covered
+            if whole:
+                closed = first + owners.index(None) if None in owners else -ENOENT
+                assert lib.bl_extents_closed(self.extents, first, count) == closed
+        assert lib.bl_extents_at(self.extents, len(self.model.first), view) == -ENOENT
+
+
+TestExtents = ExtentsAgreeWithTheModel.TestCase
+TestExtents.settings = settings(max_examples=fewer(100), stateful_step_count=30, deadline=None)
+
+
+def test_too_many_stripes_for_an_open_mark_are_rejected() -> None:
+    assert lib.bl_extents_create(ffi.new("bl_extents **"), 1 << 32) < 0
+    assert lib.bl_pages_create(ffi.new("bl_pages **"), 0, 1 << 32) < 0
+
+
+def create_index(count: int) -> Any:
+    out = ffi.new("bl_hash **")
+    assert lib.bl_hash_create(out, count) == 0
+    return ffi.gc(out[0], lib.bl_hash_destroy)
+
+
+# There are few keys, so that they repeat, and their half words are equal, so that both halves
+# matter.
+key_strategy = st.tuples(st.integers(0, 3), st.integers(0, 3))
+steps = st.lists(
+    st.tuples(st.sampled_from(["add", "add", "remove", "find"]), key_strategy), max_size=80
+)
+
+
+@given(steps)
+def test_index_agrees_with_a_dict(steps: list[tuple[str, Key]]) -> None:
+    index, model = create_index(COUNT_MAX), Index(COUNT_MAX)
+    for block, (name, key) in enumerate(steps):
+        arguments = (key, block) if name == "add" else (key,)
+        got = getattr(lib, f"bl_hash_{name}")(index, *arguments)
+        assert got == getattr(model, name)(*arguments)
+        assert lib.bl_hash_count(index) == len(model.block)
+    for first in range(4):
+        for second in range(4):
+            lib.bl_hash_prefetch(index, (first, second))
+            assert lib.bl_hash_find(index, (first, second)) == model.find((first, second))
+
+
+@pytest.mark.parametrize("pattern", ["random", "counting", "one half"])
+def test_full_index_survives_turnover(pattern: str) -> None:
+    count, rng = 2048, random.Random(1)  # the largest number that its buckets are made for
+    index, model = create_index(count), Index(count)
+    for step in range(12 * count):
+        number = rng.getrandbits(64)
+        key = {"random": (number, rng.getrandbits(64)), "counting": (step, 0)}.get(
+            pattern, (0, number)
+        )
+        if len(model.block) == count:
+            victim = rng.choice(tuple(model.block)) if step % 97 == 0 else next(iter(model.block))
+            assert lib.bl_hash_remove(index, victim) == model.remove(victim) == 0
+            assert lib.bl_hash_find(index, victim) == -1
+        assert lib.bl_hash_add(index, key, step) == model.add(key, step) == 0
+    assert all(lib.bl_hash_find(index, key) == block for key, block in model.block.items())
+
+
+def miss_s(index: Any) -> float:
+    """Return the seconds for a thousand missing key_strategy, the minimum of a few runs."""
+    tries = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        assert all(lib.bl_hash_find(index, (key, 0)) == -1 for key in range(1000))
+        tries.append(time.perf_counter() - begin)
+    return min(tries)
+
+
+def test_misses_stay_as_fast_as_in_a_new_index() -> None:
+    """Otherwise tombstones of removals would accumulate until a miss searches every bucket."""
+    count, rng = 1 << 16, random.Random(1)
+    key_strategy = [(rng.getrandbits(64), rng.getrandbits(64)) for _ in range(12 * count)]
+    index = create_index(count)
+    for step, key in enumerate(key_strategy):
+        if step >= count:
+            assert lib.bl_hash_remove(index, key_strategy[step - count]) == 0
+        assert lib.bl_hash_add(index, key, step) == 0
+    assert miss_s(index) < 5 * miss_s(create_index(count))
+
+
+def test_the_only_bucket_is_searched() -> None:
+    index = create_index(2)
+    for block, key in enumerate([(1, 2), (3, 4)]):
+        assert lib.bl_hash_add(index, key, block) == 0
+        assert lib.bl_hash_find(index, key) == block
+    assert lib.bl_hash_find(index, (5, 6)) == -1
+
+
+def test_an_index_without_room_stores_nothing() -> None:
+    index = create_index(0)
+    assert lib.bl_hash_add(index, (1, 2), 3) < 0
+    assert lib.bl_hash_find(index, (1, 2)) == -1
+
+
+def create_pins(count: int) -> Any:
+    out = ffi.new("bl_pins **")
+    assert lib.bl_pins_create(out, count) == 0
+    return ffi.gc(out[0], lib.bl_pins_destroy)
+
+
+def pop(pins: Any) -> tuple[int, int] | None:
+    count = ffi.new("uint32_t *")
+    block = lib.bl_pins_pop(pins, count)
+    return None if block < 0 else (block, count[0])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "add", "remove", "pop"]), st.integers(0, 15))))
+def test_pins_agree_with_a_dict(steps: list[tuple[str, int]]) -> None:
+    pins, model = create_pins(BLOCKS_MAX), Pins(BLOCKS_MAX)
+    for name, block in steps:
+        if name == "pop":
+            got = pop(pins)
+            assert got in model.pins.items() if model.pins else got is None
+            model.pins.pop(got[0] if got else -1, None)
+        else:
+            expected = getattr(model, name)(block)
+            assert getattr(lib, f"bl_pins_{name}")(pins, block) == expected
+        assert lib.bl_pins_count(pins) == len(model.pins)
+
+
+def test_pins_survive_turnover() -> None:
+    """Enough blocks for collisions, and to wrap around the end of the table."""
+    rng, pins, model = random.Random(1), create_pins(512), Pins(512)
+    for _ in range(20_000):
+        block = rng.randrange(1 << 32) if len(model.pins) < 512 else rng.choice([*model.pins])
+        name = "remove" if block in model.pins else "add"
+        assert getattr(lib, f"bl_pins_{name}")(pins, block) == getattr(model, name)(block)
+    for block in [*model.pins]:
+        assert lib.bl_pins_remove(pins, block) == 0
+    assert lib.bl_pins_count(pins) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3, 4096])
+def test_popping_empties_a_full_set_of_pins(count: int) -> None:
+    pins = create_pins(count)
+    for block in range(count):
+        assert lib.bl_pins_add(pins, block) == 1
+        assert lib.bl_pins_add(pins, block) == 2
+    assert lib.bl_pins_add(pins, count) < 0
+    popped = dict(iter(lambda: pop(pins), None))
+    assert popped == dict.fromkeys(range(count), 2)
+    assert lib.bl_pins_count(pins) == 0
