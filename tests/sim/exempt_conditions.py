@@ -950,8 +950,7 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_commit_block"): {
         ("commit->block >= index->pool->geometry.block_count_max", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_ef"
-            "fect"
+            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_effect"
         ),
         ("index->blocks[commit->block].generation != commit->generation", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_session_cannot_commit_an_expired_grant"
@@ -1008,12 +1007,10 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_handle_commit"): {
         ("items == NULL", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
-            "is_refused"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_is_refused"
         ),
         ("status == 0", 0, "true"): (
-            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_ef"
-            "fect"
+            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_effect"
         ),
     },
     ("index/grant.c", "bl_handle_reserve"): {
@@ -1021,8 +1018,7 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_invalid_sizes_are_rejected"
         ),
         ("keys == NULL", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
-            "is_refused"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_is_refused"
         ),
     },
     ("index/grant.c", "bl_reserve_one"): {
@@ -1045,8 +1041,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
         ("(nonce = bl_pidfds_look(server->pidfds)) != 0", 0, "true"): (
-            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
-            "is_refused"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_is_refused"
         ),
         ("lane >= 0", 0, "true"): (
             "tests/rpc/test_pidfds.py::test_the_lane_of_a_dead_requester_is_released_after_a_stop"
@@ -1221,8 +1216,7 @@ TESTED: Conditions = {
             "released"
         ),
         ("keys == NULL", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
-            "is_refused"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_is_refused"
         ),
     },
     ("transfer/cache_maintenance.c", "bl_maintenance_clip"): {
@@ -1243,8 +1237,7 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_handle_remove"): {
         ("keys == NULL", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_"
-            "is_refused"
+            "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_is_refused"
         ),
     },
     ("index/lookup.c", "bl_lookup_chain"): {
@@ -1286,8 +1279,7 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_release_one"): {
         ("left < 0", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_ef"
-            "fect"
+            "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_effect"
         ),
         ("left == 0", 0, "true"): (
             "tests/index/test_operate.py::test_bytes_count_grants_and_pinned_blocks"
