@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
-from fake_engine import FakeEngine
+from fake_engines import FakeEngine
 
 from beluga.gateway import Address, Limits, Service, Settings, read_engines
 from beluga.gateway import run as run_loop

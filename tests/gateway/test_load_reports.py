@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
-from fake_engine import FakeEngine
+from fake_engines import FakeEngine
 from routed import Site, routed, until
 
 from beluga.gateway import health as problems_module

@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")
 
-from announcer import Announcer
-from fake_engine import FakeEngine
+from fake_engines import Announcer, FakeEngine
 from routed import Site, routed, run, until
 from support.prometheus_lint import complaints
 

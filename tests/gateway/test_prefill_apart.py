@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from fake_engine import FakeEngine
+from fake_engines import FakeEngine
 from routed import routed, run, until
 from support.list_queue import ListQueue
 

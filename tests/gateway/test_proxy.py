@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The proxy forwards requests and responses unchanged, as they arrive."""
+"""The proxy forwards requests and responses unchanged, as they arrive, also odd ones."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import logging
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp.client_proto import ResponseHandler
+from fake_engines import FakeEngine
+from routed import QUICK, Site, routed, until
+
+from beluga.gateway import Limits, director
+from beluga.gateway import run as run_loop
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-
-from fake_engine import FakeEngine
-from routed import QUICK, routed, until
-
-from beluga.gateway import Limits
 
 
 def error_of(body: bytes) -> dict[str, Any]:
@@ -172,3 +180,267 @@ async def test_a_client_disconnect_aborts_the_engines_request() -> None:
         await until(lambda: site.inflight() == 0)
         engine.faults.hold = None
         assert (await site.completed())[0] == 200  # this does not count as the engine's failure
+
+
+WORDS = tuple(f"w{number}" for number in range(40))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[None]:
+    """Return a list that grows with each call of a method."""
+    calls: list[None] = []
+    method: Callable[..., Any] = getattr(owner, name)
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        calls.append(None)
+        return method(self, *arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+async def test_a_stream_is_counted_once_and_each_of_its_events_in_the_histogram(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(director, "COUNTED_S", 60.0, raising=False)
+    calls = counted(monkeypatch, Metrics, "tokens")
+    pages = []
+    engine = FakeEngine(words=WORDS)
+    engine.faults.pause_s = 0.002
+    async with routed(engine) as site:
+        assert (await site.completed())[0] == 200
+        pages.append(await site.text("/metrics"))
+    assert len(calls) == 1
+    name = 'inter_token_latency_seconds_count{model="fake"} '
+    [line] = [line for line in pages[0].splitlines() if name in line]
+    assert float(line.split()[-1]) >= len(WORDS) - 1
+
+
+async def test_a_stream_is_counted_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(director, "COUNTED_S", 0.0)
+    engine = FakeEngine(words=WORDS)
+    engine.faults.pause_s = 0.002
+    async with routed(engine) as site, site.complete() as answer:
+        name = 'inter_token_latency_seconds_count{model="fake"} '
+        while name not in await site.text("/metrics"):
+            assert await answer.content.readany()  # the answer has not ended
+        engine.faults.pause_s = 0.0
+
+
+async def test_no_timer_is_set_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[float | None] = []
+
+    def reschedule(self: ResponseHandler) -> None:
+        timers.append(self.read_timeout)
+        original(self)
+
+    original = ResponseHandler._reschedule_timeout
+    monkeypatch.setattr(ResponseHandler, "_reschedule_timeout", reschedule)
+    engine = FakeEngine(words=WORDS)
+    engine.faults.pause_s = 0.002
+    limits = dataclasses.replace(QUICK, stall_s=77.0)
+    async with routed(engine, limits=limits) as site:
+        assert (await site.completed())[0] == 200
+    assert 0 < timers.count(77.0) < 10
+
+
+@pytest.mark.parametrize("policy", ["least-cost", "least-tokens", "linear", "round-robin"])
+async def test_a_decision_is_one_debug_line_with_the_costs(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = FakeEngine(), FakeEngine()
+    async with routed(a, b, policy=policy) as site:
+        with caplog.at_level(logging.DEBUG, "beluga.router.router"):
+            assert (await site.completed())[0] == 200
+    [line] = [one.getMessage() for one in caplog.records if one.name == "beluga.router.router"]
+    cost = "none" if policy == "round-robin" else r"[\d.e+-]+"
+    seen = ";.*".join(
+        rf" {engine.url} cost {cost}, cached 0 blocks, requests 0" for engine in (a, b)
+    )
+    assert re.fullmatch(rf"{policy} chose ({a.url}|{b.url}) of:{seen}", line)
+
+
+def test_the_gateway_runs_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loops: list[object] = []
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+        async with routed(FakeEngine()) as site:
+            assert (await site.completed())[0] == 200
+
+    run_loop(scenario())
+    assert type(loops[0]).__module__.startswith("asyncio.")
+
+
+def test_the_gateway_runs_on_uvloop_where_it_is_installed() -> None:
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed")
+    loops: list[object] = []
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    run_loop(scenario())
+    assert isinstance(loops[0], uvloop.Loop)
+
+
+async def send(
+    site: Site, target: str, body: bytes | None = None, *headers: str
+) -> tuple[int, bytes]:
+    """Send a completion to a request target, word for word. Returns status and body."""
+    if body is None:
+        body = json.dumps({"model": "fake", "prompt": "hello"}).encode()
+    host, port = site.service.address
+    fixed = ("Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
+    head = "\r\n".join((f"POST {target} HTTP/1.1", f"Host: {host}", *fixed, *headers))
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(head.encode("latin-1") + b"\r\n\r\n" + body)
+    answer = await reader.read()
+    writer.close()
+    head_of_answer, _, text = answer.partition(b"\r\n\r\n")
+    if b"chunked" in head_of_answer.lower():
+        text = text.partition(b"\r\n")[2].rpartition(b"\r\n0\r\n")[0]
+    return int(answer.split(b" ", 2)[1]), text
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("http://127.0.0.1", 200),
+        ("http://127.0.0.1:80", 200),
+        ("http://127.0.0.1:99999", 400),
+        ("http://a.example", 421),  # an absolute target replaces the Host header
+        ("http://a.example:99999", 400),
+        ("a.example://b.example", 400),
+        ("x://u:p@b.example", 421),
+    ],
+)
+async def test_a_request_with_an_absolute_url_reaches_only_the_engine(
+    start: str, expected: int
+) -> None:
+    async with routed(FakeEngine()) as site:
+        (engine,) = site.service.fleet
+        status, answer = await send(site, f"{start}/v1/completions?a=%20b")
+        assert (status, engine.serving, engine.failures) == (expected, True, 0)
+        assert (b"choices" in answer) == (status == 200)
+        assert len(site.engines[0].seen) == (status == 200)
+
+
+async def test_a_request_that_cannot_be_sent_is_not_an_engine_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with routed(FakeEngine()) as site:
+        (engine,) = site.service.fleet
+        with monkeypatch.context() as patched:
+            patched.setattr("beluga.gateway.proxy._target", lambda _: "x:y")
+            status, answer = await send(site, "/v1/completions")
+        assert status == 400
+        assert b"cannot be forwarded" in answer
+        await until(lambda: engine.inflight == 0)
+        assert (engine.serving, engine.failures) == (True, 0)
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages", "tools"])
+async def test_deeply_nested_json_is_forwarded_to_the_engine(field: str) -> None:
+    async with routed(FakeEngine()) as site:
+        deep = b"[" * 100_000 + b"]" * 100_000
+        status, answer = await send(
+            site, "/v1/completions", b'{"model": "fake", "%s": %s}' % (field.encode(), deep)
+        )
+        # The text of the stand-in engine, which does not catch the error.
+        assert (status, b"Server got itself in trouble" in answer) == (500, True)
+
+
+async def test_an_empty_model_name_counts_as_missing() -> None:
+    """vLLM serves such a request with its only model."""
+    async with routed(FakeEngine()) as site:
+        assert (await site.completed(model="", stream=False))[0] == 200
+    async with routed(FakeEngine("a"), FakeEngine("b")) as site:
+        status, body = await site.completed(model="", stream=False)
+        assert status == 400
+        assert b"several models are served here; set the field model" in body
+
+
+async def test_long_headers_are_forwarded_up_to_the_engines_limit() -> None:
+    """Keys and cookies may exceed 8 KiB, and an engine may return a name in a header."""
+    async with routed(FakeEngine()) as site:
+        key = "k" * 60_000
+        status, _ = await send(site, "/v1/completions", None, f"Authorization: Bearer {key}")
+        assert status == 200
+        assert site.engines[0].headers[0]["authorization"] == f"Bearer {key}"
+        more = [f"X-{number}: v" for number in range(200)]
+        assert (await send(site, "/v1/completions", None, *more))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/7.3.1\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"]
+)
+async def test_bytes_that_are_not_http_cause_one_log_line(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with routed(FakeEngine()) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(sent)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        (line,) = [one for one in caplog.records if "handling request" in one.getMessage()]
+        assert (line.levelname, line.exc_info) == ("WARNING", None)
+        assert "\n" not in line.getMessage()
+
+
+class Rude:
+    """A tokenizer that raises its own kind of error."""
+
+    problem = ""
+
+    def text(self, *_: object, **__: object) -> list[int]:
+        raise IndexError("no first token")
+
+    chat = text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> None:
+    body = json.dumps({"prompt": [[]]} if path == "/v1/completions" else {"messages": [{}]})
+    parsed = parse_request(path, body.encode(), tokenizer=Rude())
+    assert (parsed.exact, parsed.isl) == (False, 1)
+
+
+def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
+    class Counting(Rude):
+        tokenized = 0
+
+        def text(self, *_: object, **__: object) -> list[int]:
+            self.tokenized += 1
+            return [7]
+
+    for length, tokenized in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
+        tokenizer = Counting()
+        body = json.dumps({"prompt": "a" * length}).encode()
+        parsed = parse_request("/v1/completions", body, tokenizer=tokenizer)
+        assert (tokenizer.tokenized, parsed.exact) == (tokenized, bool(tokenized))
+
+
+def picture(content: str, question: str = "What is this?") -> bytes:
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}},
+        {"type": "text", "text": question},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    return json.dumps({"model": "m", "messages": messages}).encode()
+
+
+def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
+    path = "/v1/chat/completions"
+    one, same, other = (
+        parse_request(path, picture(content, question))
+        for content, question in (
+            ("A" * (2 << 20), "What is this?"),
+            ("A" * (2 << 20), "And who made it?"),
+            ("B" * (2 << 20), "What is this?"),
+        )
+    )
+    assert FILE_TOKENS < one.isl < FILE_TOKENS + 100
+    start = FILE_TOKENS + 20
+    assert one.tokens[:start].tolist() == same.tokens[:start].tolist()
+    assert one.tokens[:start].tolist() != other.tokens[:start].tolist()
+    assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are

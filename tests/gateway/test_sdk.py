@@ -16,8 +16,7 @@ from support.emulation import long
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
 
-from fake_engine import FakeEngine
-from openai_engine import KEY, MODEL, OpenAIEngine
+from fake_engines import KEY, MODEL, FakeEngine, OpenAIEngine
 from routed import QUICK, Site, routed, run, until
 from support.sdk_cases import CASES, calling, observe
 

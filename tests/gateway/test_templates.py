@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
-from fake_engine import FakeEngine
+from fake_engines import FakeEngine
 from routed import routed, until
 
 from beluga.errors import RouterError

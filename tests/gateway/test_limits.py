@@ -1,0 +1,715 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Few descriptors, hostile clients and engines, and heavy requests do not harm others."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import gzip
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fake_engines import Announcer, FakeEngine
+from routed import QUICK, Site, routed, run, until
+
+from beluga.errors import BadReplyError, BelugaError, RouterError
+from beluga.gateway import cache as cache_module
+from beluga.gateway import parsed_request
+from beluga.gateway.acceptor import raise_file_limit
+from beluga.gateway.cache import Cache
+from beluga.gateway.engine import Health
+from beluga.gateway.fleet import WORKERS_SIZE_MAX, workers_text
+from beluga.gateway.kv_events import Listener
+from beluga.gateway.parsed_request import FILE_TOKENS, SLOW_SIZE, parse_request
+from beluga.gateway.protocol import ANSWER_MAX
+from beluga.gateway.settings import read_engines, read_queues, read_url
+from beluga.index import fetch_counters
+from beluga.listening import server as listening
+from beluga.open_files import files_left
+from beluga.router import Indexer, WireDecoder
+from beluga.tiers.remote import split_remote
+from beluga.tiers.remote.objects import store_options
+
+if TYPE_CHECKING:
+    from beluga.rpc import Client
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+FILES = 64
+CLIENTS = 120
+WHOLE = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def addresses(child: Any) -> tuple[str, str]:
+    """Return where a started ``beluga gateway`` listens for clients and for operators."""
+    for line in child.stderr:
+        if line.startswith("routing on "):
+            words = line.split()
+            return words[2].rstrip(";"), words[5].rstrip(";")
+    raise AssertionError("it ended")
+
+
+def health(admin: str) -> str:
+    with urllib.request.urlopen(f"{admin}/workers", timeout=60) as answer:  # noqa: S310
+        return str(json.load(answer)[0]["health"])
+
+
+FEW = """
+import asyncio, errno, os, resource, sys
+from pathlib import Path
+from beluga.errors import RouterError
+from beluga.gateway.kv_events import Listener
+from beluga.gateway.kv_events import PoolListener
+from beluga.router import Indexer, WireDecoder
+
+EVENTS, REPLAY = "ipc:///nowhere/e", "ipc:///nowhere/r"
+
+
+indexer = Indexer()
+decoder = WireDecoder(1, block_size=16, hash_blocks=lambda *_: [])
+
+
+async def main():
+    opened = len(os.listdir("/proc/self/fd"))
+    loop = asyncio.get_running_loop()
+    attempts = [
+        lambda: Listener(indexer, decoder, EVENTS, REPLAY),
+        lambda: PoolListener(indexer, f"{EVENTS},{REPLAY}", block_size=16),
+    ]
+    for left in range(11):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, 1024))
+        for attempt in attempts:
+            try:
+                attempt()
+            except RouterError as error:
+                assert "open files, but only" in str(error), error
+            else:
+                raise AssertionError(f"{left} files were enough")
+    print("refused")
+
+
+import zmq, zmq.asyncio  # which takes files
+asyncio.run(main())
+"""
+
+
+def test_too_few_files_for_kv_events_are_an_error_and_abort_nothing() -> None:
+    """libzmq aborts the process if it cannot open a file for a thread or a socket."""
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    ended = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "refused\n", "")
+
+
+def test_a_listener_needs_no_more_files_than_are_required_of_it(tmp_path: Path) -> None:
+    announcer = Announcer(tmp_path)
+
+    async def scenario() -> None:
+        before = files_left()
+        decoder = WireDecoder(1, block_size=16, hash_blocks=lambda *_: [])
+        listener = Listener(Indexer(), decoder, announcer.events, announcer.replay)
+        try:
+            await until(lambda: listener.alone_since is None and announcer.subscribed())
+            assert before - files_left() <= 11 + 2  # the announcer's ends of the connections
+        finally:
+            listener.close()
+
+    try:
+        run(scenario)
+    finally:
+        announcer.close()
+
+
+@pytest.mark.parametrize("feeds", [0, 3])
+async def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
+    start: Callable[..., Any], tmp_path: Path, feeds: int
+) -> None:
+    """Each feed of KV events needs about 11 descriptors, which are then not available for
+    clients.
+    """
+    if feeds:
+        pytest.importorskip("zmq", reason="pyzmq is not installed")
+    files = FILES + 12 * feeds
+    engine = FakeEngine()
+    engine.faults.hold = asyncio.Event()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with engine, aiohttp.ClientSession(connector=connector) as client:
+        child = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+            *("--health-interval", 0.1, "--policy", "linear"),
+            *(
+                word
+                for number in range(feeds)
+                for word in (
+                    "--kv-events",
+                    f"{engine.url}=ipc://{tmp_path}/e{number},ipc://{tmp_path}/r{number}",
+                )
+            ),
+        )
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, files))
+        base, admin = await asyncio.to_thread(addresses, child)
+        while await asyncio.to_thread(health, admin) != "up":
+            await asyncio.sleep(0.02)
+
+        async def complete() -> tuple[int, bytes]:
+            body = {"model": "fake", "prompt": "a", "stream": True}
+            while True:
+                try:
+                    async with client.post(f"{base}/v1/completions", json=body) as answer:
+                        return answer.status, await answer.read()
+                except aiohttp.ClientConnectionError:
+                    # closed before it had sent anything, to make room for another connection
+                    pass
+
+        clients = [asyncio.create_task(complete()) for _ in range(CLIENTS)]
+        await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
+        served = engine.under_way
+        assert FILES / 5 < served < FILES / 2  # the event loop uses some descriptors, too
+        assert await asyncio.to_thread(health, admin) == "up"
+        engine.faults.hold.set()
+        answers = await asyncio.gather(*clients)
+        assert Counter(status for status, _ in answers) == {
+            200: served,
+            503: CLIENTS - served,
+        }
+        for status, body in answers:
+            whole = body.endswith(b"data: [DONE]\n\n")
+            assert whole if status == 200 else b"open files allows; raise it (ulimit -n)" in body
+        for _ in range(FILES):
+            assert (await complete())[0] == 200
+        assert await asyncio.to_thread(health, admin) == "up"
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", WHOLE])
+async def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: bytes) -> None:
+    async def while_others_idle(base: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            host, port = base.removeprefix("http://").split(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(FILES)]
+            for _, writer in idle:
+                writer.write(sent)
+            body = {"model": "fake", "prompt": "a"}
+            for _ in range(3):
+                async with client.post(f"{base}/v1/completions", json=body) as answer:
+                    assert answer.status == 200
+            for _, writer in idle:
+                writer.close()
+
+    async with FakeEngine() as engine, aiohttp.ClientSession() as client:
+        child = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+            *("--health-interval", 0.1),
+        )
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        base, admin = await asyncio.to_thread(addresses, child)
+        while await asyncio.to_thread(health, admin) != "up":
+            await asyncio.sleep(0.02)
+        engine.faults.hold = asyncio.Event()
+        body = {"model": "fake", "prompt": "a"}
+        url = f"{base}/v1/completions"
+        async with client.post(url, json={**body, "stream": True}) as stream:
+            await while_others_idle(base)
+            engine.faults.hold.set()
+            assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_exhausted_descriptors_of_the_gateway_are_not_an_engine_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with routed(FakeEngine()) as site:
+        (engine,) = site.service.fleet
+        failed = 0
+        connect = aiohttp.TCPConnector.connect
+
+        async def starved(self: Any, request: Any, **more: Any) -> Any:
+            nonlocal failed
+            if str(request.url).startswith(engine.url):
+                failed += 1
+                error = OSError(errno.EMFILE, "Too many open files")
+                raise aiohttp.ClientConnectorError(request.connection_key, error)
+            return await connect(self, request, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(aiohttp.TCPConnector, "connect", starved)
+            status, body = await site.completed()
+            assert status == 503
+            assert b"this router cannot open a connection" in body
+            await until(lambda: failed > 3)  # also by health checks
+        assert (engine.serving, engine.failures) == (True, 0)
+        assert (await site.completed())[0] == 200
+        assert site.loads() == [(0, 0)]
+
+
+def test_the_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+WORD = "hunter2hunter2"
+MIB = 1 << 20
+
+
+async def test_an_engine_whose_list_of_models_is_too_long_is_down() -> None:
+    engine = FakeEngine()
+    engine.listed = json.dumps({"data": [{"id": "fake", "more": "a" * ANSWER_MAX}]}).encode()
+    async with routed(engine, wait=False) as site:
+        (found,) = site.service.fleet
+        await until(lambda: found.health is Health.DOWN)
+        assert found.why == "its response is longer than 16 MiB"
+        engine.listed = None
+        await until(lambda: found.health is Health.UP)
+
+
+class BusyEngine(FakeEngine):
+    """An engine that is busy, and explains it at length."""
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429, body=b"a" * (3 * MIB))
+
+
+async def test_a_busy_engines_long_response_is_not_kept() -> None:
+    async with routed(BusyEngine()) as site:
+        status, body = await site.completed(stream=False)
+        assert status == 429
+        assert len(body) < MIB
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {WORD}\1",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {WORD}\0",
+        f"GET /v1/models HTTP/1.1\r\nX-Api-Key: {WORD}\n a: b",
+        f"GET /v1/models HTTP/1.1\r\n{WORD} : a",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: {WORD}" + "a" * 70_000,
+        f"GET /v1/models?key={WORD}\1 HTTP/1.1",
+        f"GET /v1/models?key={WORD} HTTP/9.9",
+        f"GET /v1/models?key={WORD}" + "a" * 70_000 + " HTTP/1.1",
+        f"{WORD} /v1/models HTTP/1.1",
+        f"GET x://?{WORD} HTTP/1.1",
+        f"POST /v1/completions HTTP/1.1\r\nContent-Length: {WORD}",
+        f"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: {WORD}\r\nContent-Length: 2",
+    ],
+)
+async def test_the_log_quotes_nothing_of_an_invalid_request(
+    line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with routed(FakeEngine()) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(f"{line}\r\nHost: localhost\r\n\r\n{{}}".encode())
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert [record.name for record in warned] == ["beluga.listening.server.http"]
+        assert len(warned[0].getMessage().splitlines()) == 1
+    assert WORD not in caplog.text
+
+
+@pytest.mark.parametrize("field", ["prompt", "input", "messages", "cache_salt", "stream"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b'["\xff"]', b'"\xff"', b'["\\ud800"]', b'"\\ud800"', b'"\\udc00\\ud800"', b"[1e999]"),
+        *(b"[" + b"9" * 5000 + b"]", b"[-1]", b"[4294967296]", b"[1.0]", b"[true]", b"[null]"),
+        *(b"[[1], 2]", b"[[1], [null]]", b"{}", b"[{}]", b"[[]]", b"[]", b'""', b"NaN", b"null"),
+    ],
+)
+def test_an_unreadable_field_is_forwarded_to_the_engine(field: str, value: bytes) -> None:
+    body = b'{"model": "m", "%s": %s}' % (field.encode(), value)
+    parsed = parse_request("/v1/completions", body)
+    assert parsed.body == body
+    assert parsed.model in ("m", None)
+
+
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_no_depth_of_json_is_an_error(opens: bytes, closes: bytes) -> None:
+    """The fields are decoded at another depth of the stack than the whole."""
+    for depth in [*range(1, 1200), 3000, 20_000]:
+        value = opens * depth + b"1" + closes * depth
+        assert parse_request("/v1/completions", b'{"model": "m", "prompt": %s}' % value).body
+
+
+def test_an_endless_workers_file_is_rejected(tmp_path: Path) -> None:
+    """A read that waits would stop all requests."""
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.write_bytes(b"#" * (WORKERS_SIZE_MAX + 1))
+    for path, why in (
+        (pipe, "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "directory|not a regular file"),
+        (large, "more than 4194304 bytes"),
+    ):
+        with pytest.raises(RouterError, match=why):
+            workers_text(path)
+    large.write_bytes(b"\xef\xbb\xbfnone\n")
+    (tmp_path / "link").symlink_to(large)
+    assert workers_text(tmp_path / "link") == "none\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"http://me:{WORD}@host", f"http://me:{WORD}@host:port", f"http://me:{WORD}/x@host:1"),
+        *(f"http://me:{WORD}#x@host:1", f"http://host/?key={WORD}", f"me:{WORD}@host:80"),
+        *(f"ftp://me:{WORD}@host", f"http://me:{WORD}@[::1", "http://a b", "http://a/\x07b"),
+    ],
+)
+def test_no_error_of_an_address_has_its_password(url: str) -> None:
+    with pytest.raises(BelugaError) as refused:
+        read_url(url)
+    text = str(refused.value)
+    for read in (
+        lambda text: read_engines([text]),
+        lambda text: read_engines([], [f"m={text}"]),
+        lambda text: read_engines([], [f"={text}"]),
+        lambda text: read_engines(["http://a"], [], [text]),
+        lambda text: read_queues([text]),
+        split_remote,
+    ):
+        try:
+            read(url)
+        except BelugaError as error:
+            text = f"{error}{error.__cause__}"
+        assert WORD not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"redis://:{WORD}/x@host:1", f"redis://me:{WORD}#x@host:1", f"valkey://:{WORD}?x@host"),
+        *(f"s3://me:{WORD}/b@host", f"redis://:a/{WORD}@host:1"),
+    ],
+)
+def test_no_error_of_a_store_has_its_password(url: str) -> None:
+    with pytest.raises(BelugaError) as error:
+        split_remote(url)
+    assert WORD not in f"{error.value}{error.value.__cause__}"
+
+
+def test_no_error_of_a_stores_endpoint_has_its_password() -> None:
+    url = split_remote(f"s3://bucket/?endpoint=ftp://me:{WORD}@host")
+    with pytest.raises(ValueError, match="its endpoint is 'ftp://host'") as error:
+        store_options(url)
+    assert WORD not in str(error.value)
+
+
+HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: "
+
+
+async def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.5)
+    async with routed(FakeEngine()) as site:
+        for address in (site.service.address, site.service.admin_address):
+            for sent in (b"", HALF_A_HEAD):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(sent)
+                assert await reader.read() == b""
+                writer.close()
+
+
+async def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections with large heads are closed; those with heads of the usual size stay open."""
+    monkeypatch.setattr(listening, "HEADS_SIZE_MAX", 100_000)
+    async with routed(FakeEngine()) as site:
+        usual_reader, usual = await asyncio.open_connection(*site.service.address)
+        usual.write(HALF_A_HEAD + b"a" * 4000)
+        peers = []
+        for _ in range(10):
+            peers.append(await asyncio.open_connection(*site.service.address))
+            peers[-1][1].write(HALF_A_HEAD + b"a" * 30_000)
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in peers]
+        await until(lambda: sum(task.done() for task in ended) >= 7)
+        usual.write(b"\r\n\r\n")
+        assert b" 200 " in await usual_reader.readline()
+        for task, (_, writer) in zip(ended, peers, strict=True):
+            task.cancel()
+            writer.close()
+        usual.close()
+
+
+async def test_a_late_body_stays_within_the_total_limit() -> None:
+    """There was room when the head of the request arrived."""
+    engine = FakeEngine()
+    engine.faults.hold_first = asyncio.Event()
+    async with routed(engine) as site:
+        site.service._handlers._requests_max = 1
+        reader, late = await asyncio.open_connection(*site.service.address)
+        late.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"
+        )
+        places = site.service._clients.slots
+        await until(lambda: any(place.connection._handled for place in places))
+        other = asyncio.ensure_future(site.completed(stream=False))
+        await until(lambda: engine.under_way == 1)
+        late.write(b'"model": "fake"}')
+        assert b" 503 " in await reader.readline()
+        assert b"1 requests are running" in await reader.read(4096)
+        late.close()
+        engine.faults.hold_first.set()
+        assert (await other)[0] == 200
+        assert len(engine.seen) == 1
+
+
+@pytest.mark.parametrize("size", [50_000, 300_000])
+async def test_a_body_of_unknown_length_is_bounded_too(size: int) -> None:
+    """The first one arrives with its head."""
+    limits = dataclasses.replace(QUICK, body_size_max=40_000)
+    async with routed(FakeEngine(), limits=limits) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"a" * size)
+        )
+        assert b" 413 " in await reader.readline()
+        writer.close()
+        assert site.engines[0].seen == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/workers"), ("PUT", "/prefill")], ids=["workers", "prefill"]
+)
+@pytest.mark.parametrize(
+    "body", [b"[" * 50_000, b'{"url":' * 5000, b'{"url": "\xff"}', b'{"url\xff": 1}', b"", b"nul"]
+)
+async def test_malformed_json_of_operators_is_rejected(method: str, path: str, body: bytes) -> None:
+    async with routed(FakeEngine()) as site:
+        kind = {"Content-Type": "application/json"}
+        requested = site.client.request(method, site.admin + path, data=body, headers=kind)
+        async with requested as answer:
+            assert answer.status == 400
+
+
+def test_nested_counters_are_an_error_of_the_server() -> None:
+    for text in (b"[" * 100_000, b"\xff", b"[]", b"nul"):
+        client = cast("Client", SimpleNamespace(call=lambda _, text=text: text))
+        with pytest.raises(BadReplyError, match="counters of the lower tiers are not"):
+            fetch_counters(client)
+
+
+CHAT = "/v1/chat/completions"
+PART = b'; name="model"\r\n'
+
+
+def quickest_s(work: Callable[[], object]) -> float:
+    """Return the shortest CPU time of several runs."""
+    found = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        found.append(time.process_time() - started)
+    return min(found)
+
+
+def test_parsing_a_form_is_linear_in_its_length() -> None:
+    small, large = (PART * count for count in (1 << 9, 1 << 13))
+
+    def read(body: bytes) -> float:
+        return quickest_s(lambda: [parse_request(CHAT, body, is_json=False) for _ in range(3)])
+
+    assert read(large) < 64 * max(read(small), 1e-4)  # with quadratic cost it would be 256 times
+
+
+def test_a_forms_model_is_read_after_other_fields() -> None:
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n'
+        b"Content-Type: audio/wav\r\n\r\n" + bytes(1 << 16) + PART * 3 + b"\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n'
+        b"Content-Type: text/plain\r\nX-More: a\r\n\r\norg/m\r\n--x--\r\n"
+    )
+    assert parse_request(CHAT, form, is_json=False).model == "org/m"
+    long = PART + b"\r\n" + b"m" * 5000 + b"\r\n--x"
+    assert parse_request(CHAT, long, is_json=False).model is None
+
+
+@pytest.mark.parametrize("field", ["tools", "model", "cache_salt", "stream", "instructions"])
+def test_fields_that_routing_does_not_use_are_not_decoded(field: str) -> None:
+    body = b'{"messages": [], "%s": [%s1]}' % (field.encode(), b"[]," * (1 << 18))
+    tracemalloc.start()
+    try:
+        parse_request(CHAT, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(body)  # 262,144 lists of 56 bytes each
+
+
+@pytest.mark.parametrize("wrong", [b"NaN", b'"\\ud83d"'])
+@pytest.mark.parametrize("size", [10, 1 << 18])
+def test_the_model_of_an_unusual_body_of_any_size_is_read(wrong: bytes, size: int) -> None:
+    body = b'{"prompt": "\\"model\\": \\"no\\" %s", "x": %s, "model" : "m"}' % (b"a" * size, wrong)
+    parsed = parse_request(CHAT, body)
+    assert (parsed.model, parsed.odd) == ("m", False)
+
+
+@pytest.mark.parametrize("before", [0, parsed_request._PIECE - 200, parsed_request._PIECE])
+def test_a_file_part_is_hashed_at_any_position(before: int) -> None:
+    parts = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
+    isl = {
+        parse_request(CHAT, b'{"messages": %s}' % (parts % (b"x" * before, b"A" * size))).isl
+        for size in (5000, 1 << 19)
+    }
+    assert len(isl) == 1
+    assert 0 <= isl.pop() - before // 4 - FILE_TOKENS < 100
+
+
+async def test_large_requests_are_parsed_and_hashed_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            seen.append((name, threading.current_thread() is threading.main_thread()))
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr("beluga.gateway.proxy.parse_request", noted("parse", parse_request))
+    monkeypatch.setattr(Cache, "query_of", noted("hash", Cache.query_of))
+    async with routed(FakeEngine(), policy="least-cost") as site:
+        for size, on_loop in ((100, True), (2 * SLOW_SIZE, False)):
+            seen.clear()
+            assert (await site.completed(prompt="a" * size))[0] == 200
+            assert seen == [("parse", on_loop), ("hash", on_loop)]
+
+
+async def test_only_a_bounded_prefix_of_a_long_prompt_is_hashed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_module, "HASHED_TOKENS_MAX", 64)
+    async with routed(FakeEngine(), policy="least-cost") as site:
+        body = json.dumps({"prompt": list(range(1000))}).encode()
+        query = site.service._cache.query_of(parse_request(CHAT, body))
+        assert (query.isl, len(query.hashes), len(query.sequence)) == (1000, 4, 4)
+
+
+async def test_long_salts_are_not_cached() -> None:
+    async with routed(FakeEngine(), policy="least-cost") as site:
+        await site.completed(prompt=[1] * 32, cache_salt="short")
+        before = cache_module._hasher.cache_info().currsize
+        for number in range(3):
+            await site.completed(prompt=[1] * 32, cache_salt="s" * 10_000 + str(number))
+        assert cache_module._hasher.cache_info().currsize == before
+
+
+async def post(site: Site, body: bytes, kind: str, **headers: str) -> tuple[int, dict[str, Any]]:
+    sent = {"Content-Type": kind} | {n.replace("_", "-"): text for n, text in headers.items()}
+    place = f"{site.base}/v1/completions"
+    async with site.client.post(place, data=body, headers=sent) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_a_body_of_a_json_type_names_its_model() -> None:
+    async with routed(FakeEngine("a"), FakeEngine("b")) as site:
+        for _ in range(3):
+            status, _ = await post(site, b'{"model": "b", "prompt": "x"}', "application/a+json")
+            assert status == 200
+        assert site.counts() == [0, 3]
+
+
+async def test_a_compressed_body_is_rejected_if_its_model_is_needed() -> None:
+    packed = gzip.compress(b'{"model": "b", "prompt": "x"}')
+    async with routed(FakeEngine("a"), FakeEngine("b")) as site:
+        status, text = await post(site, packed, "application/json", Content_Encoding="gzip")
+        assert status == 415
+        assert "Content-Encoding: gzip" in text["error"]["message"]
+        plain = b'{"model": "b", "prompt": "x"}'
+        for coding in ("identity", "Identity"):
+            sent = {"Content_Encoding": coding}
+            assert (await post(site, plain, "application/json", **sent))[0] == 200
+        assert site.counts() == [0, 2]
+
+
+async def test_a_missing_body_ends_in_a_timeout() -> None:
+    limits = dataclasses.replace(QUICK, body_s=0.2)
+    async with routed(FakeEngine(), limits=limits) as site:
+        reader, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 1000\r\n\r\n{"
+        )
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 20)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"has not arrived within 0.2 s" in answer
+        assert b"Connection: close" in answer
+        await asyncio.wait_for(reader.read(), 60)  # the connection ends
+        writer.close()
+        assert site.counts() == [0]
+
+
+async def test_a_client_that_disconnects_in_its_body_is_not_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with routed(FakeEngine()) as site:
+        _, writer = await asyncio.open_connection(*site.service.address)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        await asyncio.sleep(0.2)
+        writer.close()
+        await asyncio.sleep(0.2)
+        assert (await site.completed())[0] == 200
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
+async def test_half_a_surrogate_pair_in_a_models_name_is_a_404() -> None:
+    async with routed(FakeEngine()) as site:
+        status, text = await post(site, b'{"model": "\\ud800"}', "application/json")
+        assert (status, text["error"]["code"]) == (404, 404)
+        assert text["error"]["message"] == "The model `?` does not exist."
+
+
+async def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
+    async with routed(FakeEngine(), FakeEngine("other")) as site:
+        place = f"{site.base}/v1/responses"
+        async with site.client.post(place, json={"model": "fake", "input": "a"}) as answer:
+            made = (await answer.json())["id"]
+        for number in range(3):
+            body = {"model": f"m{number}", "input": "a", "previous_response_id": made}
+            async with site.client.post(place, json=body) as answer:
+                assert answer.status == 404
+                assert (await answer.json())["error"]["param"] == "model"
+        body = {"model": "fake", "input": "a", "previous_response_id": made}
+        async with site.client.post(place, json=body) as answer:
+            assert answer.status == 200
+        body["model"] = "other"  # the engine responds that it has no such response
+        async with site.client.post(place, json=body) as answer:
+            assert answer.status == 404
+        text = await site.text("/metrics")
+        assert 'model="fake"' in text
+        assert 'model="m0"' not in text
+
+
+async def test_clients_cannot_load_adapters() -> None:
+    async with routed(FakeEngine()) as site:
+        for name in ("load_lora_adapter", "unload_lora_adapter"):
+            body = {"lora_name": "a", "lora_path": "/b"}
+            async with site.client.post(f"{site.base}/v1/{name}", json=body) as answer:
+                assert answer.status == 404
+                assert "send it to that engine" in await answer.text()
