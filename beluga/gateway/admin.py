@@ -4,6 +4,7 @@
 
 ::
 
+    GET    /                         list these routes
     GET    /workers                  list all workers with their state
     POST   /workers                  {"url": ..., "models": [...], "events": ..., "replay": ...}
     POST   /workers/{id}/drain       send it no more requests; remove it after the last one
@@ -65,6 +66,7 @@ class AdminHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/", self._index),
             web.get("/workers", self._list),
             web.post("/workers", self._add),
             web.post("/workers/{id}/drain", self._drain),
@@ -74,6 +76,10 @@ class AdminHandlers:
             web.put("/prefill", self._change_rule),
             web.get("/alerts", self._alerts),
         ]
+
+    async def _index(self, _: web.Request) -> web.Response:
+        lines = [f"{route.method} {route.path}\n" for route in self.routes()]
+        return web.Response(text="".join(lines))
 
     async def _list(self, _: web.Request) -> web.Response:
         return _json([_described(engine) for engine in self._fleet])

@@ -140,10 +140,11 @@ class Cache:
         found = dict(engine.token_problems)
         if self.template_problem:
             found["template"] = self.template_problem
-        if self._guessed and engine.spec.feeds and not self.has_tokenizer:
+        follows = bool(engine.spec.feeds) or self.pool is not None
+        if self._guessed and follows and not self.has_tokenizer:
             found["tokenizer"] = (
-                "prompts are hashed by their text, which its KV events do not contain; give its "
-                "model's folder with --tokenizer"
+                "prompts are hashed by their text, which KV events do not contain, so text prompts "
+                "match no announced block; give its model's folder with --tokenizer"
             )
         if engine.block_size and engine.block_size != self._block_size:
             found["block_size"] = (

@@ -12,7 +12,7 @@ import itertools
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable, Set
+from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -94,12 +94,13 @@ class WaitQueue(Generic[PlacedT]):
         overlap: int,
         patience_s: float,
         client: GatewayClient = NOBODY,
+        late: Callable[[float], Refusal] | None = None,
     ) -> PlacedT:
         """Wait in a line until ``attempt`` returns a result, and return it. ``overlap`` is the
         number of the request's blocks that a worker holds, and ``client`` is its sender.
 
-        Raises the errors of ``attempt``, and Refusal if the wait is too long or too many requests
-        wait.
+        Raises the errors of ``attempt``, and Refusal if too many requests wait, or after
+        ``patience_s`` seconds: then it is what ``late`` returns.
         """
         if len(self) >= self._queued_max and not self._displace(client):
             raise self._full()
@@ -110,7 +111,7 @@ class WaitQueue(Generic[PlacedT]):
         )
         self._waiters[waiter] = None
         _push(line, waiter)
-        timer = loop.call_later(patience_s, _give_up, waiter, patience_s)
+        timer = loop.call_later(patience_s, _give_up, waiter, late or busy_for, patience_s)
         try:
             placed: PlacedT = await waiter.placed
         except asyncio.CancelledError:
@@ -201,10 +202,15 @@ def _settled(waiter: _Waiter[PlacedT]) -> bool:
     return True
 
 
-def _give_up(waiter: _Waiter[PlacedT], patience_s: float) -> None:
+def _give_up(waiter: _Waiter[PlacedT], late: Callable[[float], Refusal], patience_s: float) -> None:
     if not waiter.placed.done():
-        text = f"every worker has been busy, or requested a pause, for {patience_s:g} s"
-        waiter.placed.set_exception(Refusal(503, text, retry_after_s=1))
+        waiter.placed.set_exception(late(patience_s))
+
+
+def busy_for(waited_s: float) -> Refusal:
+    """Return the refusal of a request that has waited too long for a free slot."""
+    text = f"every worker has been busy, or requested a pause, for {waited_s:g} s"
+    return Refusal(503, text, retry_after_s=1)
 
 
 # ---- Responses of /v1/responses
@@ -393,6 +399,7 @@ class Director:
                 overlap=self._cache.longest(query),
                 patience_s=self._patience(parsed.model),
                 client=attempts.client,
+                late=partial(self._late, parsed.model),
             )
         waited_s = decided - attempts.last_s
         self.metrics.routed(parsed, query, placed.choice, placed.engine, waited_s)
@@ -485,8 +492,7 @@ class Director:
         """Return if an engine may soon have a free slot; otherwise raise Refusal."""
         serving = [engine for engine in engines if engine.serving]
         if not tried and not serving and not any(engine.suspected for engine in engines):
-            why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
-            raise Refusal(503, f"none of {len(engines)} workers is up: {why}", retry_after_s=1)
+            raise _none_up(engines)
         if cooling := [engine.cooling_s for engine in serving if engine.cooling_s > 0]:
             self._wait_queue.look_in(min(cooling))
 
@@ -494,6 +500,12 @@ class Director:
         """Return the longest wait of a request in seconds."""
         serving = any(engine.serving for engine in self._fleet.serving(model))
         return self._limits.queue_s if serving else RECOVERY_S
+
+    def _late(self, model: str | None, waited_s: float) -> Refusal:
+        """Return the refusal of a request that has waited too long."""
+        engines = self._fleet.serving(model)
+        serving = any(engine.serving for engine in engines)
+        return busy_for(waited_s) if serving else _none_up(engines)
 
     def prefill_done(self, name: int) -> None:
         if self._router.tracker.prefill_done(name, time.monotonic()):
@@ -506,3 +518,8 @@ class Director:
         engine.inflight -= 1
         self._fleet.settle(engine)
         self._wait_queue.look()
+
+
+def _none_up(engines: Sequence[Engine]) -> Refusal:
+    why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
+    return Refusal(503, f"none of {len(engines)} workers is up: {why}", retry_after_s=1)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from beluga.gateway.fleet import Fleet
@@ -189,6 +189,10 @@ class ClientHandlers:
             refusal.force_close()
             return refusal
         _check_path(request)
+        if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+            raise Refusal(
+                501, f"this router forwards no WebSockets; open {request.path} on an engine itself"
+            )
         self._check_room()
         with self._bodies.hold() as held:
             body = await self._bodies.read(request, held)

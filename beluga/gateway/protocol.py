@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ _KINDS = {
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
+    501: "NotImplementedError",
     502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
@@ -148,9 +150,13 @@ def _own_address(url: str) -> re.Pattern[str]:
 
 
 def _passed(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    named = headers.get("Connection")
-    if named is not None:
-        dropped = dropped | {word.strip().lower() for word in named.split(",")}
+    if "Connection" in headers:  # of which there may be several
+        dropped = dropped | {
+            word.strip().lower()
+            for name, value in headers.items()
+            if name.lower() == "connection"
+            for word in value.split(",")
+        }
     return CIMultiDict([one for one in headers.items() if one[0].lower() not in dropped])
 
 
@@ -189,5 +195,15 @@ async def read_whole(answer: aiohttp.ClientResponse, most: int = ANSWER_MAX) -> 
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error's text, or its type if it has none."""
+    """Return an error's text, or its type if it has none. Clients may get it, so it has no address
+    of an engine.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0  # the errno of getaddrinfo() is negative
+        why = os.strerror(number) if number > 0 else error.os_error.strerror
+        return f"it accepts no connection ({why})"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "it accepts no connection in time"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return error.message or type(error).__name__
     return str(error) or type(error).__name__

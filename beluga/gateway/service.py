@@ -240,6 +240,11 @@ class Service:
             raise RouterError(
                 "no worker is configured; give one, or a file or an admin API to add one later"
             )
+        if not len(self.fleet):
+            log.warning(
+                "no worker is configured, so every request is refused with status 503; add one "
+                "with --worker, --workers-file, or POST /workers on the admin port"
+            )
 
     async def drain(self) -> None:
         """Accept no new requests, and wait up to ``Limits.drain_s`` until the running ones have

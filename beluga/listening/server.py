@@ -258,7 +258,8 @@ class AcceptedConnection(web.RequestHandler):
     def ends(self) -> None:
         """Record that a response has been sent, except for what the client has yet to read."""
         self._expects_head = True
-        self._handled = None
+        if self._handled is not None and self._handled.content.is_eof():
+            self._handled = None  # otherwise aiohttp drops what follows of its body for a while
         self.slot.wait()
 
     def wait(self) -> None:

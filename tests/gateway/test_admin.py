@@ -9,6 +9,9 @@ import logging
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
 from fake_engines import FakeEngine
 from routed import routed, until
 
@@ -19,8 +22,6 @@ from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import Goals, Load, Worker
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 
 async def test_a_worker_joins_and_leaves() -> None:
@@ -248,3 +249,14 @@ async def test_a_router_logs_its_advice(caplog: pytest.LogCaptureFixture) -> Non
             await until(lambda: "95% of KV memory is in use" in caplog.text)
             await asyncio.sleep(0)
     assert "advice: add a worker" in caplog.text
+
+
+async def test_the_operators_port_lists_its_routes() -> None:
+    async with routed(FakeEngine()) as site, site.client.get(f"{site.admin}/") as answer:
+        lines = (await answer.text()).splitlines()
+    assert {"GET /workers", "POST /workers/{id}/drain", "PUT /prefill"} <= set(lines)
+
+
+async def test_a_gateway_without_a_worker_warns(caplog: pytest.LogCaptureFixture) -> None:
+    async with routed():
+        assert "no worker is configured" in caplog.text

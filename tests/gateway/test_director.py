@@ -11,6 +11,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
 from fake_engines import FakeEngine
 from routed import Site, routed, until
 
@@ -25,8 +28,6 @@ from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest, response_of
 from beluga.gateway.protocol import Refusal
 from beluga.router import Choice, Constraints, Overlap, Query, Router, Worker
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 PARSED = ParsedRequest("/p", b"", "m", isl=40)
 ANY = ParsedRequest("/p", b"", None, isl=40)

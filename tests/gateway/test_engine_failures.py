@@ -17,6 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
 from fake_engines import FakeEngine
 from routed import QUICK, Site, routed, run, until
 
@@ -35,8 +38,6 @@ from beluga.gateway.engine import (
 from beluga.gateway.parsed_request import PROMPT_THREADS as THREADS
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
 from beluga.router import Worker
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 
 def events_of(body: bytes) -> list[Any]:
@@ -508,3 +509,14 @@ def test_clients_are_identified_by_key_then_by_address() -> None:
     assert "one" not in client_of(one, None).name
     assert client_of({}, None) == ("", "")
     assert client_of(one, "::1").address == client_of({}, "::1").address == "::1"
+
+
+async def test_dead_engines_are_not_called_busy_and_have_no_address_in_errors() -> None:
+    engine = FakeEngine()
+    async with routed(engine, limits=dataclasses.replace(QUICK, retries=9)) as site:
+        await engine.__aexit__()
+        for _ in range(3):
+            status, body = await site.completed()
+            assert status in (502, 503)
+            assert b"busy" not in body and b"127.0.0.1" not in body
+            assert b"accepts no connection" in body

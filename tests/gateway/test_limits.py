@@ -24,8 +24,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-import aiohttp
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+import aiohttp
 from aiohttp import web
 from fake_engines import Announcer, FakeEngine
 from routed import QUICK, Site, routed, run, until
@@ -50,8 +53,6 @@ from beluga.tiers.remote.objects import store_options
 
 if TYPE_CHECKING:
     from beluga.rpc import Client
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 FILES = 64
 CLIENTS = 120

@@ -10,8 +10,11 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+import numpy as np
 from fake_engines import FakeEngine
 from routed import routed, until
 from support.prometheus_lint import complaints
@@ -38,8 +41,6 @@ from beluga.router import (
     Worker,
     hash_blocks_by,
 )
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 # Dynamo counts the parts of routing in milliseconds.
 KNOWN = re.compile(

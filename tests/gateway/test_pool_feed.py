@@ -203,3 +203,12 @@ async def test_without_a_pools_events_there_is_nothing_to_show() -> None:
         async with site.client.get(f"{site.admin}/pool") as answer:
             assert answer.status == 404
         assert "beluga_gateway_pool" not in await site.text("/metrics")
+
+
+def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
+    async def scenario(site: Site, server: Announcer) -> None:
+        assert (await site.completed(prompt="The whale is white. " * 40))[0] == 200
+        [worker] = site.service.fleet
+        await until(lambda: "KV events do not contain" in worker.problems.get("tokenizer", ""))
+
+    play(tmp_path, scenario, FakeEngine())

@@ -9,21 +9,27 @@ import dataclasses
 import json
 import logging
 import re
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from fake_engines import FakeEngine
+from multidict import CIMultiDict
 from routed import QUICK, Site, routed, until
 
-from beluga.gateway import Limits, director
+from beluga.gateway import Address, Limits, director
 from beluga.gateway import run as run_loop
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+from beluga.gateway.protocol import for_engine
+from beluga.listening.server import HEAD_SIZE_MAX
 
 
 def error_of(body: bytes) -> dict[str, Any]:
@@ -444,3 +450,42 @@ def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
     assert one.tokens[:start].tolist() == same.tokens[:start].tolist()
     assert one.tokens[:start].tolist() != other.tokens[:start].tolist()
     assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are
+
+
+async def test_every_connection_header_names_headers_of_one_hop() -> None:
+    pairs = [("Connection", "close"), ("X-Mine", "1"), ("A", "b"), ("connection", "X-Mine")]
+    assert list(for_engine(CIMultiDict(pairs)).items()) == [("A", "b")]
+
+
+async def test_a_websocket_is_refused_with_a_reason() -> None:
+    engine = FakeEngine()
+    async with routed(engine) as site:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await site.client.ws_connect(f"{site.base}/v1/realtime?model=fake")
+        assert refused.value.status == 501
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        async with site.client.get(f"{site.base}/v1/realtime", headers=headers) as answer:
+            error = error_of(await answer.read())
+    assert error["message"].startswith("this router forwards no WebSockets; open /v1/realtime on")
+
+
+async def test_a_client_that_sends_a_too_large_body_reads_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The client sends all of it before it reads; the rest of the body is no head of a request."""
+    body = json.dumps({"model": "fake", "prompt": "a" * (9 * HEAD_SIZE_MAX)}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+    def sent(address: Address, rest: bytes) -> bytes:
+        with socket.create_connection(address, timeout=60) as client:
+            client.sendall(head + rest)
+            return client.recv(1 << 16)
+
+    async with routed(FakeEngine(), limits=Limits(body_size_max=1000)) as site:
+        for rest in (
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body),
+            b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
+        ):
+            answer = await asyncio.to_thread(sent, site.service.address, rest)
+            assert answer.startswith(b"HTTP/1.1 413 Request Entity Too Large\r\n")
+    assert "head is too large" not in caplog.text

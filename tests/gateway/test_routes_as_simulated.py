@@ -8,11 +8,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
+import numpy as np
 from routed import ANY_PORT
 
 from beluga.gateway import EngineSpec, Limits, Service, Settings

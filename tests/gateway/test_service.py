@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
 from click.testing import CliRunner
 from fake_engines import FakeEngine
 from routed import QUICK, routed, until
@@ -28,8 +31,6 @@ from beluga.gateway.fleet import read_workers, workers_text
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.settings import read_url
 from beluga.simulate import Options
-
-pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 NAMES = (
     "dynamo_component_router_requests_total",
