@@ -298,7 +298,7 @@ class Drain:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        self._looked = self._missing = 0
+        self._looked = self._missing = self._missing_bytes = 0
         self._done = False
         self._failure = ""
 
@@ -309,7 +309,7 @@ class Drain:
                 return
             self._server.drain()
             self._ending = threading.Event()
-            self._looked = self._missing = 0
+            self._looked = self._missing = self._missing_bytes = 0
             self._done, self._failure = False, ""
             self._thread = Thread(
                 target=self._run, args=(self._ending,), name="beluga-drain", daemon=True
@@ -328,8 +328,8 @@ class Drain:
     def state(self) -> dict[str, Any]:
         """Return the progress as JSON. ``writing`` counts the blocks that sessions still write,
         ``dirty`` those not yet offered to the lower tiers, ``looked`` those of ``blocks`` that were
-        compared with the tiers, and ``missing`` those of them that no tier has; both are None
-        without lower tiers.
+        compared with the tiers, and ``missing`` those that no tier has at the end, because tiers
+        refused or evicted them, with ``missing_bytes``; these are None without lower tiers.
         """
         stat = self._server.index_stat()
         below = self._tiers is not None
@@ -342,6 +342,7 @@ class Drain:
             "dirty": self._server.lower_stat().dirty_count if below else None,
             "looked": self._looked if below else None,
             "missing": self._missing if below else None,
+            "missing_bytes": self._missing_bytes if below else None,
             "failure": self._failure,
         }
 
@@ -351,9 +352,10 @@ class Drain:
                 if ending.wait(_LOOK_S):
                     return
             if self._tiers is not None:
-                for looked, missing in self._tiers.save_missing(ending):
+                for looked, _ in self._tiers.save_missing(ending):
                     self._looked += looked
-                    self._missing += missing
+                if not ending.is_set():
+                    self._missing, self._missing_bytes = self._tiers.only_in_pool()
             self._done = not ending.is_set()
         except (BelugaError, OSError) as error:  # the server has stopped, or a tier failed
             log.warning("draining: %s", error)

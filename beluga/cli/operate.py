@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from beluga.cli.frame import BadParameter, Legend, Option, explains
+from beluga.cli.frame import BadParameter, Exit, Legend, Option, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import CallTimeoutError, NoServerError
@@ -200,8 +200,9 @@ def drain(
 
     Puts fail with DrainingError, which engines treat like a full pool; gets continue. The command
     waits until each running put is committed or its session has ended and, if the server has lower
-    tiers, until every block is in one. The draining ends with the server. Run this on the server's
-    host.
+    tiers, until every block has been offered to them. The exit status is 1 if some blocks are only
+    in the pool then, because the tiers are too small. The draining ends with the server. Run this
+    on the server's host.
     """
     from beluga.admin import request_json
 
@@ -237,6 +238,8 @@ def drain(
         print_json(state)
     else:
         print_note(_drained(state))
+    if state["missing"]:
+        raise Exit(1)
 
 
 def _progress(state: dict[str, Any]) -> str:
@@ -250,6 +253,8 @@ def _progress(state: dict[str, Any]) -> str:
 
 
 def _drained(state: dict[str, Any]) -> str:
+    from beluga.pool import show_size
+
     if state["looked"] is None:
         return (
             f"drained: nothing is being written; {state['blocks']:,} blocks stay in the pool's "
@@ -257,7 +262,9 @@ def _drained(state: dict[str, Any]) -> str:
         )
     text = f"drained: nothing is being written; {state['looked']:,} blocks were compared"
     if state["missing"]:
+        more = show_size(state["missing_bytes"])
         return (
-            f"{text}, and {state['missing']:,} of them are only in the pool: no tier accepted them"
+            f"{text}, and {state['missing']:,} of them are only in the pool, for which the lower "
+            f"tiers need {more} more"
         )
     return f"{text}, and all of them are in a lower tier"

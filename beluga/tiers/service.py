@@ -282,8 +282,8 @@ class TierService:
         before.
 
         Yields after each part how many blocks it checked, and how many of them still have no copy
-        in a tier: they were evicted meanwhile, or the first tier refused them. Ends early once
-        ``ending`` is set.
+        in a tier: they were evicted meanwhile, or the first tier refused them. Later blocks may
+        evict earlier ones, see :meth:`only_in_pool`. Ends early once ``ending`` is set.
         """
         line = 0
         with Client(self._pool, host=self._host) as client:
@@ -300,6 +300,23 @@ class TierService:
                     records["block"] = line + batch
                     yield len(batch), self._save_batch_missing(client, side, records)
                 line += len(lines)
+
+    def only_in_pool(self) -> tuple[int, int]:
+        """Compare every committed block with the tiers. Returns how many none of them has, and
+        their bytes. A block that was saved may be missing: a later one has evicted it.
+        """
+        count = size = 0
+        with Client(self._pool, host=self._host) as client:
+            index = IndexClient(client)
+            for lines in read_entries(self._pool, self._half):
+                committed = lines[lines["state"] == COMMITTED]
+                for first in range(0, len(committed), _OFFLOAD_BATCH):
+                    batch = committed[first : first + _OFFLOAD_BATCH]
+                    keys = np.ascontiguousarray(batch["key"])
+                    missing = index.tiers(keys) & ~np.uint8(1) == 0
+                    count += int(np.count_nonzero(missing))
+                    size += int(batch["length"][missing].sum(dtype=np.int64))
+        return count, size
 
     def _save_batch_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
         """Save those of the records that no tier has. Returns how many no tier accepted."""

@@ -248,6 +248,28 @@ def test_a_drained_pool_has_everything_in_its_lower_tier(
     assert eventually(lambda: saved() == 5)
 
 
+def test_drain_counts_the_blocks_that_its_tiers_have_no_room_for(
+    start: Start, run: Run, pool: list[str], tmp_path: Path
+) -> None:
+    """A block that is saved evicts an earlier one, so a comparison of each alone finds them all."""
+    Pool.create(pool[1::2], device_size=24 << 20, force=True).close()
+    below = ["--disk", f"{tmp_path}/disk", "--disk-bytes", "16M", "--admission", "always"]
+    server = start("serve", *pool, *below)
+    assert server.stderr and server.stderr.readline().startswith("serving")
+    with Pool.open(pool[1::2]) as opened, KVCache(opened, namespace="x") as cache:
+        for number in range(30):
+            blocks = [bytes([number]) * (1 << 20)]
+            assert cache.put([number.to_bytes(16, "big")], blocks).stored == 1
+    drained = run("drain", *pool, "--json")
+    state = json.loads(drained.stdout)
+    assert (drained.returncode, state["looked"]) == (1, 30)
+    assert 14 <= state["missing"] < 30
+    assert state["missing_bytes"] == state["missing"] << 20
+    shown = run("drain", *pool)
+    assert shown.returncode == 1
+    assert f"{state['missing']} of them are only in the pool, for which" in shown.stderr
+
+
 def test_a_block_below_the_pool_is_removed_from_there(
     start: Start, run: Run, pool: list[str], tmp_path: Path
 ) -> None:
