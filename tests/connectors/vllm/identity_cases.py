@@ -62,28 +62,29 @@ def _rope(parameters: Mapping[str, Any], longest: int) -> dict[str, Any]:
     return {"hf_overrides": {"rope_parameters": parameters}, "max_model_len": longest}
 
 
+def _overridden(name: str) -> Drop:
+    return Drop(table={"PretrainedConfig": (name,), "ModelConfig": ("hf_overrides",)})
+
+
 CASES: dict[str, Case] = {
     "usual": Case(),
     "another folder": Case(model="copy"),
     "limits": Case(
         options={
             "max_num_seqs": 3,
-            "max_model_len": LONG,
-            "seed": 7,
             "kv_cache_memory_bytes": 8 << 20,
             "served_model_name": "other",
-            "enforce_eager": True,
             "disable_log_stats": True,
         }
     ),
     "bytes in the middle of the weights": Case(model="middle", drop=Drop(("weights",))),
     "theta": Case(
         options={"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}},
-        drop=Drop(table={"PretrainedConfig": ("rope_parameters",)}),
+        drop=_overridden("rope_parameters"),
     ),
     "epsilon": Case(
         options={"hf_overrides": {"rms_norm_eps": 0.1}},
-        drop=Drop(table={"PretrainedConfig": ("rms_norm_eps",)}),
+        drop=_overridden("rms_norm_eps"),
     ),
     "configuration in the model's folder": Case(
         model="theta",
@@ -93,14 +94,13 @@ CASES: dict[str, Case] = {
         options={"dtype": "bfloat16"},  # for which a CPU with AMX has other kernels
         drop=Drop(("dtype", "layout", "layers", "packing"), {"ModelConfig": ("dtype",)}),
     ),
-    "longrope": Case(
-        options=_rope(_LONG_ROPE, SHORT), drop=Drop(("config model_config", "length"))
-    ),
+    "longrope": Case(options=_rope(_LONG_ROPE, SHORT), drop=Drop(("config model_config",))),
     "longrope of a long context": Case(
-        base="longrope", options=_rope(_LONG_ROPE, LONG), drop=Drop(("length",))
+        base="longrope",
+        options=_rope(_LONG_ROPE, LONG),
+        drop=Drop(("config model_config", "max_model_len")),
     ),
-    "yarn": Case(options=_rope(_YARN, SHORT), drop=Drop(("config model_config", "length"))),
-    "yarn of a long context": Case(base="yarn", options=_rope(_YARN, LONG)),
+    "yarn": Case(options=_rope(_YARN, SHORT), drop=Drop(("config model_config",))),
     "a branch of the hub": Case(model="branch"),
     "a branch that has moved": Case(model="moved", drop=Drop(("weights",))),
     "kv dtype": Case(
