@@ -161,11 +161,11 @@ def _number(lora: Any) -> int:
 
 
 def _state_of(path: Path, *, flush: bool = False) -> _State | None:
-    """Return the present files of an adapter, or None if they cannot be read, or may change without
-    a trace. After ``flush`` every write changes their state.
+    """Return the present files of an adapter, or None if they cannot be read. After ``flush`` every
+    write changes their state; then it is also None where writes may leave no trace.
     """
     try:
-        if not path.exists() or filesystem_of(path) in MEMORY_ONLY:
+        if not path.exists() or (flush and filesystem_of(path) in MEMORY_ONLY):
             return None
         return path, signature(path, counts, flush=flush)
     except OSError:

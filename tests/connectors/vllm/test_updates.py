@@ -19,7 +19,7 @@ from test_connector import TOKENS, Engine
 from vllm_parts import BLOCK_TOKENS, adapter, request
 
 from beluga import IndexServer
-from beluga.connectors.identity import FileDigests
+from beluga.connectors.files import MEMORY_ONLY, FileDigests, filesystem_of
 from beluga.connectors.vllm import adapters as adapters_module
 from beluga.connectors.vllm import updates
 from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
@@ -484,3 +484,11 @@ def test_a_reason_is_logged_once(engine: Adapters, caplog: pytest.LogCaptureFixt
     for _ in range(2):
         engine.warn(ConnectorError("the adapter a is gone"))
     assert caplog.text.count("the adapter a is gone; until then its blocks are not shared") == 1
+
+
+def test_an_adapter_in_memory_is_not_shared(shm: Path) -> None:
+    """A program may change its files through a mapping, and nothing shows it."""
+    if filesystem_of(shm) not in MEMORY_ONLY:
+        pytest.skip("this test needs a tmpfs")
+    with pytest.raises(ConnectorError, match="not a folder with weights on a disk"):
+        Adapters(logging.getLogger("test")).of(adapter(shm / "a", "a"))
