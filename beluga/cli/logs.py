@@ -5,23 +5,30 @@
 A JSON line has ``time``, ``level``, ``logger``, ``message`` and the fields of the event. Per
 WINDOW_S seconds, at most BURST messages from one place in the code are written; suppressed messages
 are counted and reported with a later message or at the end.
+
+A log that nobody reads stops no server: its pipe is the bounded queue, and a line for which it has
+no room is dropped and counted.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 BURST = 20
 WINDOW_S = 10.0
+_PIPE_BUF = 4096  # bytes that a pipe takes without waiting if it takes any
 
 _log = logging.getLogger("beluga")
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -35,6 +42,7 @@ class _Chosen:
     form: str | None = None
     handler: logging.Handler | None = None  # of the started log
     level_before: int = logging.WARNING  # the root logger's handlers before
+    dropped: int = 0  # lines that the reader has not made room for
 
 
 _chosen = _Chosen()
@@ -98,11 +106,33 @@ def message_of(line: str) -> str:
 
 
 def _write(line: str) -> None:
+    """Write a line to stderr, unless that would wait for the reader."""
+    if _chosen.dropped:
+        line = f"{_chosen.dropped} lines were dropped, because nobody read this log\n{line}"
     try:
-        sys.stderr.write(line + "\n")
+        if not _is_pipe(sys.stderr):
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+            return
         sys.stderr.flush()
+        descriptor, data = sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace")
+        for start in range(0, len(data), _PIPE_BUF):
+            if not select.select([], [descriptor], [], 0)[1]:
+                _chosen.dropped += 1
+                return
+            os.write(descriptor, data[start : start + _PIPE_BUF])
+        _chosen.dropped = 0
     except (OSError, ValueError):
         pass  # the reader has closed the pipe
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    """Return whether a stream may have a reader that is slow."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # a stream of its own
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

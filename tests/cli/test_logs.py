@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -51,6 +52,24 @@ def test_a_line_of_json_has_time_level_logger_message_and_fields(
     }
     assert (second["message"], second["level"], second["epoch"]) == ("serving", "info", 1)
     assert "ValueError: why" in third["exception"]
+
+
+def test_a_log_that_nobody_reads_drops_lines_and_counts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb", 0) as reader, os.fdopen(writes, "w") as writer:
+        monkeypatch.setattr("sys.stderr", writer)
+        for number in range(200):
+            logs._write(f"{number} " + "x" * 1000)
+        assert logs._chosen.dropped > 100
+        while logs._chosen.dropped:
+            reader.read(1 << 16)
+            logs._write("again")
+        monkeypatch.undo()
+        writer.close()
+        text = reader.read()
+    assert b"lines were dropped, because nobody read this log\nagain\n" in text
 
 
 def test_text_logs_have_events_and_command_messages(capsys: pytest.CaptureFixture[str]) -> None:
