@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from beluga.index import IndexServer
     from beluga.kvcache import KVCache, Namespace
     from beluga.pool import Pool
-    from beluga.rpc import AsyncClient, Client, Handlers, Server
+    from beluga.rpc import Client, Handlers, Server
 
 __version__ = "0.1.0"  # the only place; pyproject.toml reads it
 
 __all__ = [
-    "AsyncClient",
     "BelugaError",
     "Client",
     "Handlers",
@@ -42,7 +41,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": "beluga.rpc",
     "BelugaError": "beluga.errors",
     "Client": "beluga.rpc",
     "Handlers": "beluga.rpc",

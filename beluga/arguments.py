@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from typing import Any
 
-from beluga.errors import BadTypeError
+from beluga.errors import BadTypeError, BadValueError
+
+_SECONDS_MAX = 1e9  # 31 years; C cannot represent much longer times
 
 
 def whole(name: str, value: Any) -> int:
@@ -40,3 +43,18 @@ def count_of(name: str, value: Any) -> int:
 def short(value: object) -> str:
     """Return a value as an error shows it: in one line, and cut off."""
     return " ".join(f"{value!r:.40}".split())
+
+
+def nanoseconds(seconds: float) -> int:
+    """Convert a timeout to nanoseconds. Raises BadValueError if it is out of range, and
+    BadTypeError if it is not a number.
+    """
+    if type(seconds) is not float and not isinstance(seconds, Real):
+        raise BadTypeError(
+            f"a time must be a number of seconds, not {short(seconds)}; give a float"
+        )
+    if not 0 <= seconds <= _SECONDS_MAX:
+        raise BadValueError(
+            f"a time of {short(seconds)} seconds is out of range; give 0 to {_SECONDS_MAX:.0f}"
+        )
+    return int(seconds * 1e9)

@@ -14,7 +14,6 @@ BELUGA_ISA          instructions to copy with: sse2, avx2, avx512, movdir64b; aa
 BELUGA_CRASH        tests: the armed crash point, ``NAME[:PASSAGE][:ACT]``; kill or stop
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt; aarch64: civac
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
-BELUGA_TUNING       off: copy as on an uncalibrated machine; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
 AWS_ENDPOINT_URL    and AWS_ENDPOINT_URL_S3: where the stores of s3:// answer
@@ -37,6 +36,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -73,6 +73,28 @@ def settings_places() -> tuple[Path, ...]:
     return (mine, conventions.SETTINGS / "beluga.toml")
 
 
+def copy_settings() -> dict[str, int]:
+    """Return the table ``[copy]`` of beluga.toml: sizes in bytes by name.
+
+    The settings affect only the speed of copies, and an engine must start with any file. So a file
+    that cannot be read has none, and other values are skipped; commands report what is wrong.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    path = settings_file() or next((one for one in settings_places() if one.is_file()), None)
+    try:
+        table = {} if path is None else tomllib.loads(path.read_text()).get("copy", {})
+        return {
+            name.replace("_", "-"): size
+            for name, size in table.items()
+            if type(size) is int and size >= 0
+        }
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
 def log_level() -> str | None:
     """Return the level of BELUGA_LOG_LEVEL, unchecked."""
     return os.environ.get("BELUGA_LOG_LEVEL") or None
@@ -106,11 +128,6 @@ def memory_type() -> str | None:
 def ddio() -> str | None:
     """Return the value of BELUGA_DDIO, unchecked."""
     return os.environ.get("BELUGA_DDIO") or None
-
-
-def tuning() -> str | None:
-    """Return the value of BELUGA_TUNING, unchecked."""
-    return os.environ.get("BELUGA_TUNING") or None
 
 
 def crash() -> str | None:

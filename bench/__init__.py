@@ -23,6 +23,7 @@ from .harness.run import Outcome, run
 from .paper.bandwidth import bench_bandwidth
 from .paper.coherence import bench_coherence
 from .paper.copy import bench_copy
+from .paper.copy_save import save_crossings
 from .paper.latency import bench_latency
 from .paper.rpc import bench_rpc
 from .peers.rpc_peers import bench_rpc_peers
@@ -71,5 +72,6 @@ __all__ = [
     "recorded_peers",
     "report",
     "run",
+    "save_crossings",
     "version",
 ]

@@ -34,8 +34,6 @@ for _number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(_number, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
 
-# Copies take the same paths on every machine; transfer/test_tuning.py has them tuned.
-os.environ["BELUGA_TUNING"] = "off"
 # No beluga.toml of this user or machine applies; cli/test_settings.py has files of its own.
 os.environ["BELUGA_CONFIG"] = os.devnull
 

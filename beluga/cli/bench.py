@@ -131,6 +131,17 @@ Disk = Annotated[
     Option(metavar="DIR", help="A folder on the disk to measure; default: the current one."),
 ]
 
+Save = Annotated[
+    bool,
+    Option(
+        "--save",
+        help=(
+            "With copy: write to beluga.toml from how many bytes on each copy engine is faster "
+            "than the CPU."
+        ),
+    ),
+]
+
 Out = Annotated[
     Path | None,
     Option(metavar="PAGE", help="The page that report writes. Default: beluga-bench.html."),
@@ -192,6 +203,7 @@ def bench(
     disk: Disk = None,
     out: Out = None,
     sources: From = None,
+    save: Save = False,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -209,6 +221,8 @@ def bench(
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
         raise BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {known}")
+    if save and "copy" not in chosen:
+        raise BadParameter("--save needs the benchmark copy; add copy")
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,
@@ -221,6 +235,10 @@ def bench(
     rows = report_run(chosen, options, out) if page else _run(chosen, options, wide, json=json)
     if page and json:
         print_json(rows)
+    if save:
+        path = beluga_bench.save_crossings(options)
+        none = "only the CPU copies host memory here; nothing was saved"
+        print_note(none if path is None else f"wrote the table [copy] of {path}")
 
 
 @explains(LEGEND)

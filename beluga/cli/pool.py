@@ -28,7 +28,7 @@ from beluga.errors import (
 if TYPE_CHECKING:
     from beluga._ffi import core
     from beluga.pool import DeviceSpec, Geometry, Pool
-    from beluga.transfer import Crossovers
+    from beluga.transfer import EngineFacts
 
 
 @contextmanager
@@ -515,10 +515,10 @@ def umount(json: Json = False) -> None:
 
 def _describe(pool: Pool, json: bool) -> None:
     from beluga.pool import show_size
-    from beluga.transfer import crossovers, default_threads, policy
+    from beluga.transfer import default_threads, engine_facts, policy
 
     geometry, known = pool.geometry, policy.probe()
-    copies = crossovers(pool, default_threads())
+    copies = engine_facts(pool, default_threads())
     rows = {
         str(initiator): {step: str(what) for step, what in asdict(known.row(initiator)).items()}
         for initiator in policy.Initiator
@@ -582,7 +582,7 @@ def _table(geometry: Geometry) -> str:
     )
 
 
-def _engines(copies: dict[str, Crossovers]) -> str:
+def _engines(copies: dict[str, EngineFacts]) -> str:
     """Describe the copy engines in one line."""
     missing = [name for name, found in copies.items() if found.why_none is not None]
     here = ["cpu", *(_engine(name, found) for name, found in copies.items() if name not in missing)]
@@ -591,7 +591,7 @@ def _engines(copies: dict[str, Crossovers]) -> str:
     return "; ".join(here)
 
 
-def _engine(name: str, found: Crossovers) -> str:
+def _engine(name: str, found: EngineFacts) -> str:
     from beluga.pool import show_size
 
     if found.memory != "host":
@@ -600,5 +600,5 @@ def _engine(name: str, found: Crossovers) -> str:
         f"never {what}" if size is None else f"from {show_size(size)} {what}"
         for what, size in (("written", found.written), ("read", found.read))
     ]
-    source = "as measured" if found.measured else "by default costs, not measured yet"
+    source = "as measured" if found.measured else "by default"
     return f"{name} ({found.device}) {', '.join(sizes)}, {source}"

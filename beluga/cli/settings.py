@@ -130,7 +130,9 @@ class _Reader:
     def settings(self) -> FileSettings:
         """Check every value of the file."""
         for name, value in self._parsed().items():
-            if isinstance(value, dict):
+            if name == "copy":
+                self._read_copies(value)
+            elif isinstance(value, dict):
                 self._read_table(name, value)
             elif name.replace("_", "-") in self._tables:
                 raise self._wrong(name, f"is a table; write [{name}] above its settings")
@@ -185,6 +187,22 @@ class _Reader:
             row = self._keep(table, given, known, value)
             if not row.unused:
                 self._default(self._tables[table], known[key], row.value)
+
+    def _read_copies(self, values: object) -> None:
+        """Check the sizes of copies, which caches read (:func:`beluga.config.copy_settings`)."""
+        from beluga.transfer import copy_setting_names
+
+        if not isinstance(values, dict):
+            raise self._wrong("copy", "is a table; write [copy] above its settings")
+        known = copy_setting_names()
+        for name, value in values.items():
+            key = name.replace("_", "-")
+            if key not in known:
+                text = f"is not a size of copies{meant(key, known)}"
+                raise self._wrong(f"[copy] {name}", text)
+            if type(value) is not int or value < 0:
+                raise self._wrong(f"[copy] {name}", f"is {value!r}; give a number of bytes")
+            self._rows["copy", key] = Setting("copy", key, value, "")
 
     def _refuse_table(self, table: str) -> None:
         """Raise SettingsError unless the table belongs to the other program."""

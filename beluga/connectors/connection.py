@@ -29,7 +29,6 @@ from beluga.transfer import (
     IoHandle,
     TransferClass,
     TransferStats,
-    choose,
     default_threads,
     host_link,
     parse_settings,
@@ -65,8 +64,6 @@ class Attachment:
         paths = [path for path in (settings.pool or "").split(":") if path]
         self.pool = Pool.open(paths) if paths else Pool.mount()
         try:
-            # Store the selection that the caches need.
-            choose(self.pool, settings.engine, self._threads).close()
             self.client = Client(self.pool, host=settings.host, timeout_s=timeout_s)
         except BaseException:
             self.pool.close()

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga._ffi import ffi
+from beluga._ffi import ffi, lib
 from beluga.arguments import count_of
 from beluga.errors import LayoutError
 from beluga.transfer import is_tensor, tensor_start
@@ -34,7 +34,9 @@ Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Tensor | Run"
 """A batch: a list of :data:`Fragments`, an array or tensor of blocks, or a :class:`Run`."""
 
 
+BLOCK_SIZE_MAX: int = lib.BL_BLOCK_SIZE_MAX
 _ADDRESS_MAX = 2**64 - 1
+_OVERLAP = "the target blocks overlap; give targets in which each block has its own bytes"
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,7 +112,7 @@ class Run:
             raise LayoutError("a fragment starts at address 0, or ends after the last address")
 
 
-def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
+def _locate(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
     """Return the address, the size in bytes, and the object to keep alive."""
     if is_tensor(buffer):
         start = tensor_start(buffer)
@@ -143,43 +145,73 @@ def _has_objects(buffer: typing_extensions.Buffer | NDArray[np.generic]) -> bool
     return "O" in re.sub(":[^:]*:", "", kind)  # without field names
 
 
-def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
-    """Split a batch into runs of equal shape.
+def runs(blocks: Blocks, count: int, *, writable: bool) -> list[Run]:
+    """Split a batch of ``count`` blocks, one for each key, into runs of equal shape.
 
     A numpy array is a batch of blocks along its first axis. Each block must be contiguous; no
     Python loop visits them. A Run is returned unchanged. Raises :class:`~beluga.errors.LayoutError`
     for unusable memory.
     """
-    if count_of("a batch of blocks", blocks) == 0:
+    block_count = count_of("a batch of blocks", blocks)
+    if count != block_count:
+        raise LayoutError(f"{count} keys but {block_count} blocks; give one key per block")
+    if count == 0:
         return []
+    if isinstance(blocks, np.ndarray):
+        return [_matrix_run(blocks, count, writable=writable)]
     if isinstance(blocks, Run):
         if writable and blocks.read_only:
             raise LayoutError("the target blocks' memory is read-only")
         blocks.refuse_wrong()
-        return [blocks]
-    if isinstance(blocks, np.ndarray):
-        return [_matrix_run(blocks, writable=writable)]
-    if is_tensor(blocks):  # treat it as a list of rows, because torch may be unable to convert it
+        starts = blocks.fragments[:: blocks.fragment_count, 0]
+        if writable and len(np.unique(starts)) < count:  # a layout's blocks overlap only as a whole
+            raise LayoutError(_OVERLAP)
+        batch = [blocks]
+    else:
+        batch = _list_runs(blocks, writable=writable)
+        if writable:
+            _refuse_overlap(np.concatenate([run.fragments for run in batch]))
+    for run in batch:
+        refuse_long(run.length)
+    return batch
+
+
+def _refuse_overlap(fragments: NDArray[np.uint64]) -> None:
+    """Raise LayoutError if two targets share bytes, because the second would overwrite a hit."""
+    fragments = fragments[fragments[:, 1] > 0]
+    fragments = fragments[np.argsort(fragments[:, 0])]
+    if (fragments[:-1].sum(axis=1) > fragments[1:, 0]).any():
+        raise LayoutError(_OVERLAP)
+
+
+def refuse_long(length: int) -> None:
+    """Raise LayoutError for blocks of more bytes than the pool takes."""
+    if length > BLOCK_SIZE_MAX:
+        raise LayoutError(f"a block has {length} bytes, but the pool takes up to {BLOCK_SIZE_MAX}")
+
+
+def _list_runs(blocks: Sequence[Fragments] | Tensor, *, writable: bool) -> list[Run]:
+    if is_tensor(blocks):  # a list of rows, because torch may be unable to convert it
         tensor_start(blocks)
-    items = cast("Sequence[Fragments]", blocks)
-    found: list[Run] = []
+    batch: list[Run] = []
     shape: tuple[int, int] | None = None
     start, rows, owners = 0, list[tuple[int, int]](), list[object]()
-    for index, block in enumerate(items):
-        parts = block if isinstance(block, (list, tuple)) else (block,)
-        places = [_place(part, writable=writable) for part in parts]
-        this = (sum(size for _, size, _ in places), len(places))
+    index = 0
+    for index, block in enumerate(blocks):  # type: ignore[arg-type]  # a tensor has rows, too
+        fragments = block if isinstance(block, (list, tuple)) else (block,)
+        located = [_locate(fragment, writable=writable) for fragment in fragments]
+        this = (sum(size for _, size, _ in located), len(located))
         if this[0] == 0:
             raise LayoutError(f"block {index} is empty; give blocks of at least one byte")
         if shape is not None and this != shape:
-            found.append(_list_run(start, index, shape, rows, owners))
+            batch.append(_list_run(start, index, shape, rows, owners))
             start, rows, owners = index, [], []
         shape = this
-        rows.extend((address, size) for address, size, _ in places)
-        owners.extend(owner for _, _, owner in places)
+        rows.extend((address, size) for address, size, _ in located)
+        owners.extend(owner for _, _, owner in located)
     assert shape is not None  # noqa: S101  # there was at least one block
-    found.append(_list_run(start, len(items), shape, rows, owners))
-    return found
+    batch.append(_list_run(start, index + 1, shape, rows, owners))
+    return batch
 
 
 def _list_run(
@@ -189,32 +221,26 @@ def _list_run(
     return Run(end - start, shape[0], shape[1], fragments, owners, start)
 
 
-def _matrix_run(blocks: NDArray[np.generic], *, writable: bool) -> Run:
+def _matrix_run(blocks: NDArray[np.generic], count: int, *, writable: bool) -> Run:
     if blocks.ndim < 2 or not (first := blocks[0]).flags.c_contiguous:
         raise LayoutError("an array of blocks needs two axes, and each block must be contiguous")
     if blocks.dtype.hasobject:
         raise LayoutError("an array of Python objects cannot be stored; give an array of numbers")
     if writable and not blocks.flags.writeable:
         raise LayoutError("the target array is read-only")
-    count, length, stride = len(blocks), first.nbytes, blocks.strides[0]
-    if length == 0:
-        raise LayoutError("the blocks of this array are empty; give blocks of at least one byte")
+    length, stride = first.nbytes, blocks.strides[0]
+    if not 0 < length <= BLOCK_SIZE_MAX:
+        if length == 0:
+            raise LayoutError(
+                "the blocks of this array are empty; give blocks of at least one byte"
+            )
+        refuse_long(length)
     if writable and count > 1 and abs(stride) < length:
-        raise LayoutError(
-            "the target blocks overlap; give an array in which each block has its own bytes"
-        )
+        raise LayoutError(_OVERLAP)
     fragments = np.empty((count, 2), np.uint64)
-    fragments[0, 0] = start = _start(first)
-    fragments[0, 1] = length
+    start: int = first.__array_interface__["data"][0]
+    fragments[0, 0] = start
+    fragments[:, 1] = length
     if count > 1:
         fragments[1:, 0] = start + np.arange(1, count, dtype=np.int64) * stride
-        fragments[1:, 1] = length
     return Run(count, length, 1, fragments, [blocks])
-
-
-def _start(block: NDArray[np.generic]) -> int:
-    try:
-        return int(ffi.cast("uintptr_t", ffi.from_buffer(block)))
-    # A dtype that the buffer protocol does not support
-    except (TypeError, ValueError, BufferError):
-        return block.ctypes.data

@@ -6,32 +6,45 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import OfThisProcess
-from beluga.arguments import count_of, of_type, whole
+from beluga.arguments import of_type, short, whole
 from beluga.errors import (
     BadValueError,
     CacheError,
+    ChecksumError,
     LayoutError,
     TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+    UnsettledError,
     raise_for_status,
 )
 from beluga.index import BLOCK_RECORD, NAME, BlockState, IndexClient
-from beluga.kvcache.buffers import Run, runs
-from beluga.kvcache.carry import EngineBatch
-from beluga.kvcache.hints import HintResult, hint_level
-from beluga.kvcache.keys import Namespace, fold
-from beluga.kvcache.known import leave_namespace
-from beluga.kvcache.onboarding import LookupResult, fastest, follow
-from beluga.kvcache.uninterrupted import Uninterrupted
+from beluga.kvcache.batch import EngineBatch, Uninterrupted
+from beluga.kvcache.buffers import BLOCK_SIZE_MAX, Run, runs
+from beluga.kvcache.keys import Namespace, fold, leave_namespace
 from beluga.rpc import Client, nanoseconds
-from beluga.transfer import Direction, Selection, Slots, TransferClass, choose, tuned
+from beluga.transfer import (
+    CopySettings,
+    CpuEngine,
+    IoHandle,
+    Link,
+    LinkSettings,
+    ScheduledEngine,
+    Slots,
+    TransferClass,
+    TransferStats,
+    choose_engine,
+    host_link,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,29 +53,41 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from beluga.index import IndexStat, Pins
+    from beluga.kvcache.batch import Left
     from beluga.kvcache.buffers import Blocks
-    from beluga.kvcache.uninterrupted import Left
     from beluga.pool import Pool
-    from beluga.transfer import (
-        CopyEngine,
-        IoHandle,
-        Link,
-        LinkSettings,
-        Plan,
-        Slots,
-        TransferStats,
-    )
+    from beluga.transfer import CopyEngine, Plan
+
+
+_logger = logging.getLogger(__name__)
 
 Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
 """The names of a batch: digests as bytes or packed into an array, or folded keys."""
 
+_NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, UnsettledError)
+"""Errors after which the CPU would fail, too."""
+
 _ROWS = {"names": "NAME", "records": "BLOCK_RECORD"}
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
 _LINE_SIZE: int = lib.BL_LINE_SIZE
-BLOCK_SIZE_MAX: int = lib.BL_BLOCK_SIZE_MAX
+_GRANTED, _HIT, _REFUSED = map(int, (BlockState.GRANTED, BlockState.HIT, BlockState.REFUSED))
+
+PRIORITIES = {
+    "low": int(lib.BL_LEVEL_LOW),
+    "normal": int(lib.BL_LEVEL_NORMAL),
+    "high": int(lib.BL_LEVEL_HIGH),
+}
+"""The priorities of hints, with the levels that the server uses."""
+
+_TTL_MAX_S = 30 * 86400
+
+_NAP_S = 0.0001
+_NAP_MAX_S = 0.005
+# The next pause, as a fraction of the time waited so far: the bound of the excess wait
+_NAP_SHARE = 0.125
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen, because freezing costs a call for each field
 class PutResult:
     """The result of a put for each block, as arrays of shape (count,).
 
@@ -115,7 +140,7 @@ class PutResult:
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class GetResult:
     """The result of a get: the first ``hits`` blocks were copied and checked.
 
@@ -130,6 +155,36 @@ class GetResult:
     mismatches: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class HintResult:
+    """The number of blocks that got a hint, of blocks refused beyond a budget, of keys that the
+    pool does not have, and of leading blocks that the pool has or is fetching from lower tiers.
+    """
+
+    given: int
+    refused: int
+    absent: int
+    fetched: int
+
+
+class LookupResult(int):
+    """The number of leading blocks that some tier has.
+
+    ``tiers`` is the fastest tier of each block, shape (count,): 0 is none, 1 is the pool, and n + 1
+    is lower tier n, in the order in which the server was given them. A remote store is only queried
+    when a block is fetched, so its blocks may be 0 here.
+    """
+
+    tiers: NDArray[np.uint8]
+
+    def __new__(cls, tiers: NDArray[np.uint8]) -> LookupResult:
+        """Count the leading blocks."""
+        absent = tiers.tobytes().find(0)
+        result = super().__new__(cls, len(tiers) if absent < 0 else absent)
+        result.tiers = tiers
+        return result
+
+
 class KVCache(OfThisProcess):
     """KV blocks of one namespace in a pool.
 
@@ -137,8 +192,9 @@ class KVCache(OfThisProcess):
     values of ``tenant``, which selects the share of the pool. With ``check_checksums``, every get
     compares the blocks' checksums (entries are always checked).
 
-    ``engine``: the copy engine. ``auto`` (the CPU, or another engine where it is faster), an
-    engine's name (:func:`beluga.transfer.engine_names`), or a :class:`~beluga.transfer.CopyEngine`.
+    ``engine``: the copy engine. ``auto`` (the CPU, and for large batches another engine that this
+    process can open), an engine's name (:func:`beluga.transfer.engine_names`), or a
+    :class:`~beluga.transfer.CopyEngine`. If the engine of ``auto`` fails, the CPU copies.
     Blocks may be in any memory that the engine can access, as a :class:`~beluga.kvcache.Run` of
     addresses. A get on the CPU copies with ``threads`` threads; a put uses one thread.
 
@@ -185,8 +241,8 @@ class KVCache(OfThisProcess):
                 f"chunk_size is {chunk_size}; give a multiple of 64 up to {BLOCK_SIZE_MAX} bytes, "
                 "or 0 for no checksums"
             )
-        for name, one in ("read_class", read_class), ("write_class", write_class):
-            of_type(name, one, TransferClass, int)
+        for name, kind in ("read_class", read_class), ("write_class", write_class):
+            of_type(name, kind, TransferClass, int)
         read_class, write_class = TransferClass(read_class), TransferClass(write_class)
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
@@ -206,21 +262,37 @@ class KVCache(OfThisProcess):
         self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
         self._threads = threads
         self._onboards = onboard
-        self._settings: core.bl_copy_settings | None = None
         self._batches = Uninterrupted()
         self._batch = self._new_batch(kept=kept)
         self._read_class, self._write_class = read_class, write_class
+        self.engine_fault: str | None = None
+        """Why ``auto`` does not use its engine any more, or None."""
         try:
-            self._chosen = choose(self.client.pool, engine, threads)
-            classes = read_class, write_class
-            self._selection = Selection(
-                self.client.pool, link, self._chosen, *classes, threads=threads
-            )
+            self._open_engine(engine, link)
         except BaseException:
             self._end_session()
             raise
         leave_namespace(self.client.pool.runtime_dir, self.namespace)
         self.client.pool.before_close(self.close)  # before the engine closes
+
+    def _open_engine(
+        self, engine: CopyEngine | str, link: Link | LinkSettings | IoHandle | None
+    ) -> None:
+        """Choose the engine, and register with the link. Both hold for the life of this cache."""
+        pool, read, write = self.client.pool, self._read_class, self._write_class
+        self._choice = choose_engine(pool, engine, self._threads)
+        self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
+        shared = link if isinstance(link, Link) else self._own_link
+        self._own_handle = None if shared is None else IoHandle(shared)
+        self._handle = link if isinstance(link, IoHandle) else self._own_handle
+        self._engine = self._choice.engine
+        if self._engine is not None and self._handle is not None:
+            self._engine = ScheduledEngine(self._engine, self._handle, read=read, write=write)
+        self._token_engine = self._engine
+        if self._engine is None or self._choice.spare:
+            self._token_engine = CpuEngine(
+                pool, self._threads, handle=self._handle, read=read, write=write
+            )
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Fold digests with the namespace: a uint64 array of shape (count, 2).
@@ -231,7 +303,7 @@ class KVCache(OfThisProcess):
             if digests.ndim != 2 or digests.shape[1] != 2:
                 raise BadValueError(f"keys have the shape {digests.shape}; give shape (count, 2)")
             return np.ascontiguousarray(digests)
-        return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
+        return fold(self.namespace, digests)
 
     @property
     def fingerprint(self) -> int:
@@ -252,30 +324,24 @@ class KVCache(OfThisProcess):
         not raise.
         """
         started = time.perf_counter()
-        keys = self._paired(digests, sources)
-        name_rows = _rows("names", names, NAME, len(keys))
-        states = np.zeros(len(keys), dtype=np.uint8)
-        statuses = np.zeros(len(keys), dtype=np.int32)
+        keys = self.keys(digests)
+        count = len(keys)
+        batch = runs(sources, count, writable=False)
+        if names is not None:
+            names = _rows("names", names, NAME, count)
+        states, statuses = np.zeros(count, np.uint8), np.zeros(count, np.int32)
         largest = size = 0
-        for run in runs(sources, writable=False):
-            _refuse_long(run)
+        for run in batch:
             largest = max(largest, run.length)
             part = slice(run.start, run.start + run.count)
-            raise_for_status(
-                self._put(
-                    run,
-                    keys[part],
-                    states[part],
-                    statuses[part],
-                    None if name_rows is None else name_rows[part],
-                ),
-                "storing blocks",
-            )
-            size += states[part].tobytes().count(BlockState.GRANTED) * run.length
-        result = PutResult(states, statuses, largest, self._space_bytes)
-        if self.client.report.put(result.stored, result.present, result.refused, size, started):
+            of_run = keys[part], states[part], statuses[part]
+            self._put_run(run, *of_run, None if names is None else names[part])
+            size += of_run[1].tobytes().count(_GRANTED) * run.length
+        count_of = states.tobytes().count
+        stored, present, refused = count_of(_GRANTED), count_of(_HIT), count_of(_REFUSED)
+        if self.client.report.put(stored, present, refused, size, started):
             self.client.send_report()
-        return result
+        return PutResult(states, statuses, largest, self._space_bytes)
 
     def get(
         self, digests: Digests, targets: Blocks, *, records: NDArray[np.void] | None = None
@@ -289,25 +355,30 @@ class KVCache(OfThisProcess):
         Raises :class:`~beluga.errors.LayoutError` and :class:`~beluga.errors.RpcError`.
         """
         started = time.perf_counter()
-        keys = self._paired(digests, targets)
-        where = _rows("records", records, BLOCK_RECORD, len(keys))
-        states = np.zeros(len(keys), dtype=np.uint8)
+        keys = self.keys(digests)
+        count = len(keys)
+        batch = runs(targets, count, writable=True)
+        if records is not None:
+            records = _rows("records", records, BLOCK_RECORD, count)
+        states = np.zeros(count, np.uint8)
         mismatches = ffi.new("uint64_t *")
         hits = size = 0
-        for run in runs(targets, writable=True):
-            _refuse_long(run)
+        for run in batch:
             part = slice(run.start, run.start + run.count)
-            found = 0
-            if where is not None:
-                found = self._get_there(run, keys[part], states[part], where[part])
-            if found < run.count:
-                rest = slice(run.start + found, run.start + run.count)
-                found += self._get_all(run.rest(found), keys[rest], states[rest], mismatches)
-            hits += found
-            size += found * run.length
-            if found < run.count:
+            of_run, done = (keys[part], states[part]), 0
+            if records is not None:
+                # A later call to the server finds out what is wrong with the next block
+                elsewhere = ffi.new("uint64_t *")
+                done = self._get_run(run, *of_run, elsewhere, records[part])
+            if done < run.count:
+                done = self._get_rest(run, *of_run, mismatches, done)
+            hits += done
+            size += done * run.length
+            if done < run.count:
                 break
-        self._got(len(keys), hits, size, started)
+        flushed = size if self._flushes else 0
+        if self.client.report.got(count, hits, size, flushed, started):
+            self.client.send_report()
         return GetResult(hits, states, mismatches[0])
 
     def get_tokens(self, digests: Digests, tokens: ArrayLike, targets: Slots) -> GetResult:
@@ -331,13 +402,13 @@ class KVCache(OfThisProcess):
 
         def fetch(carrier: EngineBatch) -> int:
             def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
-                some = rows if len(hits) == len(keys) else rows.of(hits)
-                if len(some.sizes):
+                wanted = rows if len(hits) == len(keys) else rows.of(hits)
+                if len(wanted.sizes):
                     sums = carrier.checksums if self._check_checksums and self._chunk_size else None
                     yield (
                         hits,
                         layout.plan_rows(
-                            some,
+                            wanted,
                             offsets=carrier.offsets,
                             chunk_size=self._chunk_size,
                             checksums=sums,
@@ -346,11 +417,11 @@ class KVCache(OfThisProcess):
 
             return carrier.get(states, mismatches, parts_of)
 
-        found = raise_for_status(
-            self._carry(self._selection.token_engine, run, keys, fetch), "fetching tokens"
-        )
-        self._got(len(keys), found, 0, started)
-        return GetResult(found, states, mismatches[0])
+        assert self._token_engine is not None  # noqa: S101  see _open_engine
+        hits = self._carry(self._token_engine, run, keys, fetch, doing="fetching tokens")
+        if self.client.report.got(len(keys), hits, 0, 0, started):
+            self.client.send_report()
+        return GetResult(hits, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> LookupResult:
         """Find the leading blocks that the pool or a lower tier has.
@@ -381,8 +452,8 @@ class KVCache(OfThisProcess):
         of_type("wait_s", wait_s, int, float, np.integer, np.floating)
 
         def look(done: int) -> tuple[int, BlockState]:
-            found = self._index.lookup(keys[done:])
-            return found.count, found.state
+            lookup = self._index.lookup(keys[done:])
+            return lookup.count, lookup.state
 
         begun = look(0)
         return follow(self._index, keys, begun, look, wait_s) if wait_s > 0 else begun[0]
@@ -445,14 +516,18 @@ class KVCache(OfThisProcess):
     @property
     def engine(self) -> CopyEngine | None:
         """The copy engine, or None if C copies everything by itself."""
-        return self._selection.engine
+        return self._engine
 
     def transfer_stats(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Return the bytes and pieces that the link scheduler admitted for this cache and their
         waiting time, by class. If caches share an I/O handle, the counts are those of all of them;
         with ``own`` the result is then empty.
         """
-        return self._selection.transfer_stats(own=own)
+        handle = self._own_handle if own else self._handle
+        return {
+            kind: TransferStats() if handle is None else handle.transfer_stats(kind)
+            for kind in TransferClass
+        }
 
     def close(self) -> None:
         """Wait for an interrupted batch. Then close the session, the I/O handle and the DSA if this
@@ -460,8 +535,12 @@ class KVCache(OfThisProcess):
         """
         self._batches.close()
         self._end_session()
-        self._selection.close()
-        self._chosen.close()
+        if self._own_handle is not None:
+            self._own_handle.close()
+        if self._own_link is not None:
+            self._own_link.close()
+        if self._choice.made and self._choice.engine is not None:
+            self._choice.engine.close()
 
     def _end_session(self) -> None:
         if self._own_client:
@@ -472,39 +551,30 @@ class KVCache(OfThisProcess):
         if self.client.report.looked_up(started):
             self.client.send_report()
 
-    def _got(self, requested: int, hits: int, size: int, started: float) -> None:
-        """Count a get of ``size`` bytes and send a report if one is due."""
-        flushed = size if self._flushes else 0
-        if self.client.report.got(requested, hits, size, flushed, started):
-            self.client.send_report()
-
-    def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
-        keys = self.keys(digests)
-        count = count_of("a batch of blocks", blocks)
-        if len(keys) != count:
-            raise LayoutError(f"{len(keys)} keys but {count} blocks; give one key per block")
-        return keys
-
-    def _put(
+    def _put_run(
         self,
         run: Run,
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
         statuses: NDArray[np.int32],
         names: NDArray[np.void] | None,
-    ) -> int:
-        if (engine := self._engine_for(Direction.WRITE, run)) is not None:
-            return self._carry(
-                engine, run, keys, lambda carrier: carrier.put(run, states, statuses), names
-            )
-        self._tune()
-        out = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
-        with self._selection.using() as io_queue, self.client.lock:
-            batch = self._filled(run, keys, self._write_class, io_queue, names)
-            code = lib.bl_kv_put(self.client.session, batch, *out)
-        return self._ended(code, "storing blocks")
+    ) -> None:
+        engine = self._engine
+        if engine is not None and run.count * run.length >= self._choice.write_bytes:
 
-    def _get(
+            def put(batch: EngineBatch) -> int:
+                return batch.put(run, states, statuses)
+
+            try:
+                self._carry(engine, run, keys, put, doing="storing blocks", names=names)
+            except TransferError as error:
+                self._refuse_engine(error)
+            else:
+                return
+        out = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
+        self._run(lib.bl_kv_put, self._write_class, run, keys, out=out, names=names)
+
+    def _get_run(
         self,
         run: Run,
         keys: NDArray[np.uint64],
@@ -512,113 +582,139 @@ class KVCache(OfThisProcess):
         mismatches: core.uint64_p,
         records: NDArray[np.void] | None = None,
     ) -> int:
-        if (engine := self._engine_for(Direction.READ, run)) is not None:
-            return self._carry(
-                engine,
-                run,
-                keys,
-                lambda carrier: carrier.get(states, mismatches, carrier.blocks(run)),
-                records=records,
-            )
-        self._tune()
-        out = ffi.from_buffer("uint8_t[]", states)
-        with self._selection.using() as io_queue, self.client.lock:
-            batch = self._filled(run, keys, self._read_class, io_queue, records=records)
-            code = lib.bl_kv_get(self.client.session, batch, out, mismatches)
-        return self._ended(code, "fetching blocks")
+        """Fetch the leading blocks of a run that the pool has. Returns their number. Blocks with
+        ``records`` are fetched from there, without calling the server.
+        """
+        engine = self._engine
+        if engine is not None and run.count * run.length >= self._choice.read_bytes:
 
-    def _get_all(
+            def get(batch: EngineBatch) -> int:
+                return batch.get(states, mismatches, batch.blocks(run))
+
+            try:
+                return self._carry(engine, run, keys, get, doing="fetching blocks", records=records)
+            except TransferError as error:
+                self._refuse_engine(error)
+        out = ffi.from_buffer("uint8_t[]", states), mismatches
+        return self._run(lib.bl_kv_get, self._read_class, run, keys, out=out, records=records)
+
+    def _get_rest(
         self,
         run: Run,
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
         mismatches: core.uint64_p,
+        done: int,
     ) -> int:
-        """Fetch the leading blocks of a run, including those in lower tiers. Returns their number.
+        """Fetch the blocks of a run after the first ``done`` ones, including those in lower tiers.
+        Returns how many of the run were fetched.
 
         The wait for a block ends after the cache's timeout without progress.
         """
-        hits = raise_for_status(self._get(run, keys, states, mismatches), "fetching blocks")
+        if done:
+            run, keys, states = run.rest(done), keys[done:], states[done:]
+        hits = self._get_run(run, keys, states, mismatches)
         if hits == run.count or not self._onboards:
-            return hits
+            return done + hits
 
-        def fetch(done: int) -> tuple[int, BlockState]:
-            rest = run.rest(done), keys[done:], states[done:], mismatches
-            count = raise_for_status(self._get(*rest), "fetching blocks")
-            return count, BlockState(states[min(done + count, run.count - 1)])
+        def fetch(after: int) -> tuple[int, BlockState]:
+            rest = run.rest(after), keys[after:], states[after:], mismatches
+            count = self._get_run(*rest)
+            return count, BlockState(states[min(after + count, run.count - 1)])
 
         begun = hits, BlockState(states[hits])
-        return follow(self._index, keys, begun, fetch, self.client.timeout_s)
+        return done + follow(self._index, keys, begun, fetch, self.client.timeout_s)
 
-    def _get_there(
+    def _run(  # noqa: PLR0913  keyword-only but the first four
         self,
+        function: Callable[..., int],
+        kind: TransferClass,
         run: Run,
         keys: NDArray[np.uint64],
-        states: NDArray[np.uint8],
-        records: NDArray[np.void],
+        *,
+        out: tuple[core.CData, core.CData],
+        names: NDArray[np.void] | None = None,
+        records: NDArray[np.void] | None = None,
     ) -> int:
-        """Fetch leading blocks at the locations in ``records``, without calling the server. Returns
-        their number. A later call to the server finds out what is wrong with the next block.
-        """
-        elsewhere = ffi.new("uint64_t *")
-        code = self._get(run, keys, states, elsewhere, records)
-        return raise_for_status(code, "fetching blocks")
-
-    def _engine_for(self, direction: Direction, run: Run) -> CopyEngine | None:
-        size, fragments = run.count * run.length, run.count * run.fragment_count
-        return self._selection.engine_for(direction, size, fragments)
-
-    def _ended(self, code: int, doing: str) -> int:
-        self._selection.watch()
+        """Move a run in C, as the link admits it. Returns the number of blocks."""
+        client, handle = self.client, self._handle
+        if handle is None:
+            with client.lock:
+                batch = self._filled(run, keys, kind, ffi.NULL, names=names, records=records)
+                code = function(client.session, batch, *out)
+        else:
+            with handle.using() as io_queue, client.lock:
+                batch = self._filled(run, keys, kind, io_queue, names=names, records=records)
+                code = function(client.session, batch, *out)
+            handle.watch()
+        if code >= 0:
+            return code
+        doing = "storing blocks" if function is lib.bl_kv_put else "fetching blocks"
         if code == -errno.ECANCELED:
             raise TransferCancelledError(f"{doing}: it was interrupted")
-        return int(code)
+        return raise_for_status(code, doing)
 
-    def _carry(  # noqa: PLR0913  the last one is keyword-only
+    def _carry(  # noqa: PLR0913  keyword-only but the first four
         self,
         engine: CopyEngine,
         run: Run,
         keys: NDArray[np.uint64],
         move: Callable[[EngineBatch], int],
-        names: NDArray[np.void] | None = None,
         *,
+        doing: str,
+        names: NDArray[np.void] | None = None,
         records: NDArray[np.void] | None = None,
     ) -> int:
         """Run ``move`` for a batch where no interrupt can stop it, and return its result."""
 
         def carry(left: Left) -> int:
-            self._tune()
             with self.client.lock:
                 # The engine throttles itself, so C gets no I/O queue.
-                batch = self._filled(run, keys, self._read_class, ffi.NULL, names, records=records)
+                batch = self._filled(
+                    run, keys, self._read_class, ffi.NULL, names=names, records=records
+                )
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(EngineBatch(engine, session, batch, pool_size, left))
 
-        return self._batches.run(carry)
+        code = raise_for_status(self._batches.run(carry), doing)
+        if self._choice.spare and (fault := getattr(engine, "fault", None)) is not None:
+            self._drop_engine(fault)
+        return code
 
-    def _tune(self) -> None:
-        """Load or measure the copy thresholds of C before the first copy."""
-        if self._settings is None:
-            self._settings = tuned(self.client.pool).struct(self._threads)
-            self._batch.settings = self._settings
+    def _refuse_engine(self, error: TransferError) -> None:
+        """Drop the engine of ``auto`` after it failed and has stopped, so that C moves the batch.
+        Raises the error if it is another engine, or not the engine's.
+        """
+        if not self._choice.spare or isinstance(error, _NOT_THE_ENGINE):
+            raise error
+        self._drop_engine(str(error))
+
+    def _drop_engine(self, fault: str) -> None:
+        if self._engine is not None:
+            self._engine, self.engine_fault = None, fault
+            assert self._choice.engine is not None  # noqa: S101
+            name = self._choice.engine.name
+            _logger.warning("beluga: %s is disabled, the CPU copies: %s", name, fault)
 
     def _new_batch(self, *, kept: bool) -> core.bl_kv_batch:
         """Allocate this cache's only batch. Each put or get fills it under the client's lock."""
         batch = ffi.new("bl_kv_batch *")
+        self._settings = CopySettings.default().struct(self._threads)
+        batch.settings = self._settings
         batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
         batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)
         batch.reserve_flags = lib.BL_RESERVE_KEPT if kept else 0
         return batch
 
-    def _filled(  # noqa: PLR0913  the last one is keyword-only
+    def _filled(  # noqa: PLR0913  keyword-only but the first four
         self,
         run: Run,
         keys: NDArray[np.uint64],
         kind: TransferClass,
         io_queue: core.bl_io_queue | core.Null,
-        names: NDArray[np.void] | None = None,
         *,
-        records: NDArray[np.void] | None = None,
+        names: NDArray[np.void] | None,
+        records: NDArray[np.void] | None,
     ) -> core.bl_kv_batch:
         """Fill the batch for C. The caller holds the client's lock and keeps the arrays alive."""
         batch = self._batch
@@ -639,21 +735,74 @@ class KVCache(OfThisProcess):
         self.close()
 
 
+def hint_level(priority: object, ttl: object, *, pin: object) -> tuple[int, int]:
+    """Convert a hint to its level and its time in milliseconds. Raises BadTypeError and
+    BadValueError.
+    """
+    of_type("priority", priority, str)
+    of_type("pin", pin, bool)
+    if priority not in PRIORITIES:
+        raise BadValueError(
+            f"the priority of a hint is {short(priority)}; give {', '.join(PRIORITIES)}"
+        )
+    if pin and priority == "low":
+        raise BadValueError("a hint has both pin and low priority; give one of the two")
+    milliseconds = 0
+    if ttl is not None:
+        of_type("ttl", ttl, int, float)
+        if isinstance(ttl, bool) or not 0.001 <= ttl <= _TTL_MAX_S:  # type: ignore[operator]
+            raise BadValueError(
+                f"the ttl of a hint is {short(ttl)}; give seconds, from 0.001 to {_TTL_MAX_S}"
+            )
+        milliseconds = round(ttl * 1000)  # type: ignore[operator]
+    return int(lib.BL_LEVEL_PINNED) if pin else PRIORITIES[str(priority)], milliseconds
+
+
+def fastest(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Convert bit sets of tiers to the numbers of :class:`LookupResult`: the lowest bit plus 1."""
+    lowest = bits & -bits
+    return np.where(bits == 0, 0, np.log2(np.maximum(lowest, 1)) + 1).astype(np.uint8)
+
+
+def follow(
+    index: IndexClient,
+    keys: NDArray[np.uint64],
+    begun: tuple[int, BlockState],
+    advance: Callable[[int], tuple[int, BlockState]],
+    timeout_s: float,
+) -> int:
+    """Advance over the leading keys, and wait for blocks that are being fetched from lower tiers.
+
+    ``advance(done)`` processes the blocks after the first ``done`` ones, as far as the pool has
+    them. It returns their number and the state of the next block; ``begun`` is the result of the
+    first such call. Returns how many blocks were processed in total. The wait ends after
+    ``timeout_s`` seconds without progress.
+    """
+    done, state = begun
+    since_s, has_requested = time.monotonic(), False
+    while done < len(keys) and state.is_coming:
+        waited_s = time.monotonic() - since_s
+        if waited_s > timeout_s:
+            break
+        if state == BlockState.BELOW or not has_requested:  # the block may have been evicted again
+            has_requested = True
+            if not index.onboard(keys[done:]):
+                break
+        else:
+            time.sleep(min(max(waited_s * _NAP_SHARE, _NAP_S), _NAP_MAX_S))
+        count, state = advance(done)
+        if count:
+            done += count
+            since_s, has_requested = time.monotonic(), False
+    return done
+
+
 def _rows(
-    what: str, rows: NDArray[np.void] | None, kind: np.dtype[np.void], count: int
-) -> NDArray[np.void] | None:
+    what: str, rows: NDArray[np.void], kind: np.dtype[np.void], count: int
+) -> NDArray[np.void]:
     """Convert rows to the format of C. Raises LayoutError for other arrays."""
-    if rows is None:
-        return None
     if not isinstance(rows, np.ndarray) or rows.dtype != kind or rows.shape != (count,):
         raise LayoutError(
             f"{count} blocks need {count} {what}; give an array of beluga.index.{_ROWS[what]}"
         )
     return np.ascontiguousarray(rows)
-
-
-def _refuse_long(run: Run) -> None:
-    if run.length > BLOCK_SIZE_MAX:
-        raise LayoutError(
-            f"a block has {run.length} bytes, but the pool takes up to {BLOCK_SIZE_MAX}"
-        )

@@ -29,8 +29,7 @@ from beluga.index import (
     read_entries,
 )
 from beluga.kvcache.cache import KVCache
-from beluga.kvcache.keys import Namespace, fold
-from beluga.kvcache.known import KnownNamespace, known_namespaces
+from beluga.kvcache.keys import KnownNamespace, Namespace, fold, known_namespaces
 from beluga.rpc import Client
 
 # Field names of the connectors (beluga/connectors/). Another number of ranks or another dtype also

@@ -4,13 +4,20 @@
 
 Digests are uniformly random bytes, which engines compute anyway. :func:`fold` computes the 128-bit
 keys of a whole batch with one C call. Hash other names first, with :func:`hash_keys`.
+
+The pool stores only a namespace's fingerprint. For diagnosis, each cache writes the fields of its
+namespace to the pool's runtime directory, but never a salt or anything derived from one. Caches
+work without these files.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
 
 DIGEST_SIZE_MIN, DIGEST_SIZE_MAX = 16, 64
 
@@ -109,7 +117,9 @@ def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:
     return b"", DIGEST_SIZE_MIN
 
 
-def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
+def fold(
+    namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     """Return the keys of digests in a namespace: a uint64 array of shape (count, 2).
 
     ``digests`` have 16 to 64 uniformly random bytes each. They are a list of bytes, or a uint8
@@ -154,3 +164,75 @@ def hash_keys(values: Iterable[bytes | str]) -> NDArray[np.uint8]:
     encoded = (value.encode() if isinstance(value, str) else value for value in values)
     digests = [hashlib.blake2b(v, digest_size=32, person=b"beluga-key").digest() for v in encoded]
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), 32)
+
+
+_FILES_MAX = 4096  # namespaces per pool
+_FOLDER = "namespaces"
+_SALTS = {"cache_salt"}  # fields that hold a tenant's secret (beluga/connectors/lmcache/)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownNamespace:
+    """A namespace that was opened on this host. If it has ``secret`` parts (a salt, or fields of
+    bytes), its keys cannot be computed from ``fields``.
+    """
+
+    fingerprint: int
+    fields: Mapping[str, str | int]
+    secret: bool
+
+
+def leave_namespace(directory: Path, namespace: Namespace) -> None:
+    """Write a namespace's fields for :func:`known_namespaces`, if possible."""
+    file = directory / _FOLDER / f"{namespace.fingerprint:016x}.json"
+    shown = {name: value for name, value in namespace.fields.items() if not _hidden(name, value)}
+    secret = namespace.salted or len(shown) < len(namespace.fields)
+    try:
+        if file.exists():
+            return
+        # The directory's mode decides who may read, not this process's umask
+        rights = directory.stat().st_mode
+        file.parent.mkdir(exist_ok=True)
+        if file.parent.stat().st_uid == os.geteuid():
+            file.parent.chmod(rights & 0o2770)
+        if len(list(file.parent.iterdir())) >= _FILES_MAX:
+            return
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.chmod(rights & 0o660)
+        draft.write_text(json.dumps({"fields": shown, "secret": secret}))
+        draft.replace(file)
+    except (OSError, ValueError):  # a full or read-only file system, or a name that is not text
+        return
+
+
+def known_namespaces(directory: Path) -> list[KnownNamespace]:
+    """Return the namespaces that were opened on this host. Unreadable files are skipped."""
+    found = []
+    for file in sorted(directory.glob(f"{_FOLDER}/*.json")):
+        try:
+            record = json.loads(file.read_text())
+            fields = {str(name): _shown(value) for name, value in record["fields"].items()}
+            found.append(KnownNamespace(int(file.stem, 16), fields, bool(record["secret"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def namespaces_changed_ns(directory: Path) -> int:
+    """Return when :func:`known_namespaces` last changed; 0 if there are none."""
+    try:
+        return (directory / _FOLDER).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _hidden(name: str, value: Field) -> bool:
+    """Whether a field is secret: bytes, which may be derived from a secret, or an engine's salt."""
+    return isinstance(value, bytes) or (name in _SALTS and value != "")
+
+
+def _shown(value: object) -> str | int:
+    if not isinstance(value, (str, int)):
+        raise TypeError
+    return value

@@ -14,23 +14,26 @@
             client.call("shout", "hello", returns=str)  # 'HELLO'
 """
 
+from beluga.arguments import nanoseconds
 from beluga.choices import SILENT_S
-from beluga.rpc.async_client import AsyncClient
 from beluga.rpc.client import Buffer, Client, ClientStat
 from beluga.rpc.handlers import HandlerInfo, Handlers, load_handlers
 from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, ReportTotals
 from beluga.rpc.server import (
+    DEMOTIONS,
+    LOST,
     METHOD_COUNTERS,
     METHOD_USER,
+    REASONS,
+    TAKEN,
     Calls,
     Quota,
     Server,
     ServerStat,
+    TakeoverCause,
     method_names,
+    stand_by,
 )
-from beluga.rpc.standby import stand_by
-from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, TakeoverCause
-from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import CallTrace, TracedCall, read_trace
 
 __all__ = [
@@ -43,7 +46,6 @@ __all__ = [
     "SECONDS",
     "SILENT_S",
     "TAKEN",
-    "AsyncClient",
     "Buffer",
     "CallTrace",
     "Calls",

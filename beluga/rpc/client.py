@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import OfThisProcess, when_forked
-from beluga.arguments import short, whole
+from beluga.arguments import nanoseconds, short, whole
 from beluga.errors import (
     BadRequestError,
     BadTypeError,
@@ -26,14 +26,11 @@ from beluga.errors import (
     RpcError,
     raise_for_status,
 )
-from beluga.rpc.encoding import converted
-from beluga.rpc.handlers import LIST, HandlerInfo, Handlers
-from beluga.rpc.parts import exchange
+from beluga.rpc.handlers import LIST, HandlerInfo, Handlers, converted
+from beluga.rpc.messages import exchange, result_of
+from beluga.rpc.messages import request as request_of
 from beluga.rpc.report import Figure, Report
 from beluga.rpc.server import refuse_unstarted
-from beluga.rpc.times import nanoseconds
-from beluga.rpc.workers import request as request_of
-from beluga.rpc.workers import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +97,15 @@ class Client(OfThisProcess):
         self._mismatches = 0, 0
         self._exchanging, self._number = threading.Lock(), 0
         self._held = _Held()
+        self.lock = self._held.lock
+        """The lock to hold while using the :attr:`session`::
+
+            with client.lock:
+                session = client.session
+
+        Put nothing but the lock in the ``with``. It is acquired and released in C, so an interrupt
+        cannot leave it locked.
+        """
         self._reply_size = pool.geometry.bulk_size
         self._reply = ffi.new("uint8_t[]", self._reply_size)
         self._reply_bytes = ffi.buffer(self._reply)
@@ -278,18 +284,6 @@ class Client(OfThisProcess):
         return time.perf_counter() - start
 
     @property
-    def lock(self) -> threading.Lock:
-        """The lock to hold while using the :attr:`session`::
-
-            with client.lock:
-                session = client.session
-
-        Put nothing but the lock in the ``with``. It is acquired and released in C, so an interrupt
-        cannot leave it locked.
-        """
-        return self._held.lock
-
-    @property
     def session(self) -> core.bl_session:
         """The ``bl_session *``; hold the :attr:`lock` while using it. Raises RpcError if this
         client is closed, and ForkedSessionError in a forked child.
@@ -333,6 +327,7 @@ class Client(OfThisProcess):
         if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
         self._held, self._forked = _Held(), True
+        self.lock = self._held.lock
         self._exchanging = threading.Lock()
         self._end.detach()
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process: a poll loop in C that runs without the GIL, and registered handlers."""
+"""The server process: a poll loop in C that runs without the GIL, and registered handlers.
+
+A standby waits to take over (:func:`stand_by`); ``csrc/rpc/reason.c`` has the reasons why servers
+take over and lose pools.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import OfThisProcess, when_forked
-from beluga.arguments import of_type, short, whole
+from beluga.arguments import nanoseconds, of_type, short, whole
+from beluga.choices import SILENT_S
 from beluga.errors import (
     BadTypeError,
     BadValueError,
@@ -23,20 +28,85 @@ from beluga.errors import (
     DeviceMissingError,
     NoServerError,
     RpcError,
+    ServerAliveError,
     raise_for_status,
 )
 from beluga.figures import Counters, counters
-from beluga.rpc.handlers import Handlers
+from beluga.metrics import REGISTRY
+from beluga.rpc.handlers import Handlers, Workers
 from beluga.rpc.report import ReportTotals
-from beluga.rpc.takeovers import TAKEN, TakeoverCause, takeover_cause
-from beluga.rpc.times import nanoseconds
-from beluga.rpc.workers import Workers
 from beluga.threads import Thread, refuse_green_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from beluga.pool import Pool
+
+
+_TEXTS = {
+    lib.BL_REASON_NONE: ("none", "it has not taken the pool over"),
+    lib.BL_REASON_FIRST: ("first", "no server had served the pool"),
+    lib.BL_REASON_STOPPED: ("stopped", "{server} stopped cleanly"),
+    lib.BL_REASON_DECLARED: ("declared", "{server} was declared gone"),
+    lib.BL_REASON_GONE: ("gone", "{server} ended without stopping cleanly"),
+    lib.BL_REASON_STUCK: (
+        "stuck",
+        "{server} lives, but its heartbeat stood still for {silent_s:.1f} s",
+    ),
+    lib.BL_REASON_SILENT: ("silent", "the heartbeat of {server} stood still{silence}"),
+}
+
+REASONS = tuple(name for name, _ in _TEXTS.values() if name != "none")
+"""The reasons of takeovers, as in labels of metrics."""
+
+DEMOTIONS = ("deposed",)
+"""Why a server loses its pool: another server took it over."""
+
+TAKEN = REGISTRY.counter(
+    "beluga_takeovers_total",
+    "Takeovers by this process, by reason: first (the pool had no server before), stopped "
+    "(the previous server stopped cleanly), declared (an operator declared it gone), gone (it "
+    "ended otherwise), stuck (its process lives, but its heartbeat has stopped), silent (the "
+    "heartbeat of another host has stopped).",
+)
+LOST = REGISTRY.counter(
+    "beluga_demotions_total",
+    "Pools that this process lost, by reason: deposed (another server took over).",
+)
+for _reason in REASONS:
+    TAKEN.add(0, reason=_reason)
+for _reason in DEMOTIONS:
+    LOST.add(0, reason=_reason)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeoverCause:
+    """The previous server, and why it was replaced.
+
+    ``reason`` is one of :data:`REASONS`, or "none" before the takeover. ``epoch`` and ``host``
+    identify the previous server; ``epoch`` is 0 if there was none. ``silent_s`` is how many seconds
+    its heartbeat did not advance, as observed by a standby.
+    """
+
+    epoch: int
+    host: int
+    reason: str
+    silent_s: float
+
+    def __str__(self) -> str:
+        text = next(text for name, text in _TEXTS.values() if name == self.reason)
+        return text.format(
+            server=f"the server of epoch {self.epoch} on host {self.host}",
+            silent_s=self.silent_s,
+            silence=f" for {self.silent_s:.1f} s" if self.silent_s else "",
+        )
+
+
+def takeover_cause(found: core.bl_takeover_cause) -> TakeoverCause:
+    """Convert the record in C. An unknown reason, of a damaged trace, becomes "none"."""
+    name = _TEXTS.get(found.reason, _TEXTS[lib.BL_REASON_NONE])[0]
+    return TakeoverCause(int(found.epoch), int(found.host), name, found.silent_ns / 1e9)
+
 
 log = logging.getLogger(__name__)
 
@@ -512,3 +582,47 @@ def bl_python_handler(context: core.void_p, call: core.bl_call) -> int:
     ffi.memmove(call.reply, reply, len(reply))
     call.reply_size = len(reply)
     return 0
+
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_RETRY_S = 0.1
+
+
+def stand_by(
+    server: Server,
+    stopping: threading.Event,
+    *,
+    silent_s: float = SILENT_S,
+    waits: Callable[[str], None] = lambda why: None,
+) -> bool:
+    """Watch the pool's server until ``server`` has taken over or ``stopping`` is set.
+
+    Returns True after the takeover, with ``server`` started, and False once ``stopping`` is set. A
+    server of this machine is replaced within milliseconds of its death. A server of another machine
+    is replaced after ``silent_s`` seconds without a heartbeat, a hanging one of this machine after
+    15 times as long.
+
+    ``waits`` is called after each check without a takeover. Its argument is the reason, or empty if
+    the pool simply has a server.
+
+    Raises the errors of :meth:`Server.start` except :class:`~beluga.errors.ServerAliveError`, after
+    which it continues to watch.
+    """
+    refused = ""
+    while not stopping.is_set():
+        if not server.watch(_LOOK_S, silent_s=silent_s):
+            waits("")
+            continue
+        try:
+            server.start()
+        except ServerAliveError as error:
+            if str(error) != refused:
+                log.warning("the takeover failed, will retry: %s", error)
+                refused = str(error)
+            waits(refused)
+            stopping.wait(_RETRY_S)
+            continue
+        return True
+    return False

@@ -18,8 +18,7 @@ import numpy as np
 
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import BadValueError, NoTraceError, status_name
-from beluga.rpc.server import method_name
-from beluga.rpc.takeovers import takeover_cause
+from beluga.rpc.server import method_name, takeover_cause
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -28,7 +28,7 @@ from beluga.errors import raise_for_status
 from beluga.index import BLOCK_RECORD, NAME, BlockState
 from beluga.rpc import nanoseconds
 from beluga.tiers.tier import StoredBlock
-from beluga.transfer import TransferClass, tuned
+from beluga.transfer import CopySettings, TransferClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ class PoolSide:
     def __init__(self, client: Client, handle: IoHandle | None) -> None:
         self._client, self._handle = client, handle
         self._timeout_ns = nanoseconds(client.timeout_s)
-        self._settings = tuned(client.pool).struct(1)
+        self._settings = CopySettings.default().struct(1)
 
     def read(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Read blocks of one kind from their recorded locations, in the class OFFLOAD.

@@ -6,13 +6,22 @@ A plan maps bytes to bytes; an engine executes it. Keys and servers are layers a
 """
 
 from beluga.transfer import arrangements, policy
-from beluga.transfer.calibrate.cost import Cost
-from beluga.transfer.calibrate.measure import calibrated
-from beluga.transfer.cpu import CopySettings, CpuEngine, default_threads, tuned
+from beluga.transfer.cpu import CopySettings, CpuEngine, default_threads
 from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine, WorkQueue, why_no_queue, work_queues
 from beluga.transfer.engine import CopyEngine, Direction, Transfer, settle
+from beluga.transfer.engines import (
+    ENGINES,
+    NEVER,
+    EngineChoice,
+    EngineEntry,
+    EngineFacts,
+    choose_engine,
+    copy_setting_names,
+    engine_facts,
+    engine_names,
+)
 from beluga.transfer.io_handle import IoHandle, TransferStats
 from beluga.transfer.layout import BlockLayout, Order, Slots
 from beluga.transfer.link import (
@@ -28,17 +37,6 @@ from beluga.transfer.link import (
 )
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
 from beluga.transfer.scheduled import ScheduledEngine
-from beluga.transfer.select.choice import (
-    Chosen,
-    Crossovers,
-    PlannedEngine,
-    PlannedStat,
-    Planner,
-    Selection,
-    choose,
-    crossovers,
-)
-from beluga.transfer.select.registry import ENGINES, EngineEntry, engine_names
 from beluga.transfer.view import (
     DTYPE_SIZES,
     Array,
@@ -54,33 +52,29 @@ __all__ = [
     "DEVICE_SPEED",
     "DTYPE_SIZES",
     "ENGINES",
+    "NEVER",
     "PIECE",
     "Array",
     "BlockLayout",
-    "Chosen",
     "CopyEngine",
     "CopySettings",
-    "Cost",
     "CpuEngine",
-    "Crossovers",
     "CudaArray",
     "CudaDriver",
     "CudaEngine",
     "CupyDriver",
     "Direction",
     "DsaEngine",
+    "EngineChoice",
     "EngineEntry",
+    "EngineFacts",
     "HostDriver",
     "IoHandle",
     "Link",
     "LinkSettings",
     "Order",
     "Plan",
-    "PlannedEngine",
-    "PlannedStat",
-    "Planner",
     "ScheduledEngine",
-    "Selection",
     "Slots",
     "Speed",
     "Tensor",
@@ -90,10 +84,10 @@ __all__ = [
     "View",
     "WorkQueue",
     "arrangements",
-    "calibrated",
-    "choose",
-    "crossovers",
+    "choose_engine",
+    "copy_setting_names",
     "default_threads",
+    "engine_facts",
     "engine_names",
     "host_link",
     "host_link_now",
@@ -105,7 +99,6 @@ __all__ = [
     "settings_for",
     "settle",
     "tensor_start",
-    "tuned",
     "why_no_queue",
     "work_queues",
 ]

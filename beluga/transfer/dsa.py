@@ -37,8 +37,6 @@ from beluga.errors import (
     TransferTimeoutError,
     raise_for_status,
 )
-from beluga.transfer.calibrate.cost import Cost
-from beluga.transfer.engine import Direction
 from beluga.transfer.policy import PolicyRow, Step, probe
 
 if TYPE_CHECKING:
@@ -334,11 +332,6 @@ class DsaTransfer:
         handle, self.out[0] = self.out[0], ffi.NULL  # first, so that it is not freed twice
         lib.bl_dsa_free(handle)
         return True
-
-
-# From the Beluga paper: the CPU is faster below 4 KiB, a DSA from 16 KiB on.
-COSTS = {Direction.WRITE: Cost(1550, 60, 1 / 30), Direction.READ: Cost(2000, 60, 1 / 30)}
-"""Default costs of copies without measurements."""
 
 
 class DsaEngine:

@@ -20,7 +20,7 @@ from beluga.cli.app import app
 from beluga.cli.pool import scrub_admission
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.pool import DeviceSpec, Pool
-from beluga.transfer import Crossovers
+from beluga.transfer import EngineFacts
 
 
 def beluga(*arguments: object, stdin: str = "") -> Result:
@@ -168,14 +168,14 @@ def test_a_missing_default_pool_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ({"why_none": "no"}, "cpu (not here: dsa; --json has the reasons)"),
         ({"memory": "gpu"}, "cpu; dsa for blocks in GPU memory"),
-        ({}, "cpu; dsa (q) from 4 KiB written, never read, by default costs, not measured yet"),
+        ({}, "cpu; dsa (q) from 4 KiB written, never read, by default"),
         ({"measured": True, "read": 8192},
          "cpu; dsa (q) from 4 KiB written, from 8 KiB read, as measured"),
     ],
 )  # fmt: skip
 def test_the_copy_engine_is_reported_in_a_line(change: dict[str, Any], message: str) -> None:
     known = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
-    assert command._engines({"dsa": Crossovers(**known | change)}) == message
+    assert command._engines({"dsa": EngineFacts(**known | change)}) == message
 
 
 def test_a_default_size_is_reported(

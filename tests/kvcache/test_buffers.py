@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache accepts some kinds of memory and rejects the others."""
+"""The memory of blocks: buffers, arrays, tensors and runs of addresses that a cache accepts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga import KVCache
+from beluga import KVCache, Pool
+from beluga._ffi import ffi, lib
 from beluga.errors import CacheError, LayoutError
-from beluga.index import BlockState
-from beluga.kvcache import PutResult, Run
-from beluga.kvcache.buffers import runs
+from beluga.index import BlockState, IndexClient, IndexServer
+from beluga.kvcache import PutResult, Run, buffers
 from tests.kvcache.conftest import digests, payload
+
+MEMORY = np.zeros(64, dtype=np.uint8)
+AT = MEMORY.ctypes.data
+
+
+def runs(blocks: Any, *, writable: bool) -> list[Run]:
+    return buffers.runs(blocks, len(blocks), writable=writable)
 
 
 def test_an_array_is_a_batch_of_its_first_axis() -> None:
@@ -50,7 +57,7 @@ def test_blocks_of_different_shapes_make_runs() -> None:
 )
 def test_unusable_memory_is_refused_with_one_line(blocks: object) -> None:
     with pytest.raises(LayoutError) as caught:
-        runs(blocks, writable=False)  # type: ignore[arg-type]
+        runs(blocks, writable=False)
     assert "\n" not in str(caught.value)
 
 
@@ -63,6 +70,27 @@ def test_read_only_targets_are_refused() -> None:
         runs([b"bytes"], writable=True)
     with pytest.raises(LayoutError, match="need a contiguous buffer, but got memoryview"):
         runs([memoryview(b"bytes")[::2]], writable=False)
+
+
+def test_targets_that_overlap_are_refused() -> None:
+    """The second block would overwrite the first one, which counts as a hit."""
+    whole, ids = np.zeros(96), np.array([[AT, 8], [AT + 8, 8]], np.uint64)
+    apart = [whole[:32], [whole[64:], whole[40:48]], whole[32:40]]
+    assert len(runs(apart, writable=True)) == 3
+    for targets in (
+        [whole[:64], whole[:64]],
+        [whole[:64], whole[32:]],
+        [whole[32:], whole[:33]],
+        [whole[:8], [whole[64:], whole[7:9]]],
+        np.lib.stride_tricks.as_strided(whole, (3, 64), (0, 8)),
+        np.lib.stride_tricks.as_strided(whole, (3, 8), (56, 8)),
+        list(np.lib.stride_tricks.as_strided(whole, (3, 64), (0, 8))),  # as torch's expand
+        Run(2, 8, 1, ids[[0, 0]]),
+    ):
+        with pytest.raises(LayoutError, match="the target blocks overlap"):
+            runs(targets, writable=True)
+    assert len(runs([whole[:64], whole[:64]], writable=False)) == 1  # sources may
+    assert len(runs(Run(2, 8, 1, ids[::-1].copy()), writable=True)) == 1
 
 
 def test_bytes_bytearrays_and_memoryviews_go_through_a_cache(cache: KVCache) -> None:
@@ -90,10 +118,6 @@ def test_torch_tensors_in_cpu_memory_go_through_a_cache(cache: KVCache) -> None:
     assert torch.equal(source, target)
     with pytest.raises(LayoutError, match="contiguous"):
         cache.put(digests(1), [source.T])
-
-
-MEMORY = np.zeros(64, dtype=np.uint8)
-AT = MEMORY.ctypes.data
 
 
 def run_of(*rows: tuple[int, int], **fields: Any) -> Run:
@@ -195,3 +219,66 @@ def test_keys_of_a_cache_must_be_pairs_of_numbers(cache: KVCache) -> None:
     for wrong in (np.zeros(2, np.uint64), np.zeros((2, 3), np.uint64)):
         with pytest.raises(ValueError, match=r"shape \(count, 2\)"):
             cache.keys(wrong)
+
+
+COUNT, PARTS, SIZE = 5, 3, 4096
+
+
+def scattered(memory: np.ndarray) -> Run:
+    """Return blocks whose fragments lie apart: memory has the axes (part, block, byte)."""
+    fragments = np.empty((COUNT, PARTS, 2), dtype=np.uint64)
+    for block in range(COUNT):
+        for part in range(PARTS):
+            fragments[block, part] = memory[part, block].ctypes.data, SIZE
+    return Run(COUNT, PARTS * SIZE, PARTS, fragments.reshape(-1, 2), [memory])
+
+
+def test_a_run_is_gathered_and_scattered(cache: KVCache) -> None:
+    source = payload(PARTS * COUNT, SIZE).reshape(PARTS, COUNT, SIZE)
+    target = np.zeros_like(source)
+    assert cache.put(digests(COUNT), scattered(source)).stored == COUNT
+    assert cache.get(digests(COUNT), scattered(target)).hits == COUNT
+    assert (source == target).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_threads_read_and_detect_the_damaged_block(
+    pool: Pool, server: IndexServer, threads: int
+) -> None:
+    count, size = 12, 100_000
+    source = payload(count, size)
+    target = np.zeros_like(source)
+    with KVCache(pool, namespace="threads", threads=threads) as cache:
+        assert cache.put(digests(count), source).stored == count
+        assert cache.get(digests(count), target).hits == count
+        assert (source == target).all()
+        place = IndexClient(cache.client).lookup(cache.keys(digests(count))).hits[7].offset
+        ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, place + 64))[0] ^= 1
+        result = cache.get(digests(count), target)
+        assert (result.hits, result.mismatches) == (7, 1)
+        hit, miss = BlockState.HIT, BlockState.MISS
+        assert result.states.tolist() == [hit] * 7 + [miss] + [hit] * 4
+
+
+def test_a_run_must_have_a_key_for_each_block(cache: KVCache) -> None:
+    with pytest.raises(LayoutError, match="4 keys but 5 blocks"):
+        cache.put(digests(4), scattered(payload(PARTS * COUNT, SIZE).reshape(PARTS, COUNT, SIZE)))
+
+
+def test_pins_hold_blocks_until_they_are_released_once(pool: Pool, cache: KVCache) -> None:
+    cache.put(digests(3), payload(3, SIZE))
+    pins = cache.pin(digests(5))
+    assert pins.count == 3
+    assert cache.stat().pinned_count == 3
+    assert cache.release(pins) == 3
+    assert cache.stat().pinned_count == 0
+    assert cache.release(pins) == 0
+    assert cache.pin(digests(2, start=10)).count == 0
+
+
+def test_pins_end_with_the_session(pool: Pool, server: IndexServer, cache: KVCache) -> None:
+    cache.put(digests(3), payload(3, SIZE))
+    with KVCache(pool, namespace="test") as other:
+        assert other.pin(digests(3)).count == 3
+        assert cache.stat().pinned_count == 3
+    assert cache.stat().pinned_count == 0

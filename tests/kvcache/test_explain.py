@@ -12,7 +12,7 @@ import pytest
 from beluga import Client, IndexServer, KVCache, Namespace, Pool
 from beluga.index import IndexClient, RemovalReason
 from beluga.kvcache import Explanation, explain, known_namespaces
-from beluga.kvcache.known import leave_namespace
+from beluga.kvcache.keys import leave_namespace
 
 FIELDS = {"model": "m", "dtype": "bfloat16", "layout": "NHD", "tp": "0/2", "block_size": 16}
 DIGEST = bytes(range(16))

@@ -9,7 +9,7 @@ import importlib
 import pytest
 
 EXPORTS: dict[str, str] = {
-    "beluga": "AsyncClient BelugaError Client Handlers KVCache IndexServer Namespace Pool Server",
+    "beluga": "BelugaError Client Handlers KVCache IndexServer Namespace Pool Server",
     "beluga._ffi": "core ffi lib record_dtype",
     "beluga.coherence": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
@@ -21,7 +21,7 @@ EXPORTS: dict[str, str] = {
         "refuse_missing refuse_in_use runtime_dir_of_missing"
     ),
     "beluga.rpc": (
-        "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure HandlerInfo Handlers "
+        "Buffer Calls Client ClientStat DEMOTIONS Figure HandlerInfo Handlers "
         "KINDS LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report "
         "ReportTotals SECONDS SILENT_S Server ServerStat TAKEN TakeoverCause CallTrace TracedCall "
         "load_handlers method_names nanoseconds read_trace stand_by"
@@ -37,13 +37,14 @@ EXPORTS: dict[str, str] = {
         "Field HintStat OTHERS TENANT TenantShare check_shares digest_of fingerprint_of"
     ),
     "beluga.transfer": (
-        "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Selection Link LinkSettings "
+        "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Link LinkSettings "
         "Order PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View arrangements "
-        "calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver default_threads "
+        "TransferStats CopySettings CudaDriver CudaEngine CupyDriver default_threads "
         "Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES ENGINES "
-        "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows Planner PlannedEngine "
-        "policy settings_for parse_settings settle tuned Chosen Cost Crossovers EngineEntry "
-        "PlannedStat choose crossovers engine_names WorkQueue why_no_queue work_queues"
+        "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows "
+        "policy settings_for parse_settings settle EngineEntry EngineChoice EngineFacts NEVER "
+        "choose_engine copy_setting_names engine_facts "
+        "engine_names WorkQueue why_no_queue work_queues"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"

@@ -58,9 +58,9 @@ INSIDE = {
         ("link",),
         ("io_handle",),
         ("scheduled",),
-        ("calibrate", "policy"),
+        ("policy",),
         ("cpu", "dsa", "cuda"),
-        ("select",),
+        ("engines",),
     ),
     "router": (
         ("worker",),
@@ -80,7 +80,9 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The modules that a layer may import from outside the standard library and numpy.
 EXTRAS = {
     "_build": {"cffi"},
+    "config": {"tomli", "tomllib"},
     "cli": {"click", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
+    "rpc": {"msgspec"},
     "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "events": {"zmq"},

@@ -7,7 +7,6 @@ poll loop's.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import sys
@@ -15,11 +14,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 from sizes import BULK, LANES
+from support.emulation import fewer
 
 from beluga import Client, Handlers, IndexServer, Pool, Server
 from beluga._ffi import ffi, lib
@@ -35,7 +40,10 @@ from beluga.errors import (
     QuotaError,
     RpcError,
 )
-from beluga.rpc import Quota, parts, read_trace
+from beluga.rpc import Quota, read_trace
+from beluga.rpc import messages as parts
+from beluga.rpc.handlers import converted, name_of, refuse_type
+from beluga.rpc.messages import pack, unpack
 
 FUNCTION = int(lib.BL_METHOD_FUNCTION)
 
@@ -561,45 +569,120 @@ def test_a_request_by_number_is_a_buffer_or_text(pool: Pool) -> None:
             client.call(64, b"", b"")  # type: ignore[call-overload]
 
 
-def test_every_truncated_or_changed_message_is_rejected_or_decoded() -> None:
-    """Data of another process is untrusted input: it raises no other errors."""
-    from beluga.rpc.encoding import pack, unpack
+SCALARS = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.binary()),
+    st.text(st.characters(exclude_categories=["Cs"])),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc"), inner, max_size=4),
+)
+ARRAYS = arrays(
+    st.sampled_from(["?", "<i2", ">u8", "<f4", "<c16", "<f2"]),
+    array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
 
-    whole = pack({"handler": "h", "arguments": [np.arange(3), b"xyz", {"a": [1]}], "named": {}})
-    assert set(unpack(whole)) == {"handler", "arguments", "named"}
-    changed = (
-        [whole[:size] for size in range(len(whole))]
-        + [bytearray(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
-           for at, bit in itertools.product(range(len(whole)), (1, 4, 0x80))]
-        + [bytearray(b"\x10\0\0\0" + text.ljust(16))
-           for text in (b"[]", b"{}", b'{"sizes": 3}', b'{"sizes": [-1]}', b"[" * 16)]
-    )  # fmt: skip
-    for message in changed:
-        with contextlib.suppress(BadRequestError):
-            unpack(message)
-    with pytest.raises(BadRequestError):
-        unpack(bytearray(b"\xff\xff\0\0") + b"[" * 65535)
+
+@settings(max_examples=fewer(200), deadline=None)
+@given(value=VALUES, array=ARRAYS, other=ARRAYS)
+def test_a_message_is_decoded_as_it_was_encoded(
+    value: object, array: NDArray[np.generic], other: NDArray[np.generic]
+) -> None:
+    fields = unpack(pack({"value": [value], "arrays": {"a": array, "b": other.T}}))
+    assert fields["value"] == [value]
+    assert isinstance(fields["arrays"], dict)
+    for sent, found in zip((array, other.T), fields["arrays"].values(), strict=True):
+        assert (found.dtype, found.shape) == (sent.dtype, sent.shape)
+        assert found.tobytes() == sent.tobytes()
+        assert found.flags.aligned
+
+
+@settings(max_examples=fewer(300), deadline=None)
+@given(data=st.data(), value=VALUES, array=ARRAYS)
+def test_a_truncated_or_changed_message_is_refused_or_decoded(
+    data: st.DataObject, value: object, array: NDArray[np.generic]
+) -> None:
+    """Data of another process is untrusted input: it raises no other errors."""
+    message = pack({"handler": "h", "arguments": [array, value, b"xyz"], "named": {}})
+    for at in data.draw(st.lists(st.integers(0, len(message) - 1), max_size=3)):
+        message[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(BadRequestError):
+        unpack(message[: data.draw(st.integers(0, len(message)))])
+
+
+def extension(code: int, content: object) -> bytearray:
+    values = msgspec.msgpack.encode({"a": parts._extended(code, content)})
+    head = len(values).to_bytes(4, "little") + values
+    return bytearray(head + bytes(-len(head) % 64 + 8))
 
 
 @pytest.mark.parametrize(
-    "header",
+    "message",
     [
-        b'{"array": 0, "dtype": "O", "shape": [1]}',
-        b'{"array": 0, "dtype": "<f8", "shape": [2]}',
-        b'{"array": 0, "dtype": "<f8", "shape": [-1]}',
-        b'{"array": 1, "dtype": "<f8", "shape": [1]}',
-        b'{"array": 0, "dtype": "no dtype", "shape": [1]}',
-        b'{"array": 0, "dtype": "V8", "shape": [1]}',
-        b'{"bytes": -1}',
-        b'{"bytes": true}',
-        b'{"strange": 1}',
+        bytearray(),
+        bytearray(b"\xff\xff\0\0" + b"\x91" * 65535),  # nested 65,535 deep
+        bytearray(b"\5\0\0\0\xdd\xff\xff\xff\xff"),  # a list of 4 billion
+        bytearray(b"\1\0\0\0\x90"),  # not a dictionary
+        extension(1, [0, 9]),
+        extension(1, [-1, 1]),
+        extension(1, [(1 << 63) - 1, 2]),
+        extension(1, ["0", 1]),
+        extension(2, [0, 8, "O", [1]]),
+        extension(2, [0, 8, "<f8", [2]]),
+        extension(2, [0, 8, "<f8", [-1]]),
+        extension(2, [8, 8, "<f8", [1]]),
+        extension(2, [0, 8, "no dtype", [1]]),
+        extension(2, [0, 8, "V8", [1]]),
+        extension(2, [0, 0, "<f8", [1 << 40, 0, -1]]),
+        extension(2, [0, 8, "<f8"]),
+        extension(3, "12x"),
+        extension(3, "9" * 5000),
+        extension(9, "a"),
     ],
 )
-def test_an_array_with_a_wrong_byte_count_is_rejected(header: bytes) -> None:
-    from beluga.rpc.encoding import unpack
-
-    text = b'{"a": ' + header + b', "sizes": [8]}'
-    message = bytearray(len(text).to_bytes(4, "little") + text)
-    message.extend(bytes(-len(message) % 64 + 8))
+def test_a_forged_message_is_refused(message: bytearray) -> None:
     with pytest.raises(BadRequestError):
         unpack(message)
+
+
+def test_a_text_with_lone_surrogates_is_refused() -> None:
+    for value in ("\ud800", {"\ud800": 1}):
+        with pytest.raises(BadTypeError, match="lone surrogates"):
+            pack({"value": value})
+
+
+typing_extensions = pytest.importorskip("typing_extensions", reason="needs TypeAliasType")
+
+First, Second = TypeVar("First"), TypeVar("Second")
+ARRAYS_OF = typing_extensions.TypeAliasType(
+    "ARRAYS_OF", np.ndarray[Any, np.dtype[First]], type_params=(First,)
+)
+MAPS = typing_extensions.TypeAliasType(
+    "MAPS", dict[Second, list[First]], type_params=(First, Second)
+)
+NUMBERS = typing_extensions.TypeAliasType("NUMBERS", list[float])
+NESTED = typing_extensions.TypeAliasType("NESTED", NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ARRAYS_OF[np.float32], "numpy.ndarray[float32]"),
+        (NDArray[np.float32], "numpy.ndarray[float32]"),
+        (MAPS[int, str], "dict[str, list[int]]"),
+        (NESTED, "list[float]"),
+        (list[NESTED], "list[list[float]]"),
+    ],
+)
+def test_an_alias_stands_for_its_type(kind: Any, name: str) -> None:
+    refuse_type(kind, "value")
+    assert name_of(kind) == name
+
+
+def test_values_are_converted_to_the_type_of_an_alias() -> None:
+    assert converted([1, 2], NESTED, "value") == [1.0, 2.0]
+    assert converted([1], ARRAYS_OF[np.float32], "value").dtype == np.float32
+    with pytest.raises(BadTypeError, match="give numpy"):
+        converted(np.zeros(1), ARRAYS_OF[np.float32], "value")
+    with pytest.raises(BadTypeError, match="cannot be sent"):
+        refuse_type(MAPS[int, int], "value")

@@ -12,7 +12,7 @@ import pytest
 
 from beluga.errors import PoolError, ServerAliveError
 from beluga.rpc import Server
-from beluga.rpc.standby import stand_by
+from beluga.rpc.server import stand_by
 
 
 class FakeServer:

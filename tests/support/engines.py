@@ -30,15 +30,12 @@ from beluga.transfer import (
     Link,
     LinkSettings,
     Plan,
-    PlannedEngine,
-    Planner,
     ScheduledEngine,
     Speed,
 )
 from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
 from beluga.transfer.dsa import nearest, why_none, work_queues
 from beluga.transfer.policy import CacheMaintenance, probe
-from beluga.transfer.select.registry import default_costs
 
 Bytes = NDArray[np.uint8]
 ODD = CopySettings(part=64, window=100, step=65, ahead=3, past=0, head=9, direct=1000)
@@ -275,14 +272,6 @@ def stormy_dsa(pool: Pool) -> CopyEngine:
     return DsaEngine(pool, soft_portal(faults=faults))
 
 
-def _planned(pool: Pool) -> CopyEngine:
-    engines = {
-        "cpu": CpuEngine(pool, threads=1),
-        "dsa": soft_engine(pool),
-    }
-    return PlannedEngine(Planner(default_costs()), engines)
-
-
 ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
@@ -291,7 +280,6 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
     EngineCase("cpu, on a link", lambda pool: _linked(pool, 1)),
     EngineCase("cpu-3, on a link", lambda pool: _linked(pool, 3)),
-    EngineCase("planned: cpu or dsa-software", _planned),
     EngineCase("dsa-software", soft_engine),
     EngineCase("dsa-stormy", stormy_dsa),
     EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),

@@ -25,7 +25,7 @@ from beluga._ffi import ffi
 from beluga.errors import RpcError
 from beluga.index import IndexClient, TaskClient, TaskRecord
 from beluga.kvcache import Run
-from beluga.kvcache.uninterrupted import Uninterrupted
+from beluga.kvcache.batch import Uninterrupted
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
 from beluga.router.hashing import words
@@ -33,14 +33,11 @@ from beluga.router.indexer import Tree
 from beluga.router.policy import Query
 from beluga.rpc import Quota, Server
 from beluga.transfer import (
-    Chosen,
     CpuEngine,
     Direction,
     DsaEngine,
     IoHandle,
     Link,
-    PlannedEngine,
-    Planner,
     ScheduledEngine,
     Slots,
     TransferClass,
@@ -49,8 +46,6 @@ from beluga.transfer import (
     plan_blocks,
 )
 from beluga.transfer.policy import probe
-from beluga.transfer.select.choice import Selection
-from beluga.transfer.select.registry import default_costs
 
 SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")
@@ -63,7 +58,6 @@ ELSEWHERE = {
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
-    "beluga.rpc.async_client": "tests/rpc/test_async_client.py: on an event loop",
     "beluga.tiers.disk": "tests/tiers/test_disk.py",
     "beluga.tiers.settings": "tests/tiers/test_late.py",
     "beluga.tiers.service": "tests/tiers/test_tier_service.py: it has sessions of its own",
@@ -122,14 +116,6 @@ class Scene:
         assert self.client
         return KVCache(self.pool, namespace="lifecycle", link=self.link, timeout_s=2, host=0)
 
-    @functools.cached_property
-    def chosen(self) -> Chosen:
-        return Chosen(self.dsa, made=True)
-
-    @functools.cached_property
-    def planned(self) -> PlannedEngine:
-        return PlannedEngine(Planner(default_costs()), {"cpu": self.cpu, "dsa": self.dsa})
-
     def plan(self) -> Any:
         places = np.array([[self.memory.ctypes.data]], np.uint64)
         offset = np.array([self.pool.geometry.size - STRIPE_SIZE])
@@ -138,10 +124,6 @@ class Scene:
     def serve_user(self) -> Server:
         """Return a server that is not started yet."""
         return Server(self.pool)
-
-    def selection(self) -> Selection:
-        classes = TransferClass.ONBOARD, TransferClass.OFFLOAD
-        return Selection(self.pool, self.link, Chosen(), *classes, threads=1)
 
     @staticmethod
     def tree() -> Tree:
@@ -214,8 +196,6 @@ class Scene:
             "fault": "a test sets it",
             "error": RpcError("a test sets it"),
         }
-        if isinstance(owner, PlannedEngine):
-            prepared["kind"] = "dsa"
         return prepared
 
     def call(self, owner: object, name: str) -> object:
@@ -290,15 +270,12 @@ MAKERS: dict[str, Kind] = {
     "IndexClient": Kind(lambda s: IndexClient(s.client), lambda s, m: m.stat(), _POOLS),
     "TaskClient": Kind(lambda s: TaskClient(s.client), lambda s, t: t.count(1), _POOLS),
     "KVCache": Kind(lambda s: s.cache, Scene.put_and_get),
-    "Selection": Kind(Scene.selection),
     "Uninterrupted": Kind(lambda s: Uninterrupted()),
     "Link": Kind(lambda s: s.link),
     "IoHandle": Kind(lambda s: s.handle, lambda s, p: p.handle, (FORKED,)),
     "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.handle), _copy, skip=("wait_for",)),
     "CpuEngine": Kind(lambda s: s.cpu, _copy, _POOLS),
     "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),
-    "PlannedEngine": Kind(lambda s: s.planned, _copy, _POOLS),
-    "Chosen": Kind(lambda s: s.chosen, lambda s, c: _copy(s, c.engine)),
     "CacheMaintenance": Kind(
         lambda s: probe().maintenance("gpu", s.pool), lambda s, c: c.after_write(s.plan()), _POOLS
     ),
