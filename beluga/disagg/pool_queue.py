@@ -212,11 +212,11 @@ class PoolQueue:
         while self._awaited:
             awaited = dict(self._awaited)
             try:
-                gone = await self._call(partial(self._removed_of, tuple(awaited)))
+                removed = await self._call(partial(self._removed_of, tuple(awaited)))
             except QueueError as error:
                 logger.debug("%s", error)
-                gone = []
-            for key in gone:
+                removed = []
+            for key in removed:
                 awaited[key].set()
             await asyncio.sleep(_WATCH_S)
 
@@ -224,15 +224,15 @@ class PoolQueue:
         """Return the tasks that have left the queue, by one call for all, and one per task that
         remains: claims and new tasks wait for this thread.
         """
-        gone = []
+        removed = []
         while keys:
             words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
             found = self._index.lookup(words)
             keys = keys[found.count :]
             if keys and found.state is BlockState.MISS:
-                gone.append(keys[0])
+                removed.append(keys[0])
             keys = keys[1:]
-        return gone
+        return removed
 
     async def _read(self, record: TaskRecord) -> PoolClaim | None:
         """Read a claimed task. Returns None if it is already done or cannot be read."""

@@ -76,7 +76,7 @@ class Cache:
         without KV events is a problem. ``ranks`` is the limit of all engines' ranks. Raises
         RouterError.
         """
-        if block_size > (most := BlockHasher.BLOCK_SIZE_MOST):
+        if block_size > (most := BlockHasher.BLOCK_SIZE_MAX):
             raise RouterError(
                 f"block_size is {block_size}, but must be at most {most}; give the engines' own "
                 "--block-size, or 0"
@@ -117,7 +117,7 @@ class Cache:
         """Adopt the engines' block size, unless one was given or adopted before. Returns a function
         that hashes blocks of that size, or None if the router has another size.
         """
-        if not self._size_known and 0 < size <= BlockHasher.BLOCK_SIZE_MOST:
+        if not self._size_known and 0 < size <= BlockHasher.BLOCK_SIZE_MAX:
             self._size_known = True
             if size != self._block_size:
                 log.info("the engines have blocks of %d tokens", size)

@@ -151,15 +151,15 @@ class AxisScale:
     """Maps values to an axis: 0 is its start and 1 its end."""
 
     axis: Axis
-    least: float
-    most: float
+    low: float
+    high: float
     ticks: Sequence[float] = field(default=())
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Return a value's position."""
         if self.axis.log:
-            return math.log(value / self.least) / math.log(self.most / self.least)
-        return (value - self.least) / (self.most - self.least)
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
 
 def scale_of(axis: Axis, values: Sequence[float], *, from_zero: bool = True) -> AxisScale:
@@ -167,25 +167,25 @@ def scale_of(axis: Axis, values: Sequence[float], *, from_zero: bool = True) -> 
     usable = [value for value in values if not axis.log or value > 0]
     if axis.log and usable:
         return _log_scale(axis, min(usable), max(usable))
-    least = 0.0 if from_zero else min(usable, default=0.0)
-    most = max(usable, default=0.0)
-    most = most if most > least else least + 1
+    low = 0.0 if from_zero else min(usable, default=0.0)
+    high = max(usable, default=0.0)
+    high = high if high > low else low + 1
     if axis.ticks is not None:
-        return AxisScale(axis, least, most, axis.ticks)
-    step = _step(most - least)
-    end = math.ceil(most / step - 1e-9) * step
-    start = math.floor(least / step + 1e-9) * step
+        return AxisScale(axis, low, high, axis.ticks)
+    step = _step(high - low)
+    end = math.ceil(high / step - 1e-9) * step
+    start = math.floor(low / step + 1e-9) * step
     count = round((end - start) / step)
     ticks = [start + at * step for at in range(count + 1)]
     return AxisScale(Axis(axis.label, False, axis.show), start, end, ticks)
 
 
-def _log_scale(axis: Axis, least: float, most: float) -> AxisScale:
+def _log_scale(axis: Axis, smallest: float, largest: float) -> AxisScale:
     if axis.ticks is not None:
-        edge = 1.0 if most > least else 2.0
-        return AxisScale(axis, least / edge, most * edge, axis.ticks)
-    low = 10.0 ** math.floor(math.log10(least) + 1e-9)
-    high = 10.0 ** math.ceil(math.log10(most) - 1e-9)
+        edge = 1.0 if largest > smallest else 2.0
+        return AxisScale(axis, smallest / edge, largest * edge, axis.ticks)
+    low = 10.0 ** math.floor(math.log10(smallest) + 1e-9)
+    high = 10.0 ** math.ceil(math.log10(largest) - 1e-9)
     high = high if high > low else 10 * low
     decades = round(math.log10(high / low))
     steps = (1,) if decades > 3 else (1, 3) if decades > 1 else (1, 2, 5)
@@ -235,8 +235,8 @@ def marker(series: int, x: float, y: float, title: str = "") -> str:
     if shape == 0:
         return f'<circle {name} cx="{x:.1f}" cy="{y:.1f}" r="3">{label}</circle>'
     if shape == 1:
-        place = f'x="{x - 2.8:.1f}" y="{y - 2.8:.1f}" width="5.6" height="5.6"'
-        return f"<rect {name} {place}>{label}</rect>"
+        position = f'x="{x - 2.8:.1f}" y="{y - 2.8:.1f}" width="5.6" height="5.6"'
+        return f"<rect {name} {position}>{label}</rect>"
     if shape == 2:
         return f'<path {name} d="M{x:.1f} {y - 3.6:.1f}l3.6 6.4h-7.2z">{label}</path>'
     return f'<path {name} d="M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4 -4z">{label}</path>'
@@ -256,8 +256,8 @@ def _lines(chart: LineChart) -> Iterator[str]:
     width, height = WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     yield from _grid(across, up, width, height)
     yield f'<text class="n" x="4" y="13">{escape(chart.y.label)}</text>'
-    place = f'x="{_LEFT + width / 2:.0f}" y="{_HEIGHT - 6}" text-anchor="middle"'
-    yield f'<text class="n" {place}>{escape(chart.x.label)}</text>'
+    position = f'x="{_LEFT + width / 2:.0f}" y="{_HEIGHT - 6}" text-anchor="middle"'
+    yield f'<text class="n" {position}>{escape(chart.x.label)}</text>'
     for line in chart.lines:
         runs = _runs(line, across, up, width, height)
         path = "".join(
@@ -282,23 +282,23 @@ def _runs(
             runs.append([])
             continue
         title = f"{line.name}: {up.axis.show(y)} at {across.axis.show(x)}"
-        place = (_LEFT + across.place(x) * width, _TOP + (1 - up.place(y)) * height, title)
-        runs[-1].append(place)
+        point = (_LEFT + across.position(x) * width, _TOP + (1 - up.position(y)) * height, title)
+        runs[-1].append(point)
     return [run for run in runs if run]
 
 
 def _grid(across: AxisScale, up: AxisScale, width: float, height: float) -> Iterator[str]:
     for tick in up.ticks:
-        y = _TOP + (1 - up.place(tick)) * height
+        y = _TOP + (1 - up.position(tick)) * height
         yield f'<path class="g" d="M{_LEFT} {y:.1f}h{width}"/>'
         text = escape(up.axis.show(tick))
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
     for tick, text in _apart(across, width):
-        x = _LEFT + across.place(tick) * width
+        x = _LEFT + across.position(tick) * width
         yield f'<path class="g" d="M{x:.1f} {_TOP}v{height}"/>'
         anchor = "end" if x > WIDTH - 30 else "middle"
-        place = f'x="{x:.1f}" y="{_TOP + height + 16}" text-anchor="{anchor}"'
-        yield f"<text {place}>{escape(text)}</text>"
+        position = f'x="{x:.1f}" y="{_TOP + height + 16}" text-anchor="{anchor}"'
+        yield f"<text {position}>{escape(text)}</text>"
 
 
 def _apart(across: AxisScale, width: float) -> Iterator[tuple[float, str]]:
@@ -306,7 +306,7 @@ def _apart(across: AxisScale, width: float) -> Iterator[tuple[float, str]]:
     free = -1e9
     for tick in across.ticks:
         text = across.axis.show(tick)
-        x, long = across.place(tick) * width, 7.2 * len(text)
+        x, long = across.position(tick) * width, 7.2 * len(text)
         start = max(x - long / 2, 0.0)
         if start >= free:
             yield tick, text
@@ -330,13 +330,13 @@ def _bars(chart: BarChart) -> tuple[int, str]:
         top += 5
     bottom = top + 2
     for tick in scale.ticks:
-        x = 4 + scale.place(tick) * width
+        x = 4 + scale.position(tick) * width
         parts.insert(0, f'<path class="g" d="M{x:.1f} 2V{bottom}"/>')
     for tick, text in _apart(scale, width):
-        x = 4 + scale.place(tick) * width
+        x = 4 + scale.position(tick) * width
         anchor = "start" if x < 12 else "middle"
-        place = f'x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}"'
-        parts.append(f'<text class="t" {place}>{escape(text)}</text>')
+        position = f'x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}"'
+        parts.append(f'<text class="t" {position}>{escape(text)}</text>')
     label = escape(_axis_label(chart.axis))
     parts.append(f'<text class="n" x="4" y="{bottom + 31}">{label}</text>')
     return bottom + 38, "".join(parts)
@@ -350,7 +350,7 @@ def _bar(bar: Bar, name: str, scale: AxisScale, top: int, width: float) -> Itera
     if bar.value is None or (scale.axis.log and bar.value <= 0):
         yield f'<text class="v" x="8" y="{top + 11}">no value</text>'
         return
-    length = max(scale.place(bar.value) * width, 1.0)
+    length = max(scale.position(bar.value) * width, 1.0)
     text = bar.text(scale.axis.show)
     label = escape(f"{name}{text}")
     yield (
@@ -359,18 +359,18 @@ def _bar(bar: Bar, name: str, scale: AxisScale, top: int, width: float) -> Itera
     )
     end = length
     if bar.least is not None and bar.most is not None and bar.most > bar.least:
-        first, last = (4 + max(scale.place(one), 0) * width for one in (bar.least, bar.most))
+        first, last = (4 + max(scale.position(one), 0) * width for one in (bar.least, bar.most))
         yield f'<path class="e" d="M{first:.1f} {top + _BAR / 2}H{last:.1f}"/>'
         end = max(end, last - 4)
     if bar.limit is not None and bar.limit > 0:
-        x = 4 + scale.place(bar.limit) * width
+        x = 4 + scale.position(bar.limit) * width
         yield f'<path class="e" d="M{x:.1f} {top - 2}v{_BAR + 4}"/>'
         end = max(end, x - 4)
     yield f'<text class="v" x="{end + 10:.1f}" y="{top + 11}">{escape(text)}</text>'
 
 
-def _short(label: str, most: int = 66) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+def _short(label: str, length_max: int = 66) -> str:
+    return label if len(label) <= length_max else f"{label[: length_max - 1]}…"
 
 
 def swatch(series: int, line: Line | None = None) -> str:
@@ -387,14 +387,14 @@ def values(chart: Chart) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Return the head and the rows of a chart's table."""
     if isinstance(chart, LineChart):
         names = [line.name for line in chart.lines]
-        found: dict[float, dict[int, str]] = {}
+        by_x: dict[float, dict[int, str]] = {}
         for at, line in enumerate(chart.lines):
             for x, y in line.points:
                 if y is not None:
-                    found.setdefault(x, {})[at] = chart.y.show(y)
+                    by_x.setdefault(x, {})[at] = chart.y.show(y)
         rows = [
             [chart.x.show(x), *(own.get(at, "-") for at in range(len(names)))]
-            for x, own in sorted(found.items())
+            for x, own in sorted(by_x.items())
         ]
         return [chart.x.label, *names], rows
     series = chart.series or [chart.axis.label]

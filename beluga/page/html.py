@@ -103,14 +103,14 @@ def section(title: str, *parts: str, anchor: str | None = None) -> str:
         if part.startswith("<figure"):
             figures.append(part)
             continue
-        body += _beside(figures)
+        body += _row_of_charts(figures)
         figures = []
         body.append(part)
-    body += _beside(figures)
+    body += _row_of_charts(figures)
     return f"<section{name}><h2>{escape(title)}</h2>\n{''.join(body)}</section>"
 
 
-def _beside(figures: Sequence[str]) -> list[str]:
+def _row_of_charts(figures: Sequence[str]) -> list[str]:
     return [f'<div class="charts">{"".join(figures)}</div>\n'] if figures else []
 
 

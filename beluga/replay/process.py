@@ -101,7 +101,7 @@ def include(line: bytes) -> None:
             metric.name: Sample(
                 metric.kind,
                 metric.help,
-                {_labels(one, engine): one.value for one in metric.series},
+                {_labels(series, engine): series.value for series in metric.series},
             )
             for metric in report.metrics
         },

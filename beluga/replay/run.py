@@ -66,24 +66,24 @@ def pool_size_for(
     block_count, lane_count = unique_count(requests) + 1024, max(_LANE_COUNT_MIN, session_count)
     if wanted_size is not None:
         device_size = wanted_size // DEVICE_COUNT // STRIPE_SIZE * STRIPE_SIZE
-        least = (lane_count * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
-        if wanted_size < least * STRIPE_SIZE:
+        stripes_min = (lane_count * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
+        if wanted_size < stripes_min * STRIPE_SIZE:
             raise ReplayError(
                 f"a pool of {show_size(wanted_size)} has no room for its tables and a few blocks; "
-                f"give at least {show_size(least * STRIPE_SIZE)}"
+                f"give at least {show_size(stripes_min * STRIPE_SIZE)}"
             )
         return PoolSize(device_size, block_count, lane_count)
     chunks_size = block_size // 4096  # an upper bound for the checksums
     stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
     size = block_count * (stored_size + _TABLE_LINES_SIZE) + lane_count * _LANE_SIZE
     stripe_count = size // DEVICE_COUNT // STRIPE_SIZE + 1 + _SPARE_STRIPES
-    found = PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
-    if found.total_size > REPLAY_SIZE_MAX:
+    pool = PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
+    if pool.total_size > REPLAY_SIZE_MAX:
         raise ReplayError(
             f"{block_count:,} blocks of {show_size(block_size)} do not fit into a pool, which has "
             f"at most {show_size(REPLAY_SIZE_MAX)}; give a smaller --block-bytes"
         )
-    return found
+    return pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,8 +154,8 @@ def first_tokens_s(table: NDArray[np.void]) -> list[float]:
     """Return ``ttft_s`` of each row of a table of estimates."""
     queue_s = table["queue_s"]
     added_s = np.maximum(table["transfer_s"] - queue_s, 0.0) + table["prefill_s"]
-    found: list[float] = (queue_s + added_s).tolist()
-    return found
+    seconds: list[float] = (queue_s + added_s).tolist()
+    return seconds
 
 
 _ESTIMATE = np.dtype([(name, "f8") for name in Estimate._fields])

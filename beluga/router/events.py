@@ -194,12 +194,12 @@ def decode_frames(frames: Sequence[bytes]) -> Frame:
     """Split a published message or one of a replay, with or without an empty first frame and a
     topic. Raises EventError for anything else.
     """
-    parts = list(frames[1:] if len(frames) == 4 and not frames[0] else frames)
-    if len(parts) == 2:
-        parts.insert(0, b"")
-    if len(parts) != 3 or len(parts[1]) != 8:
+    body = list(frames[1:] if len(frames) == 4 and not frames[0] else frames)
+    if len(body) == 2:
+        body.insert(0, b"")
+    if len(body) != 3 or len(body[1]) != 8:
         raise EventError(f"a KV event message has {len(frames)} frames, or frames of invalid sizes")
-    frame = Frame(bytes(parts[0]), int.from_bytes(parts[1], "big"), bytes(parts[2]))
+    frame = Frame(bytes(body[0]), int.from_bytes(body[1], "big"), bytes(body[2]))
     if frame.sequence == _END and frame.payload:
         raise EventError("a KV event message has a payload although its number ends a replay")
     return frame
@@ -447,10 +447,10 @@ class WireDecoder:
         """Return whether the router has blocks of this size, or now adopts it."""
         if size == self._block_size and self._agreed:
             return True
-        found = None if self._learn is None or type(size) is not int else self._learn(size)
-        if found is not None:
-            self.resize(size, found)
-        return found is not None
+        hash_blocks = None if self._learn is None or type(size) is not int else self._learn(size)
+        if hash_blocks is not None:
+            self.resize(size, hash_blocks)
+        return hash_blocks is not None
 
     def _contents(
         self, fields: Mapping[str, Any], names: Sequence[int], parent: int | None

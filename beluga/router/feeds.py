@@ -185,8 +185,8 @@ class ReplayBuffer(Generic[T]):
     def replay(self, first: int) -> Replay[T]:
         """Return all buffered items from number ``first`` on."""
         oldest = self._next - len(self._ring)
-        kept = list(self._ring)[max(first - oldest, 0) :]
-        return Replay(kept, max(oldest - max(first, 0), 0))
+        retained = list(self._ring)[max(first - oldest, 0) :]
+        return Replay(retained, max(oldest - max(first, 0), 0))
 
 
 class Subscription:
@@ -300,7 +300,7 @@ def _has_contents(event: RouterEvent) -> bool:
 
 def in_space(hashes: Iterable[int], space: int) -> list[int]:
     """Convert hashes to those of the index for the pool's blocks in a space."""
-    return [one ^ space for one in hashes]
+    return [value ^ space for value in hashes]
 
 
 class PoolFeed:

@@ -84,7 +84,7 @@ class BlockHasher:
     RouterError for an unknown era, or for a salt in era A, which has none.
     """
 
-    BLOCK_SIZE_MOST: ClassVar[int] = 1 << 16
+    BLOCK_SIZE_MAX: ClassVar[int] = 1 << 16
     """The largest number of tokens in an engine's block. Usual sizes are 16 to 1,024."""
 
     block_size: int  # tokens
@@ -127,10 +127,10 @@ class BlockHasher:
         shown = multimodal or {}
         return [
             xxh3(
-                b"".join((data[at : at + window], _packed(shown.get(place, ())), self._suffix)),
+                b"".join((data[at : at + window], _packed(shown.get(index, ())), self._suffix)),
                 self._seed,
             )
-            for place, at in enumerate(range(0, len(data) - window + 1, stride))
+            for index, at in enumerate(range(0, len(data) - window + 1, stride))
         ]
 
     def packed(self, tokens: Tokens) -> array[int]:
@@ -159,14 +159,14 @@ class BlockHasher:
 
     def chained(self, local: array[int]) -> array[int]:
         """Return the sequence hash of every block as a uint64 array."""
-        found = _zeros(len(local))
+        hashes = _zeros(len(local))
         lib.bl_hash_chain(
             ffi.from_buffer("uint64_t[]", local),
             len(local),
             SEED_A if self.era == "a" else 0,
-            ffi.from_buffer("uint64_t[]", found),
+            ffi.from_buffer("uint64_t[]", hashes),
         )
-        return found
+        return hashes
 
     def query(self, tokens: Tokens, *, priority_jump: float = 0.0) -> Query:
         """Return the query for a prompt, for a policy."""
@@ -178,7 +178,7 @@ def salt_of(keys: Sequence[object] | None, lora_name: str) -> str:
     """Return the salt among the extra keys of a prompt's first block, or "". Extra keys are those
     of vLLM's BlockStored: the adapter's name, images, the salt, and embeddings.
     """
-    named = [key for key in _beside_adapter(keys, lora_name) if isinstance(key, str)]
+    named = [key for key in _without_adapter(keys, lora_name) if isinstance(key, str)]
     return named[-1] if named else ""
 
 
@@ -194,15 +194,15 @@ def with_extra_keys(
     ``local`` are hashes of the tokens that already include salt and adapter. A block with images or
     embeddings gets a hash that is the same everywhere, and that no prompt of tokens has.
     """
-    found = list(local)
-    for place, keys in enumerate(extra_keys or ()):
-        more = [key for key in _beside_adapter(keys, lora_name) if key != salt]
+    hashes = list(local)
+    for index, keys in enumerate(extra_keys or ()):
+        more = [key for key in _without_adapter(keys, lora_name) if key != salt]
         if more:
-            found[place] = _beyond_tokens(found[place], more)
-    return found
+            hashes[index] = _beyond_tokens(hashes[index], more)
+    return hashes
 
 
-def _beside_adapter(keys: Sequence[object] | None, lora_name: str) -> Sequence[object]:
+def _without_adapter(keys: Sequence[object] | None, lora_name: str) -> Sequence[object]:
     if not keys:
         return ()
     return keys[1:] if lora_name and keys[0] == lora_name else keys

@@ -341,9 +341,9 @@ class Indexer:
         their parent was never announced.
         """
         with self._lock:
-            held, found = words(names), words(contents)
+            held, locals_ = words(names), words(contents)
             status = self._tree.store(
-                SHARED_RANK, 0, SHARED_RANK, parent, held, found, self._outcome
+                SHARED_RANK, 0, SHARED_RANK, parent, held, locals_, self._outcome
             )
             self._count()
             self.counts.events += status == 0

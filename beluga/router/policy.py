@@ -136,8 +136,8 @@ class Candidates(Sequence[Candidate]):
         if isinstance(candidates, Candidates):
             return candidates
         made = cls([candidate.worker for candidate in candidates])
-        for place, candidate in enumerate(candidates):
-            row, overlap = made.rows[place], candidate.overlap
+        for index, candidate in enumerate(candidates):
+            row, overlap = made.rows[index], candidate.overlap
             row.load = candidate.load.row[0]
             row.device, row.host = overlap.device, overlap.host
             row.disk, row.shared = overlap.disk, overlap.shared
@@ -150,15 +150,15 @@ class Candidates(Sequence[Candidate]):
         return len(self.workers)
 
     @overload
-    def __getitem__(self, place: int) -> Candidate: ...
+    def __getitem__(self, index: int) -> Candidate: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Candidate]: ...
+    def __getitem__(self, index: slice) -> list[Candidate]: ...
 
-    def __getitem__(self, place: int | slice) -> Candidate | list[Candidate]:
-        if isinstance(place, slice):
-            return [self[at] for at in range(*place.indices(len(self)))]
-        worker, row = self.workers[place], self.rows[range(len(self))[place]]
+    def __getitem__(self, index: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        worker, row = self.workers[index], self.rows[range(len(self))[index]]
         return Candidate(
             worker,
             Load.of(row.load),
@@ -187,10 +187,10 @@ class Candidates(Sequence[Candidate]):
     def hits(self) -> list[int]:
         """Return the number of leading blocks that each worker need not compute."""
         table = self.table
-        found: list[int] = (
+        hits_of_each: list[int] = (
             table["device"] + table["host"] + table["disk"] + table["shared"]
         ).tolist()
-        return found
+        return hits_of_each
 
 
 class Overlaps(Protocol):
@@ -225,9 +225,9 @@ class Matches:
             candidates.table["shared"] = self.shared
         if not self.held:
             return
-        for place, worker in enumerate(candidates.workers):
+        for index, worker in enumerate(candidates.workers):
             if worker in self.held:
-                row, own = candidates.rows[place], self.of(worker)
+                row, own = candidates.rows[index], self.of(worker)
                 row.device, row.host = own.device, own.host
                 row.disk, row.shared = own.disk, own.shared
 

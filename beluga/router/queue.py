@@ -84,8 +84,8 @@ class RouterQueue(Generic[ItemT]):
         ``overlap_of`` is called for an item whose overlap is stale, which may change its rank.
         """
         passed = []
-        found = None
-        while self._heap and found is None:
+        ready_item = None
+        while self._heap and ready_item is None:
             top = heapq.heappop(self._heap)
             _, rank, number, entry = top
             if self._order == "wspt" and overlap_of and now - entry.looked > self._refresh_s:
@@ -94,22 +94,22 @@ class RouterQueue(Generic[ItemT]):
                     self._insert(entry, number)
                     continue
             if ready is None or ready(entry.item):
-                found = entry.item
+                ready_item = entry.item
             else:
                 passed.append(top)
         for top in passed:
             heapq.heappush(self._heap, top)
-        return found
+        return ready_item
 
     def discard(self, item: ItemT) -> bool:
         """Remove an item before its turn, because its client has disconnected. Returns False if it
         was not waiting.
         """
-        kept = [top for top in self._heap if top[3].item is not item]
-        if len(kept) == len(self._heap):
+        others = [top for top in self._heap if top[3].item is not item]
+        if len(others) == len(self._heap):
             return False
-        heapq.heapify(kept)
-        self._heap = kept
+        heapq.heapify(others)
+        self._heap = others
         return True
 
     def _score(self, entry: _Entry[ItemT]) -> float:

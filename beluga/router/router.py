@@ -171,14 +171,14 @@ class Router:
         query.usual = self.tracker.usual
         workers = self._eligible(constraints)
         blind = not self.policy.uses_overlap
-        found = self.tracker.states(workers, () if blind else query.sequence)
+        states = self.tracker.states(workers, () if blind else query.sequence)
         if not blind or self._always_match:
-            self._matches(query).fill(found)
+            self._matches(query).fill(states)
         if constraints.preferred_taints:
-            for place, worker in enumerate(workers):
+            for index, worker in enumerate(workers):
                 weight = constraints.taint_weight(self._taints[worker])
-                found.rows[place].taint_weight = weight
-        return found
+                states.rows[index].taint_weight = weight
+        return states
 
     def choose(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0

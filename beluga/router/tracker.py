@@ -35,7 +35,7 @@ from beluga.router.policy import Candidates, Query, Usual
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 # Holders of a block; above this number, a request holds it alone for less than 0.3 % of its time
-_MOST = 4
+_HOLDERS_MAX = 4
 
 
 def alone(holders: int) -> float:
@@ -55,7 +55,7 @@ def alone(holders: int) -> float:
     return (1 - none) * math.factorial(holders) / float(holders) ** (holders + 1)
 
 
-ALONE = ffi.new("double[]", [alone(holders) for holders in range(_MOST + 1)])
+ALONE = ffi.new("double[]", [alone(holders) for holders in range(_HOLDERS_MAX + 1)])
 """The values of ``alone`` for few holders, for C."""
 
 
@@ -181,9 +181,9 @@ class Group:
     def __init__(self, workers: Sequence[Worker], accounts: Sequence[Account]) -> None:
         self.workers = list(workers)
         self._accounts = tuple(accounts)  # keeps the C structs alive
-        self._loads = ffi.new("bl_load *[]", [one.load.row for one in accounts])
-        self._blocks = ffi.new("bl_active *[]", [one.blocks.handle for one in accounts])
-        self._prefills = ffi.new("bl_prefills *[]", [one.prefills.row for one in accounts])
+        self._loads = ffi.new("bl_load *[]", [account.load.row for account in accounts])
+        self._blocks = ffi.new("bl_active *[]", [account.blocks.handle for account in accounts])
+        self._prefills = ffi.new("bl_prefills *[]", [account.prefills.row for account in accounts])
 
     def refresh(self, now: float) -> None:
         """Update the estimates of remaining prefills."""

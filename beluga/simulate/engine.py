@@ -182,8 +182,8 @@ class ChunkedEngine:
         self._begin(now)
 
     def _prefilled(self, now: float, request: Request) -> None:
-        found = request.device + request.far
-        self._settle(request, found, request.blocks - found)
+        hits = request.device + request.far
+        self._settle(request, hits, request.blocks - hits)
         self.far.offload(now, request)
         request.first_token = now
         self.first_token(now, request)

@@ -127,12 +127,12 @@ class _Chain:
         self._numbers: dict[tuple[int, tuple[object, ...]], int] = {}
 
     def blocks(self, tokens: Sequence[object], size: int) -> list[int]:
-        parent, found = -1, []
+        parent, numbers = -1, []
         for at in range(0, len(tokens) - size + 1, size):
             key = (parent, tuple(tokens[at : at + size]))
             parent = self._numbers.setdefault(key, len(self._numbers))
-            found.append(parent)
-        return found
+            numbers.append(parent)
+        return numbers
 
 
 def _mooncake(reading: Reading) -> list[TraceEntry]:
@@ -155,13 +155,13 @@ def _find_block_size(reading: Reading, prompts: Sequence[TraceEntry]) -> None:
     """Find the size of blocks with which most prompts have as many blocks as they name; the last
     one may be partial, or left out by all. Raises TraceError if there is none.
     """
-    named = [(one.input_tokens, len(one.blocks)) for one in prompts if one.blocks]
+    named = [(prompt.input_tokens, len(prompt.blocks)) for prompt in prompts if prompt.blocks]
     for partial in (1, 0):  # is a partial block named?
         fits = {
             size: sum((tokens + partial * (size - 1)) // size == n for tokens, n in named)
             for size in _BLOCK_SIZES
         }
-        size = max(fits, key=lambda one: fits[one])
+        size = max(fits, key=lambda prompt: fits[prompt])
         if fits[size] >= _FITTING_SHARE * len(named):
             reading.block_tokens = size
             odd = len(named) - fits[size]
@@ -352,7 +352,7 @@ def _with_unit(
 
     Raises TraceError if a file has numbers and dates, or times for some prompts only.
     """
-    times = [one.arrival_s for one in prompts if one.arrival_s is not None]
+    times = [prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None]
     dates = sum(isinstance(time, _Date) for time in times)
     if not (len(times) in (0, len(prompts)) and dates in (0, len(prompts))):
         raise TraceError(
@@ -370,11 +370,11 @@ def _with_unit(
     return [
         TraceEntry(
             time if isinstance(time, _Seconds) else time / unit,
-            one.input_tokens,
-            one.output_tokens,
-            one.blocks,
+            prompt.input_tokens,
+            prompt.output_tokens,
+            prompt.blocks,
         )
-        for time, one in zip(times, prompts, strict=True)
+        for time, prompt in zip(times, prompts, strict=True)
     ]
 
 
@@ -533,18 +533,18 @@ def trace_requests(
             raise TraceError(reading.advise(f"{path} holds no requests"))
         return [
             TraceRequest(
-                timestamp=round((one.arrival_s or 0.0) * 1e3, 6),
-                input_length=one.input_tokens,
-                output_length=one.output_tokens,
-                hash_ids=list(one.blocks),
+                timestamp=round((prompt.arrival_s or 0.0) * 1e3, 6),
+                input_length=prompt.input_tokens,
+                output_length=prompt.output_tokens,
+                hash_ids=list(prompt.blocks),
             )
-            for one in prompts
+            for prompt in prompts
         ], reading
     trace = make_trace(reading.path.name, reading.block_tokens, prompts, rate, reading)
-    fresh, found = itertools.count(trace.id_count), []
+    fresh, requests = itertools.count(trace.id_count), []
     for at, blocks in enumerate(trace.blocks()):
         size = -(-trace.input_tokens[at] // trace.block_tokens)
-        found.append(
+        requests.append(
             TraceRequest(
                 timestamp=trace.arrival_s[at] * 1e3,
                 input_length=trace.input_tokens[at],
@@ -552,7 +552,7 @@ def trace_requests(
                 hash_ids=[*blocks, *itertools.islice(fresh, size - len(blocks))],
             )
         )
-    return found, reading
+    return requests, reading
 
 
 def _read(

@@ -115,10 +115,10 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Item]:
     """
     lines = iter(_lines(path))
     _, header = next(lines, ("", ""))
-    found = [name.lower() for name in _columns(header)]
-    if missing := [name for name in columns if name.lower() not in found]:
+    names = [name.lower() for name in _columns(header)]
+    if missing := [name for name in columns if name.lower() not in names]:
         raise TraceError(f"{path}:1: no columns {', '.join(missing)}")
-    at = [(name, found.index(name.lower())) for name in columns]
+    at = [(name, names.index(name.lower())) for name in columns]
     delimiter = _delimiter(header)
     for place, line in lines:
         if line.isspace():
@@ -128,8 +128,8 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Item]:
         except csv.Error as error:
             yield place, TraceError(f"{error}; a row is one line, whose quotes end on it")
             continue
-        if len(cells) != len(found):
-            yield place, TraceError(f"{len(cells)} values for {len(found)} columns; fix the row")
+        if len(cells) != len(names):
+            yield place, TraceError(f"{len(cells)} values for {len(names)} columns; fix the row")
         else:
             yield place, {name: cells[column].strip() for name, column in at}
 

@@ -39,28 +39,28 @@ class Course:
 def course_of(cluster: Cluster) -> Course:
     """Return the course of a run that has ended. Requests that were refused are left out."""
     size = cluster.trace.block_tokens
-    served = [one for one in cluster.requests if not math.isnan(one.first_token)]
-    arrival = np.array([one.arrival for one in served])
-    first = np.array([one.first_token for one in served])
+    served = [request for request in cluster.requests if not math.isnan(request.first_token)]
+    arrival = np.array([request.arrival for request in served])
+    first = np.array([request.first_token for request in served])
     edges = np.linspace(0.0, cluster.end_s or 1.0, _INTERVALS + 1)
     # The seconds that all requests together have waited until each edge.
     waited = np.array(
         [float((np.minimum(first, at) - np.minimum(arrival, at)).sum()) for at in edges]
     )
-    place = np.clip(np.searchsorted(edges, arrival, side="right") - 1, 0, _INTERVALS - 1)
+    interval = np.clip(np.searchsorted(edges, arrival, side="right") - 1, 0, _INTERVALS - 1)
 
     def of_each(values: list[float]) -> list[float]:
-        total = np.bincount(place, np.array(values, np.float64), _INTERVALS)
-        return [float(one) for one in total]
+        sums: list[float] = np.bincount(interval, np.array(values, np.float64), _INTERVALS).tolist()
+        return sums
 
     count = of_each([1.0] * len(served))
-    found = of_each([float(one.device + one.far) for one in served])
-    requested = of_each([float(-(-one.input // size)) for one in served])
-    ttft = of_each([one.first_token - one.arrival for one in served])
+    hits = of_each([float(request.device + request.far) for request in served])
+    requested = of_each([float(-(-request.input // size)) for request in served])
+    ttft = of_each([request.first_token - request.arrival for request in served])
     return Course(
         end_s=edges[1:].tolist(),
         waiting=(np.diff(waited) / np.diff(edges)).tolist(),
-        hit_rate=[f / a if a else None for f, a in zip(found, requested, strict=True)],
+        hit_rate=[f / a if a else None for f, a in zip(hits, requested, strict=True)],
         ttft_mean_s=[t / n if n else None for t, n in zip(ttft, count, strict=True)],
     )
 

@@ -112,15 +112,15 @@ def sweep(  # noqa: PLR0913  what to compare, by name
         for seed in range(seeds)
     ]
     at_once = min(processes, len(jobs))
-    found: list[Row] = []
+    results: list[Row] = []
     if at_once > 1:
-        found = _run_in_processes(trace, jobs, at_once, advance)
+        results = _run_in_processes(trace, jobs, at_once, advance)
     else:
         for job in jobs:
-            found.append(run_job(trace, job))
-            advance(len(found), len(jobs))
+            results.append(run_job(trace, job))
+            advance(len(results), len(jobs))
     rows: list[Row] = []
-    each = iter(found)
+    each = iter(results)
     while group := list(islice(each, seeds)):
         rows += [*group, mean_row(group)]
     return rows

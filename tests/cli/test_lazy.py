@@ -77,7 +77,7 @@ def test_the_help_of_a_command_imports_neither_numpy_nor_the_core(
 
 def test_choices_in_help_match_the_modules_that_implement_them() -> None:
     assert choices.PREFILL_RULES == router.RULES
-    assert choices.BLOCK_TOKENS_MAX == router.BlockHasher.BLOCK_SIZE_MOST
+    assert choices.BLOCK_TOKENS_MAX == router.BlockHasher.BLOCK_SIZE_MAX
     assert (choices.RANKS, choices.RANKS_MAX) == (
         router.Indexer.WORKERS,
         router.Indexer.WORKERS_MOST,

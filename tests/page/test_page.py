@@ -97,9 +97,9 @@ def test_an_axis_has_room_for_all_values_and_few_round_ticks(
     values: list[float], log: bool, least: float, most: float
 ) -> None:
     scale = scale_of(page.Axis("", log=log), values)
-    assert (scale.least, scale.most) == (pytest.approx(least), pytest.approx(most))
+    assert (scale.low, scale.high) == (pytest.approx(least), pytest.approx(most))
     assert 2 <= len(scale.ticks) <= 8
-    assert all(0 <= scale.place(value) <= 1 for value in [*values, *scale.ticks])
+    assert all(0 <= scale.position(value) <= 1 for value in [*values, *scale.ticks])
 
 
 @pytest.mark.parametrize(
