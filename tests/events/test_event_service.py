@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The service publishes the pool's blocks over ZMQ, and routers follow them."""
+"""The service publishes the pool's blocks over ZMQ, and routers follow them, also through a replay
+with `beluga serve --events`: blocks come, go and are evicted, servers are killed, a standby takes
+over, and routers miss messages or come late. At the end, all of them have the pool's table.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+import json
+import random
+import signal
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,24 +25,107 @@ from numpy.typing import NDArray
 from support.blocks import eventually
 
 from beluga import KVCache
-from beluga.errors import RouterError
+from beluga.errors import RouterError, RpcError
 from beluga.events import EventService, EventSettings
 from beluga.gateway.cache import Cache
+from beluga.gateway.kv_events import PoolListener
 from beluga.gateway.metrics import Metrics
-from beluga.index import IndexServer, chain_names
+from beluga.index import IndexServer, chain_names, check_pool, read_names
 from beluga.listening import Token
 from beluga.pool import Pool
-from beluga.router import RouterEvent, Stored, Tier, Worker
-from tests.events.follower import Follower, endpoints, table
+from beluga.router import Indexer, RouterEvent, Stored, Tier, Worker
+from tests.conftest import Run, Start
 
 pytest.importorskip("zmq")
-TOKENS = 16
-LENGTH = 4096
+
+TOKENS, LENGTH, CHAIN, RANKS = 16, 4096, 12, 2
+BLOCKS = 300  # lines of the block table
+ROUNDS = 40
+T = TypeVar("T")
+
+
+def endpoints(path: Path) -> tuple[str, str]:
+    """Return two endpoints in a directory, for events and their replay."""
+    return f"ipc://{path}/live", f"ipc://{path}/again"
+
+
+def free_endpoints() -> tuple[str, str]:
+    """Return two unused endpoints of this machine."""
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        return (
+            f"tcp://127.0.0.1:{one.getsockname()[1]}",
+            f"tcp://127.0.0.1:{two.getsockname()[1]}",
+        )
+
+
+def table(pool: Pool) -> dict[int, int]:
+    """Return the output of `beluga pool check --names`: the blocks that all their ranks have, with
+    hashes as the index has them for their space.
+    """
+    report = check_pool(pool)
+    assert not report.findings
+    ranks: dict[tuple[int, int], set[int]] = {}
+    contents: dict[tuple[int, int], tuple[int, int]] = {}
+    for _, _, _, name in read_names(pool, report.half).tolist():
+        block_hash, _, tokens_hash, space, _, rank, rank_count, _, _ = name
+        ranks.setdefault((space, block_hash), set()).add(rank)
+        contents[space, block_hash] = (tokens_hash ^ space, rank_count)
+    return {
+        space ^ block_hash: contents[space, block_hash][0]
+        for (space, block_hash), have in ranks.items()
+        if len(have) == contents[space, block_hash][1]
+    }
+
+
+class Follower:
+    """Follows two endpoints until it is closed."""
+
+    def __init__(
+        self, live: str, replay: str, *, block_size: int, token: Token | None = None
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.indexer = Indexer()
+        self._listener = self._run(self._make(f"{live},{replay}", block_size, token))
+
+    @property
+    def feed(self) -> Any:
+        return self._listener.feed
+
+    def blocks(self) -> dict[int, int]:
+        async def read() -> dict[int, int]:
+            return self._listener.feed.blocks()
+
+        return self._run(read())
+
+    def close(self) -> None:
+        async def end() -> None:
+            self._listener.close()
+
+        self._run(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _make(self, where: str, block_size: int, token: Token | None) -> PoolListener:
+        return PoolListener(self.indexer, where, block_size=block_size, token=token)
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
-    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True, max_blocks=256) as pool:
+    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True, max_blocks=BLOCKS) as pool:
         yield pool
 
 
@@ -234,3 +325,102 @@ def test_an_endpoint_that_cannot_be_bound_is_reported(pool: Pool) -> None:
 def test_an_invalid_endpoint_is_rejected_before_the_start(endpoints: tuple[str, str]) -> None:
     with pytest.raises(RouterError, match=r"endpoint|both|not a folder"):
         EventSettings(*endpoints)
+
+
+class Engine:
+    """Replays prompts of a few conversations: each rank stores its part of the blocks."""
+
+    def __init__(self, pool: Pool, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.caches = [
+            KVCache(pool, namespace=f"rank {rank}", timeout_s=30) for rank in range(RANKS)
+        ]
+
+    def step(self) -> None:
+        """Store the blocks of one prompt, which grows a shared prefix, or remove a few."""
+        talk = self._random.randrange(60)
+        count = self._random.randrange(1, CHAIN)
+        path = [1 + talk // 10, *(100 * (1 + talk) + depth for depth in range(count))]
+        if self._random.random() < 0.1:
+            gone = [self.digest(rank, path[-1]) for rank in range(RANKS)]
+            for rank, digest in enumerate(gone):
+                self.caches[rank].remove([digest])
+            return
+        for rank, cache in enumerate(self.caches):
+            names = chain_names(
+                path,
+                [number ^ 0xABCDEF for number in path],
+                block_tokens=TOKENS,
+                space=77,
+                rank=rank,
+                rank_count=RANKS,
+            )
+            digests = [self.digest(rank, number) for number in path]
+            cache.put(digests, np.zeros((len(path), LENGTH), np.uint8), names=names)
+
+    def try_steps(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                self.step()
+            except RpcError:  # a server died meanwhile
+                return
+
+    @staticmethod
+    def digest(rank: int, number: int) -> bytes:
+        return hashlib.sha256(b"%d %d" % (rank, number)).digest()
+
+    def close(self) -> None:
+        for cache in self.caches:
+            cache.close()
+
+
+def test_routers_have_the_pools_table_after_random_operations(
+    pool: Pool, shm: Path, start: Start, run: Run
+) -> None:
+    live, replay = free_endpoints()
+    serve = ["serve", "--pool", str(shm / "a"), "--events", live, "--events-replay", replay]
+    with ExitStack() as stack:
+        first = start(*serve)
+        assert first.stderr is not None and "epoch 1" in first.stderr.readline()
+        early = stack.enter_context(Follower(live, replay, block_size=TOKENS))
+        engine = Engine(pool, seed=5)
+        stack.callback(engine.close)
+        routers = {"early": early}
+
+        def settled() -> bool:
+            wanted = table(pool)
+            return all(router.blocks() == wanted for router in routers.values())
+
+        engine.try_steps(ROUNDS)
+        assert eventually(settled)
+        first.send_signal(signal.SIGSTOP)  # a router that connects now waits for the table
+        routers["late"] = stack.enter_context(Follower(live, replay, block_size=TOKENS))
+        first.send_signal(signal.SIGCONT)
+        engine.try_steps(ROUNDS)
+        assert eventually(settled)
+
+        standby = start(*serve, "--standby", "--silent", "0.5")
+        assert standby.stderr is not None and "standing by" in standby.stderr.readline()
+        engine.try_steps(3)
+        first.kill()
+        first.wait()
+        assert "epoch 2" in standby.stderr.readline()
+        engine.try_steps(ROUNDS)
+        assert eventually(settled, timeout_s=60)
+
+        standby.kill()
+        standby.wait()
+        third = start(*serve)
+        assert third.stderr is not None and "epoch 3" in third.stderr.readline()
+        routers["third"] = stack.enter_context(Follower(live, replay, block_size=TOKENS))
+        engine.try_steps(ROUNDS)
+        assert eventually(settled, timeout_s=60)
+
+        stat = engine.caches[0].stat()
+        assert stat.evict_count > 0 and len(table(pool)) > BLOCKS / RANKS / 4
+        assert all(router.feed.unread == 0 for router in routers.values())
+        shown = json.loads(
+            run("pool", "check", "--pool", str(shm / "a"), "--names", "--json").stdout
+        )
+        named = {int(one["hash"], 16) ^ int(one["space"], 16) for one in shown["names"]}
+        assert set(early.blocks()) <= named

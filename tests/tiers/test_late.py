@@ -28,7 +28,7 @@ from beluga.rpc import Client
 from beluga.tiers import TierService, TierSettings
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.settings import LateTier
-from tests.events.follower import free_endpoints
+from tests.events.test_event_service import free_endpoints
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
