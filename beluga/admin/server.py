@@ -69,7 +69,9 @@ def read_address(text: str) -> tuple[str, int]:
     Raises AdminError.
     """
     host, _, port = text.rpartition(":")
-    if not (port.isdecimal() and port.isascii()) or int(port) > 65535:
+    if port.isdecimal() and port.isascii() and int(port[:6]) > 65535:
+        raise AdminError(f"the port of {text!r} is out of range; give 0 to 65535")
+    if not (port.isdecimal() and port.isascii()):
         raise AdminError(f"{text!r} has no port; use [HOST:]PORT, such as {ADMIN_PORT}")
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 

@@ -225,6 +225,13 @@ class Command(click.Command):
             with formatter.section("Columns"):
                 formatter.write_dl([(f"{name}:", text) for name, text in rows])
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:
+            error.ctx = error.ctx or ctx  # click's parser does not know its context
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -341,12 +348,14 @@ class Program(Group):
 
 def _refuse(error: click.UsageError) -> NoReturn:
     """Exit with status 2 and one line: what is wrong, and how to get the help."""
-    path = error.ctx.command_path if error.ctx is not None else ""
+    path = error.ctx.command_path if error.ctx is not None else Path(sys.argv[0]).name
     text = error.message if error.message else error.format_message()
     param = getattr(error, "param", None)
     name = param and (max(param.opts, key=len) if param.opts[0][:1] == "-" else param.metavar)
     if isinstance(error, click.MissingParameter):
         text = f"{name} is missing; give it"
+    elif isinstance(error, click.BadOptionUsage) and "requires" in error.message:
+        text = f"{error.option_name} has no value; give one"
     elif isinstance(error, click.NoSuchOption):
         near = [text for text in error.possibilities or () if text.startswith("--")]
         mend = f"; did you mean {near[0]}?" if near else ""

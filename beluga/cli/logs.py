@@ -87,14 +87,15 @@ def log_message(text: str, **fields: object) -> None:
         _log.info(text, extra={"is_event": True, **fields}, stacklevel=2)
 
 
-def fail(program: str, text: str) -> NoReturn:
-    """Write the error message of a failed command, and exit."""
+def fail(program: str, text: str, status: int = 1) -> NoReturn:
+    """Write the error message of a failed command, and exit with this status."""
     if _chosen.handler is None or _chosen.form != "json":
         end()
-        sys.exit(f"{program}: error: {text}")
-    _log.error("%s", text)
-    end()
-    sys.exit(1)
+        _write(f"{program}: error: {text}")
+    else:
+        _log.error("%s", text)
+        end()
+    sys.exit(status)
 
 
 def message_of(line: str) -> str:

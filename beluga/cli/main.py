@@ -3,8 +3,8 @@
 """The entry points of ``beluga`` and ``cxl-rpc``: they set the exit status of each command.
 
 The exit status is 0 only on success. It is 1, with one line on stderr, for an error that the user
-can fix, 2 for an invalid command line, 130 after Ctrl-C, 143 after SIGTERM, and 129 after the
-terminal was closed. Results go to stdout, everything else to stderr.
+can fix, 2 for an invalid command line or value, 130 after Ctrl-C, 143 after SIGTERM, and 129 after
+the terminal was closed. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from beluga.errors import BelugaError
+from beluga.errors import BadValueError, BelugaError, DeviceSpecError, SettingsError
 
 _PLAIN = {
     **dict.fromkeys("█▓▇▉▊▋", "#"),
@@ -31,6 +31,7 @@ _PLAIN = {
     **dict.fromkeys("│┃║", "|"),
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRONG_VALUES = (BadValueError, DeviceSpecError, SettingsError)
 _TOOLS = ("click", "rich", "msgspec")
 
 
@@ -92,7 +93,8 @@ def _run(name: str, program: str) -> NoReturn:
             sys.stdout.flush()  # before the status is decided
     except (BelugaError, OSError) as error:
         # Each program's message has its own server command.
-        logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"))
+        status = 2 if isinstance(error, _WRONG_VALUES) else 1
+        logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"), status)
     except MemoryError as error:
         why = f" ({error})" if str(error) else ""
         logs.fail(name, f"this machine's memory does not suffice{why}; give smaller sizes")

@@ -324,10 +324,12 @@ def _entry(path: Path, number: int, sysfs: Path) -> Path:
             return entry
     if not devices.is_dir():
         raise DeviceMissingError(
-            f"{path} is a character device, but not a device-dax node of this kernel: "
+            f"{path} is a character device, but not a devdax node of this kernel: "
             f"there is no {devices}; is sysfs mounted, and device_dax loaded?"
         )
-    raise DeviceMissingError(f"{path} is a character device, but not a device-dax node")
+    raise DeviceMissingError(
+        f"{path} is a character device, but not a devdax node; name a devdax node or a file"
+    )
 
 
 def _refuse_driver(path: Path, entry: Path) -> None:

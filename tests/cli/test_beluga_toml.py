@@ -187,7 +187,7 @@ def test_help_works_with_an_invalid_file(write: Write, run: Run) -> None:
     write("nonsense = 1")
     assert "Usage" in run("ping", "--help").stdout
     refused = run("ping")
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
 def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:

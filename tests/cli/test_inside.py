@@ -38,7 +38,14 @@ from beluga.cli import doctor as verify_command
 from beluga.cli import pool as pool_commands
 from beluga.cli.app import app, cxl_rpc
 from beluga.cli.replay import _moved
-from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
+from beluga.errors import (
+    BadValueError,
+    BelugaError,
+    DeposedError,
+    PoolError,
+    ReplayError,
+    TierError,
+)
 from beluga.events import EventSettings
 from beluga.gateway.settings import Address
 from beluga.index import IndexStat, Sessions
@@ -664,14 +671,18 @@ def test_a_prefill_worker_runs_until_a_signal_and_closes_its_queue(
 @pytest.mark.parametrize(
     ("raised", "status"),
     [
-        (BelugaError("why"), "beluga: error: why"),
-        (OSError(2, "No such file", "x"), "beluga: error: x: No such file"),
-        (OSError(24, "Too many open files"), "beluga: error: Too many open files"),
-        (None, 0),
+        (BelugaError("why"), (1, "beluga: error: why\n")),
+        (BadValueError("n is 0"), (2, "beluga: error: n is 0\n")),
+        (OSError(2, "No such file", "x"), (1, "beluga: error: x: No such file\n")),
+        (OSError(24, "Too many open files"), (1, "beluga: error: Too many open files\n")),
+        (None, (0, "")),
     ],
 )
 def test_a_command_fails_with_one_line_or_succeeds(
-    monkeypatch: pytest.MonkeyPatch, raised: Exception | None, status: object
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: Exception | None,
+    status: tuple[int, str],
 ) -> None:
     handlers: dict[int, Callable[[int, Any], None]] = {}
     held = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_IGN}
@@ -686,7 +697,7 @@ def test_a_command_fails_with_one_line_or_succeeds(
     monkeypatch.setattr(main.signal, "getsignal", held.get)
     with pytest.raises(SystemExit) as ended:
         main.main()
-    assert ended.value.code == status
+    assert (ended.value.code, capsys.readouterr().err) == status
     assert list(handlers) == [signal.SIGTERM]  # nohup ignores SIGHUP
     with pytest.raises(SystemExit) as ended:
         handlers[signal.SIGTERM](15, None)

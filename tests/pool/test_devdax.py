@@ -99,12 +99,12 @@ def test_node_without_room_for_a_superblock_and_data_is_refused(tmp_path: Path, 
 
 
 def test_other_character_device_is_refused(tmp_path: Path) -> None:
-    with refused(DeviceMissingError, "not a device-dax node"):
+    with refused(DeviceMissingError, "not a devdax node"):
         look(fake_devdax(tmp_path, "/dev/zero"))
 
 
 def test_missing_sysfs_is_named(tmp_path: Path) -> None:
-    with refused(DeviceMissingError, "not a device-dax node", "is sysfs mounted"):
+    with refused(DeviceMissingError, "not a devdax node", "is sysfs mounted"):
         look(tmp_path)
 
 
@@ -187,5 +187,5 @@ def test_mapping_is_shared_and_aligned(shm: Path) -> None:
 def test_sysfs_of_a_node_that_vanished_is_refused(tmp_path: Path) -> None:
     sysfs = fake_devdax(tmp_path, NODE)
     shutil.rmtree(sysfs / "bus/dax/devices/dax0.0")
-    with refused(DeviceMissingError, "not a device-dax node"):
+    with refused(DeviceMissingError, "not a devdax node"):
         look(sysfs)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A wrong command line ends with the status 2 for a wrong value, else 1, and with one line on
+stderr that names what is wrong and what to give.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from beluga.cli import logs, main
+from beluga.pool import Pool
+
+HUGE = 10**23
+# A command line, the status, and a part of the line that it prints. POOL is a pool without a
+# server, FOLDER an empty folder.
+TABLE = [
+    ("foo", 2, "'foo' is not a command"),
+    ("serv", 2, "did you mean serve?"),
+    ("pool foo", 2, "'foo' is not a command"),
+    ("ping --no-such-option", 2, "--no-such-option is not an option"),
+    ("ping --hos 1", 2, "--hos is not an option; did you mean --host?"),
+    ("put", 2, "KEY is missing"),
+    ("put k", 2, "FILE is missing"),
+    ("get k a b", 2, "unexpected extra argument"),
+    ("ping --count", 2, "--count has no value; give one"),
+    ("--config /nowhere/a.toml ping", 2, "/nowhere/a.toml: No such file or directory"),
+    ("--log-level loud ping", 2, "--log-level is 'loud'; give debug, info, warning or error"),
+    # Ranges
+    ("ping --timeout -1", 2, "--timeout is -1; give at least 0.001"),
+    ("ping --timeout nan", 2, "--timeout is nan; give at least 0.001"),
+    ("ping --timeout inf", 2, "--timeout"),
+    ("ping --host 64", 2, "--host is 64; give 0 to 63"),
+    ("ping --host x", 2, "--host is 'x'; give a whole number 0 to 63"),
+    ("ping --count 0", 2, "--count is 0; give 1 to 1000000"),
+    ("pool create POOL --size 64M --force --lanes 0", 2, "--lanes is 0; give 1 to"),
+    ("pool create POOL --size 64M --force --lanes 100000", 2, "--lanes is 100000; give 1 to"),
+    ("drain --pool POOL --timeout -1", 2, "--timeout is -1"),
+    ("ls --pool POOL --limit -1", 2, "--limit is -1; give at least 1"),
+    ("top --pool POOL --interval 0", 2, "--interval is 0; give 0.1 to 3600"),
+    ("top --pool POOL --interval inf", 2, "--interval is inf"),
+    ("trace --pool POOL --slow -3", 2, "--slow is -3; give at least 0"),
+    ("verify --pool POOL --seconds -1", 2, "--seconds is -1"),
+    ("simulate --workers 0", 2, "--workers is 0; give 1 to"),
+    ("simulate --hbm 9999999TB", 2, "--hbm"),
+    (f"simulate --pool-bytes {'9' * 400}TB", 2, "--pool-bytes"),
+    ("replay --clients 0", 2, "--clients is 0; give 1 to 16"),
+    ("replay --speed inf", 2, "--speed"),
+    ("replay --rate 0", 2, "--rate"),
+    ("replay --rate fast", 2, "--rate"),
+    ("replay --block-bytes 0", 1, "a block of 0 bytes is too small"),
+    ("replay --pool-bytes 1M", 1, "give at least 24 MiB"),
+    ("replay --pool-bytes 1000T", 2, "--pool-bytes"),
+    ("gateway --worker http://a:1 --port 70000", 2, "--port is 70000; give 0 to 65535"),
+    ("serve --quota-bytes -5", 2, "--quota-bytes: '-5' is not a size"),
+    (f"serve --quota-bytes {HUGE}", 2, "--quota-bytes"),
+    (f"serve --quota-calls {1 << 32}", 2, "--quota-calls"),
+    (f"serve --quota-grants {1 << 32}", 2, "--quota-grants"),
+    (f"serve --quota-pins {1 << 32}", 2, "--quota-pins"),
+    ("serve --silent nan", 2, "--silent is nan"),
+    (f"size --layers {HUGE}", 2, "--layers"),
+    ("size --memory foo", 2, "--memory: 'foo' is not a size"),
+    ("size --disk-bandwidth inf", 2, "--disk-bandwidth is inf"),
+    # Words
+    ("pool create POOL --size 64M --force --coherence foo", 2, "give hardware or software"),
+    ("serve --pool POOL --eviction foo", 2, "--eviction is 'foo'; give lru"),
+    ("serve --pool POOL --offload never", 2, "--offload is 'never'; give"),
+    ("serve --pool POOL --admission none", 2, "--admission is 'none'; give"),
+    ("replay --format none", 2, "--format is 'none'; give"),
+    ("trace --method foo", 2, "foo"),
+    ("bench foo", 2, "foo"),
+    # Sizes of pools
+    ("pool create POOL --size 64X --force", 2, "'64X' is not a size; write 4096"),
+    ("pool create POOL --size -1G --force", 2, "'-1G' is not a size"),
+    ("pool create POOL --size 3M --force", 2, "is a multiple of 2 MiB, from 4 MiB"),
+    ("pool create POOL --size 64 --force", 2, "is a multiple of 2 MiB, from 4 MiB"),
+    ("pool create POOL --size 999T --force", 2, "is a multiple of 2 MiB, from 4 MiB"),
+    ("pool info --pool POOL@3+5", 2, "is not a multiple of 2 MiB"),
+    # Devices and files
+    ("serve --pool FOLDER/none", 1, "no such device or file; check the path"),
+    ("serve --pool /etc/passwd", 1, "holds something other than a Beluga pool"),
+    ("serve --pool FOLDER", 1, "is a directory; name a file in it"),
+    ("pool create POOL --size 64M", 1, "holds a pool already"),
+    ("pool create /nowhere/x --size 64M", 1, "there is no directory /nowhere; make it first"),
+    ("pool create /dev/null --size 64M", 1, "name a devdax node or a file"),
+    ("put --pool POOL k /nowhere", 1, "/nowhere: No such file or directory"),
+    ("put --pool POOL k /tmp", 1, "/tmp: Is a directory"),
+    ("disk adopt /nowhere", 1, "/nowhere does not exist; name the disk of a server"),
+    # Addresses
+    ("serve --pool POOL --admin foo", 2, "--admin: 'foo' has no port; use [HOST:]PORT"),
+    ("serve --pool POOL --admin 99999", 2, "out of range; give 0 to 65535"),
+    ("serve --remote ftp://x", 2, "--remote: the remote store's URL has no supported scheme"),
+    ("serve --pool POOL --disk-bytes 1", 2, "--disk"),
+    ("serve --pool POOL --events foo", 2, "--events and --events-replay need each other"),
+    ("serve --events tcp://a:1 --events-replay foo", 2, "'foo' is not an endpoint"),
+    ("serve --events tcp://a:1 --events-replay tcp://a:1", 2, "cannot both be at tcp://a:1"),
+    # Options that need others
+    ("serve --watch", 2, "--watch needs --standby"),
+    ("serve --offload wait", 2, "--disk or --remote"),
+    ("replay --admission sketch", 2, "--disk or --remote"),
+    ("serve --disk FOLDER/d --disk-bytes 1", 2, "give it at least 4 MiB"),
+    ("serve --share acme", 2, "--share is 'acme'; give a tenant and its part: acme=30%"),
+    ("serve --share a=60% --share b=60%", 2, "share"),
+    ("quota --pool POOL --set foo=1", 2, "--set is 'foo=1'; give LIMIT=N"),
+    ("serve --admission always", 2, "--disk or --remote"),
+    ("replay --offload drop", 2, "--disk or --remote"),
+    ("serve --events tcp://a:1 --events-replay tcp://a:70000", 2, "has a port above 65535"),
+    ("serve --events ipc:///no/such/a --events-replay ipc:///no/such/b", 2, "is not a folder"),
+    ("serve --events ipc:///proc/version --events-replay tcp://a:1", 2, "with other data"),
+    (f"serve --events ipc:///tmp/{'x' * 120} --events-replay tcp://a:1", 2, "at most 107 bytes"),
+    # No server
+    ("ping --pool POOL --timeout 1", 1, "no server answers on this pool; start one with"),
+    ("stat --pool POOL", 1, "start one with 'beluga serve'"),
+    ("stop --pool POOL", 1, "no server was started here with --detach"),
+]
+
+
+@pytest.mark.parametrize(("line", "status", "text"), TABLE, ids=[row[0][:60] for row in TABLE])
+def test_a_wrong_line_is_one_line_with_its_mend(
+    line: str,
+    status: int,
+    text: str,
+    *,
+    shm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pool = shm / "pool"
+    if "POOL" in line:
+        Pool.create([str(pool)], device_size=24 << 20, sparse=True).close()
+    monkeypatch.setenv("BELUGA_CONFIG", os.devnull)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    words = line.replace("POOL", str(pool)).replace("FOLDER", str(tmp_path)).split()
+    monkeypatch.setattr("sys.argv", ["beluga", *words])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+    finally:
+        logs.end()
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (status, "")
+    assert shown.err.startswith("beluga")
+    assert ": error: " in shown.err
+    assert (shown.err.count("\n"), text in shown.err) == (1, True), shown.err
