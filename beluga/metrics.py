@@ -117,8 +117,8 @@ class Gauge:
 
     def value(self, **labels: str) -> float:
         """Return the series of these labels; 0 if there is none."""
-        found = self._series.get(_labels(labels), 0)
-        return found() if callable(found) else found
+        value = self._series.get(_labels(labels), 0)
+        return value() if callable(value) else value
 
     def sample(self) -> Sample:
         """Return all series."""
@@ -152,25 +152,25 @@ class Histogram:
         """Count values in the series of these labels."""
         key, bounds = _labels(labels), self.bounds
         with self._lock:
-            found = self._series.get(key)
-            if found is None:
-                found = self._series[key] = _Counts([0] * (len(bounds) + 1))
+            counts = self._series.get(key)
+            if counts is None:
+                counts = self._series[key] = _Counts([0] * (len(bounds) + 1))
             for value in values:
-                found.counts[bisect.bisect_left(bounds, value)] += 1
-                found.total += value
+                counts.counts[bisect.bisect_left(bounds, value)] += 1
+                counts.total += value
 
     def value(self, **labels: str) -> Distribution:
         """Return the series of these labels, which may be empty."""
         with self._lock:
-            found = self._series.get(_labels(labels)) or _Counts([0] * (len(self.bounds) + 1))
-            return Distribution(self.bounds, tuple(found.counts), found.total)
+            counts = self._series.get(_labels(labels)) or _Counts([0] * (len(self.bounds) + 1))
+            return Distribution(self.bounds, tuple(counts.counts), counts.total)
 
     def sample(self) -> Sample:
         """Return all series."""
         with self._lock:
             series: dict[Labels, float | Distribution] = {
-                key: Distribution(self.bounds, tuple(found.counts), found.total)
-                for key, found in self._series.items()
+                key: Distribution(self.bounds, tuple(counts.counts), counts.total)
+                for key, counts in self._series.items()
             }
         return Sample(self.kind, self.help, series)
 
@@ -208,21 +208,21 @@ class Registry:
         """Return the state of all metrics by name."""
         with self._lock:
             metrics, included = dict(self._metrics), list(self._included.values())
-        found = {name: metric.sample() for name, metric in metrics.items()}
-        for samples in included:
-            for name, sample in samples.items():
-                own = found.setdefault(name, Sample(sample.kind, sample.help, {}))
+        samples = {name: metric.sample() for name, metric in metrics.items()}
+        for more in included:
+            for name, sample in more.items():
+                own = samples.setdefault(name, Sample(sample.kind, sample.help, {}))
                 own.series.update(sample.series)
-        return dict(sorted(found.items()))
+        return dict(sorted(samples.items()))
 
     def _get(self, name: str, kind: type[_M], make: Callable[[], _M]) -> _M:
         with self._lock:
-            found = self._metrics.get(name)
-            if found is None:
-                found = self._metrics[name] = make()
-        if not isinstance(found, kind):
-            raise ValueError(f"{name} is a {found.kind} already")
-        return found
+            metric = self._metrics.get(name)
+            if metric is None:
+                metric = self._metrics[name] = make()
+        if not isinstance(metric, kind):
+            raise ValueError(f"{name} is a {metric.kind} already")
+        return metric
 
 
 def _labels(labels: dict[str, str]) -> Labels:

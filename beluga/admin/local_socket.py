@@ -145,10 +145,10 @@ def _short(directory: Path, name: str) -> Iterator[str]:
 class _Connection(http.client.HTTPConnection):
     def __init__(self, directory: Path, name: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._place = directory, name, timeout_s
+        self._target = directory, name, timeout_s
 
     def connect(self) -> None:
-        self.sock: socket.socket = connect(*self._place)
+        self.sock: socket.socket = connect(*self._target)
 
 
 def request(  # noqa: PLR0913  all but the first two named
@@ -168,9 +168,9 @@ def request(  # noqa: PLR0913  all but the first two named
     connection = _Connection(directory, name, timeout_s)
     try:
         connection.request(method, path, body)
-        answer = connection.getresponse()
-        found = AdminResponse(answer.read(), answer.getheader("Content-Type", ""))
-        status = answer.status
+        received = connection.getresponse()
+        response = AdminResponse(received.read(), received.getheader("Content-Type", ""))
+        status = received.status
     except (FileNotFoundError, ConnectionError, http.client.HTTPException) as error:
         raise NoServerError(
             "no server of this pool runs on this host; start 'beluga serve', or run "
@@ -185,8 +185,8 @@ def request(  # noqa: PLR0913  all but the first two named
     finally:
         connection.close()
     if status >= http.client.BAD_REQUEST:
-        raise AdminError(found.body.decode(errors="replace").strip())
-    return found
+        raise AdminError(response.body.decode(errors="replace").strip())
+    return response
 
 
 def request_json(directory: Path, path: str, kind: type[_T], value: object = None) -> _T:
@@ -196,13 +196,13 @@ def request_json(directory: Path, path: str, kind: type[_T], value: object = Non
     Raises as :func:`request`, and AdminError for an answer of another type.
     """
     method, body = ("GET", None) if value is None else ("POST", json.dumps(value).encode())
-    found = json.loads(request(directory, path, method=method, body=body).body)
-    if not isinstance(found, kind):
+    answer = json.loads(request(directory, path, method=method, body=body).body)
+    if not isinstance(answer, kind):
         raise AdminError(
             f"the server's response to {path} is not a {kind.__name__}; use the "
             "same version on both sides"
         )
-    return found
+    return answer
 
 
 def request_any(directory: Path, path: str) -> AdminResponse:
@@ -220,11 +220,11 @@ def request_any(directory: Path, path: str) -> AdminResponse:
 
 def standing_by(directory: Path) -> list[str]:
     """Return the names of the sockets of responding standby servers on this host."""
-    found = []
+    names = []
     for name in other_names(directory):
         try:
             connect(directory, name).close()
         except OSError:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names

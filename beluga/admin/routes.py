@@ -65,10 +65,10 @@ class AdminRequest:
     def json(self) -> object:
         """Return the body's JSON value, or None without a body. Raises ValueError."""
         try:
-            found: object = json.loads(self.body) if self.body else None
+            value: object = json.loads(self.body) if self.body else None
         except RecursionError:
             raise ValueError("the body is nested too deeply; send a flat object") from None
-        return found
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def page_routes() -> Routes:
 def _policy(body: bytes) -> str:
     """Return the Content-Security-Policy of a page with inline styles and scripts."""
     parts = [f"{kind}-src {' '.join(_digests(body, tag))}" for kind, tag in _INLINE.items()]
-    rest = (
+    others = (
         "default-src 'none'",
         "connect-src 'self'",
         "img-src data:",
@@ -155,12 +155,14 @@ def _policy(body: bytes) -> str:
         "form-action 'none'",
         "frame-ancestors 'none'",
     )
-    return "; ".join([*rest, *parts])
+    return "; ".join([*others, *parts])
 
 
 def _digests(body: bytes, tag: bytes) -> list[str]:
-    found = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), body, re.DOTALL)
-    return [f"'sha256-{base64.b64encode(hashlib.sha256(one).digest()).decode()}'" for one in found]
+    texts = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), body, re.DOTALL)
+    return [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in texts
+    ]
 
 
 # ---- Liveness and readiness, for Kubernetes or a load balancer.
@@ -220,7 +222,7 @@ def operate_routes(server: IndexServer, pool: Pool, tiers: TierService | None) -
     drain, lock = Drain(server, tiers), threading.Lock()
 
     def sessions(_: AdminRequest) -> AdminResponse:
-        return json_response([dataclasses.asdict(one) for one in server.sessions()])
+        return json_response([dataclasses.asdict(session) for session in server.sessions()])
 
     def shares(_: AdminRequest) -> AdminResponse:
         return json_response([share.as_dict() for share in server.shares()])
@@ -265,29 +267,29 @@ def operate_routes(server: IndexServer, pool: Pool, tiers: TierService | None) -
 
 def _object(request: AdminRequest, names: tuple[str, ...], kind: type) -> dict[str, Any]:
     """Return the request's JSON object, with these names only. Raises ValueError."""
-    found = request.json()
-    if not isinstance(found, dict) or not found.keys() <= set(names):
+    fields = request.json()
+    if not isinstance(fields, dict) or not fields.keys() <= set(names):
         raise ValueError(f"give a JSON object of {', '.join(names)}")
-    for name, value in found.items():
+    for name, value in fields.items():
         if type(value) is not kind:
             raise ValueError(f"{name} is {value!r}, and must be of type {kind.__name__}")
-    return found
+    return fields
 
 
 def _trace(pool: Pool, request: AdminRequest) -> dict[str, Any]:
     """AdminResponse ``?last=N&slow_ms=MS&method=M&session=S``, or ``?slowest=N``."""
     query = request.query
-    found = read_trace(pool.runtime_dir)
+    recorded = read_trace(pool.runtime_dir)
     if "slowest" in query:
-        calls = found.slowest(min(int(query["slowest"]), _CALLS_MAX))
+        calls = recorded.slowest(min(int(query["slowest"]), _CALLS_MAX))
     else:
-        calls = found.calls(
+        calls = recorded.calls(
             last=min(int(query.get("last", _CALLS)), _CALLS_MAX),
             slow_s=float(query.get("slow_ms", 0)) / 1e3,
             method=query.get("method") or None,
             session=query.get("session") or None,
         )
-    return {"epoch": found.epoch, "calls": [dataclasses.asdict(call) for call in calls]}
+    return {"epoch": recorded.epoch, "calls": [dataclasses.asdict(call) for call in calls]}
 
 
 class Drain:

@@ -62,69 +62,71 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        found, sessions = IndexClient(client).stat(), fetch_sessions(client)
+        index, sessions = IndexClient(client).stat(), fetch_sessions(client)
         lower, own = fetch_counters(client), client.stat()
         directory = opened.runtime_dir
-    counters = found.as_dict() | {"table_full": _taken(found) >= found.block_count_max}
-    others = [one for one in sessions.sessions if one.nonce != f"{own.nonce:016x}"]
-    held = _quarantine(found, others, own.epoch)
+    counters = index.as_dict() | {"table_full": _taken(index) >= index.block_count_max}
+    others = [session for session in sessions.sessions if session.nonce != f"{own.nonce:016x}"]
+    held = _quarantine(index, others, own.epoch)
     if json:
         shown = counters | {
             "epoch": own.epoch,
-            "hit_rate": _hit_rate(found),
+            "hit_rate": _hit_rate(index),
             "draining": sessions.draining,
             "quota": asdict(sessions.quota),
-            "sessions": [asdict(one) | {"name": _name(one, directory)} for one in others],
+            "sessions": [
+                asdict(session) | {"name": _name(session, directory)} for session in others
+            ],
             "quarantine": held,
         }
         print_json(shown if lower is None else shown | {"lower_tiers": lower})
         return
-    print_facts(_summary(found, sessions, others, own.epoch) | _tiers(lower))
-    live = [one for one in others if one.state == "live"]
+    print_facts(_summary(index, sessions, others, own.epoch) | _tiers(lower))
+    live = [session for session in others if session.state == "live"]
     if live:
         print_table(_CLIENTS, _clients(live, directory), spare=("puts", "pins", "age"), wide=wide)
-    for one in held:
-        print_line(_row(one))
+    for row in held:
+        print_line(_row(row))
 
 
-def _taken(found: IndexStat) -> int:
-    return found.block_count + found.grant_count
+def _taken(index: IndexStat) -> int:
+    return index.block_count + index.grant_count
 
 
-def _hit_rate(found: IndexStat) -> float | None:
-    return found.hit_count / found.lookup_count if found.lookup_count else None
+def _hit_rate(index: IndexStat) -> float | None:
+    return index.hit_count / index.lookup_count if index.lookup_count else None
 
 
 def _summary(
-    found: IndexStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
+    index: IndexStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
 ) -> dict[str, object]:
     """Return the counters as a readable summary."""
     from beluga.pool import show_size
 
-    rate = _hit_rate(found)
-    suspect = sum(one.state != "live" for one in others)
-    clients = sum(one.kind != "server" for one in others) - suspect
-    full = found.used_bytes / max(1, found.data_bytes)
+    rate = _hit_rate(index)
+    suspect = sum(session.state != "live" for session in others)
+    clients = sum(session.kind != "server" for session in others) - suspect
+    full = index.used_bytes / max(1, index.data_bytes)
     facts: dict[str, object] = {
         "server": f"epoch {epoch}" + (", draining: puts are refused" if sessions.draining else ""),
-        "hit rate": "no lookups yet" if rate is None else f"{rate:.1%} of {found.lookup_count:,}",
-        "space full": f"{full:.1%} of {show_size(found.data_bytes)}",
-        "table full": f"{_taken(found) / max(1, found.block_count_max):.1%} of "
-        f"{found.block_count_max:,} blocks",
-        "blocks": f"{found.block_count:,}, {show_size(found.block_bytes)}; "
-        f"{found.pinned_count:,} pinned, {found.grant_count:,} being written",
-        "since takeover": f"{found.commit_count:,} stored, {found.evict_count:,} evicted, "
-        f"{found.remove_count:,} removed, {found.refuse_count:,} refused",
+        "hit rate": "no lookups yet" if rate is None else f"{rate:.1%} of {index.lookup_count:,}",
+        "space full": f"{full:.1%} of {show_size(index.data_bytes)}",
+        "table full": f"{_taken(index) / max(1, index.block_count_max):.1%} of "
+        f"{index.block_count_max:,} blocks",
+        "blocks": f"{index.block_count:,}, {show_size(index.block_bytes)}; "
+        f"{index.pinned_count:,} pinned, {index.grant_count:,} being written",
+        "since takeover": f"{index.commit_count:,} stored, {index.evict_count:,} evicted, "
+        f"{index.remove_count:,} removed, {index.refuse_count:,} refused",
         "clients": f"{clients}" + (f", and {suspect} suspect" if suspect else ""),
-        "quarantined": show_size(found.held_bytes) if found.held_bytes else "nothing",
+        "quarantined": show_size(index.held_bytes) if index.held_bytes else "nothing",
     }
-    if found.retired_stripe_count:
-        facts["retired"] = show_size(_retired(found))
+    if index.retired_stripe_count:
+        facts["retired"] = show_size(_retired(index))
     return facts
 
 
-def _retired(found: IndexStat) -> int:
-    return found.retired_stripe_count * (found.data_bytes // max(1, found.stripe_count))
+def _retired(index: IndexStat) -> int:
+    return index.retired_stripe_count * (index.data_bytes // max(1, index.stripe_count))
 
 
 def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
@@ -162,23 +164,23 @@ def _tier(counters: Mapping[str, Any]) -> str:
 def _clients(sessions: Sequence[SessionView], directory: Path) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [
         (
-            one.host,
-            str(one.pid or "-"),
-            one.kind,
-            _name(one, directory),
-            _span(one.since_s),
-            _short(one.call_count),
-            _short(one.pin_count),
-            _short(one.grant_count),
-            _span(one.heartbeat_s),
+            session.host,
+            str(session.pid or "-"),
+            session.kind,
+            _name(session, directory),
+            _span(session.since_s),
+            _short(session.call_count),
+            _short(session.pin_count),
+            _short(session.grant_count),
+            _span(session.heartbeat_s),
         )
-        for one in sessions
+        for session in sessions
     ]
     return rows
 
 
 def _quarantine(
-    found: IndexStat, sessions: Sequence[SessionView], epoch: int
+    index: IndexStat, sessions: Sequence[SessionView], epoch: int
 ) -> list[dict[str, Any]]:
     """Return the quarantine: for each suspect session its duration, its reason, and what ends it.
 
@@ -186,21 +188,21 @@ def _quarantine(
     their ``bytes`` are None, and the last row has the total.
     """
     rows: list[dict[str, Any]] = []
-    suspect = [one for one in sessions if one.state != "live"]
-    for one in suspect:
+    suspect = [session for session in sessions if session.state != "live"]
+    for session in suspect:
         rows.append(
             {
-                "host": one.host,
-                "lane": one.lane,
-                "pid": one.pid,
-                "since_s": one.since_s,
-                "bytes": one.held_bytes if one.epoch == epoch else None,
-                "why": one.why(epoch=epoch),
-                "freed_by": one.freed_by(),
+                "host": session.host,
+                "lane": session.lane,
+                "pid": session.pid,
+                "since_s": session.since_s,
+                "bytes": session.held_bytes if session.epoch == epoch else None,
+                "why": session.why(epoch=epoch),
+                "freed_by": session.freed_by(),
             }
         )
-    shared = found.held_bytes - sum(one.held_bytes for one in suspect)
-    earlier = sum(one.epoch != epoch for one in suspect)
+    shared = index.held_bytes - sum(session.held_bytes for session in suspect)
+    earlier = sum(session.epoch != epoch for session in suspect)
     if shared > 0 and earlier:
         rows.append(
             {
@@ -233,14 +235,14 @@ def _row(row: Mapping[str, Any]) -> str:
     return textwrap.fill(text, min(_WIDTH, width()), subsequent_indent="  ")
 
 
-def _name(one: SessionView, directory: Path) -> str | None:
+def _name(session: SessionView, directory: Path) -> str | None:
     """Return the name of a session's process if it is on this host, where the directory has its
     lock.
     """
-    if one.pid is None or not (directory / f"alive-{one.nonce}").exists():
+    if session.pid is None or not (directory / f"alive-{session.nonce}").exists():
         return None
     try:
-        return Path(f"/proc/{one.pid}/comm").read_text(errors="replace").strip()[:_NAME_MAX]
+        return Path(f"/proc/{session.pid}/comm").read_text(errors="replace").strip()[:_NAME_MAX]
     except OSError:
         return None
 

@@ -135,7 +135,7 @@ def _devices(snapshot: Snapshot, width: int) -> list[Text]:
     """Return a line for each device: the fill level of its parts, from start to end."""
     from rich.text import Text
 
-    found = []
+    lines = []
     for device in snapshot.devices[:_ROWS]:
         name = plain(device.path)
         name = name if len(name) <= width // 3 else f"…{name[1 - width // 3 :]}"
@@ -143,8 +143,8 @@ def _devices(snapshot: Snapshot, width: int) -> list[Text]:
         line = Text(f"{name} ", style="dim", no_wrap=True)
         for character, style in _cells(device.states, device.fill, room):
             line.append(character, style)
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -154,17 +154,17 @@ _CELL_STYLES = ("dim", "cyan", "magenta", "bright_black", "yellow", "red")
 def _cells(states: str, fill: str, room: int) -> list[tuple[str, str]]:
     """Return ``room`` characters for a map; each shows the most serious state of its cells."""
     count = len(states)
-    found = []
-    for place in range(min(room, count)):
-        first, last = place * count // min(room, count), (place + 1) * count // min(room, count)
+    cells = []
+    for number in range(min(room, count)):
+        first, last = number * count // min(room, count), (number + 1) * count // min(room, count)
         worst = max(states[first:last], default="0")
         full = [int(fill[2 * at : 2 * at + 2], 16) for at in range(first, last)]
         share = sum(full) / (255 * max(len(full), 1))
         level = "▒" if worst == "3" else _LEVELS[round(share * (len(_LEVELS) - 1))]
         if level == " ":
             level = "x" if worst in "45" else "·"
-        found.append((level, _CELL_STYLES[int(worst)]))
-    return found
+        cells.append((level, _CELL_STYLES[int(worst)]))
+    return cells
 
 
 class _Column(NamedTuple):
@@ -304,15 +304,17 @@ def _table(
     shown = rows[:_ROWS]
     cells = {column.name: [column.show(row) for row in shown] for column in columns}
     widths = {name: max(len(name), *map(len, texts)) for name, texts in cells.items()}
-    kept = sorted(columns, key=lambda column: column.rank)
-    while len(kept) > 1 and sum(widths[one.name] + 2 for one in kept) - 2 > width:
-        kept.pop()
-    kept = [column for column in columns if column in kept]
+    fitting = sorted(columns, key=lambda column: column.rank)
+    while len(fitting) > 1 and sum(widths[column.name] + 2 for column in fitting) - 2 > width:
+        fitting.pop()
+    fitting = [column for column in columns if column in fitting]
     more = f" ({len(shown)} of {len(rows)})" if len(rows) > len(shown) else ""
     lines = [Text(""), Text(f"{title}{more}", style="bold", no_wrap=True)]
-    lines.append(Text(_row([column.name for column in kept], kept, widths), style="dim"))
-    for place in range(len(shown)):
-        lines.append(Text(_row([cells[column.name][place] for column in kept], kept, widths)))
+    lines.append(Text(_row([column.name for column in fitting], fitting, widths), style="dim"))
+    for number in range(len(shown)):
+        lines.append(
+            Text(_row([cells[column.name][number] for column in fitting], fitting, widths))
+        )
     for line in lines:
         line.no_wrap = True
         line.truncate(width, overflow="ellipsis")

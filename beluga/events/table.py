@@ -51,15 +51,15 @@ class NameTable:
             return []
         rows = np.empty(_EVENTS_OF_CHANGE * len(changes), _EVENT)
         pointer = ffi.from_buffer("bl_change[]", changes)
-        found = lib.bl_events_apply(self._handle, pointer, len(changes), _pointer(rows))
-        return _joined(rows[:found])
+        count = lib.bl_events_apply(self._handle, pointer, len(changes), _pointer(rows))
+        return _joined(rows[:count])
 
     def snapshot(self) -> list[PoolEvent]:
         """Return events that store everything, parents before their children if both are there."""
         rows = np.empty(max(len(self), 1), _EVENT)
-        found = lib.bl_events_all(self._handle, _pointer(rows))
-        raise_for_status(found, "listing the names of blocks")
-        return _joined(rows[:found])
+        count = lib.bl_events_all(self._handle, _pointer(rows))
+        raise_for_status(count, "listing the names of blocks")
+        return _joined(rows[:count])
 
 
 def _pointer(rows: NDArray[np.void]) -> core.bl_event:
