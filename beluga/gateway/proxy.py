@@ -24,6 +24,7 @@ from beluga.gateway.attempts import Attempts, UnansweredError
 from beluga.gateway.conversation import Tokenizer
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import client_of
+from beluga.gateway.engine_client import EngineClient
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import (
     RESPONSES,
@@ -217,7 +218,7 @@ class Proxy:
         self,
         *,
         director: Director,
-        client: aiohttp.ClientSession,
+        client: EngineClient,
         metrics: Metrics,
         limits: Limits,
         tokenizer: Tokenizer | None,

@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from beluga.errors import RouterError
@@ -28,6 +27,7 @@ from beluga.gateway.cache import Cache
 from beluga.gateway.conversation import load_tokenizer
 from beluga.gateway.director import Director, Placement, WaitQueue
 from beluga.gateway.engine import Engine
+from beluga.gateway.engine_client import EngineClient
 from beluga.gateway.fleet import Fleet, WorkersFile
 from beluga.gateway.handlers import Bodies, ClientHandlers, refusals
 from beluga.gateway.health import Checker, Probe, Reports, Watch, end_tasks
@@ -35,7 +35,6 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Address, Settings
-from beluga.listening.server import HEADER_SIZE_MAX, HEADERS_MAX
 from beluga.router import (
     DEFAULT_POLICY,
     BusyThresholds,
@@ -52,7 +51,6 @@ from beluga.router import (
 
 log = logging.getLogger(__name__)
 
-_IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
 
 
@@ -86,7 +84,7 @@ class Service:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         settings, limits = self._settings, self._settings.limits
-        client = await stack.enter_async_context(_session())
+        client = await stack.enter_async_context(EngineClient())
         policy = _policy(settings)
         apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
         self._cache = Cache(
@@ -167,15 +165,13 @@ class Service:
             app.add_routes(AdminHandlers(self.fleet, self._cache, self._decision).routes())
             self.admin_address = await listen(stack, settings.admin, app, self._operators, tls)
 
-    async def _open_handlers(
-        self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
-    ) -> None:
+    async def _open_handlers(self, stack: contextlib.AsyncExitStack, client: EngineClient) -> None:
         """Open the parts that serve clients and watch the engines. Engines join afterwards, so that
         their files do not count as the clients'.
         """
         settings = self._settings
         reports = Reports(
-            *(client, self._router.tracker, settings.limits),
+            *(client.session, self._router.tracker, settings.limits),
             learn=self._cache.learn,
             restarted=self._cache.restarted,
         )
@@ -198,14 +194,16 @@ class Service:
             self._cache.template_problem = tokenizer.problem
         probe = None
         if tokenizer is not None and self._cache.index is not None:
-            probe = Probe(client, tokenizer, settings.limits)
+            probe = Probe(client.session, tokenizer, settings.limits)
 
         async def look(engine: Engine) -> None:
             await reports.read(engine)
             if probe is not None:
                 await probe.run(engine)
 
-        checker = Checker(self.fleet, client, settings.limits, up=self._wait_queue.look, also=look)
+        checker = Checker(
+            self.fleet, client.session, settings.limits, up=self._wait_queue.look, also=look
+        )
         stack.push_async_callback(checker.close)
         proxy = Proxy(
             director=self._director,
@@ -287,24 +285,6 @@ class Service:
             load = loads[engine.worker]
             self.metrics.state(engine, load)
         return self.metrics.text()
-
-
-def _session() -> aiohttp.ClientSession:
-    """Return the HTTP client session for engines."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
-        ),
-        # Streams must be uncompressed to be forwarded as events, and metrics to be read.
-        headers={"Accept-Encoding": "identity"},
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        # More than the listener's limit: engines return some of a client's headers.
-        max_field_size=2 * HEADER_SIZE_MAX,
-        max_line_size=2 * HEADER_SIZE_MAX,
-        max_headers=2 * HEADERS_MAX,
-    )
 
 
 def _connections(engine: Engine) -> int:

@@ -7,6 +7,7 @@ and what one client's failures mean for the others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import socket
@@ -20,6 +21,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
+import aiohttp
 from fake_engines import FakeEngine
 from routed import QUICK, Site, routed, run, until
 
@@ -35,6 +37,7 @@ from beluga.gateway.engine import (
     Standing,
     client_of,
 )
+from beluga.gateway.engine_client import EngineClient
 from beluga.gateway.parsed_request import PROMPT_THREADS as THREADS
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
 from beluga.router import Worker
@@ -520,3 +523,50 @@ async def test_dead_engines_are_not_called_busy_and_have_no_address_in_errors() 
             assert status in (502, 503)
             assert b"busy" not in body and b"127.0.0.1" not in body
             assert b"accepts no connection" in body
+
+
+class ClosingEngine:
+    """Answers the first request of each connection. It then closes the connection without
+    announcing it, if ``reads`` after it has read a second request.
+    """
+
+    def __init__(self, *, reads: bool) -> None:
+        self.seen = 0
+        self._reads = reads
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = "http://127.0.0.1:{1}".format(*self._listening.getsockname())
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            self.seen += bool(client.recv(1 << 16))
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            if self._reads:
+                self.seen += bool(client.recv(1 << 16))
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
+async def test_only_a_request_that_crosses_the_close_of_its_connection_is_sent_again(
+    reads: bool,
+) -> None:
+    engine = ClosingEngine(reads=reads)
+    async with EngineClient() as client:
+        statuses = []
+        for _ in range(4):
+            with contextlib.suppress(aiohttp.ServerDisconnectedError):
+                async with await client.request("POST", engine.url) as answer:
+                    statuses.append(answer.status)
+            time.sleep(0.05)  # the close arrives meanwhile, and the event loop does not see it
+    engine.close()
+    assert len(statuses) == (2 if reads else 4)
+    assert engine.seen == 4
