@@ -104,10 +104,14 @@ def _run(name: str, program: str) -> NoReturn:
 
 
 def _message(error: BaseException) -> str:
-    """Return an error's text, without the number of an OSError."""
+    """Return an error's text, without the number of an OSError. If the output cannot be written,
+    discard what is left of it.
+    """
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     if error.filename is None and error.errno in _FULL:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # else the interpreter flushes it again as it ends
         return f"the output cannot be written: {error.strerror}; free space, or write it elsewhere"
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 

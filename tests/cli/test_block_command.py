@@ -96,6 +96,7 @@ def test_an_output_on_a_full_disk_is_a_one_line_error(
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "beluga", *arguments, *pool],
+            env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -175,19 +175,14 @@ def test_the_environment_selects_the_format(monkeypatch: pytest.MonkeyPatch) -> 
     assert "BELUGA_LOG_LEVEL" in str(refused.exception)
 
 
-def leaves(name: str, command: Any) -> dict[str, Any]:
-    children = getattr(command, "commands", None)
-    if children is None:
-        return {name: command}
-    return {k: v for n, c in children.items() for k, v in leaves(f"{name} {n}", c).items()}
-
-
 @pytest.mark.parametrize("program", [app, cxl_rpc])
 def test_every_command_can_log_json(program: Any) -> None:
-    found = leaves("", program)
-    assert len(found) > 3
+    leaves = list(program.leaves())
+    assert len(leaves) > 3
     lacking = [
-        name for name, one in found.items() if not any("--json" in p.opts for p in one.params)
+        words
+        for words in leaves
+        if not any("--json" in param.opts for param in program.at(words).params)
     ]
     assert lacking == []
 
