@@ -22,9 +22,9 @@ from support.blocks import eventually
 import beluga
 from beluga.pool import Pool
 
-yaml = pytest.importorskip("yaml", reason="no PyYAML here (extra dev)")
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="extra dev lacks")
-jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema here (extra dev)")
+yaml = pytest.importorskip("yaml", reason="no PyYAML here (extra check)")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="extra check lacks")
+jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema here (extra check)")
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/dev"))
