@@ -29,9 +29,9 @@ def fetch_counters(client: Client) -> dict[str, object] | None:
     if not text:
         return None
     try:
-        found = json.loads(text)
+        counters = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadReplyError("the counters of the lower tiers are not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(counters, dict):
         raise BadReplyError("the counters of the lower tiers are not a dictionary")
-    return found
+    return counters

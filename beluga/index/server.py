@@ -221,8 +221,8 @@ class IndexServer(Server):
         lost = ffi.new("uint64_t *")
         out = ffi.from_buffer("bl_change[]", self._changes, require_writable=True)
         with self._running():
-            found = lib.bl_journal_take(self._index, out, count, lost)
-        return self._changes[:found].copy(), int(lost[0])
+            taken = lib.bl_journal_take(self._index, out, count, lost)
+        return self._changes[:taken].copy(), int(lost[0])
 
     def start(self) -> None:
         """Take the pool over and serve it on a new thread. A server can be started only once.
@@ -255,7 +255,7 @@ class IndexServer(Server):
         out = ffi.new("bl_tenant[]", lib.BL_TENANT_COUNT)
         with self._running():
             count = lib.bl_index_tenants(self._index, out, lib.BL_TENANT_COUNT)
-        return [Tenant.of(out[place]) for place in range(count)]
+        return [Tenant.of(out[row]) for row in range(count)]
 
     def shares(self) -> list[TenantShare]:
         """Return the tenants' shares; the first is the share of all other tenants."""
@@ -274,8 +274,8 @@ class IndexServer(Server):
         count = self._pool.geometry.lane_count
         out = ffi.new("bl_session_view[]", count)
         with self._running():
-            found = lib.bl_index_sessions(self._index, 0, out, count)
-        return [SessionView.of(out[place], os.getpid()) for place in range(found)]
+            taken = lib.bl_index_sessions(self._index, 0, out, count)
+        return [SessionView.of(out[row], os.getpid()) for row in range(taken)]
 
     def space_map(self, cell_count: int) -> NDArray[np.void]:
         """Return a map of the pool's space, while the loop runs: an array of :data:`MAP_CELL`, with

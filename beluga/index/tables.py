@@ -122,15 +122,15 @@ def names_at(pool: Pool, half: int, records: NDArray[np.void]) -> NDArray[np.voi
     row = np.zeros(1, CHANGE)
     out = ffi.from_buffer("bl_change[]", row, require_writable=True)
     first = ffi.new("uint32_t *")
-    for place, (block, generation) in enumerate(
+    for row_number, (block, generation) in enumerate(
         zip(records["block"].tolist(), records["generation"].tolist(), strict=True)
     ):
         first[0] = block
         with pool.using() as handle:
-            found = lib.bl_names_read(handle, half, first, 1, out)
-        pool.raise_for_status(found, "reading the name of a block")
-        if found and int(row["generation"][0]) == generation:
-            names[place] = row["name"][0]
+            count = lib.bl_names_read(handle, half, first, 1, out)
+        pool.raise_for_status(count, "reading the name of a block")
+        if count and int(row["generation"][0]) == generation:
+            names[row_number] = row["name"][0]
     return names
 
 
@@ -146,7 +146,7 @@ def read_names(pool: Pool, half: int) -> NDArray[np.void]:
     out = ffi.from_buffer("bl_change[]", rows, require_writable=True)
     while first[0] < pool.geometry.block_count_max:
         with pool.using() as handle:
-            found = lib.bl_names_read(handle, half, first, len(rows), out)
-        pool.raise_for_status(found, "reading the names of blocks")
-        parts.append(rows[:found].copy())
+            count = lib.bl_names_read(handle, half, first, len(rows), out)
+        pool.raise_for_status(count, "reading the names of blocks")
+        parts.append(rows[:count].copy())
     return np.concatenate(parts) if parts else rows[:0]

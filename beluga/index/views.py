@@ -130,11 +130,11 @@ class Sessions:
 
 def fetch_sessions(client: Client) -> Sessions:
     """Request the list of sessions from the server, from any host. Raises RpcError."""
-    found: list[SessionView] = []
+    sessions: list[SessionView] = []
     first = 0
     for _ in range(_PAGES_MAX):
         head, views = _fetch_page(client, first)
-        found += views
+        sessions += views
         if not head.more or not views:
             break
         first = views[-1].lane + 1
@@ -145,7 +145,7 @@ def fetch_sessions(client: Client) -> Sessions:
         bytes=limits.bytes,
         calls_per_s=limits.calls_per_s,
     )
-    return Sessions(tuple(found), quota, bool(head.draining))
+    return Sessions(tuple(sessions), quota, bool(head.draining))
 
 
 def _fetch_page(client: Client, first: int) -> tuple[core.bl_sessions_reply, list[SessionView]]:
@@ -159,7 +159,7 @@ def _fetch_page(client: Client, first: int) -> tuple[core.bl_sessions_reply, lis
         raise BadReplyError("the list of sessions has another length than its header")
     views = ffi.new("bl_session_view[]", head.count)
     ffi.memmove(views, reply[start:], head.count * size)
-    return head, [SessionView.of(views[place], head.pid) for place in range(head.count)]
+    return head, [SessionView.of(views[row], head.pid) for row in range(head.count)]
 
 
 @counters("bl_share_view")
@@ -283,6 +283,6 @@ def read_shares(index: core.bl_index | core.Null, names: Iterable[str]) -> list[
     out = ffi.new("bl_share_view[]", lib.BL_SHARE_COUNT)
     count = lib.bl_index_shares(index, out, lib.BL_SHARE_COUNT)
     return [
-        TenantShare.of(one, name=name)
-        for name, one in zip((OTHERS, *names), (out[place] for place in range(count)), strict=True)
+        TenantShare.of(view, name=name)
+        for name, view in zip((OTHERS, *names), (out[row] for row in range(count)), strict=True)
     ]

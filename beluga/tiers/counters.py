@@ -52,9 +52,9 @@ class CountersService:
                 return  # the server has stopped
 
     def _make(self) -> bytes:
-        found = gather()
-        found["work"] = self._server.lower_stat().as_dict()
-        return json.dumps(found).encode()
+        counters = gather()
+        counters["work"] = self._server.lower_stat().as_dict()
+        return json.dumps(counters).encode()
 
 
 def gather() -> dict[str, Any]:
@@ -70,12 +70,12 @@ def gather() -> dict[str, Any]:
             continue
         short = name.removeprefix("beluga_tier_").removeprefix("beluga_").removesuffix("_total")
         for labels, value in sample.series.items():
-            rest = dict(labels)
-            owner = rest.pop("tier", None)
+            others = dict(labels)
+            owner = others.pop("tier", None)
             target = everything if owner is None else tiers.setdefault(owner, {})
-            if rest:
+            if others:
                 target = target.setdefault(short, {})
-            target[" ".join(rest[key] for key in sorted(rest)) or short] = _plain(value)
+            target[" ".join(others[key] for key in sorted(others)) or short] = _plain(value)
     for tier in tiers.values():
         _derive(tier)
     return {"tiers": tiers, **everything}

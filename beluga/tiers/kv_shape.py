@@ -165,18 +165,20 @@ def _quantized(config: dict[str, Any], file: Path) -> str | None:
     """Return the type of a quantized KV cache, or None for the model's own type. The weights alone
     may be quantized. Raises TierError for an unknown type.
     """
-    found: dict[str, Any] = {}
-    beside = file.with_name("hf_quant_config.json")  # written by NVIDIA's ModelOpt
-    if file.name == "config.json" and beside.is_file():
+    fields: dict[str, Any] = {}
+    quantization = file.with_name("hf_quant_config.json")  # written by NVIDIA's ModelOpt
+    if file.name == "config.json" and quantization.is_file():
         try:
-            own = json.loads(decode_text(beside.read_bytes()))
-            found.update(own.get("quantization") or {})
+            own = json.loads(decode_text(quantization.read_bytes()))
+            fields.update(own.get("quantization") or {})
         except (OSError, ValueError, AttributeError) as error:
-            raise TierError(f"{beside} cannot be read ({error}); fix it or give --dtype") from None
+            raise TierError(
+                f"{quantization} cannot be read ({error}); fix it or give --dtype"
+            ) from None
     for name in ("quantization_config", "compression_config"):
         if isinstance(config.get(name), dict):
-            found.update(config[name])
-    for name, value in found.items():
+            fields.update(config[name])
+    for name, value in fields.items():
         if "kv_cache" not in name or not value or value == "auto":
             continue
         kind = _kv_type(value)
@@ -203,18 +205,20 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
     kind = dtype or _DTYPES.get(str(named).removeprefix("torch."))
     if kind is None:
         raise TierError(f"{file} names no supported element type; give --dtype")
-    found = read_layers(config, _number(config, file, "num_hidden_layers", "n_layer", "num_layers"))
-    layers, more = found.full, {}
-    if found.full == 0 and found.window:  # every layer has the window, so blocks hold all of them
-        layers = found.window
-    elif found.full == 0:
+    counts = read_layers(
+        config, _number(config, file, "num_hidden_layers", "n_layer", "num_layers")
+    )
+    layers, more = counts.full, {}
+    if counts.full == 0 and counts.window:
+        layers = counts.window  # every layer has the window, so blocks hold all of them
+    elif counts.full == 0:
         raise TierError(
             f"{file}: no layer keeps the KV of its tokens, so there is nothing to store; give "
             "another model"
         )
     else:
-        more = {"window_layers": found.window}
-    more |= {"window_tokens": found.window_tokens, "state_layers": found.state}
+        more = {"window_layers": counts.window}
+    more |= {"window_tokens": counts.window_tokens, "state_layers": counts.state}
     rank = _number(config, file, "kv_lora_rank", default=0)
     if rank:
         rope = _number(config, file, "qk_rope_head_dim", default=0)
@@ -297,7 +301,9 @@ def _kinds_of_layers(config: Mapping[str, Any], count: int) -> list[str]:
         if config.get(name):
             return _listed(name, config[name], count)
     if pattern := config.get("hybrid_override_pattern"):
-        return [_kind_of_layer("hybrid_override_pattern", one, _NEMOTRON) for one in str(pattern)]
+        return [
+            _kind_of_layer("hybrid_override_pattern", letter, _NEMOTRON) for letter in str(pattern)
+        ]
     if kinds := config.get("attn_type_list"):  # minimax: 0 is linear attention, 1 is full
         if (
             not isinstance(kinds, list)
@@ -320,7 +326,7 @@ def _kinds_of_layers(config: Mapping[str, Any], count: int) -> list[str]:
 def _listed(name: str, value: object, count: int) -> list[str]:
     if not isinstance(value, list) or (len(value) not in (count, 1) and count % len(value)):
         raise TierError(f"{name} is not a list with one item for each of {count} layers; fix it")
-    return [_kind_of_layer(name, one, _KINDS) for one in value * (count // len(value))]
+    return [_kind_of_layer(name, kind, _KINDS) for kind in value * (count // len(value))]
 
 
 def _kind_of_layer(name: str, value: object, kinds: Mapping[str, str]) -> str:
@@ -367,7 +373,7 @@ def _windows(config: Mapping[str, Any], count: int) -> list[str]:
     if config.get("attention_chunk_size"):  # llama4: layers without positions attend to all tokens
         full = config.get("no_rope_layers")
         if isinstance(full, list) and full:
-            return [_WINDOW if one else _FULL for one in full]
+            return [_WINDOW if has_window else _FULL for has_window in full]
         every = _whole("no_rope_layer_interval", config.get("no_rope_layer_interval") or 4)
         return [_FULL if (at + 1) % every == 0 else _WINDOW for at in range(count)]
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:

@@ -85,7 +85,7 @@ def advise(
     if block_tokens < 1:
         raise TierError(f"block_tokens is {block_tokens}, but a block needs at least one token")
     length = shape.bytes_per_token * block_tokens
-    found = []
+    advice = []
     for tier in tiers:
         blocks, max_blocks = _pool(tier, length) if tier.name == "memory" else _disk(tier, length)
         speed = tier.bytes_per_s
@@ -93,7 +93,7 @@ def advise(
         pays = None
         if onboard_ms is not None and recompute_ms_per_token is not None:
             pays = onboard_ms < recompute_ms_per_token
-        found.append(
+        advice.append(
             TierAdvice(
                 tier.name,
                 tier.size_bytes,
@@ -111,7 +111,7 @@ def advise(
             raise TierError("--recompute-ms must be greater than 0")
         break_even = shape.bytes_per_token / recompute_ms_per_token * 1e3
     return SizingAdvice(
-        shape.bytes_per_token, block_tokens, length, found, recompute_ms_per_token, break_even
+        shape.bytes_per_token, block_tokens, length, advice, recompute_ms_per_token, break_even
     )
 
 

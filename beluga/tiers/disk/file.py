@@ -93,7 +93,7 @@ class Owner:
 
     def may_use(self, disk: Owner) -> bool:
         """Return whether a disk belongs to this owner, by its name or by its pool."""
-        mine, its = ({one.name, one.pool} - {""} for one in (self, disk))
+        mine, its = ({owner.name, owner.pool} - {""} for owner in (self, disk))
         return not mine or not its or bool(mine & its)
 
 
@@ -102,8 +102,8 @@ def owner_of(pool: Pool, name: str = "") -> Owner:
     first device, where the next pool will be created.
     """
     first = pool.devices[0]
-    place = os.path.realpath(first.path) + (f"@{first.offset}" if first.offset else "")
-    return Owner(_short(name or place), pool.id)
+    location = os.path.realpath(first.path) + (f"@{first.offset}" if first.offset else "")
+    return Owner(_short(name or location), pool.id)
 
 
 def _short(name: str) -> str:
@@ -205,8 +205,8 @@ def _is_half_made(page: bytes) -> bool:
     failure has mixed its two versions, and the checksum matches with one magic or the other.
     """
     magic, (crc,) = page[: len(_MAGIC)], _CRC.unpack_from(page, PAGE - _CRC.size)
-    rest = page[len(_MAGIC) : -_CRC.size]
-    ready, half = (crc == crc32c(head + rest) for head in (_MAGIC, _FORMATTING))
+    body = page[len(_MAGIC) : -_CRC.size]
+    ready, half = (crc == crc32c(head + body) for head in (_MAGIC, _FORMATTING))
     return half if magic == _MAGIC else magic == _FORMATTING and (ready or half)
 
 
@@ -347,10 +347,10 @@ class TierFile(LockedFile):
     def vanished(self) -> bool:
         """Return whether the path no longer refers to this file."""
         try:
-            there, here = self.path.stat(), os.fstat(self.fd)
+            at_path, opened = self.path.stat(), os.fstat(self.fd)
         except OSError:
             return True
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+        return (at_path.st_dev, at_path.st_ino) != (opened.st_dev, opened.st_ino)
 
     def index_ranges(self) -> list[tuple[int, int]]:
         """Return the ranges of the index that may have entries, as offsets in the file."""
@@ -448,11 +448,11 @@ def set_of(paths: Sequence[Path]) -> DiskSet:
     """Return the set of disks: that of the first one that has a header, or a new one; and a new one
     if a disk of that set is missing.
     """
-    found = [fields[-2:] for fields in map(_visible, paths) if fields is not None]
-    if not found:
+    sets = [fields[-2:] for fields in map(_visible, paths) if fields is not None]
+    if not sets:
         return DiskSet(new_set(), len(paths))
-    number = int(found[0][0])
-    counts = [int(count) for one, count in found if one == number]
+    number = int(sets[0][0])
+    counts = [int(count) for disk_set, count in sets if disk_set == number]
     if len(counts) < max(counts):
         return DiskSet(new_set(), len(paths), former=number)
     return DiskSet(number, len(paths))
@@ -460,9 +460,9 @@ def set_of(paths: Sequence[Path]) -> DiskSet:
 
 def check_owner(path: Path, owner: Owner) -> None:
     """Raise TierError if a disk has another owner, as far as this is visible without its lock."""
-    found = _visible(path)
-    if found is not None:
-        *_, name, pool, _, _ = found
+    header = _visible(path)
+    if header is not None:
+        *_, name, pool, _, _ = header
         file = path / _FILE if path.is_dir() else path
         _refuse_foreign(file, Owner(_text(name), _text(pool)), owner)
 
@@ -555,8 +555,8 @@ def check_room(path: Path, size: int) -> None:
         if file.is_block_device():
             _check_device(file, length, end, size)
         elif length < end:
-            found = _visible(path)
-            if found is None or found[_SIZE_FIELD] < size:
+            header = _visible(path)
+            if header is None or header[_SIZE_FIELD] < size:
                 _check_room(file, size, has=file.stat().st_blocks * 512)
     except OSError as error:
         raise TierError(f"{file}: {error.strerror}") from error
@@ -577,9 +577,9 @@ def _check_room(path: Path, size: int, *, has: int = 0) -> None:
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize
     if free + has < size:
-        beside = f" beside the {has} that the tier has" if has else ""
+        existing = f" beside the {has} that the tier has" if has else ""
         raise TierError(
-            f"{path} has {free} bytes free{beside}, but {size} are needed; give at most "
+            f"{path} has {free} bytes free{existing}, but {size} are needed; give at most "
             f"{free + has} bytes, or another path"
         )
 

@@ -68,16 +68,16 @@ class SpreadTier:
         has.
         """
         blocks: list[StoredBlock | None] = [None] * len(keys)
-        left, parts, calls = np.arange(len(keys)), [], []
+        left, rows_of_disks, calls = np.arange(len(keys)), [], []
         # A block that was saved again while its disk failed is on two disks.
         for tier in sorted(self.tiers, key=lambda tier: not tier.loads.allows()):
-            found = tier.contains(keys[left])
-            if found.any():
-                rows = left[found]
-                parts.append(rows)
+            is_there = tier.contains(keys[left])
+            if is_there.any():
+                rows = left[is_there]
+                rows_of_disks.append(rows)
                 calls.append(tier.loading(keys[rows]))
-                left = left[~found]
-        for rows, loaded in zip(parts, _results(calls), strict=True):
+                left = left[~is_there]
+        for rows, loaded in zip(rows_of_disks, _results(calls), strict=True):
             for row, block in zip(rows.tolist(), loaded, strict=True):
                 blocks[row] = block
         return blocks
@@ -94,10 +94,10 @@ class SpreadTier:
 
     @staticmethod
     def _held_by(tiers: Sequence[DiskTier], keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        found = np.zeros(len(keys), np.bool_)
+        held = np.zeros(len(keys), np.bool_)
         for tier in tiers:
-            found |= tier.contains(keys)
-        return found
+            held |= tier.contains(keys)
+        return held
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks. Returns how many there were."""
@@ -108,7 +108,7 @@ class SpreadTier:
         of the disks fails.
         """
         results = _results([tier.removing(keys) for tier in self.tiers])
-        return np.full(len(keys), all(gone for _, gone in results))
+        return np.full(len(keys), all(is_durable for _, is_durable in results))
 
     @property
     def block_count_max(self) -> int:

@@ -245,14 +245,14 @@ class Store:
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return which blocks the store has."""
-        found = np.zeros(len(keys), np.uint8)
+        is_there = np.zeros(len(keys), np.uint8)
         lib.bl_store_has(
             self._store,
             ffi.from_buffer("uint64_t[]", keys),
             len(keys),
-            ffi.from_buffer("uint8_t[]", found),
+            ffi.from_buffer("uint8_t[]", is_there),
         )
-        return found.view(np.bool_)
+        return is_there.view(np.bool_)
 
     def reserve(self, records: NDArray[np.void]) -> Places:
         """Reserve space for blocks and return their places."""

@@ -168,14 +168,14 @@ class StoreThreads:
         """Wait for all futures, or for one, until ``until`` (time.monotonic()). Hung operations are
         abandoned meanwhile.
         """
-        left = {future for future in futures if not future.done()}
-        while left:
+        pending = {future for future in futures if not future.done()}
+        while pending:
             self.reap()
             now = time.monotonic()
             if now >= until:
                 return
-            ended, left = first_of(
-                left, min(until, self._next_limit(now)) - now, return_when=FIRST_COMPLETED
+            ended, pending = first_of(
+                pending, min(until, self._next_limit(now)) - now, return_when=FIRST_COMPLETED
             )
             if ended and not for_all:
                 return

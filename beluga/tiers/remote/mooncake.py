@@ -64,10 +64,10 @@ class MooncakeStore:
             return None
         if size > self._limit:
             raise RefusedError(f"an object of {size} bytes is too large")
-        found: bytes = client.get(name) if size >= 0 else b""
-        if len(found) != size:
-            raise ConnectionError(f"get returned {len(found)} bytes instead of {size}")
-        return found
+        contents: bytes = client.get(name) if size >= 0 else b""
+        if len(contents) != size:
+            raise ConnectionError(f"get returned {len(contents)} bytes instead of {size}")
+        return contents
 
     def put(self, name: str, data: memoryview) -> None:
         """Store an object."""
@@ -83,10 +83,10 @@ class MooncakeStore:
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Return which of the objects exist, with one request."""
-        found = self._client().batch_is_exist(list(names))
-        if any(each < 0 for each in found):
-            raise ConnectionError(f"exists: status {min(found)}")
-        return [bool(each) for each in found]
+        statuses = self._client().batch_is_exist(list(names))
+        if any(status < 0 for status in statuses):
+            raise ConnectionError(f"exists: status {min(statuses)}")
+        return [bool(status) for status in statuses]
 
     def delete(self, names: Sequence[str]) -> int:
         """Delete objects. Returns how many there were."""

@@ -82,10 +82,10 @@ class ObstoreStore:
         """Return an object, or None."""
         try:
             with no_panic():
-                found = self._obstore.get(self._store, name)
-                size = found.meta["size"]
+                result = self._obstore.get(self._store, name)
+                size = result.meta["size"]
                 if size <= self._limit:
-                    return memoryview(found.bytes())
+                    return memoryview(result.bytes())
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -308,8 +308,8 @@ def _emulator_of_gcs(store: Mapping[str, str]) -> dict[str, str]:
         "disable_oauth": True,
         **dict.fromkeys(("client_email", "private_key", "private_key_id"), ""),
     }
-    kept = {name: value for name, value in store.items() if name not in _GCS_ACCOUNT}
-    return kept | {"service_account_key": json.dumps(account)}
+    others = {name: value for name, value in store.items() if name not in _GCS_ACCOUNT}
+    return others | {"service_account_key": json.dumps(account)}
 
 
 def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
@@ -324,10 +324,10 @@ def _connected() -> dict[str, str]:
     text = store_variable("AZURE_STORAGE_CONNECTION_STRING")
     pairs = (part.partition("=")[::2] for part in text.split(";") if part)
     given = {name.lower(): value for name, value in pairs}
-    found = {ours: given[theirs] for theirs, ours in _CONNECTION.items() if given.get(theirs)}
+    options = {ours: given[theirs] for theirs, ours in _CONNECTION.items() if given.get(theirs)}
     if given.get("usedevelopmentstorage", "").lower() == "true":
-        found["use_emulator"] = "true"
-    return found
+        options["use_emulator"] = "true"
+    return options
 
 
 def _emulates(store: Mapping[str, str]) -> bool:

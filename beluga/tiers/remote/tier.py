@@ -177,17 +177,17 @@ class RemoteTier:
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
         """Load blocks; a miss is None."""
         keys = check_keys(keys)
-        found: list[StoredBlock | None] = [None] * len(keys)
+        blocks: list[StoredBlock | None] = [None] * len(keys)
         if self._admits() and len(keys):
             until = time.monotonic() + self._settings.load_s
             futures = [self._workers.submit(partial(self._get, key), urgent=True) for key in keys]
             self._finish(futures, until)
-            found = [each.result() if _succeeded(each) else None for each in futures]
-        hits = [each for each in found if each]
+            blocks = [each.result() if _succeeded(each) else None for each in futures]
+        hits = [each for each in blocks if each]
         LOADED_BLOCKS.add(len(hits), tier=self._name)
         LOADED_BYTES.add(sum(each.payload.size for each in hits), tier=self._name)
-        MISSED_BLOCKS.add(len(found) - len(hits), tier=self._name)
-        return found
+        MISSED_BLOCKS.add(len(blocks) - len(hits), tier=self._name)
+        return blocks
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which blocks the store has; none if it does not reply."""
@@ -215,29 +215,31 @@ class RemoteTier:
         names = [name_of(key) for key in keys]
         with self._lock:
             late = set(names) & self._putting.keys()  # puts still running may create these later
-        gone = self._gone(names) & [name not in late for name in names]
-        for row in np.flatnonzero(~gone).tolist():
+        removed = self._gone(names) & [name not in late for name in names]
+        for row in np.flatnonzero(~removed).tolist():
             self._replace_later(names[row])
-        return gone
+        return removed
 
     def _gone(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Delete objects. Returns which names have no object left."""
-        gone = np.zeros(len(names), np.bool_)
+        removed = np.zeros(len(names), np.bool_)
         if not self._admits() or not len(names):
-            return gone
+            return removed
         until = time.monotonic() + self._settings.load_s
         deleted = self._run_all("remove", self._store.delete, names, until, urgent=False)
-        gone[:] = [ok for count, answer in deleted for ok in [answer is not None] * count]
-        rows = np.flatnonzero(gone)
-        left = self._run_all(
+        removed[:] = [ok for count, answer in deleted for ok in [answer is not None] * count]
+        rows = np.flatnonzero(removed)
+        answers = self._run_all(
             "contains",
             self._store.exists,
             [names[row] for row in rows.tolist()],
             until,
             urgent=False,
         )
-        gone[rows] = [not found for count, answer in left for found in (answer or [True] * count)]
-        return gone
+        removed[rows] = [
+            not exists for count, answer in answers for exists in (answer or [True] * count)
+        ]
+        return removed
 
     def probe(self) -> None:
         """Log a warning if the store accepts an object but does not allow its deletion."""
@@ -322,7 +324,7 @@ class RemoteTier:
 
     def _exist(self, names: Sequence[str], until: float, *, urgent: bool) -> list[bool]:
         answers = self._run_all("contains", self._store.exists, names, until, urgent=urgent)
-        return [each for count, found in answers for each in (found or [False] * count)]
+        return [each for count, exist in answers for each in (exist or [False] * count)]
 
     def _run_all(
         self,
@@ -388,12 +390,12 @@ class RemoteTier:
         time.
         """
         settings = self._settings
-        pause = settings.backoff_s * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
-        end = time.monotonic() + pause + settings.attempt_s
+        delay_s = settings.backoff_s * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
+        end = time.monotonic() + delay_s + settings.attempt_s
         return (
             attempt < settings.retries
             and end <= begun + settings.operation_s
-            and not self._closing.wait(pause)
+            and not self._closing.wait(delay_s)
         )
 
     def _hung(self, begun: float) -> None:
