@@ -253,20 +253,14 @@ def gateway(
     callers: CallerOptions,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
-    if policy == LIST:
-        list_policies()
-        return
-    estimator = estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens)
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     bodies = (max_body, max_bodies, body_wait)
-    from beluga.listening import read_token
-
     settings_of_service = service.Settings(
         policy=_checked_policy(policy),
-        estimator=estimator,
+        estimator=estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens),
         engines=service.read_engines(worker or (), model or (), kv_events or ()),
         pool_events=pool_events,
-        pool_events_token=read_token(pool_events_token) if pool_events_token else None,
+        pool_events_token=_token(pool_events_token),
         workers_file=workers_file,
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,
@@ -281,11 +275,18 @@ def gateway(
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    ready = partial(_print_addresses, json=json)
-    service.run(service.serve(settings_of_service, ready))
+    service.run(service.serve(settings_of_service, partial(_print_addresses, json=json)))
+
+
+def _token(path: Path | None) -> str | None:
+    from beluga.listening import read_token
+
+    return read_token(path) if path else None
 
 
 def _checked_policy(text: str) -> str:
+    if text == LIST:
+        list_policies()
     from beluga.router import read_policy
 
     with as_bad_policy():

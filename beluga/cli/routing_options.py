@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 
@@ -86,14 +86,15 @@ LOCAL_BANDWIDTH = LOCAL_DRAM_GB_PER_S
 GPU_PATH = "root-complex"
 
 
-def list_policies() -> None:
-    """Print every policy and its settings."""
+def list_policies() -> NoReturn:
+    """Print every policy and its settings, and end the command."""
     from beluga.router import POLICIES, settings_of
 
     for name in POLICIES:
         click.echo(name)
         for key, declared in settings_of(name).items():
             click.echo(f"  {key}={declared.default_text} ({declared.range}): {declared.help}")
+    raise click.exceptions.Exit(0)
 
 
 def estimator_of(

@@ -119,6 +119,8 @@ def _capacity(text: str | int) -> int:
 
 def _policies(text: str) -> list[str]:
     """Parse policies: all, or some separated by commas."""
+    if text == LIST:
+        list_policies()
     from beluga.router import POLICIES, read_policies
 
     if text == "all":
@@ -314,9 +316,6 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Simulate a cluster that serves a trace, under every policy, with a pool and without."""
-    if policy == LIST:
-        list_policies()
-        return
     speeds = _speeds(speed)
     runs = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
     options = _options(

@@ -175,7 +175,7 @@ class Account(Protocol):
     prefills: ActivePrefills
 
 
-class Group:
+class AccountGroup:
     """Several workers with their accounts."""
 
     def __init__(self, workers: Sequence[Worker], accounts: Sequence[Account]) -> None:
@@ -242,8 +242,8 @@ class LoadTracker:
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
-        self._all: Group | None = None  # all accounts; None: to be built
-        self._last_group = Group((), ())  # the accounts of the last candidates
+        self._all: AccountGroup | None = None  # all accounts; None: to be built
+        self._last_group = AccountGroup((), ())  # the accounts of the last candidates
         self._fresh = 0  # unique ids of blocks are negative, unlike hashes
         self._predicted = False
         self._added = 0  # requests in the means of ``usual``
@@ -254,12 +254,12 @@ class LoadTracker:
     def add_worker(self, worker: Worker) -> None:
         """Add an empty account, unless the worker already has one."""
         self._accounts.setdefault(worker, _Account())
-        self._all, self._last_group = None, Group((), ())
+        self._all, self._last_group = None, AccountGroup((), ())
 
     def remove_worker(self, worker: Worker) -> None:
         """Remove a worker. Freeing its requests later has no effect."""
         self._accounts.pop(worker, None)
-        self._all, self._last_group = None, Group((), ())
+        self._all, self._last_group = None, AccountGroup((), ())
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
@@ -282,7 +282,7 @@ class LoadTracker:
         """
         if workers != self._last_group.workers:
             accounts = [self._account(worker) for worker in workers]
-            self._last_group = Group(workers, accounts)
+            self._last_group = AccountGroup(workers, accounts)
         return self._last_group.candidates(words(sequence), reuse=self._reuse)
 
     def add(  # noqa: PLR0913  keyword-only
@@ -399,7 +399,7 @@ class LoadTracker:
         if not self._predicted:
             return
         if self._all is None:
-            self._all = Group(tuple(self._accounts), tuple(self._accounts.values()))
+            self._all = AccountGroup(tuple(self._accounts), tuple(self._accounts.values()))
         self._all.refresh(now)
 
     def sweep(self, now: float) -> list[Hashable]:

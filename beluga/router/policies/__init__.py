@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from beluga.errors import RouterError
-from beluga.router.policies.base import SeededPolicy, Setting
+from beluga.router.policies.base import PolicySetting, SeededPolicy
 from beluga.router.policies.cached import (
     AlphaGamma,
     CacheAware,
@@ -60,7 +60,7 @@ DEFAULT_POLICY = LeastCost.name
 """The default policy of ``beluga gateway``, which is also ``--policy default`` of every command."""
 
 
-def settings_of(name: str) -> dict[str, Setting]:
+def settings_of(name: str) -> dict[str, PolicySetting]:
     """Return the settings of a policy by name. Raises RouterError for an unknown policy."""
     if name not in _POLICIES:
         raise RouterError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

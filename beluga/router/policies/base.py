@@ -17,7 +17,7 @@ from beluga.router.policy import Candidate, Candidates, Choice, Query
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Setting:
+class PolicySetting:
     """A setting of a policy: its default, meaning and range. A default of None means that the
     setting is off; its values are then numbers with fractions.
     """
@@ -72,7 +72,7 @@ def setting(
     above_min: bool = False,
 ) -> Any:
     """Declare a field of a policy that ``--policy NAME:KEY=VALUE`` sets."""
-    declared = Setting(default, text, value_min, value_max, above_min)
+    declared = PolicySetting(default, text, value_min, value_max, above_min)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 
