@@ -14,7 +14,7 @@ import click
 import beluga
 from beluga import config
 from beluga.cli import logs
-from beluga.cli.frame import Exit, Group, Option, Program, parameters_of
+from beluga.cli.frame import CommandGroup, Exit, Option, Program, parameters_of
 from beluga.cli.options import LogFormat, LogLevel
 from beluga.errors import SettingsError
 
@@ -102,7 +102,7 @@ def _key(name: str) -> str:
     return name.removeprefix("BELUGA_").strip("-").replace("-", "_").lower()
 
 
-def _program(name: str, text: str, places: Mapping[str, str | Group]) -> Program:
+def _program(name: str, text: str, places: Mapping[str, str | CommandGroup]) -> Program:
     return Program(text, places, name=name, params=parameters_of(_options), callback=_prepare)
 
 
@@ -135,8 +135,8 @@ app = _program(
         "doctor": "doctor:doctor",
         "config": "settings:show_settings",
         "bench": "bench:bench",
-        "disk": Group("Give disks below a pool to another server.", {"adopt": "pool:adopt"}),
-        "pool": Group(
+        "disk": CommandGroup("Give disks below a pool to another server.", {"adopt": "pool:adopt"}),
+        "pool": CommandGroup(
             "Create, show, check and destroy pools.",
             {
                 "create": "pool:create",

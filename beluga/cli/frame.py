@@ -269,7 +269,7 @@ def _row(param: Any) -> tuple[str, str]:
     return names, f"{param.help or ''} [{'; '.join(notes)}]" if notes else param.help or ""
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that imports its commands on access.
 
     ``places`` maps each command to ``module:function`` of this package, or to a subgroup.
@@ -277,7 +277,7 @@ class Group(click.Group):
 
     context_class = _HelpContext
 
-    def __init__(self, text: str, places: Mapping[str, str | Group], **details: Any) -> None:
+    def __init__(self, text: str, places: Mapping[str, str | CommandGroup], **details: Any) -> None:
         super().__init__(help=text, no_args_is_help=True, context_settings=_SETTINGS, **details)
         self.places = places
 
@@ -287,7 +287,7 @@ class Group(click.Group):
     def get_command(self, ctx: Any, name: str) -> click.Command | None:
         if name not in self.commands and name in self.places:
             place = self.places[name]
-            if isinstance(place, Group):
+            if isinstance(place, CommandGroup):
                 place.name = name
             self.commands[name] = command_of(name, place) if isinstance(place, str) else place
         return self.commands.get(name)
@@ -324,7 +324,7 @@ class Group(click.Group):
         return found
 
 
-class Program(Group):
+class Program(CommandGroup):
     """A whole program, with options before its commands."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -46,7 +46,7 @@ _SIZE_MAX = 1 << 20  # bytes of a settings file
 
 
 @dataclass(frozen=True)
-class Setting:
+class FileSetting:
     """One value of the file. An empty table applies to all commands."""
 
     table: str
@@ -62,7 +62,7 @@ class FileSettings:
     path: Path | None = None
     shared: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[Setting, ...] = ()
+    rows: tuple[FileSetting, ...] = ()
 
 
 def _shared(
@@ -124,7 +124,7 @@ class _Reader:
         self._root: Any = context.command
         self._tables = tables(self._root)
         self._known = options(parameters_of(_shared))
-        self._rows: dict[tuple[str, str], Setting] = {}
+        self._rows: dict[tuple[str, str], FileSetting] = {}
         self._defaults: dict[str, Any] = {}
 
     def settings(self) -> FileSettings:
@@ -215,7 +215,7 @@ class _Reader:
             raise self._wrong(f"[{table}]", f"is a group of commands; write {', '.join(inside)}")
         raise self._wrong(f"[{table}]", f"is not a command{meant(table, self._tables)}")
 
-    def _keep(self, table: str, given: str, known: Mapping[str, Any], value: object) -> Setting:
+    def _keep(self, table: str, given: str, known: Mapping[str, Any], value: object) -> FileSetting:
         """Check a value and record it. A list of one item may be given without brackets."""
         what = f"[{table}] {given}" if table else given
         key = given.replace("-", "_")
@@ -233,7 +233,7 @@ class _Reader:
             option.type_cast_value(self._context, value)
         except click.BadParameter as error:
             raise self._wrong(what, error.message.rstrip(".")) from None
-        row = self._rows[table, key] = Setting(table, key, value, self._above.get(key, ""))
+        row = self._rows[table, key] = FileSetting(table, key, value, self._above.get(key, ""))
         return row
 
     def _share_host(self, host: object) -> None:
@@ -300,7 +300,7 @@ def show_settings(context: Context, json: Json = False) -> None:
             print_table(_LEGEND, list(map(_row, file.rows)))
 
 
-def _row(row: Setting) -> list[str]:
+def _row(row: FileSetting) -> list[str]:
     value = row.value
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     text = text.lower() if isinstance(value, bool) else text

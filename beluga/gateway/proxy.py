@@ -106,7 +106,7 @@ class Lines:
         return held
 
 
-class Source:
+class EngineResponse:
     """An engine's response in pieces that can be forwarded; a context manager.
 
     An engine that sends nothing for ``stall_s`` seconds while the client waits has stalled. aiohttp
@@ -122,7 +122,7 @@ class Source:
         self._since: float | None = None  # start of the wait for the engine
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> EngineResponse:
         connection = self._response.connection
         if connection is not None and connection.protocol is not None:
             connection.protocol.read_timeout = None
@@ -176,7 +176,7 @@ class Source:
 
 
 async def relay(
-    source: Source, first: bytes, target: web.StreamResponse, tokens: Callable[[int], None]
+    source: EngineResponse, first: bytes, target: web.StreamResponse, tokens: Callable[[int], None]
 ) -> None:
     """Forward a response whose first piece has been read. The caller ends the response, unless the
     end was sent with the last piece, which saves a packet.
@@ -370,7 +370,7 @@ class Proxy:
             )
             if response.content_length is not None:
                 target.content_length = response.content_length
-            with Source(response, self._limits.stall_s) as source:
+            with EngineResponse(response, self._limits.stall_s) as source:
                 try:
                     first = await source.next()
                     if parsed.path == RESPONSES and response.status == HTTPStatus.OK:
@@ -388,7 +388,7 @@ class Proxy:
     async def _pass_on(
         self,
         request: web.Request,
-        source: Source,
+        source: EngineResponse,
         first: bytes,
         target: web.StreamResponse,
         placement: Placement,
@@ -427,7 +427,7 @@ def _target(request: web.Request) -> str:
     return f"{path.rstrip('/')}{mark}{query}"
 
 
-async def _until_data(source: Source, first: bytes) -> bytes:
+async def _until_data(source: EngineResponse, first: bytes) -> bytes:
     """Return the continuation of a stream's first piece, up to the first event's data."""
     more = b""
     while source.has_events and b"data:" not in first + more:
@@ -449,7 +449,7 @@ async def _whole(response: aiohttp.ClientResponse, url: str) -> web.Response | N
 
 
 async def _end_broken(
-    request: web.Request, source: Source, target: web.StreamResponse, error: BrokenOffError
+    request: web.Request, source: EngineResponse, target: web.StreamResponse, error: BrokenOffError
 ) -> None:
     """Notify the client with an event in an event stream, otherwise by closing the connection."""
     if source.has_events:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Routing: chooses the worker for each request. The package does no I/O; the gateway and the
-simulator call the same code.
+simulator call the same code. The prefix index and the sums over workers are C (``csrc/prefix/``,
+``csrc/routing/``).
 """
 
 from beluga.router import costs

@@ -16,21 +16,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
 
-import build_sim  # noqa: E402
-
 from beluga import _build  # noqa: E402
 from bench import _build_limit  # noqa: E402
 
-CC = "aarch64-linux-gnu-gcc"
+
+def _build_sim() -> ModuleType:
+    """Return tests/native/build_sim.py, which only a whole checkout has."""
+    import build_sim
+
+    return build_sim
+
+
 EXTENSIONS = {
     "beluga/_core": _build.core,
-    "tests/native/_sim": lambda: build_sim.builder("native._sim", ROOT / "csrc"),
+    "tests/native/_sim": lambda: _build_sim().builder("native._sim", ROOT / "csrc"),
     "bench/_limit": _build_limit.limit,
 }
+CC = "aarch64-linux-gnu-gcc"
 FLAGS = ("-shared", "-fPIC", "-DPy_LIMITED_API=0x030a0000", "-Werror")
 
 
@@ -81,6 +88,7 @@ def compile_all(tree: Path, headers: Path, root: Path) -> None:
             [*command, str(made), "-o", str(tree / f"{name}.abi3.so"), "-lpthread"], check=True
         )
         stamp.write_text(digest)
+    build_sim = _build_sim()
     stamp = tree / build_sim.STAMP.relative_to(ROOT)  # or the tests there would build it
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.write_text(build_sim.digest(tree))

@@ -201,23 +201,23 @@ def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
     assert (finds(one), put(one)) == (0, [False, False])
 
 
-@pytest.mark.parametrize("vouched", [False, True])
+@pytest.mark.parametrize("identified", [False, True])
 def test_an_updated_version_names_weights_only_within_one_run_or_one_training(
     server: IndexServer,
     backend: Make,
     updater: Any,
     monkeypatch: pytest.MonkeyPatch,
-    vouched: bool,
+    identified: bool,
 ) -> None:
     """Two trainings of one model may give version 1 to different weights."""
-    settings = {"identity": "training 7"} if vouched else {}
+    settings = {"identity": "training 7"} if identified else {}
     monkeypatch.setenv("SGLANG_RUN_ID", "a")
     backend(**settings)
     updater.update("1")
     assert put(backend(**settings)) == [True, True]
     assert finds(backend(**settings)) == 2
     monkeypatch.setenv("SGLANG_RUN_ID", "b")
-    assert finds(backend(**settings)) == (2 if vouched else 0)
+    assert finds(backend(**settings)) == (2 if identified else 0)
     assert finds(backend(identity="training 8")) == 0
 
 

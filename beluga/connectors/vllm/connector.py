@@ -120,7 +120,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
                 block_size=1 if self._groups.hybrid else self._groups.block_size,
                 logger=logger,
-                vouched=bool(self._settings.identity),
+                identified=bool(self._settings.identity),
             )
             self._announcements = self._made_announcements(vllm_config)
             hybrid = self._made_hybrid(vllm_config, kv_cache_config)

@@ -136,16 +136,16 @@ class Lookups:
         *,
         block_size: int = 1,
         logger: logging.Logger | None = None,
-        vouched: bool = False,
+        identified: bool = False,
     ) -> None:
-        """``block_size`` counts tokens; with media it must be the engine's. ``vouched``: the
+        """``block_size`` counts tokens; with media it must be the engine's. ``identified``: the
         setting ``identity`` names the weights.
         """
         logger = logger or logging.getLogger(__name__)
         self.ranks: tuple[Namespace, ...] = ()  # of the parts of a block, once each
         self.weights = ""
         # separates the blocks of updated weights
-        self.generation = WeightsGeneration(logger, vouched=vouched)
+        self.generation = WeightsGeneration(logger, identified=identified)
         self.adapters = Adapters(logger)
         self.block_bytes = 0  # of a rank's part of a block, the largest
         self._workers = 0

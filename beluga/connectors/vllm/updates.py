@@ -79,13 +79,13 @@ class WeightsGeneration:
     """The generation of an engine's weights, which is part of the names of its blocks.
 
     It is empty as long as the weights are those that the engine has loaded. ``known`` is false
-    while vLLM's own cache has blocks of former weights. ``vouched``: the operator's ``identity``
+    while vLLM's own cache has blocks of former weights. ``identified``: the operator's ``identity``
     names a training, in which a version has one meaning.
     """
 
-    def __init__(self, logger: logging.Logger, *, vouched: bool = False) -> None:
+    def __init__(self, logger: logging.Logger, *, identified: bool = False) -> None:
         self.name = b""
-        self._vouched = vouched
+        self._identified = identified
         self.known = True
         self._updated = False
         self._logger = logger
@@ -108,7 +108,7 @@ class WeightsGeneration:
 
     def named(self, version: str) -> None:
         """Share the blocks of updated weights with engines of the same training and version."""
-        if self._updated and self._vouched:
+        if self._updated and self._identified:
             key = hashlib.blake2b(version.encode(), digest_size=32, person=b"beluga-version")
             self.name = key.digest()
 

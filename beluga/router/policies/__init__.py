@@ -5,7 +5,8 @@
 To add a policy, write a subclass of :class:`~beluga.router.policies.base.SeededPolicy` in a module
 of this package and list it in ``_POLICIES``. Its settings are the fields that it declares by
 :func:`~beluga.router.policies.base.setting`. The command line, ``--policy list``, the table in
-docs/reference/commands.md, and the tests of every policy's properties follow from that.
+docs/reference/commands.md, and the tests of every policy's properties follow from that. Costs are
+sums of C (``csrc/routing/cost.c``).
 """
 
 from __future__ import annotations
