@@ -202,7 +202,7 @@ class _Reader:
                 raise self._wrong(f"[copy] {name}", text)
             if type(value) is not int or value < 0:
                 raise self._wrong(f"[copy] {name}", f"is {value!r}; give a number of bytes")
-            self._rows["copy", key] = Setting("copy", key, value, "")
+            self._rows["copy", key] = FileSetting("copy", key, value, "")
 
     def _refuse_table(self, table: str) -> None:
         """Raise SettingsError unless the table belongs to the other program."""
