@@ -607,7 +607,7 @@ def dashboard() -> str:
         },
         "panels": panels,
     }
-    return json.dumps(made, indent=1) + "\n"
+    return written(made) + "\n"
 
 
 def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
@@ -694,6 +694,20 @@ def page() -> str:
         before, _, rest = text.partition(begin)
         text = before + begin + "\n".join(["", *lines, "", ""]) + end + rest.partition(end)[2]
     return text
+
+
+def written(value: Any, indent: int = 0) -> str:
+    """Return JSON in which what fits into a line is one."""
+    text = json.dumps(value)
+    if indent + len(text) <= 100 or not isinstance(value, dict | list):
+        return text
+    inner, outer = " " * (indent + 1), " " * indent
+    if isinstance(value, list):
+        return (
+            "[\n" + ",\n".join(inner + written(each, indent + 1) for each in value) + f"\n{outer}]"
+        )
+    fields = (f"{inner}{json.dumps(key)}: {written(of, indent + 1)}" for key, of in value.items())
+    return "{\n" + ",\n".join(fields) + f"\n{outer}}}"
 
 
 def main() -> int:
