@@ -77,6 +77,7 @@ IGNORED = {
     " kv_layer_groups_manager",
     "environment": "*_PORT *_IP *_HOST *_LOG_* *_LOGGING_* *_COLOR *_KEY *_KEY_ID *_RUN_ID *_ROOT"
     " CUDA_HOME CUDA_VISIBLE_DEVICES LD_LIBRARY_PATH LOCAL_RANK S3_ENDPOINT_URL VLLM_DP_*"
+    " VLLM_DIST_IDENT VLLM_RAY_*"
     " VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_KVCACHE_SPACE VLLM_RPC_BASE_PATH"
     " VLLM_WORKER_MULTIPROC_METHOD VLLM_ENABLE_V1_MULTIPROCESSING VLLM_SERVER_DEV_MODE",
 }
@@ -277,7 +278,7 @@ class Model:
     since_ns: int = 0
 
 
-class Source(Protocol):
+class WeightsSource(Protocol):
     """Something that identifies weights: ``size`` bytes are read."""
 
     size: int
@@ -419,7 +420,7 @@ class Objects:
 class Several:
     """Several sources that count together, such as a model and its draft model."""
 
-    def __init__(self, sources: Iterable[Source]) -> None:
+    def __init__(self, sources: Iterable[WeightsSource]) -> None:
         self._sources = list(sources)
         self.size = sum(source.size for source in self._sources)
 
@@ -444,7 +445,7 @@ def counts(name: str) -> bool:
     return (_is_weights(last) and not hidden) or not _matches(last, FILES_IGNORED)
 
 
-def source_of(model: Model, digests: FileDigests | None = None) -> Source:
+def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource:
     """Return the source that identifies a model. Raises ConnectorError, with a hint to the setting
     ``identity``, if there is none.
     """
@@ -458,7 +459,7 @@ def source_of(model: Model, digests: FileDigests | None = None) -> Source:
         )
     url = model.url or (model.name if _URL.match(model.name) else "")
     if url:
-        sources: list[Source] = [Objects(url, model.since_ns)]
+        sources: list[WeightsSource] = [Objects(url, model.since_ns)]
         if url != model.name and path.exists():  # the engine stores configurations and code there
             sources.append(Files(path, 0, digests, weights=False))
         return Several(sources)
@@ -521,12 +522,12 @@ def _commit_of(model: Model, repository: Path) -> str:
 
 def sources_of(
     models: Iterable[Model], files: Iterable[Path], identity: str, since_ns: int
-) -> Source:
+) -> WeightsSource:
     """Return the source that identifies an engine's models, or the operator's ``identity`` of them,
     with the files and folders that its configuration names. Raises ConnectorError.
     """
     digests, names = FileDigests(), set[Path]()
-    sources: list[Source] = []
+    sources: list[WeightsSource] = []
     if identity:
         sources, since_ns = [Declared(f"declared {identity}")], 0
     else:
@@ -551,7 +552,7 @@ class ModelIdentity:
 
     def __init__(
         self,
-        source: Source,
+        source: WeightsSource,
         *,
         logger: logging.Logger,
         then: Callable[[str], None] = lambda _: None,
