@@ -22,7 +22,6 @@ from support.emulation import PATIENCE, lighten
 from support.fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
-from beluga.transfer.cuda import HostDriver
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -129,6 +128,8 @@ def shm(memory_root: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def compiled() -> None:
     """The kernels can be compiled for this CPU, or the test is skipped."""
+    from beluga_bench.gpu.host_driver import HostDriver
+
     try:
         HostDriver().close()
     except EngineUnavailableError as error:

@@ -7,7 +7,7 @@ A plan maps bytes to bytes; an engine executes it. Keys and servers are layers a
 
 from beluga.transfer import arrangements, policy
 from beluga.transfer.cpu import CopySettings, CpuEngine, default_threads
-from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
+from beluga.transfer.cuda import CudaEngine, CupyDriver
 from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine, WorkQueue, why_no_queue, work_queues
 from beluga.transfer.engine import CopyEngine, Direction, Transfer, settle
@@ -68,7 +68,6 @@ __all__ = [
     "EngineChoice",
     "EngineEntry",
     "EngineFacts",
-    "HostDriver",
     "IoHandle",
     "Link",
     "LinkSettings",

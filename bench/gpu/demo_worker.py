@@ -26,7 +26,9 @@ from beluga.metrics import REGISTRY
 from beluga.pool import Pool
 from beluga.replay.blocks import Contents, digests
 from beluga.rpc import Client
-from beluga.transfer import BlockLayout, CudaDriver, CudaEngine, CupyDriver, HostDriver, View
+from beluga.transfer import BlockLayout, CudaDriver, CudaEngine, CupyDriver, View
+
+from .host_driver import HostDriver
 
 FRAGMENTS, FRAGMENT_SIZE = 32, 4096  # per block: K and V of sixteen layers
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE

@@ -16,9 +16,10 @@ import pytest
 from beluga_bench.gpu import demo as gpu_demo
 from beluga_bench.gpu.demo import Report, _Counts
 from beluga_bench.gpu.demo_worker import Served
+from beluga_bench.gpu.host_driver import HostDriver
 
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import CupyDriver, HostDriver
+from beluga.transfer import CupyDriver
 
 TIMEOUT_S = 300
 SMALL = ("--conversations", "6", "--turns", "4")

@@ -19,6 +19,7 @@ from beluga_bench.gpu import copy as gpu_copy_module
 from beluga_bench.gpu.beside import gpu_beside
 from beluga_bench.gpu.clock import StreamClock
 from beluga_bench.gpu.copy import BATCHES, BLOCK_SIZE, SMOKE_BATCHES, _Bench, gpu_copy
+from beluga_bench.gpu.host_driver import HostDriver
 from beluga_bench.gpu.many import all_gpus, gpu_bandwidth
 from beluga_bench.gpu.peers import BATCH, EACH
 from beluga_bench.gpu.single import CASES, gpu_coherence, gpu_latency
@@ -29,7 +30,7 @@ from beluga_bench.harness.row import Recorder, Row
 
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
-from beluga.transfer import CudaDriver, CupyDriver, HostDriver
+from beluga.transfer import CudaDriver, CupyDriver
 from beluga.transfer.cuda import DriverError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -41,13 +41,13 @@ EXPORTS: dict[str, str] = {
         "Order PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View arrangements "
         "TransferStats CopySettings CudaDriver CudaEngine CupyDriver default_threads "
         "Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES ENGINES "
-        "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows "
+        "host_link host_link_now IoHandle plan_blocks plan_rows "
         "policy settings_for parse_settings settle EngineEntry EngineChoice EngineFacts NEVER "
         "choose_engine copy_setting_names engine_facts "
         "engine_names WorkQueue why_no_queue work_queues"
     ),
     "beluga.transfer.cuda": (
-        "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
+        "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError why_no_cupy"
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",
     "beluga.kvbm": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from beluga.transfer import HostDriver
+from beluga_bench.gpu.host_driver import HostDriver
 
 Work = Callable[[], object]
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from beluga_bench.gpu.host_driver import HostDriver
 from support.engines import peek
 
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
+from beluga.transfer.cuda import CudaEngine, DriverError
 
 STRIPE = 2 << 20
 PATIENCE_S = 60

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+from beluga_bench.gpu.host_driver import HostDriver
 from numpy.typing import NDArray
 from support.soft_dsa import soft_engine, soft_portal
 
@@ -33,7 +34,7 @@ from beluga.transfer import (
     ScheduledEngine,
     Speed,
 )
-from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
+from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError
 from beluga.transfer.dsa import nearest, why_none, work_queues
 from beluga.transfer.policy import CacheMaintenance, probe
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beluga_bench.gpu.host_driver import HostDriver
 from support.cuda_capture import begin_capture, end_capture, replay
 
-from beluga.transfer.cuda import HostDriver
 from beluga.transfer.cuda import driver as source
 from beluga.transfer.cuda.driver import DriverError, Grid, Pinned
 

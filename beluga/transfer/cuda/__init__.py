@@ -3,14 +3,12 @@
 """The CUDA engine (``csrc/cuda/``, ``csrc/transfer/spans.c``): kernels that read and write the
 mapped pool.
 
-``CudaEngine(pool)`` needs a GPU and cupy; ``CudaEngine(pool, driver=HostDriver())`` runs the same
-kernels, compiled for this CPU.
+``CudaEngine(pool)`` needs a GPU and cupy.
 """
 
 from beluga.transfer.cuda.device import CupyDriver, why_no_cupy
 from beluga.transfer.cuda.driver import Driver, DriverError
 from beluga.transfer.cuda.engine import CudaEngine
-from beluga.transfer.cuda.host import HostDriver
 from beluga.transfer.cuda.transfer import CapturedTransfer, CudaStat
 
 __all__ = [
@@ -20,6 +18,5 @@ __all__ = [
     "CupyDriver",
     "Driver",
     "DriverError",
-    "HostDriver",
     "why_no_cupy",
 ]

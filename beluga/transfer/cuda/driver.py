@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -190,7 +188,6 @@ NVRTC_OPTIONS = (
     f"-I{ROOT / 'cuda' / 'nvrtc'}",
 )
 SHARED = tuple(path for name in ("api", "format") for path in (ROOT / name).glob("*.h"))
-HOST_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 
 
 def kernel_path() -> Path:
@@ -216,16 +213,3 @@ def digest() -> str:
     for path in sorted([*(ROOT / "cuda").rglob("*.[ch]*"), *SHARED]):
         found.update(path.read_bytes())
     return found.hexdigest()
-
-
-def compile_host(source: Path, target: Path, *flags: str) -> None:
-    """Compile a source for this CPU. Raises :class:`~beluga.errors.EngineUnavailableError`."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise EngineUnavailableError("there is no C++ compiler here (g++) to build the kernels")
-    include = (f"-I{ROOT}", f"-I{ROOT / 'cuda'}")
-    command = [compiler, *HOST_OPTIONS, *flags, *include, str(source), "-o", str(target)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        first = next(iter(found.stderr.splitlines()), "no message")
-        raise EngineUnavailableError(f"{compiler} cannot build the kernels: {first}")

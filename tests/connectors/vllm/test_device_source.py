@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beluga_bench.gpu.host_driver import HostDriver
 from vllm_parts import Tensor, layer_major
 
 from beluga import IndexServer, Namespace
@@ -24,7 +25,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Orders
 from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import CudaEngine, HostDriver
+from beluga.transfer import CudaEngine
 
 BLOCKS, LAYERS, ITEMS = 40, 3, 2048
 LONG_S = 60.0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beluga_bench.gpu.host_driver import compile_host
 from cuda_process import BUGS, SANITIZE, Grid, KernelProcess, SanitizerError
 from cuda_scene import DEVICE_STRIPES, STRIPE, Geometry, Scene, Shape
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +25,6 @@ from beluga import coherence
 from beluga._ffi import ffi, lib
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import CHUNK, PIECE, Plan, plan_rows
-from beluga.transfer.cuda import driver as source
 from beluga.transfer.cuda import launch as crc
 from beluga.transfer.cuda.launch import SPAN
 
@@ -44,7 +44,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
             subprocess.run([setup, "g++"], capture_output=True, check=False, timeout=150)
     target = tmp_path_factory.mktemp("cuda") / "harness"
     try:
-        source.compile_host(HARNESS, target, *SANITIZE)
+        compile_host(HARNESS, target, *SANITIZE)
     except EngineUnavailableError as error:
         pytest.skip(str(error))
     return target

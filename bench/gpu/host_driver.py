@@ -16,6 +16,8 @@ import mmap
 import os
 import platform
 import queue
+import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -27,10 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga import config
+from beluga.errors import EngineUnavailableError
 from beluga.threads import Thread
-from beluga.transfer.cuda import driver as source
-from beluga.transfer.cuda.driver import DriverError, Grid, Pinned
+from beluga.transfer.cuda.driver import ROOT, DriverError, Grid, Pinned, digest, kernel_path
 
+_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 _MREMAP_MAYMOVE = 1
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -160,16 +163,17 @@ class HostDriver:
         self._end_alias(self._registered.pop(address))
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        def move() -> None:
-            ctypes.memmove(target, source, size)
-
-        self._streams[stream].put(move)
+        self._streams[stream].put(lambda: self._run(ctypes.memmove, target, source, size))
 
     def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
         run, arguments = getattr(self._kernels, kernel), job.tobytes()
         shape = _CGrid(grid.blocks, grid.threads)
         self.launches.append(kernel)
-        self._streams[stream].put(lambda: run(arguments, shape, None))
+        # The work refers to this driver, whose memory it uses, until it has run
+        self._streams[stream].put(lambda: self._run(run, arguments, shape, None))
+
+    def _run(self, function: Callable[..., object], *arguments: object) -> None:
+        function(*arguments)
 
     def make_stream(self, *, urgent: bool) -> int:
         del urgent  # threads have no priorities here
@@ -250,15 +254,28 @@ def _map(size: int) -> tuple[mmap.mmap, int]:
 
 def _library() -> Path:
     """Return the kernels' library for this CPU, compiled once and kept in the user's cache."""
-    kernels = source.kernel_path()
+    kernels = kernel_path()
     # Machines of several architectures may share a home directory.
-    inputs = " ".join((platform.machine(), source.digest(), *source.HOST_OPTIONS))
-    digest = hashlib.sha256(inputs.encode()).hexdigest()
-    target = config.cache_dir() / f"kernels-{digest[:16]}.so"
+    inputs = " ".join((platform.machine(), digest(), *_OPTIONS))
+    name = hashlib.sha256(inputs.encode()).hexdigest()[:16]
+    target = config.cache_dir() / f"kernels-{name}.so"
     if not target.exists():
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             draft = Path(folder) / target.name
-            source.compile_host(kernels, draft, "-O2", "-shared", "-fPIC")
+            compile_host(kernels, draft, "-O2", "-shared", "-fPIC")
             draft.replace(target)
     return target
+
+
+def compile_host(source: Path, target: Path, *flags: str) -> None:
+    """Compile a source for this CPU. Raises :class:`~beluga.errors.EngineUnavailableError`."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise EngineUnavailableError("there is no C++ compiler here (g++) to build the kernels")
+    include = (f"-I{ROOT}", f"-I{ROOT / 'cuda'}")
+    command = [compiler, *_OPTIONS, *flags, *include, str(source), "-o", str(target)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        first = next(iter(found.stderr.splitlines()), "no message")
+        raise EngineUnavailableError(f"{compiler} cannot build the kernels: {first}")
