@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga simulate``: rows as JSON, tables, reports, and errors in one line."""
+"""The command ``beluga simulate``."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from page.well_formed import Page
 from support.emulation import long
 
+from beluga.cli.app import app
 from beluga.replay import Conversations, make_workload, write_trace
+from beluga.router import POLICIES, Goals, costs
+from beluga.simulate import MEMORIES, PRESETS, Options, Row, Scale
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -148,3 +154,275 @@ def test_an_invalid_option_value_is_a_usage_error(
     done = run("simulate", trace, *options)
     assert done.returncode == 2
     assert what in done.stderr
+
+
+def row(policy: str, ttft_s: float | None, *, seed: int | None = None, memory: str = "pool") -> Row:
+    fields: dict[str, Any] = {field.name: 0.0 for field in dataclasses.fields(Row)}
+    fields |= {"policy": policy, "memory": memory, "seed": seed, "spread": None}
+    fields |= {"course": None, "speed": 1.0}
+    return Row(**fields | {"ttft_mean_s": ttft_s, "hit_rate_before": 0.75, "worker_hours": 1.25})
+
+
+class Simulation:
+    """Records its calls and returns these rows."""
+
+    def __init__(self) -> None:
+        self.rows = [row("random", 1.0, seed=0), row("random", 2.0)]
+        self.loaded: tuple[Any, ...] = ()
+        self.options = Options()
+        self.requested: dict[str, Any] = {}
+
+    def load(self, path: Path, form: str | None, **reading: Any) -> Any:
+        self.loaded = (path, form, *reading.values())
+        return SimpleTrace()
+
+    def run(
+        self, trace: Any, cases: list[Options], *, processes: int, advance: Any, **requested: Any
+    ) -> list[Row]:
+        self.options, self.requested, self.processes = cases[0], requested, processes
+        self.speeds = [one.speed for one in cases]
+        advance(1, 2)
+        return [dataclasses.replace(row, speed=one.speed) for one in cases for row in self.rows]
+
+
+class SimpleReading:
+    def __str__(self) -> str:
+        return "a-trace: format mooncake"
+
+    def facts(self) -> dict[str, object]:
+        return {"format": "mooncake"}
+
+
+class SimpleTrace(list[None]):
+    """A trace of seven requests."""
+
+    name = "a-trace"
+    duration_s = 14.0
+    reading = SimpleReading()
+
+    def __init__(self) -> None:
+        super().__init__([None] * 7)
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    made = Simulation()
+    monkeypatch.setattr("beluga.simulate.load_trace", made.load)
+    monkeypatch.setattr("beluga.simulate.sweep", made.run)
+    return made
+
+
+def beluga(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+def test_missing_options_get_the_clusters_defaults(simulation: Simulation) -> None:
+    assert beluga("t.jsonl").exit_code == 0
+    assert simulation.loaded == (Path("t.jsonl"), None, 1.0, None, None)
+    assert simulation.options == Options()
+    assert simulation.requested == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1,
+                                "courses": False}  # fmt: skip
+
+
+POLICY_LIST = "random, linear:decay=2,shared_credit=0.25"
+
+
+def test_given_options_are_simulated(simulation: Simulation) -> None:
+    done = beluga(
+        "t", "--policy", POLICY_LIST, "--workers", 3, "--pool-bytes", "2TB",
+        "--local", "1.5 gb",
+        "--hbm", "64MiB", "--memory", "split", "--bandwidth", 5, "--local-bandwidth", 6,
+        "--gpu-path", "switch", "--adapters", 2, "--devices", 9, "--speed", 4, "--model",
+        "llama-3.1-8b-h200", "--engine", "serial", "--eviction", "fifo", "--seeds", 2,
+        "--scale-at", "7.5:-2", "--ttft-goal", 8, "--format", "vllm",
+        "--rate", 10, "--time-unit", "s", "--block-tokens", 64,
+    )  # fmt: skip
+    assert done.exit_code == 0
+    assert simulation.loaded == (Path("t"), "vllm", 10.0, "s", 64)
+    assert simulation.requested == {
+        "policies": ["random", "linear:decay=2,shared_credit=0.25"], "memories": ("split",),
+        "seeds": 2, "courses": False,
+    }  # fmt: skip
+    assert simulation.options == Options(
+        workers=3, pool=2 * 10**12, local=1_500_000_000, hbm=64 << 20, bandwidth=5e9,
+        local_bandwidth=6e9, gpu_path="switch", adapters=2, devices=9, speed=4.0,
+        model=costs.MODELS["llama-3.1-8b-h200"], engine="serial", eviction="fifo",
+        scale=Scale(7.5, -2), ttft_goal_s=8.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("3KB", 3000), ("2mb", 2_000_000), ("1GB", 10**9), ("2TiB", 2 << 40), ("4096", 4096)],
+)
+def test_device_capacities_are_decimal(simulation: Simulation, text: str, size: int) -> None:
+    beluga("t", "--pool-bytes", text)
+    assert simulation.options.pool == size
+
+
+def test_each_speed_is_run_once(simulation: Simulation) -> None:
+    shown = beluga("t", "--speed", "1,2.5,1", "--plot")
+    assert simulation.speeds == [1.0, 2.5]
+    assert "at 1x, 2.5x" in shown.stdout and "speed" in shown.stdout
+    assert "random pool  2.5x ##" in shown.stdout
+
+
+def test_a_preset_overrides_the_rest(simulation: Simulation) -> None:
+    beluga("t", "--preset", "feasibility", "--workers", 3, "--speed", 2)
+    assert simulation.options == PRESETS["feasibility"](Options(speed=2.0))
+
+
+def test_the_planner_grows_up_to_its_workers_and_keeps_the_objective(
+    simulation: Simulation,
+) -> None:
+    shown = beluga("t", "--planner", 5, "--ttft-goal", 3)
+    assert simulation.options.goals == Goals(ttft_s=3.0, workers_max=5)
+    assert "worker hours" in shown.stdout and "1.25" in shown.stdout
+    assert "hits before" not in shown.stdout
+
+
+def test_before_and_after_are_shown_if_workers_are_added(simulation: Simulation) -> None:
+    shown = beluga("t", "--scale-at", "0:+1")
+    assert simulation.options.scale == Scale(0.0, 1)
+    assert "hits before" in shown.stdout and "0.75" in shown.stdout
+    assert "worker hours" not in shown.stdout
+
+
+def test_simulate_prints_means_over_seeds_and_bars_on_request(simulation: Simulation) -> None:
+    shown = beluga("t", "--speed", 2)
+    assert "a-trace: 7 requests at 2x, 1 seed" in shown.stdout
+    assert shown.stdout.count("random") == 1
+    assert "#" not in shown.stdout
+    assert "simulating" in shown.stderr
+
+
+def test_json_has_every_row_and_the_assumptions(simulation: Simulation) -> None:
+    shown = beluga("t", "--json", "--plot")
+    assert [found["seed"] for found in json.loads(shown.stdout)] == [0, None]
+    assert shown.stderr == "read a-trace: format mooncake\n"
+
+
+def test_bars_are_scaled_to_the_longest(simulation: Simulation) -> None:
+    simulation.rows = [row("linear", 4.0), row("random", 1.0), row("min-ttft", 0.0001),
+                       row("two-choices", None)]  # fmt: skip
+    lines = beluga("t", "--plot").stdout.splitlines()
+    assert lines[-3:] == [
+        f"          linear pool  {'#' * 60} 4 s",
+        f"          random pool  {'#' * 15} 1 s",
+        "        min-ttft pool  # 0.0001 s",
+    ]
+    assert "two-choices" not in "".join(lines[-3:])
+
+
+@pytest.mark.parametrize("rows", [[], [row("linear", 0.0)], [row("linear", None)]])
+def test_without_values_there_are_no_bars(simulation: Simulation, rows: list[Row]) -> None:
+    simulation.rows = rows
+    shown = beluga("t", "--plot")
+    assert (shown.exit_code, "#" in shown.stdout) == (0, False)
+
+
+@pytest.mark.parametrize(("local", "warned"), [("99GiB", False), ("101GiB", False), ("98GiB", True),
+                                               ("102GiB", True)])  # fmt: skip
+def test_memories_may_differ_by_a_hundredth(
+    simulation: Simulation, local: str, warned: bool
+) -> None:
+    shown = beluga("t", "--workers", 1, "--pool-bytes", "100GiB", "--local", local)
+    assert ("not equal: the pool has 100 GiB" in shown.stderr) is warned
+
+
+def test_policies_are_listed_with_their_settings(simulation: Simulation) -> None:
+    listed = beluga("--policy", "list").stdout
+    assert listed == CliRunner().invoke(app, ["gateway", "--policy", "list"]).stdout
+    assert [line for line in listed.splitlines() if line[:1] != " "] == list(POLICIES)
+    assert "  shared_credit=0.5 (0 to 1): The weight of a block in the pool.\n" in listed
+    assert simulation.requested == {}
+
+
+def test_a_report_has_all_rows(
+    simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(
+        "beluga.simulate.make_report", lambda *what: written.append(what) or b"page"
+    )
+    beluga("t", "--report", tmp_path / "r.html")
+    [(trace, options, rows, origin)] = written
+    assert (tmp_path / "r.html").read_bytes() == b"page"
+    assert simulation.requested["courses"] is True
+    assert origin.keys() == {"Command", "Version", "Machine", "Date"}
+    assert (trace.name, options) == ("a-trace", Options())
+    assert rows == simulation.rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--memory", "none"), "--memory is 'none'; give pool, split or both"),
+        (("--scale-at", "1:2"), "write 600:+2 or 600:-1"),
+        (("--scale-at", "1:+0"), "write 600"),
+        (("--scale-at", "1:+99999999999"), "workers is at most 65536"),
+        (("--preset", "none"), "there is no --preset 'none'; choose one of feasibility"),
+        (("--speed", "1,0"), "--speed is 0, but must be from 1e-06 to 1e+06"),
+        (("--speed", "1e-300"), "but must be from 1e-06"),
+        (("--speed", "inf"), "but must be from 1e-06"),
+        (("--policy", "none"), "there is no policy 'none'"),
+        (("--model", "none"), "none"),
+        (("--pool-bytes", "0"), "--pool-bytes is 0, but must be at least 1"),
+        (("--local-bandwidth", "0"), "--local-bandwidth is 0.0, but must be greater than 0"),
+        (("--bandwidth", "inf"), "--bandwidth is inf; give a finite number"),
+        (("--gpu-path", "none"), "of root-complex, switch, not 'none'"),
+        (("--report", "r.pdf"), "--report 'r.pdf' is not .html; give such a name"),
+        (("--engine", "none"), "--engine is one of"),
+        (("--eviction", "none"), "--eviction is one of"),
+        (("--rate", "inf"), "--rate"),
+        (("--rate", "0"), "--rate"),
+        (("--rate", "-1"), "--rate"),
+        (("--format", "none"), "--format"),
+        (("--policy", "linear:decay=-1"), "decay of policy linear is -1; give 0 or more; its sett"),
+        (
+            ("--policy", "random:decay=1"),
+            "policy random has no setting 'decay'; it has no settings",
+        ),
+    ],
+)
+def test_invalid_options_are_rejected_before_the_trace_is_read(
+    simulation: Simulation, arguments: tuple[str, ...], what: str
+) -> None:
+    refused = beluga("t", *arguments)
+    assert refused.exit_code == 2
+    assert what in " ".join(refused.stderr.replace("│", " ").split())
+    assert simulation.requested == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--ttft-goal", 0),
+        ("--planner", 0), ("--workers", 0), ("--seeds", 0), ("--workers", 10**8),
+        ("--adapters", 10**23), ("--adapters", 0), ("--devices", 0), ("--seeds", 99999999999999),
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused_by_its_option(
+    simulation: Simulation, option: str, value: float
+) -> None:
+    refused = beluga("t", option, value)
+    assert refused.exit_code == 2
+    assert option in refused.stderr
+
+
+def test_saturation_is_reported(simulation: Simulation) -> None:
+    assert "saturated" not in beluga("t").stderr
+    late = dataclasses.replace(row("random", 90.0), ttft_p99_s=150.0, throughput_per_s=0.25)
+    simulation.rows = [late, row("linear", 1.0)]
+    output = " ".join(beluga("t").stderr.split())
+    assert (
+        "saturated: in 1 of 2 runs requests queue for minutes, up to 2.5 (p99 of random" in output
+    )
+    assert "0.5 requests arrive in a second, and 0.25 are served" in output
+
+
+def test_the_readers_assumptions_are_printed(simulation: Simulation) -> None:
+    for more in ((), ("--json",)):
+        shown = beluga("t", *more)
+        assert "read a-trace: format mooncake" in shown.stderr
+        assert "format mooncake" not in shown.stdout

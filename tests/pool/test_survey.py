@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A survey of superblocks: every kind of error is a finding that names its device."""
+"""Pools of this machine, and scratch folders."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from beluga._ffi import ffi, lib
-from beluga.pool import Pool, survey
+from beluga.pool import Pool, scratch_folder, survey
 from beluga.pool.layout import SUPERBLOCK_SIZE
 
 SIZE = 16 << 20
@@ -100,3 +102,82 @@ def test_another_geometry_is_found(paths: list[Path], tmp_path: Path) -> None:
 
 def test_a_missing_device_is_found(paths: list[Path]) -> None:
     assert survey(paths[:2]) == ["device-missing 2: of 3"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from beluga.pool import scratch_folder
+with scratch_folder("test", Path(sys.argv[1])) as folder:
+    (folder / "device.0").write_bytes(b"KV")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A process that has a folder, until it is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        yield child
+        child.kill()
+
+
+def folder_of(holder: subprocess.Popen[str]) -> Path:
+    assert holder.stdout is not None
+    return Path(holder.stdout.readline().strip())
+
+
+def test_a_scratch_folder_is_removed_after_use(tmp_path: Path) -> None:
+    with scratch_folder("test", tmp_path) as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "device.0").write_bytes(b"KV")
+        (folder / "below").mkdir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_a_killed_process_are_removed_by_the_next(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    left = folder_of(holder)
+    holder.kill()
+    holder.wait()
+    assert left.exists()
+    with scratch_folder("another", tmp_path):
+        assert not left.exists()
+
+
+def test_the_folder_of_a_running_process_is_kept(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    held = folder_of(holder)
+    with scratch_folder("test", tmp_path) as own:
+        assert (held / "device.0").exists()
+        with scratch_folder("test", tmp_path):
+            assert own.exists(), "this process holds its first one"
+
+
+def test_a_folder_that_may_be_in_use_is_kept(tmp_path: Path) -> None:
+    lock = "beluga-owner.lock"
+    unmarked = tmp_path / "beluga-replay-1"
+    unmarked.mkdir()
+    (unmarked / "device.0").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in (lock, "mine"):
+        (elsewhere / name).touch()
+    (tmp_path / "beluga-link").symlink_to(elsewhere)
+    linked = tmp_path / "beluga-replay-2"
+    linked.mkdir()
+    (linked / lock).symlink_to(elsewhere / lock)
+    with scratch_folder("test", tmp_path):
+        pass
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"beluga-replay-1", "beluga-replay-2", "beluga-link", "elsewhere"}
+    assert (unmarked / "device.0").exists()
+    assert {path.name for path in elsewhere.iterdir()} == {lock, "mine"}
