@@ -42,6 +42,7 @@ from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 
 if TYPE_CHECKING:
     from beluga.gateway import Limits, Prefill, Service
+    from beluga.listening import Token
 
 Workers = Annotated[
     list[str] | None,
@@ -278,7 +279,7 @@ def gateway(
     service.run(service.serve(settings_of_service, partial(_print_addresses, json=json)))
 
 
-def _token(path: Path | None) -> str | None:
+def _token(path: Path | None) -> Token | None:
     from beluga.listening import read_token
 
     return read_token(path) if path else None
