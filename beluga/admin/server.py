@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Serves the routes on the local socket and over TCP, by the HTTP server of all listeners
-(``beluga/listening/server.py``), on a thread of its own.
+(``beluga/http_server.py``), on a thread of its own.
 
 A request over TCP only reads, and its Host must be a name of this machine. Routes run on further
 threads, a few at a time, so that health is answered whatever they do.
@@ -185,7 +185,7 @@ class Admin:
     async def _serve(self) -> None:
         from aiohttp import web
 
-        from beluga.listening.server import Share, accept
+        from beluga.http_server import Share, accept
 
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self._turns = asyncio.Semaphore(_TURNS)
@@ -209,7 +209,7 @@ class Admin:
         """Answer a request; ``access`` is None on the local socket, where changes are allowed."""
         from aiohttp import web
 
-        from beluga.listening.server import connection_of
+        from beluga.http_server import connection_of
 
         connection = connection_of(request)
         connection.begins(request)
@@ -337,7 +337,7 @@ def _refuse_caller(
 
 async def _body(request: web.BaseRequest) -> bytes:
     """Return a request's body. A client that does not send it loses its place."""
-    from beluga.listening.server import connection_of
+    from beluga.http_server import connection_of
 
     if not request.body_exists:
         return b""

@@ -7,7 +7,7 @@ A running request needs two descriptors, one for its client and one for its engi
 descriptors 11 are open at the start, and 6 are for operators. 11 of the other 47 are spare, for
 health checks and for clients that get an error because there is no room. So 18 requests can run and
 23 clients can be connected. When all are connected, the slowest are disconnected
-(``beluga/listening/server.py``), and others wait in the kernel's queue.
+(``beluga/http_server.py``), and others wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from aiohttp.typedefs import Handler, Middleware
 from beluga.errors import RouterError
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Address, Settings
+from beluga.http_server import Share, accept
 from beluga.listening import KnownHosts, Token, from_other_site, is_loopback
-from beluga.listening.server import Share, accept
 from beluga.open_files import file_limit, files_left
 
 _SPARE_MAX = 64

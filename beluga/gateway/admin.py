@@ -37,7 +37,7 @@ from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import EngineSpec, read_url
-from beluga.listening.server import connection_of
+from beluga.http_server import connection_of
 from beluga.router import Advice, Decision, Goals, Load, Seen, Worker, advise
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from beluga.listening.server import HEADER_SIZE_MAX, HEADERS_MAX
+from beluga.http_server import HEADER_SIZE_MAX, HEADERS_MAX
 
 _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 # Of Linux's struct tcp_info: the bytes that the other side acknowledged and sent, 64 bits each.

@@ -24,8 +24,8 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.settings import Limits
+from beluga.http_server import connection_of
 from beluga.listening import plain_path
-from beluga.listening.server import connection_of
 from beluga.open_files import file_limit
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.protocol import ANSWER_MAX, FAILURES, read_whole, words_of
 from beluga.gateway.settings import Limits
+from beluga.http_server import is_own_shortage
 from beluga.limit import LogLimit
-from beluga.listening.server import is_own_shortage
 from beluga.router import LoadReport, LoadTracker, WorkerMetrics, read_load
 
 # ---- Health

@@ -45,8 +45,8 @@ from beluga.gateway.protocol import (
 )
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Limits
+from beluga.http_server import is_own_shortage
 from beluga.listening import plain_path
-from beluga.listening.server import is_own_shortage
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ from aiohttp import web
 from fake_engines import Announcer, FakeEngine
 from routed import QUICK, Site, routed, run, until
 
+from beluga import http_server as listening
 from beluga.errors import BadReplyError, BelugaError, RouterError
 from beluga.gateway import cache as cache_module
 from beluga.gateway import parsed_request
@@ -45,7 +46,6 @@ from beluga.gateway.parsed_request import FILE_TOKENS, SLOW_SIZE, parse_request
 from beluga.gateway.protocol import ANSWER_MAX
 from beluga.gateway.settings import read_engines, read_queues, read_url
 from beluga.index import fetch_counters
-from beluga.listening import server as listening
 from beluga.open_files import files_left
 from beluga.router import Indexer, WireDecoder
 from beluga.tiers.remote import split_remote
@@ -324,7 +324,7 @@ async def test_the_log_quotes_nothing_of_an_invalid_request(
         assert b" 400 " in await reader.readline()
         writer.close()
         warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert [record.name for record in warned] == ["beluga.listening.server.http"]
+        assert [record.name for record in warned] == ["beluga.http_server.http"]
         assert len(warned[0].getMessage().splitlines()) == 1
     assert WORD not in caplog.text
 

@@ -29,7 +29,7 @@ from beluga.gateway import run as run_loop
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
 from beluga.gateway.protocol import for_engine
-from beluga.listening.server import HEAD_SIZE_MAX
+from beluga.http_server import HEAD_SIZE_MAX
 
 
 def error_of(body: bytes) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from beluga import http_server
 from beluga.errors import SettingsError
+from beluga.http_server import ConnectionSlots
 from beluga.listening import (
     KnownHosts,
     Token,
@@ -21,15 +23,13 @@ from beluga.listening import (
     plain_path,
     read_tls,
     read_token,
-    server,
 )
-from beluga.listening.server import ConnectionSlots
 
 
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(server.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(http_server.time, "monotonic", lambda: self.now)
         self.slots: ConnectionSlots[str] = ConnectionSlots(30.0, lambda: self.now)
 
     def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[str]:

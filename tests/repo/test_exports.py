@@ -54,9 +54,6 @@ EXPORTS: dict[str, str] = {
         "BlockManager BlockPhase BlockPool CacheTier Key MissedTarget MutableBlock "
         "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets WeakBlock"
     ),
-    "beluga.listening": (
-        "KnownHosts Token from_other_site is_loopback plain_path read_tls read_token shown_url"
-    ),
     "beluga.live": "CellState DeviceFacts LinkFacts Note Observer "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
     "beluga.admin": (

@@ -27,7 +27,7 @@ LAYERS = (
         "text",
         "threads",
     ),
-    ("_ffi", "listening", "page"),
+    ("_ffi", "http_server", "listening", "page"),
     ("figures",),
     ("coherence",),
     ("pool",),
@@ -87,7 +87,7 @@ EXTRAS = {
     "disagg": {"aiohttp", "msgspec", "nats"},
     "events": {"zmq"},
     "admin": {"aiohttp"},
-    "listening": {"aiohttp"},
+    "http_server": {"aiohttp"},
     "replay": {"msgspec", "rich"},
     "gateway": {
         *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
@@ -130,7 +130,7 @@ def imported_modules(path: Path) -> set[str]:
 
 
 # aiohttp, which it imports, takes longer to import than all of a command such as get.
-SIDE_DOORS = {"beluga.listening.server"}
+SIDE_DOORS = {"beluga.http_server"}
 
 
 def upward_imports(path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Who may send requests to a listener, and addresses without secrets. None of it needs aiohttp.
+"""Who may send requests to a listener, and addresses without secrets. ``http_server.py`` has the
+defenses of connections and input; docs/operate/listeners.md has the table of all listeners.
 
 A page of another site reaches listeners on the loopback address in two ways. It may send a request
 whose answer it cannot read, such as a POST that changes something. Or its own host name resolves to
