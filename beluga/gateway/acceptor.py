@@ -42,11 +42,11 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def shares(kept: int = 0) -> tuple[Share, Share]:
-    """Divide the process's descriptors into the shares of clients and operators. ``kept`` further
-    files will be opened for other purposes.
+def shares(reserved: int = 0) -> tuple[Share, Share]:
+    """Divide the process's descriptors into the shares of clients and operators. ``reserved``
+    further files will be opened for other purposes.
     """
-    left = max(2, files_left() - kept)
+    left = max(2, files_left() - reserved)
     operators = min(_OPERATORS_MAX, max(1, left // 8))
     left = max(2, left - operators)
     spare = min(_SPARE_MAX, left // 4)

@@ -137,26 +137,26 @@ class Cache:
         """Return, by kind, why the index cannot follow an engine."""
         if self.index is None:
             return {}
-        found = dict(engine.token_problems)
+        problems = dict(engine.token_problems)
         if self.template_problem:
-            found["template"] = self.template_problem
+            problems["template"] = self.template_problem
         follows = bool(engine.spec.feeds) or self.pool is not None
         if self._guessed and follows and not self.has_tokenizer:
-            found["tokenizer"] = (
+            problems["tokenizer"] = (
                 "prompts are hashed by their text, which KV events do not contain, so text prompts "
                 "match no announced block; give its model's folder with --tokenizer"
             )
         if engine.block_size and engine.block_size != self._block_size:
-            found["block_size"] = (
+            problems["block_size"] = (
                 f"it has blocks of {engine.block_size} tokens, but the router has "
                 f"{self._block_size}; give all engines and the router the same --block-size, or "
                 "the router none"
             )
         if text := self._silence(engine):
-            found["events"] = text
+            problems["events"] = text
         if text := self._apart(engine):
-            found["pool"] = text
-        return found
+            problems["pool"] = text
+        return problems
 
     def _apart(self, engine: Engine) -> str:
         """Return why the pool's blocks do not count for an engine, or ""."""
@@ -174,11 +174,11 @@ class Cache:
     def _silence(self, engine: Engine) -> str:
         number = engine.worker.worker_id
         if (followed := self._followed.get(number)) is not None:
-            found = followed.problem(
+            problem = followed.problem(
                 engine, self._block_size, now=time.monotonic(), silent_s=SILENT_S
             )
-            if found:
-                return found
+            if problem:
+                return problem
         elif self._needs_events:
             return (
                 "there are no KV events for it (--kv-events), so its cached blocks are only "
@@ -217,21 +217,21 @@ class Cache:
         if self.index is None:
             return Matches()
         started = time.perf_counter()
-        found = _by_engine(self.index.find_matches(query.hashes, time.monotonic()))
+        matches = _by_engine(self.index.find_matches(query.hashes, time.monotonic()))
         if query.pool_hashes:
             shared = self.index.indexer.find_matches(query.pool_hashes).shared
             held = {
                 worker: Overlap(own.device, own.host, own.disk)
-                for worker, own in found.held.items()
+                for worker, own in matches.held.items()
             }
-            found = Matches(held, shared)
+            matches = Matches(held, shared)
         self._metrics.part("indexer_find_matches", time.perf_counter() - started)
-        return found
+        return matches
 
     def longest(self, query: Query) -> int:
         """Return the largest number of a request's leading blocks that a worker holds."""
-        found = self.find_matches(query)
-        return max((found.of(worker).blocks for worker in found.held), default=found.shared)
+        matches = self.find_matches(query)
+        return max((matches.of(worker).blocks for worker in matches.held), default=matches.shared)
 
     def routed(self, query: Query, choice: Choice) -> None:
         """Record that a request, and thus its blocks, is sent to a worker."""
@@ -299,17 +299,17 @@ class Cache:
         self._followed.clear()
 
 
-def _by_engine(found: Matches) -> Matches:
+def _by_engine(matches: Matches) -> Matches:
     """Return matches with one worker per engine: the data-parallel rank with the most blocks.
     Requests are sent to an engine, which chooses among its ranks itself.
     """
-    if not any(worker.dp_rank for worker in found.held):
-        return found
+    if not any(worker.dp_rank for worker in matches.held):
+        return matches
     held: dict[Worker, Overlap] = {}
-    for worker, own in found.held.items():
+    for worker, own in matches.held.items():
         engine = Worker(worker.worker_id)
         held[engine] = max(held.get(engine, own), own, key=_extent)
-    return Matches(held, found.shared)
+    return Matches(held, matches.shared)
 
 
 def _extent(own: Overlap) -> tuple[int, int, int]:

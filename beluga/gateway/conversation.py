@@ -421,14 +421,14 @@ def _content_parameters(tree: Any, macro: Any, messages: set[str]) -> set[str]:
     from jinja2 import nodes
 
     names = [argument.name for argument in macro.args]
-    found: set[str] = set()
+    parameters: set[str] = set()
     for call in tree.find_all(nodes.Call):
         if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
             continue
         given = [*zip(names, call.args, strict=False)]
         given += [(each.key, each.value) for each in call.kwargs if each.key in names]
-        found |= {name for name, value in given if _is_content(value, messages)}
-    return found
+        parameters |= {name for name, value in given if _is_content(value, messages)}
+    return parameters
 
 
 # ---- Tokenizers
@@ -511,8 +511,8 @@ class _Directory:
 
     def _template(self, own: str | None, tools: object) -> str:
         """Return the chat template of a request with these tools."""
-        found: str = self._loaded.get_chat_template(own, tools=tools)
-        return found
+        template: str = self._loaded.get_chat_template(own, tools=tools)
+        return template
 
     def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
         return list(self._loaded.encode(text, add_special_tokens=special_tokens))

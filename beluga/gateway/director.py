@@ -115,8 +115,8 @@ class WaitQueue(Generic[PlacedT]):
         try:
             placed: PlacedT = await waiter.placed
         except asyncio.CancelledError:
-            found = waiter.placed.done() and not waiter.placed.cancelled()
-            if found and waiter.placed.exception() is None:
+            was_placed = waiter.placed.done() and not waiter.placed.cancelled()
+            if was_placed and waiter.placed.exception() is None:
                 self._give_back(waiter.placed.result())
             raise
         finally:
@@ -145,10 +145,10 @@ class WaitQueue(Generic[PlacedT]):
             address = client.address
         waiting = [waiter for waiter in waiting if waiter.client.address == address]
         names = Counter(waiter.client.name for waiter in waiting)
-        most = max(names.values(), default=0)
-        if own and most <= names[client.name] + 1:
+        largest = max(names.values(), default=0)
+        if own and largest <= names[client.name] + 1:
             return False
-        if most > 1:
+        if largest > 1:
             (name, _), *_ = names.most_common(1)
             waiting = [waiter for waiter in waiting if waiter.client.name == name]
         newest = waiting[-1]
@@ -477,11 +477,11 @@ class Director:
         raise Refusal(404, f"The model `{model}` does not exist.", param="model")
 
     def _allowed(self, engines: list[Engine], attempts: Attempts) -> frozenset[int]:
-        most = self._limits.inflight_max
+        limit = self._limits.inflight_max
         free = {
             engine.worker.worker_id: engine
             for engine in engines
-            if engine.ready and not (most and engine.inflight >= most)
+            if engine.ready and not (limit and engine.inflight >= limit)
         }
         ready = frozenset(free) - attempts.pauses.keys()
         others = ready - attempts.tried

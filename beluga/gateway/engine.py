@@ -107,9 +107,9 @@ class Standing:
         self._kept_away.note(client.name, now + pause_s)
         if self.is_busy:
             return
-        if any(one.name == client.name for one in self._refused):
+        if any(other.name == client.name for other in self._refused):
             return
-        if any(one.address == client.address for one in self._refused):
+        if any(other.address == client.address for other in self._refused):
             self._kept_away_addresses.note(client.address, now + min(pause_s, PROBE_S))
             return
         self._refused.append(client)

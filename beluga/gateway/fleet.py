@@ -116,13 +116,13 @@ class Fleet:
 
     def models(self) -> dict[str, dict[str, Any]]:
         """Return all models that serving engines list, by name, except those of drained engines."""
-        found: dict[str, dict[str, Any]] = {}
+        cards_by_name: dict[str, dict[str, Any]] = {}
         for engine in self:
             cards = {str(card.get("id")): card for card in engine.cards}
             for name in engine.models if engine.serving else ():
                 card = {"id": name, "object": "model", "owned_by": "beluga", **cards.get(name, {})}
-                found.setdefault(name, card)
-        return found
+                cards_by_name.setdefault(name, card)
+        return cards_by_name
 
     def is_adapter(self, model: str) -> bool:
         """Return whether a model is an adapter of another one, according to vLLM's list."""
@@ -174,8 +174,8 @@ class WorkersFile:
         """Read the file and apply it. Raises RouterError."""
         specs = self._wanted()
         failed = self._fleet.follow(specs, self._specs)
-        kept = [old for old in self._specs if any(new.url == old.url for new in failed)]
-        self._specs = (*(spec for spec in specs if spec not in failed), *kept)
+        retained = [old for old in self._specs if any(new.url == old.url for new in failed)]
+        self._specs = (*(spec for spec in specs if spec not in failed), *retained)
         if failed:
             texts = [f"{spec.url}: {error}" for spec, error in failed.items()]
             raise RouterError(f"{self._path}: {'; '.join(texts)}")
@@ -228,7 +228,7 @@ def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
     [replay=ENDPOINT]]...``; a comment starts with ``#``. The single line ``none`` is an empty list.
     Returns None if there is no line at all. Raises RouterError.
     """
-    found: dict[str, EngineSpec] = {}
+    specs: dict[str, EngineSpec] = {}
     none = 0  # line number of "none"
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -241,14 +241,14 @@ def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
             spec = _spec_of(words)
         except RouterError as error:
             raise RouterError(f"{path}, line {number}: {error}") from None
-        if spec.url in found:
+        if spec.url in specs:
             raise RouterError(f"{path}, line {number}: {spec.url} occurs twice; remove one line")
-        found[spec.url] = spec
-    if none and found:
+        specs[spec.url] = spec
+    if none and specs:
         raise RouterError(
             f"{path}, line {none}: 'none' cannot be combined with workers; remove one of them"
         )
-    return tuple(found.values()) if found or none else None
+    return tuple(specs.values()) if specs or none else None
 
 
 def _spec_of(words: list[str]) -> EngineSpec:

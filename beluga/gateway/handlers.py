@@ -88,13 +88,13 @@ class Bodies:
         """Read and return a request's body. Raises Refusal."""
         if not request.body_exists:
             return b""
-        most = self._limits.body_size_max
-        if request.content_length is not None and request.content_length > most:
-            raise Refusal(413, f"the request's body has more than {most} bytes")
+        limit = self._limits.body_size_max
+        if request.content_length is not None and request.content_length > limit:
+            raise Refusal(413, f"the request's body has more than {limit} bytes")
         if request.content.is_eof():  # the body arrived with the headers
             body = await request.content.readany()
-            if len(body) > most:
-                raise Refusal(413, f"the request's body has more than {most} bytes")
+            if len(body) > limit:
+                raise Refusal(413, f"the request's body has more than {limit} bytes")
             held.grow(len(body))
             return body
         # A timer that ends the content costs less than asyncio.wait_for, which needs a task.
@@ -113,15 +113,15 @@ class Bodies:
             timer.cancel()
 
     async def _pieces(self, request: web.Request, held: Held) -> bytes:
-        connection, most = connection_of(request), self._limits.body_size_max
+        connection, limit = connection_of(request), self._limits.body_size_max
         pieces: list[bytes] = []
         size = 0
         connection.wait()
         try:
             while piece := await request.content.readany():
                 size += len(piece)
-                if size > most:
-                    raise Refusal(413, f"the request's body has more than {most} bytes")
+                if size > limit:
+                    raise Refusal(413, f"the request's body has more than {limit} bytes")
                 held.grow(size)
                 connection.slot.move(len(piece))
                 pieces.append(piece)

@@ -54,7 +54,7 @@ class Listener:
         self.has_replay = replay is not None
         self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
         self.alone_since: float | None = time.monotonic()  # None while there is a publisher
-        self._subscription = Subscription(indexer, decoder, replay=replay is not None)
+        self.subscription = Subscription(indexer, decoder, replay=replay is not None)
         require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
         self._zmq = zmq
         self._context = zmq.asyncio.Context()
@@ -75,40 +75,6 @@ class Listener:
             raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._follow())]
-
-    @property
-    def unread(self) -> int:
-        """The number of malformed messages, and of malformed events in messages."""
-        return self._subscription.unread
-
-    @property
-    def error(self) -> str:
-        """The reason for the last of them."""
-        return self._subscription.error
-
-    @property
-    def lost(self) -> int:
-        """The number of messages that were missed and not replayed."""
-        return self._subscription.feed.lost
-
-    @property
-    def misfits(self) -> int:
-        """The number of events whose blocks could not be added to the index."""
-        return self._subscription.misfits
-
-    @property
-    def misfit(self) -> str:
-        """The reason for the last of them."""
-        return self._subscription.misfit
-
-    @property
-    def ranks(self) -> int:
-        """The number of data-parallel ranks that have sent messages."""
-        return self._subscription.ranks
-
-    def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
-        """Set the router's new block size."""
-        self._subscription.resize(block_size, hash_blocks)
 
     def close(self) -> None:
         """Close the listener."""
@@ -131,8 +97,8 @@ class Listener:
         while True:
             frames = await self._live.recv_multipart()
             self.received += 1
-            self._subscription.received(frames)
-            if (wanted := self._subscription.wanted) is not None:
+            self.subscription.received(frames)
+            if (wanted := self.subscription.wanted) is not None:
                 await self._replay.send_multipart(wanted)
                 await self._receive_replay()
 
@@ -147,14 +113,14 @@ class Listener:
             self.alone_since = time.monotonic() if gone else None
             if self._gone is not None:
                 self._gone.cancel()
-            self._gone = loop.call_later(GONE_S, self._after_fork) if gone else None
+            self._gone = loop.call_later(GONE_S, self._drop_blocks) if gone else None
 
-    def _after_fork(self) -> None:
+    def _drop_blocks(self) -> None:
         """Drop the engine's blocks, because its changes are no longer reported."""
         log.info(
             ("there is no publisher of KV events at %s; its blocks no longer count"), self.endpoint
         )
-        self._subscription.gone()
+        self.subscription.gone()
 
     async def _receive_replay(self) -> None:
         """Receive a replay. Live messages stay in their socket meanwhile."""
@@ -164,11 +130,11 @@ class Listener:
                 frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
             except asyncio.TimeoutError:
                 log.warning("KV events were missed, and no replay delivers them")
-                self._subscription.replay_failed()
+                self.subscription.replay_failed()
                 self._replay.close(linger=0)  # this drops a late reply
                 self._replay = self._replay_requests()
                 return
-            last = self._subscription.replayed(frames)
+            last = self.subscription.replayed(frames)
 
 
 UNREAD_S = 60.0  # how long a problem remains after the last unusable event
@@ -192,17 +158,17 @@ class Following:
     @property
     def lost(self) -> int:
         """The number of messages that were missed and not replayed."""
-        return sum(listener.lost for listener in self.listeners)
+        return sum(listener.subscription.feed.lost for listener in self.listeners)
 
     @property
     def unread(self) -> int:
         """The number of malformed messages, and of malformed events in messages."""
-        return sum(listener.unread for listener in self.listeners)
+        return sum(listener.subscription.unread for listener in self.listeners)
 
     def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
         """Set the router's new block size."""
         for listener in self.listeners:
-            listener.resize(block_size, hash_blocks)
+            listener.subscription.resize(block_size, hash_blocks)
 
     def close(self) -> None:
         """Close the listeners."""
@@ -222,15 +188,16 @@ class Following:
 
     def _unusable(self, now: float) -> str:
         """Return the unusable events of the last :data:`UNREAD_S` seconds."""
-        misfits = sum(listener.misfits for listener in self.listeners)
+        subscriptions = [listener.subscription for listener in self.listeners]
+        misfits = sum(each.misfits for each in subscriptions)
         if self._recent("unread", self.unread, now):
-            error = max(self.listeners, key=lambda listener: listener.unread).error
+            error = max(subscriptions, key=lambda each: each.unread).error
             return f"{self.unread} KV events are malformed; the last: {error}"
         why = _LATE.format(
             _SHORT if all(listener.has_replay for listener in self.listeners) else _REPLAY
         )
         if self._recent("misfit", misfits, now):
-            error = max(self.listeners, key=lambda listener: listener.misfits).misfit
+            error = max(subscriptions, key=lambda each: each.misfits).misfit
             more = ""
             if "parent block not found" in error:
                 more = f": {why}"
@@ -273,7 +240,7 @@ class Following:
     def _ranks(self, engine: Engine) -> str:
         """Return whether an engine has data-parallel ranks without received events."""
         named = len(self.listeners)
-        announced = sum(listener.ranks for listener in self.listeners)
+        announced = sum(listener.subscription.ranks for listener in self.listeners)
         if engine.ranks <= max(named, announced):
             return ""
         return (

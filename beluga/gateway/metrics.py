@@ -108,19 +108,21 @@ class RequestHistogram:
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the metric as prometheus_client writes it."""
-        found = HistogramMetricFamily(
+        family = HistogramMetricFamily(
             self._name, self._what, labels=(self._label,) if self._label else ()
         )
         with self._lock:
             self._count_all()
-            series = [(name, list(one.counts), one.total) for name, one in self._series.items()]
+            series = [
+                (name, list(counts.counts), counts.total) for name, counts in self._series.items()
+            ]
         for name, counts, total in series:
             below, buckets = 0, []
             for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
                 below += count
                 buckets.append((floatToGoString(bound), below))
-            found.add_metric((name,) if self._label else (), buckets, total)
-        yield found
+            family.add_metric((name,) if self._label else (), buckets, total)
+        yield family
 
     def _count_all(self) -> None:
         for label, listed in list(self._listed.items()):
@@ -135,10 +137,10 @@ class RequestHistogram:
             counts.add(value)
 
     def _of(self, label: str) -> BucketCounts:
-        found = self._series.get(label)
-        if found is None:
-            found = self._series[label] = BucketCounts(self._bounds)
-        return found
+        counts = self._series.get(label)
+        if counts is None:
+            counts = self._series[label] = BucketCounts(self._bounds)
+        return counts
 
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)

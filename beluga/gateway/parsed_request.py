@@ -161,8 +161,8 @@ def _odd(path: str, body: bytes) -> ParsedRequest:
     """
     model: object = None
     if len(body) > _ODD_SIZE_MAX:
-        found = _search(_MODEL, body, 0)
-        model = None if found is None else found[1].decode(errors="replace")
+        match = _search(_MODEL, body, 0)
+        model = None if match is None else match[1].decode(errors="replace")
     else:
         try:
             fields = json.loads(body)
@@ -179,8 +179,8 @@ def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> re.Match[byt
     :data:`_OVERLAP` bytes.
     """
     while start < len(text):
-        if (found := pattern.search(text, start, start + _PIECE)) is not None:
-            return found
+        if (match := pattern.search(text, start, start + _PIECE)) is not None:
+            return match
         start += _PIECE - _OVERLAP
     return None
 
@@ -193,8 +193,8 @@ def _form_model(body: bytes) -> str | None:
         if at < 0:
             break
         at += len(_FORM_MODEL_NAME)
-        if (found := _FORM_MODEL.match(body, at)) is not None:
-            return found[1].decode(errors="replace")
+        if (match := _FORM_MODEL.match(body, at)) is not None:
+            return match[1].decode(errors="replace")
     return None
 
 
@@ -224,15 +224,15 @@ def _with_files_digested(text: bytes) -> bytes:
         return text
     pieces: list[bytes] = []
     copied = at = 0
-    while (found := _search(_FILE, text, at)) is not None:
-        end = text.find(b'"', found.end()) + 1
+    while (match := _search(_FILE, text, at)) is not None:
+        end = text.find(b'"', match.end()) + 1
         if not end:
             break
         at = end
-        if end - found.start() > _FILE_SIZE_MIN:
-            hashed = hashlib.blake2b(text[found.start() : end], digest_size=64).digest()
+        if end - match.start() > _FILE_SIZE_MIN:
+            hashed = hashlib.blake2b(text[match.start() : end], digest_size=64).digest()
             digest = hashed * (FILE_TOKENS * TEXT_TOKEN_SIZE // len(hashed))
-            pieces += text[copied : found.start()], digest
+            pieces += text[copied : match.start()], digest
             copied = end
     return b"".join((*pieces, text[copied:])) if pieces else text
 
@@ -264,12 +264,12 @@ def _tokenized(
 ) -> list[int]:
     if path == _MESSAGES:
         raise ValueError("conversations in Anthropic's format are not supported")
-    decoded, beside = msgspec.json.decode(text), _chat_decoder.decode(body)
+    decoded, chat_fields = msgspec.json.decode(text), _chat_decoder.decode(body)
     if fields.messages:
-        return tokenizer.chat(of_chat(beside, decoded))
+        return tokenizer.chat(of_chat(chat_fields, decoded))
     if path == RESPONSES:
-        return tokenizer.chat(of_responses(beside, decoded))
-    special = beside.add_special_tokens is not False
+        return tokenizer.chat(of_responses(chat_fields, decoded))
+    special = chat_fields.add_special_tokens is not False
     parts = decoded if isinstance(decoded, list) else [decoded]
     return [token for part in parts for token in tokenizer.text(part, special_tokens=special)]
 

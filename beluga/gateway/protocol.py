@@ -157,19 +157,19 @@ def _passed(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[
             if name.lower() == "connection"
             for word in value.split(",")
         }
-    return CIMultiDict([one for one in headers.items() if one[0].lower() not in dropped])
+    return CIMultiDict([item for item in headers.items() if item[0].lower() not in dropped])
 
 
-def retry_after_s(headers: Mapping[str, str], most: float) -> float:
-    """Return the seconds of a ``Retry-After``, at most ``most``. Without a valid one, return 1."""
+def retry_after_s(headers: Mapping[str, str], limit: float) -> float:
+    """Return the seconds of a ``Retry-After``, at most ``limit``. Without a valid one, return 1."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal():
-        return min(float(text), most)
+        return min(float(text), limit)
     try:
         wait_s = parsedate_to_datetime(text).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):
         wait_s = 1.0
-    return min(max(wait_s, 0.0), most)
+    return min(max(wait_s, 0.0), limit)
 
 
 # ---- Responses of engines
@@ -184,13 +184,13 @@ ANSWER_MAX = 16 << 20
 """Largest size in bytes of an engine's response that the router reads itself."""
 
 
-async def read_whole(answer: aiohttp.ClientResponse, most: int = ANSWER_MAX) -> bytes:
+async def read_whole(answer: aiohttp.ClientResponse, limit: int = ANSWER_MAX) -> bytes:
     """Read an engine's response. Raises one of :data:`FAILURES`, also if it is too long."""
     body = bytearray()
     async for part in answer.content.iter_any():
         body += part
-        if len(body) > most:
-            raise ValueError(f"its response is longer than {most >> 20} MiB")
+        if len(body) > limit:
+            raise ValueError(f"its response is longer than {limit >> 20} MiB")
     return bytes(body)
 
 

@@ -214,8 +214,8 @@ class Service:
             remote=remote,
         )
         await self._add_workers(stack)
-        kept = sum(_connections(engine) for engine in self.fleet)
-        self._clients, self._operators = shares(kept)
+        reserved = sum(_connections(engine) for engine in self.fleet)
+        self._clients, self._operators = shares(reserved)
         self._handlers = ClientHandlers(
             fleet=self.fleet,
             proxy=proxy,

@@ -249,7 +249,7 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
     """Parse the thresholds of a rule from ``NAME=NUMBER``. Raises RouterError."""
-    found: dict[str, float] = {}
+    thresholds: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")
         try:
@@ -258,5 +258,5 @@ def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
             value = math.nan
         if not name or not math.isfinite(value):
             raise RouterError(f"'{text}' is not NAME=NUMBER; give, for example, effective_max=4096")
-        found[name] = int(value) if value.is_integer() else value
-    return tuple(found.items())
+        thresholds[name] = int(value) if value.is_integer() else value
+    return tuple(thresholds.items())

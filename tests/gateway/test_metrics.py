@@ -162,7 +162,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     closed: list[str] = []
 
     class RecordingListener:
-        lost = unread = 2
+        subscription = SimpleNamespace(unread=2, feed=SimpleNamespace(lost=2))
 
         def __init__(self, index: object, decoder: object, events: str, replay: object) -> None:
             self.events = events

@@ -22,6 +22,8 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 import aiohttp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from routed import until
 
 from beluga.errors import NoWorkersError, RouterError
@@ -186,6 +188,37 @@ def test_unusual_requests_go_to_an_engine_of_their_model_or_to_any(
 ) -> None:
     parsed = parse_request("/p", body)
     assert (parsed.model, parsed.odd, parsed.body) == (model, model is None, body)
+
+
+FIELDS = ("model", "stream", "messages", "prompt", "input", "cache_salt", "previous_response_id")
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(fields=st.dictionaries(st.sampled_from(FIELDS) | st.text(), VALUES, max_size=6))
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_any_object_is_parsed(path: str, fields: dict[str, Any]) -> None:
+    body, model = json.dumps(fields).encode(), fields.get("model")
+    parsed = parse_request(path, body, tokenizer=FakeTokenizer())
+    assert (parsed.body, parsed.odd) == (body, not isinstance(model, str | None))
+    assert parsed.model == (model or None if not parsed.odd else None)
+    assert parsed.stream == (fields.get("stream") is True and not parsed.odd)
+    assert parsed.isl == len(parsed.tokens) or parsed.odd
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(body=st.binary(max_size=300), is_json=st.booleans(), encoding=st.sampled_from(("", "gzip")))
+def test_any_bytes_are_parsed(body: bytes, is_json: bool, encoding: str) -> None:
+    parsed = parse_request("/v1/completions", body, is_json=is_json, encoding=encoding)
+    assert parsed.body == body and parsed.isl <= len(body)
 
 
 def test_a_form_names_its_model() -> None:

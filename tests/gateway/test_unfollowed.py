@@ -308,7 +308,7 @@ def test_a_late_replay_does_not_affect_another_one(
         [listener] = site.service._cache._followed[1].listeners
         announcer.stored(TOKENS, 100, live=False)
         announcer.stored(TOKENS, 200)
-        await until(lambda: listener.lost == 1)  # no engine has responded
+        await until(lambda: listener.subscription.feed.lost == 1)  # no engine has responded
         announcer.answer()
         for number in range(3):
             announcer.stored(TOKENS, 300 + 100 * number, live=False)
@@ -316,10 +316,10 @@ def test_a_late_replay_does_not_affect_another_one(
 
             def whole(replays: int = 2 + number) -> bool:
                 announcer.answer()
-                return announcer.replays == replays and listener._subscription.wanted is None
+                return announcer.replays == replays and listener.subscription.wanted is None
 
             await until(whole)
-        assert listener.lost == 1
+        assert listener.subscription.feed.lost == 1
 
     play(tmp_path, scenario, replay=True)
 
@@ -333,7 +333,7 @@ def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: P
         announcer.stored(TOKENS, 100)
         await until(lambda: index.indexer.counts.stored == 16)
         [listener] = site.service._cache._followed[1].listeners
-        listener._after_fork()
+        listener._drop_blocks()
         assert index.indexer.counts.removed == 16
         announcer.stored([token + 5000 for token in TOKENS], 200)
 
