@@ -192,7 +192,8 @@ def test_environment_variables_count_unless_they_are_listed(
 ) -> None:
     counted = ["VLLM_MARLIN_INPUT_DTYPE", "VLLM_OF_A_NEW_RELEASE", "NVIDIA_TF32_OVERRIDE", "KNOWN"]
     others = ["VLLM_LOGGING_LEVEL", "VLLM_PORT", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_API_KEY"]
-    others.append("VLLM_DIST_IDENT")  # vLLM sets it in each worker
+    # vLLM sets these in each worker and engine.
+    others += ["VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"]
     for name in (*counted, *others, "OF_NOBODY", "SGLANG_RUN_ID", "SGL_X"):
         monkeypatch.setenv(name, "1")
     assert environment("VLLM_", ["KNOWN"]).keys() >= set(counted)
