@@ -453,7 +453,8 @@ def test_models_are_those_of_available_engines() -> None:
     assert [fleet.is_adapter(name) for name in ("base", "tuned", "m")] == [False, True, False]
     assert unnamed.models is unnamed.models  # not recreated for each request
     unnamed.cards = [{"id": "base"}]
-    assert (unnamed.models, fleet.is_adapter("tuned")) == (("base",), False)
+    assert list(unnamed.models) == ["base"]
+    assert not fleet.is_adapter("tuned")
     assert fleet.serving("base") == [unnamed]
     assert fleet.serving(None) == [named, unnamed]
     unnamed.fail("gone")
