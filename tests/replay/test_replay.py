@@ -23,7 +23,7 @@ from support.emulation import long
 
 from beluga.child import command
 from beluga.errors import ReplayError
-from beluga.replay import Conversations, TraceRequest, engine, make_workload, write_trace
+from beluga.replay import Conversations, TraceRequest, client, make_workload, write_trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -392,7 +392,7 @@ def test_an_engine_without_memory_reports_the_required_size() -> None:
     with pytest.raises(
         ReplayError, match=r"needs 4194304 TiB of memory.*give fewer --engine-blocks"
     ):
-        engine._allocated(1 << 20, 1 << 42)
+        client._allocated(1 << 20, 1 << 42)
 
 
 def test_an_offload_policy_without_engines_is_refused(run: Run) -> None:
