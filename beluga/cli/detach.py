@@ -12,7 +12,6 @@ the lock is the server, even if a pid was reused. A standby on the same host has
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -209,28 +208,7 @@ def _how_to_stop(directory: Path) -> str:
 
 
 def _end(lock: Path, pid: int) -> None:
-    """Terminate the process that holds the lock. Resumes it first if it is suspended."""
-    try:
-        watched = os.pidfd_open(pid)
-    except (AttributeError, OSError) as error:
-        if isinstance(error, ProcessLookupError):
-            raise
-        _end_by_number(lock, pid)
-        return
-    try:
-        if _holder(lock) == pid:  # the pid holds the lock, so the pidfd is of the same process
-            signal.pidfd_send_signal(watched, signal.SIGTERM)
-            signal.pidfd_send_signal(watched, signal.SIGCONT)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EPERM):
-            raise
-        _end_by_number(lock, pid)
-    finally:
-        os.close(watched)
-
-
-def _end_by_number(lock: Path, pid: int) -> None:
-    """Terminate the process without a pidfd, on a kernel before 5.3 or in a sandbox without them.
+    """Terminate the process that holds the lock, and resume it if it is suspended.
 
     The pid is checked right before each signal: while the lock is held, it is the server's.
     """
