@@ -217,6 +217,10 @@ class Client(OfThisProcess):
         returns: object,
         timeout_s: float | None,
     ) -> object:
+        # First, because encoding imports msgspec: if a thread of the parent was importing it at the
+        # fork, a child would wait for that thread's lock
+        if self._held.session is None:
+            raise self._ended()
         message = request_of(name, arguments, named)
         limit_s = nanoseconds(self.timeout_s if timeout_s is None else timeout_s) / 1e9
         # While a message is sent in parts, the session makes no other handler call
@@ -291,11 +295,14 @@ class Client(OfThisProcess):
         session = self._held.session
         if session is not None:
             return session
+        raise self._ended()
+
+    def _ended(self) -> RpcError:
         if self._forked:
-            raise ForkedSessionError(
+            return ForkedSessionError(
                 "this session belongs to the parent process; make a new Client after fork"
             )
-        raise RpcError("this client is closed; make a new one")
+        return RpcError("this client is closed; make a new one")
 
     @property
     def timeout_s(self) -> float:
