@@ -223,8 +223,8 @@ def _show(
         "KV per token": show_size(advice.bytes_per_token),
         "block": f"{advice.block_tokens} tokens, {show_size(advice.block_bytes)}",
     }
-    if shape.beside:
-        facts["beside it"] = shape.beside
+    if shape.fixed_kv:
+        facts["beside it"] = shape.fixed_kv
     if advice.break_even_bytes_per_s is None:
         facts["break-even"] = "give --recompute-ms or --model-costs"
     else:

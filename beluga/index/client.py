@@ -185,11 +185,11 @@ class IndexClient(SessionCalls):
         """
         words = _words(keys)
         records = ffi.new("bl_block_record[]", len(keys))
-        what = ffi.new(
+        request = ffi.new(
             "bl_block_request *",
             {"fingerprint": fingerprint, "length": length, "chunk_size": chunk_size},
         )
-        self._call("reserving blocks", lib.bl_reserve, words, len(keys), what, records)
+        self._call("reserving blocks", lib.bl_reserve, words, len(keys), request, records)
         return [_grant(records[i], keys[i]) for i in range(len(keys))]
 
     def commit(self, grants: Sequence[Grant], *, checksums_crc: int = 0) -> list[int]:

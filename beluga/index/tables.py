@@ -141,12 +141,12 @@ def read_names(pool: Pool, half: int) -> NDArray[np.void]:
     be missing. Raises a PoolError if memory of the pool fails.
     """
     first = ffi.new("uint32_t *")
-    parts = []
+    batches = []
     rows = np.zeros(_NAME_LINES, CHANGE)
     out = ffi.from_buffer("bl_change[]", rows, require_writable=True)
     while first[0] < pool.geometry.block_count_max:
         with pool.using() as handle:
             count = lib.bl_names_read(handle, half, first, len(rows), out)
         pool.raise_for_status(count, "reading the names of blocks")
-        parts.append(rows[:count].copy())
-    return np.concatenate(parts) if parts else rows[:0]
+        batches.append(rows[:count].copy())
+    return np.concatenate(batches) if batches else rows[:0]

@@ -193,8 +193,8 @@ def _part(value: Field) -> bytes:
 
 def digest_of(fields: Mapping[str, Field], salt: bytes) -> bytes:
     """Return the 16-byte digest of a namespace. The order of the fields does not matter."""
-    parts = [_part(salt), *(_part(name) + _part(fields[name]) for name in sorted(fields))]
-    return hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace").digest()
+    encoded = [_part(salt), *(_part(name) + _part(fields[name]) for name in sorted(fields))]
+    return hashlib.blake2b(b"".join(encoded), digest_size=16, person=b"beluga-namespace").digest()
 
 
 def fingerprint_of(fields: Mapping[str, Field], digest: bytes) -> int:
@@ -267,14 +267,14 @@ def _millionths(part: float) -> int:
 
 def give_shares(index: core.bl_index | core.Null, shares: Mapping[str, float]) -> None:
     """Set the tenants' shares of a pool before its server starts."""
-    parts = ffi.new("uint32_t[]", [_millionths(part) for part in shares.values()])
+    millionths = ffi.new("uint32_t[]", [_millionths(part) for part in shares.values()])
     rules, count = ffi.new("bl_share_rule[]", lib.BL_SHARE_RULES), 0
     for share, name in enumerate(shares, 1):
         for value, mask in _rules(name):
             rules[count].value, rules[count].mask, rules[count].share = value, mask, share
             count += 1
     raise_for_status(
-        lib.bl_index_share(index, parts, len(shares), rules, count), "setting the shares"
+        lib.bl_index_share(index, millionths, len(shares), rules, count), "setting the shares"
     )
 
 

@@ -125,9 +125,9 @@ class TaskClient(SessionCalls):
         """Hide the task for ``visible_s`` seconds from now; 0 makes it claimable again. Returns
         False if the claim has expired.
         """
-        what = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
+        record = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
         try:
-            self._call("extending a claim", lib.bl_task_extend, what, _ms(visible_s))
+            self._call("extending a claim", lib.bl_task_extend, record, _ms(visible_s))
         except NoGrantError:
             return False
         return True

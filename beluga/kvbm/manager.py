@@ -312,9 +312,9 @@ class BlockManager:
             return
         # If blocks of the device were evicted meanwhile: enough, whatever else is evicted.
         count = len(call.keys) if had_room else missing
-        left_s = max(call.until - time.monotonic(), 0.0)
+        remaining_s = max(call.until - time.monotonic(), 0.0)
         try:
-            reservation = self._device.reserve(call, count, timeout_s=left_s)
+            reservation = self._device.reserve(call, count, timeout_s=remaining_s)
         except TierError as error:
             call.fail(error)
             return
@@ -525,13 +525,13 @@ class BlockManager:
         self._metrics.drop(len(refused), TransferClass.OFFLOAD, "refused")
         return refused
 
-    def _warn(self, what: str, error: Exception) -> None:
+    def _warn(self, operation: str, error: Exception) -> None:
         """Log a failure, but not repeatedly for the same kind; the counters include all."""
-        suppressed = self._limit.passes(what, kind_of(error))
+        suppressed = self._limit.passes(operation, kind_of(error))
         if suppressed is not None:
             name = self._device.name
             _logger.warning(
-                "beluga: %s tier %s failed: %s%s", what, name, error, and_more(suppressed)
+                "beluga: %s tier %s failed: %s%s", operation, name, error, and_more(suppressed)
             )
 
     # Threads.

@@ -674,9 +674,9 @@ class _Inactive:
         parent = block.parent
         if parent is None:
             return
-        left = self._children[parent] - 1
-        if left:
-            self._children[parent] = left
+        remaining = self._children[parent] - 1
+        if remaining:
+            self._children[parent] = remaining
             return
         del self._children[parent]
         above = self._blocks.get(parent)

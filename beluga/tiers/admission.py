@@ -100,7 +100,7 @@ class Sketch:
         self._counts = np.zeros((_ROWS, self._width), np.uint8)
         self._shift = np.uint64(64 - (self._width.bit_length() - 1))
         self._count_min = count_min
-        self._left = remembered  # keys until the counts are halved
+        self._remaining = remembered  # keys until the counts are halved
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which of the keys were offered at least ``count_min`` times, including this one,
@@ -112,10 +112,10 @@ class Sketch:
         count = np.minimum(np.minimum.reduce(counts) + np.uint8(1), np.uint8(_COUNT_MAX))
         for row, slot, old in zip(self._counts, slots, counts, strict=True):
             row[slot] = np.maximum(old, count)
-        self._left -= len(keys)
-        if self._left <= 0:
+        self._remaining -= len(keys)
+        if self._remaining <= 0:
             self._counts >>= 1
-            self._left = self._width
+            self._remaining = self._width
         admitted: NDArray[np.bool_] = count >= self._count_min
         return admitted
 

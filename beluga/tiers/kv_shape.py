@@ -120,17 +120,19 @@ class KvShape:
         return self.window_layers * self.window_tokens * size
 
     @property
-    def beside(self) -> str:
+    def fixed_kv(self) -> str:
         """A description of the KV that does not grow; empty if there is none."""
-        parts = []
+        limits = []
         if self.window_layers:
-            parts.append(
+            limits.append(
                 f"{self.window_layers} layers keep the last {self.window_tokens:,} tokens, at most "
                 f"{self.window_bytes:,} bytes a sequence"
             )
         if self.state_layers:
-            parts.append(f"{self.state_layers} layers have a state of fixed size, not counted here")
-        return "; ".join(parts)
+            limits.append(
+                f"{self.state_layers} layers have a state of fixed size, not counted here"
+            )
+        return "; ".join(limits)
 
 
 def read_model(path: Path, dtype: str | None = None) -> KvShape:
@@ -275,10 +277,10 @@ def read_layers(config: Mapping[str, Any], count: int) -> Layers:
             "num_layers of a longcat model counts pairs of layers; add num_hidden_layers, which is "
             "twice as much"
         )
-    for name, what in _UNKNOWN.items():
+    for name, meaning in _UNKNOWN.items():
         if config.get(name):
             raise TierError(
-                f"{name} means {what}, which beluga cannot size; give the numbers by options"
+                f"{name} means {meaning}, which beluga cannot size; give the numbers by options"
             )
     kinds = _kinds_of_layers(config, count)
     # Gemma3n: the last layers use the KV of others

@@ -565,18 +565,18 @@ class TierService:
         records = np.array([block.record for block in blocks], BLOCK)
         until_s = time.monotonic() + _PUT_TRIES_S
         for group in kinds(records):
-            left = [blocks[row] for row in group]
-            self._block_size = max(len(left[0].payload), 1)
-            while left:
-                states = side.write(left, kind)
+            remaining = [blocks[row] for row in group]
+            self._block_size = max(len(remaining[0].payload), 1)
+            while remaining:
+                states = side.write(remaining, kind)
                 count = int(np.count_nonzero(states != BlockState.REFUSED))
-                left = [left[row] for row in np.flatnonzero(states == BlockState.REFUSED)]
+                remaining = [remaining[row] for row in np.flatnonzero(states == BlockState.REFUSED)]
                 _ONBOARDED.add(count, tier=name)
                 _ONBOARDED_BYTES.add(count * self._block_size, tier=name)
                 if self._admission is not None:
                     self._admission.hit(count)
-                if left and (time.monotonic() > until_s or self._stopping.wait(0.002)):
-                    _NOT_ONBOARDED.add(len(left), reason="no space in the pool")
+                if remaining and (time.monotonic() > until_s or self._stopping.wait(0.002)):
+                    _NOT_ONBOARDED.add(len(remaining), reason="no space in the pool")
                     break
 
 

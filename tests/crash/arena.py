@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from herd import WAIT_S, Member, StuckError
-from worker import KEPT, Message, is_named, names, serve, use
+from worker import PERMANENT, Message, is_named, names, serve, use
 
 from beluga.index import check_pool, read_names
 from beluga.pool import Pool
@@ -77,7 +77,7 @@ class Arena:
     def remember(self, answer: Message) -> None:
         """Record the blocks that a client reported as stored."""
         if not self.small:
-            self.stored.update(number for number in answer["stored"] if number < KEPT)
+            self.stored.update(number for number in answer["stored"] if number < PERMANENT)
 
     def verify(self) -> int:
         """Check everything that must hold between rounds. Returns how many blocks were fetched, all
@@ -101,10 +101,10 @@ class Arena:
 
     def _check_names(self, half: int) -> None:
         """Check that each name belongs to its block, and that no acknowledged name is lost."""
-        found = read_names(self._pool, half)["name"]
-        message = set(found["block_hash"].tolist())
+        records = read_names(self._pool, half)["name"]
+        message = set(records["block_hash"].tolist())
         right = names(sorted(message))
-        tokens = found["tokens_hash"][np.argsort(found["block_hash"])]
+        tokens = records["tokens_hash"][np.argsort(records["block_hash"])]
         if not np.array_equal(tokens, right["tokens_hash"]):
             raise AssertionError("a name is not the one that its block was put with")
         if lost := {number for number in self.stored if is_named(number)} - message:
@@ -128,9 +128,9 @@ class Arena:
         end = time.monotonic() + WAIT_S
         # The files of the running server: its lock, socket, word and doorbell, and its remover's
         # lock.
-        while len(left := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 5:
+        while len(files := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 5:
             if time.monotonic() > end:
-                raise AssertionError(f"files of processes that have ended: {left}")
+                raise AssertionError(f"files of processes that have ended: {files}")
             time.sleep(0.005)
         self.server.request({"stop": 1})
         self.server.kill()

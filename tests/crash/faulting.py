@@ -34,13 +34,13 @@ SIZE = 8 << 20
 
 def functions() -> set[str]:
     """Return the functions of csrc/api/ with a parameter that leads to a pool's memory."""
-    found = set[str]()
+    names = set[str]()
     for header in HEADERS.glob("*.h"):
         text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
         for name, parameters in re.findall(r"\b(bl_\w+)\(([^;{}()]*)\);", text):
             if re.search(rf"\b{POOLED} \*\w", parameters):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 @dataclasses.dataclass
@@ -222,8 +222,8 @@ def _no_word(call: Callable[[Any], object]) -> Callable[[Scene, Any], Call]:
     return lambda scene, thing: lambda: call(thing)
 
 
-def _a(kind: str, *rest: Any) -> Any:
-    return ffi.new(kind, *rest)
+def _a(kind: str, *values: Any) -> Any:
+    return ffi.new(kind, *values)
 
 
 def _pump(scene: Scene, session: Any) -> Call:

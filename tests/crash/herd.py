@@ -173,8 +173,8 @@ def _live(body: Body, paths: list[Path], first: Message, theirs: socket.socket) 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         body(talk, paths, first)
     except BaseException as error:  # the child must not return into the harness
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
         stream.write(json.dumps({"error": text}) + "\n")
         stream.flush()
     finally:

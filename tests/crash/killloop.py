@@ -190,10 +190,10 @@ class Loop:
             if self._arena:
                 self._end(self._arena)
             self._used_up = False
-            place = self._directory / str(self._pools)
-            place.mkdir()
+            folder = self._directory / str(self._pools)
+            folder.mkdir()
             coherence = "software" if self._pools % 4 > 1 else "hardware"
-            self._arena = Arena(place, small=self._pools % 2 == 0, coherence=coherence)
+            self._arena = Arena(folder, small=self._pools % 2 == 0, coherence=coherence)
             self._pools += 1
         return self._arena
 

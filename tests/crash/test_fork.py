@@ -103,7 +103,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
     word, count = ffi.new("uint32_t *"), ffi.new("uint64_t *")
     message = ffi.new("bl_message *", {"reply": data, "reply_capacity": 64, "reply_size": size})
     pump = ffi.new("bl_pump *", {"requests": data, "count": 1, "size": 8, "depth": 1})
-    what = ffi.new("bl_block_request *", {"length": 4096})
+    request = ffi.new("bl_block_request *", {"length": 4096})
     batch = batch_of(data)
     pending = ffi.new("bl_kv_pending **")
     t = TIMEOUT_NS
@@ -112,7 +112,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_session_call_bytes": lambda: lib.bl_session_call_bytes(session, 0, b"", 0, data, 64, t),
         "bl_session_pump": lambda: lib.bl_session_pump(session, pump, t),
         "bl_lookup": lambda: lib.bl_lookup(session, key, 1, 0, records, word, t),
-        "bl_reserve": lambda: lib.bl_reserve(session, key, 1, what, records, t),
+        "bl_reserve": lambda: lib.bl_reserve(session, key, 1, request, records, t),
         "bl_commit_blocks": lambda: lib.bl_commit_blocks(session, commits, 1, statuses, t),
         "bl_abort_blocks": lambda: lib.bl_abort_blocks(session, commits, 1, t),
         "bl_release_blocks": lambda: lib.bl_release_blocks(session, records, 1, t),

@@ -54,9 +54,9 @@ def right(cache: KVCache, numbers: Iterable[int]) -> set[int]:
     """Return the numbers whose blocks are present; each must be intact."""
     target, there = np.empty((1, BLOCK_WORDS), dtype=np.uint64), set()
     for number in numbers:
-        found = cache.get(keys([number]), target)
-        assert found.mismatches == 0
-        if found.hits:
+        result = cache.get(keys([number]), target)
+        assert result.mismatches == 0
+        if result.hits:
             assert (target[0] == content(number)).all()
             there.add(number)
     return there

@@ -47,11 +47,11 @@ def pool_on_disk(paths: list[Path]) -> None:
 
 
 def test_the_build_lists_every_point_of_the_source_once() -> None:
-    found, lines = named(), named("line")
-    assert len(found) == len(set(found)) >= 60
-    assert lines == [name for name in found if name.endswith("line")]
+    points, lines = named(), named("line")
+    assert len(points) == len(set(points)) >= 60
+    assert lines == [name for name in points if name.endswith("line")]
     assert len(lines) >= 12
-    for name in found:
+    for name in points:
         assert re.fullmatch(r"[a-z]+\.[a-z_]+", name)
         armed = lib.bl_crash_arm(name.encode(), 1 << 30, 0, 0)
         assert lib.bl_crash_arm(ffi.NULL, 0, 0, 0) == 0

@@ -50,7 +50,7 @@ Message = dict[str, Any]
 Talk = Callable[[Message | None], Message]  # replies, then reads the next order
 
 NUMBERS = 160  # blocks that the clients of a pool share
-KEPT = 24  # the first ones are never removed
+PERMANENT = 24  # the first ones are never removed
 CHAIN = 6
 WORDS = (384, 5120, 80_000)  # of 8 bytes: one checksum, three, many
 PAGE_WORDS = 512
@@ -173,7 +173,7 @@ class Client:
 
     def __init__(self, pool: Pool, slot: int) -> None:
         self._pool = pool
-        self._gone = False  # the blocks that only this client puts were removed
+        self._own_removed = False  # the blocks that only this client puts were removed
         self._own = OWN + 2 * slot  # two numbers that no other client uses
         self._cache = self._attach()
         self._stored: set[int] = set()
@@ -264,30 +264,30 @@ class Client:
     def _doom(self, dice: random.Random) -> None:
         """Remove a block while it is pinned, and one that is not."""
         index = IndexClient(self._cache.client)
-        number = dice.randrange(KEPT, NUMBERS)
+        number = dice.randrange(PERMANENT, NUMBERS)
         self._put([number])
         hits = index.lookup(keys([number]), pin=True).hits
-        index.remove(keys([number, dice.randrange(KEPT, NUMBERS)]))
+        index.remove(keys([number, dice.randrange(PERMANENT, NUMBERS)]))
         index.release(hits)
         self._stored -= {number}
 
     def _give_up(self, dice: random.Random) -> None:
         """Reserve blocks, write none, and abort the grants."""
         index = IndexClient(self._cache.client)
-        numbers = [number for number in self._chain(dice) if number >= KEPT]
+        numbers = [number for number in self._chain(dice) if number >= PERMANENT]
         grants = index.reserve(keys(numbers), length=WORDS[0] * 8)
         index.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
 
     def _own_class(self, _: random.Random) -> None:
         """Open extents and empty them; removed blocks are absent, whichever server serves."""
         numbers = [self._own, self._own + 1]
-        if self._gone and (back := [number for number in numbers if self._right([number])]):
+        if self._own_removed and (back := [number for number in numbers if self._right([number])]):
             raise AssertionError(f"blocks {back} were removed and are there")
-        self._gone = False
+        self._own_removed = False
         self._put(numbers)
         self._right(numbers)
         self._cache.remove(keys(numbers))
-        self._gone = True
+        self._own_removed = True
 
     def _hint(self, dice: random.Random) -> None:
         """Hint blocks that others evict, remove and pin; some hints end at once."""

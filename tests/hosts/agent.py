@@ -32,13 +32,13 @@ class Child:
 
     def __init__(self, pid: int, stdin: int, stdout: int) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
-        self.rest = b""
+        self.unread = b""
 
 
 class Agent:
     def __init__(self, line: str) -> None:
         self._line = os.open(line, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        self._rest = b""
+        self._unread = b""
         self._children: dict[str, Child] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._line, selectors.EVENT_READ)
@@ -51,7 +51,7 @@ class Agent:
                 if key.fd != self._line:
                     self._carry(key.data)
                     continue
-                *lines, self._rest = (self._rest + os.read(self._line, 4096)).split(b"\n")
+                *lines, self._unread = (self._unread + os.read(self._line, 4096)).split(b"\n")
                 for line in lines:
                     main = self._obey(json.loads(line))
                     if main is not None:
@@ -83,8 +83,8 @@ class Agent:
             os.closerange(3, 256)
             module, _, function = main.partition(":")
             sys.argv = [name, *arguments]
-            found: Callable[[], object] = getattr(import_module(module), function)
-            return found
+            entry: Callable[[], object] = getattr(import_module(module), function)
+            return entry
         os.close(stdin)
         os.close(stdout)
         self._children[name] = Child(pid, to_child, from_child)
@@ -94,7 +94,7 @@ class Agent:
     def _carry(self, name: str) -> None:
         child = self._children[name]
         piece = os.read(child.stdout, 4096)
-        *lines, child.rest = (child.rest + piece).split(b"\n")
+        *lines, child.unread = (child.unread + piece).split(b"\n")
         for line in lines:
             self._send(of=name, line=line.decode(errors="replace"))
         if not piece:

@@ -65,18 +65,18 @@ class Image:
 def image() -> Image:
     """Return the boot image, which is made if it does not exist yet. Raises UnavailableError."""
     _run(ROOT / "scripts/dev/setup-packages", *PACKAGES)
-    place = CACHE / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    made = not place.exists()
+    folder = CACHE / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    made = not folder.exists()
     if made:
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="unpack-", dir=CACHE) as scratch:
             ready = _make(_kernel_package(Path(scratch)), Path(scratch))
             try:
-                ready.rename(place)
+                ready.rename(folder)
             except OSError:  # another run has made it meanwhile
-                if not place.exists():
+                if not folder.exists():
                     raise
-    return Image(place / "vmlinuz", place / "initrd", made)
+    return Image(folder / "vmlinuz", folder / "initrd", made)
 
 
 def _kernel_package(scratch: Path) -> Path:

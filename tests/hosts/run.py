@@ -196,14 +196,14 @@ def stage(what: str) -> Iterator[None]:
     print(f"  {time.monotonic() - start:5.1f} s  {what}", flush=True)
 
 
-def one_run(found: Image, keep: bool) -> str | None:
+def one_run(machine_image: Image, keep: bool) -> str | None:
     """Return the error, or None."""
     shm = Path("/dev/shm")
     roomy = os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 4 * DEVICE_SIZE
     directory = Path(tempfile.mkdtemp(prefix="two-hosts-", dir=shm if roomy else None))
     try:
         with ExitStack() as guests:
-            Run(found, directory, guests).play()
+            Run(machine_image, directory, guests).play()
     except GuestError as error:
         return str(error)
     finally:
@@ -222,17 +222,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clean up first
     start = time.monotonic()
     try:
-        found = image()
+        machine_image = image()
     except UnavailableError as error:
         print(f"two-hosts: skipped: {error}", file=sys.stderr)
         return SKIPPED
-    if found.made:
+    if machine_image.made:
         print(f"kernel and initial file system made in {time.monotonic() - start:.1f} s")
     passed = 0
     for number in range(1, options.runs + 1):
         print(f"run {number} of {options.runs}", flush=True)
         start = time.monotonic()
-        failure = one_run(found, options.keep)
+        failure = one_run(machine_image, options.keep)
         if failure is not None:
             print(f"run {number} FAILED: {failure}", flush=True)
             continue

@@ -103,9 +103,9 @@ class Worker:
 
     def _get(self, numbers: range) -> tuple[int, int, int]:
         target = self._target[: len(numbers)]
-        found = self._retried(lambda: self._cache.get(keys(numbers), target))
-        bad = sum(bool((self._target[i] != content(numbers[i])).any()) for i in range(found.hits))
-        return found.hits, bad, found.mismatches
+        result = self._retried(lambda: self._cache.get(keys(numbers), target))
+        bad = sum(bool((self._target[i] != content(numbers[i])).any()) for i in range(result.hits))
+        return result.hits, bad, result.mismatches
 
     def _retried(self, call: Callable[[], T]) -> T:
         for _ in range(TRIES - 1):

@@ -28,9 +28,9 @@ def test_a_new_key_is_granted_committed_and_found(index: IndexClient, pool: Pool
     assert grant.state is BlockState.GRANTED
     assert grant.offset >= pool.geometry.data_offset
     assert index.commit([grant]) == [0]
-    found = index.lookup(keys([1]))
-    assert found.state is BlockState.HIT
-    (hit,) = found.hits
+    lookup = index.lookup(keys([1]))
+    assert lookup.state is BlockState.HIT
+    (hit,) = lookup.hits
     assert (hit.offset, hit.length, hit.generation) == (grant.offset, MIB, grant.generation)
 
 
@@ -95,9 +95,9 @@ def test_a_session_cannot_commit_an_expired_grant(index: IndexClient) -> None:
 
 def test_lookup_returns_the_leading_hits(index: IndexClient) -> None:
     put(index, [0, 1, 2, 4])
-    found = index.lookup(keys(range(5)))
-    assert len(found.hits) == 3
-    assert found.state is BlockState.MISS
+    lookup = index.lookup(keys(range(5)))
+    assert len(lookup.hits) == 3
+    assert lookup.state is BlockState.MISS
     assert len(index.lookup(keys([4])).hits) == 1
 
 
@@ -186,16 +186,16 @@ def test_a_commit_that_is_repeated_leaves_a_pinned_block_unevictable(index: Inde
 
 
 def test_a_block_pinned_twice_needs_two_releases(attach: Attach) -> None:
-    one, two = attach(), attach()
-    put(one, [0])
-    first, second = one.lookup(keys([0, 0]), pin=True).hits
-    (third,) = two.lookup(keys([0]), pin=True).hits
-    assert one.release([first]) == 1
-    assert two.release([third]) == 1
-    assert one.stat().pinned_count == 1
-    assert two.release([third]) == 0
-    assert one.release([second]) == 1
-    assert one.stat().pinned_count == 0
+    first_client, second_client = attach(), attach()
+    put(first_client, [0])
+    first, second = first_client.lookup(keys([0, 0]), pin=True).hits
+    (third,) = second_client.lookup(keys([0]), pin=True).hits
+    assert first_client.release([first]) == 1
+    assert second_client.release([third]) == 1
+    assert first_client.stat().pinned_count == 1
+    assert second_client.release([third]) == 0
+    assert first_client.release([second]) == 1
+    assert first_client.stat().pinned_count == 0
 
 
 def test_a_grant_is_refused_if_all_blocks_are_pinned(index: IndexClient) -> None:
@@ -290,9 +290,9 @@ def test_each_policy_evicts_unused_chains_before_a_used_one(pool: Pool, eviction
         index = IndexClient(client)
         put(index, range(8))
         for number in range(100, 100 + 2 * DATA_BLOCKS):
-            found = index.lookup(keys(range(8)), pin=True).hits
-            assert len(found) == 8
-            index.release(found)
+            hits = index.lookup(keys(range(8)), pin=True).hits
+            assert len(hits) == 8
+            index.release(hits)
             put(index, [number])
         assert index.stat().evict_count > DATA_BLOCKS
 

@@ -78,31 +78,31 @@ def test_low_blocks_of_a_chain_are_evicted_from_its_end(pool: Pool) -> None:
     with serving(pool) as (server, index):
         fill(server, index)
         index.hint(keys(range(10, 13)), level=LOW)
-        for gone in (12, 11, 10):
-            put(index, 1000 + gone)
-            assert gone not in held(index, [gone])
+        for number in (12, 11, 10):
+            put(index, 1000 + number)
+            assert number not in held(index, [number])
 
 
 def test_pinned_blocks_are_evicted_only_as_the_last_resort(pool: Pool) -> None:
     with serving(pool, budget=0.9) as (server, index):
         count = fill(server, index)
-        kept = range(0, count, 2)  # every second block: no gap is two blocks wide
-        assert index.hint(keys(kept), level=PINNED) == (len(kept), 0)
+        pinned = range(0, count, 2)  # every second block: no gap is two blocks wide
+        assert index.hint(keys(pinned), level=PINNED) == (len(pinned), 0)
         for number in range(1000, 1000 + 2 * count):
             put(index, number)
-        assert held(index, kept) == set(kept)
+        assert held(index, pinned) == set(pinned)
         put(index, 5000, length=2 * MIB)  # granted nevertheless: hints deny space to no session
         assert held(index, [5000]) == {5000}
-        assert len(held(index, kept)) < len(kept)
+        assert len(held(index, pinned)) < len(pinned)
 
 
 def test_a_budget_bounds_what_hints_favor(pool: Pool) -> None:
     with serving(pool, budget=0.25) as (server, index):
         count = fill(server, index)
-        most = int(count * 0.25)
-        assert index.hint(keys(range(count)), level=PINNED) == (most, count - most)
-        assert server.hints().favored_bytes == most * MIB
-        assert server.hints().refuse_count == count - most
+        budget = int(count * 0.25)
+        assert index.hint(keys(range(count)), level=PINNED) == (budget, count - budget)
+        assert server.hints().favored_bytes == budget * MIB
+        assert server.hints().refuse_count == count - budget
         assert index.hint(keys(range(count)), level=LOW) == (count, 0), "this needs no budget"
         assert server.hints().favored_bytes == 0
         index.hint(keys(range(2)), level=HIGH)
@@ -139,11 +139,11 @@ def test_a_budget_favors_the_leading_blocks_of_a_chain(
         big = range(room(server))
         for number in big:
             put(index, number)
-        most = server.shares()[0].hint_bytes // MIB
-        assert index.hint(keys(big), level=HIGH) == (most, len(big) - most)
+        budget = server.shares()[0].hint_bytes // MIB
+        assert index.hint(keys(big), level=HIGH) == (budget, len(big) - budget)
         for number in range(10_000, 10_000 + 2 * room(server)):
             put(index, number)
-        assert held(index, big) == set(big[:most])
+        assert held(index, big) == set(big[:budget])
 
 
 def test_a_budget_favors_the_leading_blocks_of_many_calls(shm: Path) -> None:
@@ -151,11 +151,11 @@ def test_a_budget_favors_the_leading_blocks_of_many_calls(shm: Path) -> None:
     with pool, serving(pool, budget=0.03) as (server, index):
         for number in range(1000):
             put(index, number, length=4096)
-        most = server.shares()[0].hint_bytes // 4096
-        assert lib.BL_CALL_KEYS_MAX < most < 1000 - lib.BL_CALL_KEYS_MAX
-        assert index.hint(keys(range(1000)), level=PINNED) == (most, 1000 - most)
-        index.hint(keys(range(most, 1000)), level=NORMAL)
-        assert server.hints().favored_bytes == most * 4096, "none of the last was favored"
+        budget = server.shares()[0].hint_bytes // 4096
+        assert lib.BL_CALL_KEYS_MAX < budget < 1000 - lib.BL_CALL_KEYS_MAX
+        assert index.hint(keys(range(1000)), level=PINNED) == (budget, 1000 - budget)
+        index.hint(keys(range(budget, 1000)), level=NORMAL)
+        assert server.hints().favored_bytes == budget * 4096, "none of the last was favored"
 
 
 def test_a_small_share_has_a_nonzero_budget(pool: Pool) -> None:
@@ -194,10 +194,10 @@ def test_a_hit_restarts_the_lifetime_of_a_hint(pool: Pool) -> None:
         assert server.hints().hint_count == 1
 
 
-def _hinted(server: IndexServer, index: IndexClient, most: int) -> bool:
+def _hinted(server: IndexServer, index: IndexClient, minimum: int) -> bool:
     index.lookup(keys([5]))
     index.hint(keys([10_000]), level=NORMAL)
-    return server.hints().hint_count > most
+    return server.hints().hint_count > minimum
 
 
 def test_hints_end_with_their_session(

@@ -72,8 +72,8 @@ def shaped_paths(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[
     shape = dict(SHAPES[request.param])
     with tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder:
         shaped_paths = [Path(folder) / f"device{i}" for i in range(shape.pop("devices"))]
-        rest: dict[str, Any] = {"sparse": True, "max_blocks": 200, "lane_count": 4, **shape}
-        Pool.create(shaped_paths, device_size=(192 << 20) // len(shaped_paths), **rest).close()
+        options: dict[str, Any] = {"sparse": True, "max_blocks": 200, "lane_count": 4, **shape}
+        Pool.create(shaped_paths, device_size=(192 << 20) // len(shaped_paths), **options).close()
         ended = subprocess.run(
             [sys.executable, "-c", HISTORY, "-", *map(str, shaped_paths)], check=False
         )
@@ -208,24 +208,24 @@ def load(live_pool: Pool) -> Iterator[None]:
 
 
 def test_a_pool_under_load_has_no_findings(live_pool: Pool) -> None:
-    found: list[str] = []
+    findings: list[str] = []
     looks = 0
     with IndexServer(live_pool), load(live_pool):
         while looks < LOOKS:
             report = check_pool(live_pool, payload=looks % 2 == 0)
-            found.extend(report.findings)
+            findings.extend(report.findings)
             looks += report.block_count > 0
-    assert found == []
+    assert findings == []
 
 
 def test_a_pool_whose_server_changes_has_no_findings(live_pool: Pool) -> None:
-    found: list[str] = []
+    findings: list[str] = []
     stop = threading.Event()
 
     def look() -> int:
         looks = 0
         while not stop.is_set():
-            found.extend(check_pool(live_pool, payload=True).findings)
+            findings.extend(check_pool(live_pool, payload=True).findings)
             looks += 1
         return looks
 
@@ -244,7 +244,7 @@ def test_a_pool_whose_server_changes_has_no_findings(live_pool: Pool) -> None:
                 stop.set()
             assert looking.result() > 0
         server.stop()
-    assert found == []
+    assert findings == []
     assert check_pool(live_pool, payload=True).findings == ()
 
 

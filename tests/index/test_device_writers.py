@@ -110,8 +110,8 @@ def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
         return made[-1]
 
     yield start
-    for one in made:
-        one.end()
+    for started in made:
+        started.end()
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ def _start_unseen(server: IndexServer) -> None:
 def test_a_free_lock_does_not_end_a_session_whose_device_may_write(
     server: IndexServer, index: IndexClient, writer: Callable[[], Writer]
 ) -> None:
-    one = writer()
+    process = writer()
     assert server.stat().live_count == 3
-    one.request("unlock")
+    process.request("unlock")
     assert eventually(lambda: server.stat().live_count == 2)  # the session that has no device
     assert index.stat().grant_count == 1
-    one.zombie()
+    process.zombie()
     assert eventually(lambda: server.stat().live_count == 1)
     assert index.stat().grant_count == 0
 
@@ -143,12 +143,12 @@ def test_a_free_lock_does_not_end_a_session_whose_device_may_write(
 def test_the_lock_file_has_the_pid_for_servers_without_pidfds(
     server: IndexServer, index: IndexClient, writer: Callable[[], Writer]
 ) -> None:
-    one = writer()
+    process = writer()
     assert server.stat().watched_count == 0
-    one.request("unlock")
+    process.request("unlock")
     assert eventually(lambda: server.stat().live_count == 2)
     assert index.stat().grant_count == 1
-    one.zombie()
+    process.zombie()
     assert eventually(lambda: server.stat().live_count == 1)
     assert index.stat().used_bytes == 0
 
@@ -157,14 +157,14 @@ def test_a_successor_reads_the_list_of_devices(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process(roles.serve_index, paths) as first:
-        one = writer()
+        process = writer()
         first.kill()
-    one.request("unlock")
+    process.request("unlock")
     with IndexServer(pool) as server, Client(pool) as client:
         index = IndexClient(client)
         assert eventually(lambda: server.stat().inherited_count == 1)
         assert index.stat().held_bytes > 0
-        one.zombie()
+        process.zombie()
         assert eventually(lambda: server.stat().inherited_count == 0)
         assert index.stat().held_bytes == 0
 
@@ -173,9 +173,9 @@ def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process(roles.serve_index, paths) as first:
-        one = writer()
+        process = writer()
         first.signal(signal.SIGSTOP)  # the server cannot detect the death
-        one.end()
+        process.end()
         first.kill()
     with IndexServer(pool) as server, Client(pool) as client:
         assert eventually(lambda: server.stat().inherited_count == 0)
@@ -186,10 +186,10 @@ def test_a_process_of_another_pid_namespace_stays_suspect(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process(roles.serve_index, paths) as first:
-        one, other = writer(), writer()
+        process, other = writer(), writer()
         first.kill()
-    one.request("move")
-    one.end()
+    process.request("move")
+    process.end()
     other.end()
     with IndexServer(pool) as server, Client(pool) as client:
         assert eventually(lambda: server.stat().inherited_count == 1)
@@ -229,13 +229,13 @@ def metadata_pool(metadata_paths: list[Path]) -> Iterator[Pool]:
 def test_hosts_share_the_pool(metadata_pool: Pool) -> None:
     with (
         IndexServer(metadata_pool, host=2),
-        Client(metadata_pool, host=1) as one,
+        Client(metadata_pool, host=1) as client,
         Client(metadata_pool, host=3) as other,
     ):
-        put(IndexClient(one), range(10))
+        put(IndexClient(client), range(10))
         assert held(IndexClient(other), range(12)) == set(range(10))
         IndexClient(other).remove(keys(range(4)))
-        assert held(IndexClient(one), range(12)) == set(range(4, 10))
+        assert held(IndexClient(client), range(12)) == set(range(4, 10))
 
 
 def test_blocks_survive_a_kill_and_a_restart(
@@ -286,7 +286,7 @@ def test_damage_on_the_metadata_device_is_found_and_dropped(metadata_pool: Pool)
 
 def test_the_metadata_device_is_verified_too(metadata_pool: Pool) -> None:
     report = verify_pool(metadata_pool, seconds=0.2)
-    assert {found.device for found in report.findings} == {0, 1, 2}
+    assert {finding.device for finding in report.findings} == {0, 1, 2}
     assert report.good
     with (
         IndexServer(metadata_pool),

@@ -142,10 +142,10 @@ def test_a_pinned_block_is_never_the_coldest(policy: int) -> None:
         add(order, number)
     for number in range(0, 20, 2):
         lib.bl_evict_remove(order, number)
-    gone = []
+    victims = []
     while (number := evict(order)) >= 0:
-        gone.append(number)
-    assert sorted(gone) == list(range(1, 20, 2))
+        victims.append(number)
+    assert sorted(victims) == list(range(1, 20, 2))
     for number in range(0, 20, 2):
         lib.bl_evict_touch(order, number)
     assert sorted(walk(order)) == list(range(0, 20, 2))
@@ -180,9 +180,9 @@ def test_a_ghost_is_inserted_into_the_main_queue() -> None:
     assert evict(order) == 0
     add(order, 40, key=0)
     add(order, 41)
-    gone = [evict(order) for _ in range(21)]
-    assert gone.index(40) > gone.index(41)
-    assert 19 in gone[: gone.index(40)]
+    victims = [evict(order) for _ in range(21)]
+    assert victims.index(40) > victims.index(41)
+    assert 19 in victims[: victims.index(40)]
 
 
 def test_ghosts_are_bounded_by_the_blocks_in_the_queues() -> None:
@@ -196,8 +196,8 @@ def test_ghosts_are_bounded_by_the_blocks_in_the_queues() -> None:
     add(order, 40, key=0)
     for number in range(41, 60):
         add(order, number)
-    gone = [evict(order) for _ in range(20)]
-    assert 40 in gone  # the ghost was dropped, so 40 was a new block in the small queue
+    victims = [evict(order) for _ in range(20)]
+    assert 40 in victims  # the ghost was dropped, so 40 was a new block in the small queue
 
 
 class Scene:
@@ -206,7 +206,7 @@ class Scene:
     def __init__(self, stripes: int) -> None:
         self.pages = self._made("bl_pages", VICTIM_DATA, stripes)
         self.stripes = stripes
-        self.place: list[tuple[int, int]] = []  # of each block: its first page and its length
+        self.intervals: list[tuple[int, int]] = []  # of each block: its first page and its length
         self.fixed: set[int] = set()
         self.order: list[int] = []
         self.rank: dict[int, int] = {}
@@ -217,9 +217,13 @@ class Scene:
             name: ffi.callback(kind, call)
             for name, kind, call in [
                 ("coldest", "int64_t(void *)", lambda _: self.at(0)),
-                ("warmer", "int64_t(void *, uint32_t)", lambda _, one: self.at(self.rank[one] + 1)),
+                (
+                    "warmer",
+                    "int64_t(void *, uint32_t)",
+                    lambda _, block: self.at(self.rank[block] + 1),
+                ),
                 ("first", "int64_t(void *, uint64_t)", lambda _, at: [*self.begins[at], -1][0]),
-                ("next", "int64_t(void *, uint32_t)", lambda _, one: self.after.get(one, -1)),
+                ("next", "int64_t(void *, uint32_t)", lambda _, block: self.after.get(block, -1)),
                 ("look", "bl_resident(void *, uint32_t)", self.look),
             ]
         }
@@ -235,15 +239,15 @@ class Scene:
         return self.order[rank] if rank < len(self.order) else -1
 
     def look(self, _: Any, block: int) -> Any:
-        first, count = self.place[block]
+        first, count = self.intervals[block]
         return ffi.new(
             "bl_resident *", (VICTIM_DATA + first * PAGE, count * PAGE, block not in self.fixed)
         )[0]
 
     def add(self, first: int, count: int, *, fixed: bool = False) -> int:
         assert lib.bl_pages_take(self.pages, VICTIM_DATA + first * PAGE, count * PAGE) == 0
-        block = len(self.place)
-        self.place.append((first, count))
+        block = len(self.intervals)
+        self.intervals.append((first, count))
         if fixed:
             self.fixed.add(block)
         begins = self.begins[first // STRIPE_PAGES]
@@ -255,39 +259,39 @@ class Scene:
     def age(self, coldest_first: list[int]) -> None:
         self.order = coldest_first
         self.rank = {block: rank for rank, block in enumerate(coldest_first)}
-        self.victims = self._made("bl_victims", len(self.place))
+        self.victims = self._made("bl_victims", len(self.intervals))
 
     def choose(self, count: int) -> tuple[list[int], int]:
         """Return the blocks to evict so that count pages are free, and the first of these pages."""
-        blocks, place = ffi.new("uint32_t **"), ffi.new("uint64_t *")
+        blocks, offset = ffi.new("uint32_t **"), ffi.new("uint64_t *")
         many = lib.bl_victims_choose(
-            self.victims, self.pages, self.residents, count * PAGE, blocks, place
+            self.victims, self.pages, self.residents, count * PAGE, blocks, offset
         )
         chosen = list(ffi.unpack(blocks[0], many)) if many else []
-        return chosen, (place[0] - VICTIM_DATA) // PAGE if many else -1
+        return chosen, (offset[0] - VICTIM_DATA) // PAGE if many else -1
 
     def covered(self, first: int, count: int) -> set[int]:
         """Return the blocks that overlap a window."""
         return {
             block
-            for block, (start, length) in enumerate(self.place)
+            for block, (start, length) in enumerate(self.intervals)
             if start < first + count and start + length > first
         }
 
-    def check(self, chosen: list[int], place: int, count: int) -> None:
+    def check(self, chosen: list[int], first: int, count: int) -> None:
         """Check that these are exactly the blocks in a window of the pages, each once."""
-        assert 0 <= place <= self.stripes * STRIPE_PAGES - count
+        assert 0 <= first <= self.stripes * STRIPE_PAGES - count
         assert len(set(chosen)) == len(chosen)
-        assert set(chosen) == self.covered(place, count)
+        assert set(chosen) == self.covered(first, count)
         assert not set(chosen) & self.fixed
 
     def needed(self, count: int) -> int:
         """Return how many of the coldest blocks must be removed until there is room; or 0."""
         free = [True] * (self.stripes * STRIPE_PAGES)
-        for first, length in self.place:
+        for first, length in self.intervals:
             free[first : first + length] = [False] * length
         for seen, block in enumerate(self.order, 1):
-            first, length = self.place[block]
+            first, length = self.intervals[block]
             if block in self.fixed:
                 continue
             free[first : first + length] = [True] * length
@@ -310,7 +314,7 @@ def mixed(rng: random.Random) -> Scene:
         if rng.random() < 0.9:
             scene.add(page, count, fixed=rng.random() < 0.1)
         page += count
-    scene.age(rng.sample(range(len(scene.place)), len(scene.place)))
+    scene.age(rng.sample(range(len(scene.intervals)), len(scene.intervals)))
     return scene
 
 
@@ -327,11 +331,11 @@ def test_the_youngest_victim_is_as_old_as_possible(seed: int) -> None:
     scene = mixed(rng)
     for _ in range(3):  # fewer than a streak, which uses a grid
         count = widest(scene) + rng.choice([1, 2, 30, 400])
-        chosen, place = scene.choose(count)
+        chosen, first_page = scene.choose(count)
         needed = scene.needed(count)
         assert bool(chosen) == bool(needed)
         if chosen:
-            scene.check(chosen, place, count)
+            scene.check(chosen, first_page, count)
             assert max(scene.rank[block] for block in chosen) == needed - 1
 
 
@@ -342,16 +346,16 @@ def test_consecutive_requests_of_one_size_are_placed_on_its_grid(seed: int) -> N
     scene = mixed(rng)
     count = widest(scene) + rng.choice([1, 7, 100])
     answers = [scene.choose(count) for _ in range(6)]
-    for chosen, place in answers:
+    for chosen, first_page in answers:
         assert bool(chosen) == bool(scene.needed(count))
         if chosen:
-            scene.check(chosen, place, count)
+            scene.check(chosen, first_page, count)
     assert answers[0] == answers[3]
     cells = range(0, scene.stripes * STRIPE_PAGES - count + 1, count)
     if any(not scene.covered(cell, count) & scene.fixed for cell in cells):
-        chosen, place = answers[5]
+        chosen, first_page = answers[5]
         youngest = max(chosen, key=scene.rank.__getitem__)
-        assert place % count == 0 or scene.place[youngest][1] == count
+        assert first_page % count == 0 or scene.intervals[youngest][1] == count
 
 
 COLD = 5000  # more than the first walk covers (BL_WALK)
@@ -362,8 +366,8 @@ def striped(fixed: Iterator[bool]) -> Scene:
     scene = Scene(2 * COLD // STRIPE_PAGES + 1)
     cold = [scene.add(2 * i, 1) for i in range(COLD)]
     warm = [scene.add(2 * i + 1, 1, fixed=next(fixed)) for i in range(COLD)]
-    left = scene.stripes * STRIPE_PAGES - 2 * COLD
-    scene.add(2 * COLD, left, fixed=True)
+    remaining = scene.stripes * STRIPE_PAGES - 2 * COLD
+    scene.add(2 * COLD, remaining, fixed=True)
     random.Random(1).shuffle(cold)
     scene.age([*cold, *warm])
     return scene
@@ -371,8 +375,8 @@ def striped(fixed: Iterator[bool]) -> Scene:
 
 def test_a_walk_without_enough_victims_selects_a_window_with_neighbors() -> None:
     scene = striped(iter(lambda: False, True))
-    chosen, place = scene.choose(20)
-    scene.check(chosen, place, 20)
+    chosen, first_page = scene.choose(20)
+    scene.check(chosen, first_page, 20)
     assert len(chosen) == 20
     assert sum(scene.rank[block] < COLD for block in chosen) == 10
 
@@ -380,17 +384,17 @@ def test_a_walk_without_enough_victims_selects_a_window_with_neighbors() -> None
 def test_a_window_with_a_pinned_block_is_not_selected() -> None:
     rng = random.Random(7)
     scene = striped(iter(lambda: rng.random() < 0.02, None))
-    chosen, place = scene.choose(40)
-    scene.check(chosen, place, 40)
+    chosen, first_page = scene.choose(40)
+    scene.check(chosen, first_page, 40)
     assert sum(scene.rank[block] < COLD for block in chosen) == 20
 
 
 def test_a_longer_walk_finds_victims_that_guesses_miss() -> None:
     """All but a few windows have a pinned block."""
     scene = striped(i not in range(2000, 2010) for i in range(COLD))
-    chosen, place = scene.choose(20)
-    scene.check(chosen, place, 20)
-    assert place in (4000, 4001)
+    chosen, first_page = scene.choose(20)
+    scene.check(chosen, first_page, 20)
+    assert first_page in (4000, 4001)
     assert scene.choose(22) == ([], -1)
 
 
@@ -406,4 +410,4 @@ def test_a_reservation_above_the_capacity_evicts_no_block() -> None:
     scene = Scene(2)
     scene.age([scene.add(page, 64) for page in range(0, 2 * STRIPE_PAGES, 64)])
     assert scene.choose(2 * STRIPE_PAGES + 1) == ([], -1)
-    assert len(scene.choose(2 * STRIPE_PAGES)[0]) == len(scene.place)
+    assert len(scene.choose(2 * STRIPE_PAGES)[0]) == len(scene.intervals)

@@ -152,10 +152,10 @@ def test_a_grant_has_by_default_no_fingerprint_and_no_chunks(
 
 def test_pins_are_dropped_once_each(index: IndexClient) -> None:
     put(index, range(3))
-    one, three = index.pin(keys([0])), index.pin(keys(range(5)))
-    assert (one.count, three.count) == (1, 3)
+    single, triple = index.pin(keys([0])), index.pin(keys(range(5)))
+    assert (single.count, triple.count) == (1, 3)
     assert index.stat().pinned_count == 3
-    assert [index.unpin(three), index.unpin(three), index.unpin(one)] == [3, 0, 1]
+    assert [index.unpin(triple), index.unpin(triple), index.unpin(single)] == [3, 0, 1]
     assert index.stat().pinned_count == 0
     assert index.unpin(index.pin(keys([9]))) == 0
 
@@ -317,7 +317,7 @@ def test_pins_of_several_messages_are_each_released_once(
     assert scripted.release(hits(2 * KEYS_MAX + 40)) == 2 * KEYS_MAX + 40
     sent = b"".join(script.items[lib.BL_METHOD_RELEASE])
     commits = ffi.from_buffer("bl_commit[]", sent)
-    assert [(one.block, one.generation) for one in commits] == [
+    assert [(commit.block, commit.generation) for commit in commits] == [
         (i, 7 + i) for i in range(2 * KEYS_MAX + 40)
     ]
     assert script.calls(lib.BL_METHOD_RELEASE) == 3
@@ -359,8 +359,8 @@ def test_a_removal_polls_until_the_disk_has_attempted_it(
     script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = requested
     assert scripted.remove(names) == len(names)
-    first, rest = names[:KEYS_MAX].tobytes(), names[KEYS_MAX:].tobytes()
-    assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, rest]
+    first, others = names[:KEYS_MAX].tobytes(), names[KEYS_MAX:].tobytes()
+    assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, others]
 
 
 def test_the_wait_of_a_removal_for_an_idle_disk_is_bounded(

@@ -81,8 +81,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(who=clients, batch=batches, pin=st.booleans())
     def lookup(self, who: int, batch: list[int], pin: bool) -> None:
-        found = self.metas[who].lookup(keys(batch), pin=pin)
-        for number, hit in zip(batch, found.hits, strict=False):
+        lookup = self.metas[who].lookup(keys(batch), pin=pin)
+        for number, hit in zip(batch, lookup.hits, strict=False):
             was = self.committed[number]
             assert (hit.offset, hit.length, hit.generation) == (
                 was.offset,
@@ -90,10 +90,10 @@ class IndexMachine(RuleBasedStateMachine):
                 was.generation,
             )
         if pin:
-            self.pinned[who] += found.hits
-        if len(found.hits) < len(batch):
-            pending = batch[len(found.hits)] in self.granted
-            assert found.state is (BlockState.PENDING if pending else BlockState.MISS)
+            self.pinned[who] += lookup.hits
+        if len(lookup.hits) < len(batch):
+            pending = batch[len(lookup.hits)] in self.granted
+            assert lookup.state is (BlockState.PENDING if pending else BlockState.MISS)
 
     @rule(who=clients)
     def release(self, who: int) -> None:

@@ -60,13 +60,13 @@ class Below:
 
     def reserve_brought(self, number: int) -> Grant:
         """Reserve a block of a lower tier, as its service does."""
-        what = ffi.new("bl_block_request *", {"length": 4096, "flags": lib.BL_RESERVE_BROUGHT})
+        request = ffi.new("bl_block_request *", {"length": 4096, "flags": lib.BL_RESERVE_BROUGHT})
         record = ffi.new("bl_block_record *")
         key = ffi.from_buffer("uint64_t[]", keys(number))
-        assert lib.bl_reserve(self.service.session, key, 1, what, record, 10**10) == 0
+        assert lib.bl_reserve(self.service.session, key, 1, request, record, 10**10) == 0
         assert record.state == BlockState.GRANTED
-        state, place = BlockState.GRANTED, (record.offset, record.length, record.generation)
-        return Grant(state, *place, record.block, record.status, (number, number))
+        state, extent = BlockState.GRANTED, (record.offset, record.length, record.generation)
+        return Grant(state, *extent, record.block, record.status, (number, number))
 
     def close(self) -> None:
         self.service.close()
@@ -114,7 +114,7 @@ def test_chains_are_served_in_turn(below: Below) -> None:
     with Client(below.pool) as other:
         below.index.onboard(keys(*range(50)))
         IndexClient(other).onboard(keys(*range(50, 100)))
-        turns = [first + place for first in (0, 50, TURN, 50 + TURN) for place in range(TURN)]
+        turns = [first + position for first in (0, 50, TURN, 50 + TURN) for position in range(TURN)]
         assert below.take(Work.ONBOARD, 4 * TURN) == turns
 
 

@@ -171,13 +171,13 @@ def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
         put(cache, range(4, 8), None)
         cache.remove([digest(number) for number in (1, 5, 2)])
         changes, lost = server.take_changes(5)
-        rest, _ = server.take_changes(100)
+        removal, _ = server.take_changes(100)
         assert lost == 0
         assert changes["kind"].tolist() == [STORED] * 4 + [REMOVED]
         assert changes["name"]["tokens_hash"][:4].tolist() == [2000, 2001, 2002, 2003]
-        assert rest["kind"].tolist() == [REMOVED]
+        assert removal["kind"].tolist() == [REMOVED]
         generations = changes["generation"].tolist()
-        assert [generations[4], int(rest["generation"][0])] == generations[1:3]
+        assert [generations[4], int(removal["generation"][0])] == generations[1:3]
 
 
 def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:

@@ -26,7 +26,7 @@ Serve = Callable[[Quota], tuple[IndexServer, IndexClient, IndexClient]]
 
 def view(server: IndexServer, client: Client) -> SessionView:
     nonce = f"{client.stat().nonce:016x}"
-    return next(one for one in server.sessions() if one.nonce == nonce)
+    return next(session for session in server.sessions() if session.nonce == nonce)
 
 
 def test_a_session_is_listed_with_its_grants_and_pins(pool: Pool, server: IndexServer) -> None:
@@ -42,7 +42,9 @@ def test_a_session_is_listed_with_its_grants_and_pins(pool: Pool, server: IndexS
         assert seen.call_count == 4
         assert eventually(lambda: 0 <= view(server, client).heartbeat_s < 1.0)
         listed = fetch_sessions(other)
-        assert {one.nonce for one in listed.sessions} == {one.nonce for one in server.sessions()}
+        assert {session.nonce for session in listed.sessions} == {
+            session.nonce for session in server.sessions()
+        }
         assert not listed.draining
     assert eventually(lambda: server.sessions() == [])
 
@@ -57,7 +59,7 @@ def test_sessions_of_many_lanes_need_several_replies(paths: list[object]) -> Non
         listed = fetch_sessions(clients[0])
         for client in clients:
             client.close()
-    assert [one.lane for one in listed.sessions] == list(range(60))
+    assert [session.lane for session in listed.sessions] == list(range(60))
 
 
 @pytest.mark.parametrize("request_", [b"", b"\0\0\0", b"\0" * 8])
@@ -169,55 +171,55 @@ def serve(pool: Pool) -> Iterator[Serve]:
 
         def serve(quota: Quota) -> tuple[IndexServer, IndexClient, IndexClient]:
             server = stack.enter_context(IndexServer(pool, quota=quota))
-            one, other = (IndexClient(stack.enter_context(Client(pool))) for _ in range(2))
-            return server, one, other
+            client, other = (IndexClient(stack.enter_context(Client(pool))) for _ in range(2))
+            return server, client, other
 
         yield serve
 
 
 def test_grants_beyond_the_quota_are_refused_until_some_end(serve: Serve) -> None:
-    server, one, other = serve(Quota(grants=3))
-    grants = one.reserve(keys(range(5)), length=LENGTH)
+    server, client, other = serve(Quota(grants=3))
+    grants = client.reserve(keys(range(5)), length=LENGTH)
     assert states(grants) == ["GRANTED"] * 3 + ["REFUSED"] * 2
     assert {grant.status for grant in grants[3:]} == {-lib.BL_ERROR_QUOTA}
     assert server.stat().quota_grant_count == 2
     assert states(other.reserve(keys([9]), length=LENGTH)) == ["GRANTED"]
-    assert one.commit(grants[:1]) == [0]
-    assert one.abort(grants[1:2]) == 1
-    assert states(one.reserve(keys(range(3, 6)), length=LENGTH)) == ["GRANTED"] * 2 + ["REFUSED"]
+    assert client.commit(grants[:1]) == [0]
+    assert client.abort(grants[1:2]) == 1
+    assert states(client.reserve(keys(range(3, 6)), length=LENGTH)) == ["GRANTED"] * 2 + ["REFUSED"]
 
 
 def test_pins_beyond_the_quota_are_refused_until_some_are_released(serve: Serve) -> None:
-    server, one, other = serve(Quota(pins=2))
-    put(one, range(4), length=LENGTH)
-    hits = one.lookup(keys(range(4)), pin=True).hits
+    server, client, other = serve(Quota(pins=2))
+    put(client, range(4), length=LENGTH)
+    hits = client.lookup(keys(range(4)), pin=True).hits
     assert len(hits) == 2
-    assert len(one.lookup(keys(range(2)), pin=True).hits) == 2  # the same blocks again
+    assert len(client.lookup(keys(range(2)), pin=True).hits) == 2  # the same blocks again
     with pytest.raises(PinLimitError):
-        one.lookup(keys([3]), pin=True)
+        client.lookup(keys([3]), pin=True)
     assert server.stat().quota_pin_count == 2
     assert len(other.lookup(keys([3]), pin=True).hits) == 1
-    assert one.release([*hits, *hits]) == 4
-    assert len(one.lookup(keys([3]), pin=True).hits) == 1
+    assert client.release([*hits, *hits]) == 4
+    assert len(client.lookup(keys([3]), pin=True).hits) == 1
 
 
 def test_bytes_count_grants_and_pinned_blocks(serve: Serve) -> None:
-    server, one, _ = serve(Quota(bytes=3 * LENGTH))
-    put(one, range(2), length=LENGTH)
-    pinned = one.lookup(keys(range(2)), pin=True).hits
-    assert states(one.reserve(keys([2, 3]), length=LENGTH)) == ["GRANTED", "REFUSED"]
-    assert states(one.reserve(keys([4]), length=1)) == ["REFUSED"]
+    server, client, _ = serve(Quota(bytes=3 * LENGTH))
+    put(client, range(2), length=LENGTH)
+    pinned = client.lookup(keys(range(2)), pin=True).hits
+    assert states(client.reserve(keys([2, 3]), length=LENGTH)) == ["GRANTED", "REFUSED"]
+    assert states(client.reserve(keys([4]), length=1)) == ["REFUSED"]
     assert (server.stat().quota_grant_count, server.stat().quota_pin_count) == (2, 0)
-    assert one.release(pinned[:1]) == 1
-    assert len(one.lookup(keys([0, 1]), pin=True).hits) == 2
-    put_back = one.lookup(keys([0, 1]), pin=True).hits
-    assert one.release([*pinned, *put_back, pinned[1]]) == 5
-    assert states(one.reserve(keys([3, 5]), length=LENGTH)) == ["GRANTED"] * 2
+    assert client.release(pinned[:1]) == 1
+    assert len(client.lookup(keys([0, 1]), pin=True).hits) == 2
+    put_back = client.lookup(keys([0, 1]), pin=True).hits
+    assert client.release([*pinned, *put_back, pinned[1]]) == 5
+    assert states(client.reserve(keys([3, 5]), length=LENGTH)) == ["GRANTED"] * 2
 
 
 def test_a_pin_of_too_many_bytes_is_a_quota_error(serve: Serve) -> None:
-    server, one, other = serve(Quota(bytes=2 * LENGTH))
-    put(one, range(1), length=2 * LENGTH)
+    server, client, other = serve(Quota(bytes=2 * LENGTH))
+    put(client, range(1), length=2 * LENGTH)
     (grant,) = other.reserve(keys([7]), length=LENGTH)
     with pytest.raises(QuotaError, match="quota"):
         other.lookup(keys([0]), pin=True)
@@ -234,16 +236,16 @@ def test_a_reused_lane_has_a_full_quota(serve: Serve, pool: Pool) -> None:
             (grant,) = index.reserve(keys([100 + turn]), length=LENGTH)
             assert index.commit([grant]) == [0]
             assert len(index.lookup(keys([100 + turn]), pin=True).hits) == 1
-            found = index.reserve(keys([200 + turn, 300 + turn]), length=LENGTH)
-            assert states(found) == ["GRANTED"] * 2
+            grants = index.reserve(keys([200 + turn, 300 + turn]), length=LENGTH)
+            assert states(grants) == ["GRANTED"] * 2
 
 
 def test_calls_beyond_the_rate_are_refused_and_do_not_affect_others(serve: Serve) -> None:
-    server, one, other = serve(Quota(calls_per_s=5))
+    server, client, other = serve(Quota(calls_per_s=5))
     start, answered, refused = time.monotonic(), 0, 0
     for _ in range(60):
         try:
-            one.lookup(keys([0]))
+            client.lookup(keys([0]))
             answered += 1
         except QuotaError:
             refused += 1
@@ -255,16 +257,16 @@ def test_calls_beyond_the_rate_are_refused_and_do_not_affect_others(serve: Serve
 
 
 def test_calls_that_release_space_are_not_limited(serve: Serve) -> None:
-    _, one, _ = serve(Quota(calls_per_s=2))
-    (grant,) = one.reserve(keys([0]), length=LENGTH)
+    _, client, _ = serve(Quota(calls_per_s=2))
+    (grant,) = client.reserve(keys([0]), length=LENGTH)
     for _ in range(20):
         try:
-            one.lookup(keys([1]))
+            client.lookup(keys([1]))
         except QuotaError:
             break
     else:
         pytest.skip("this machine is too slow to use a quota of two calls a second up")
-    assert one.commit([grant]) == [0]
+    assert client.commit([grant]) == [0]
 
 
 @pytest.mark.parametrize("wrong", [{"grants": -1}, {"pins": 1 << 32}, {"bytes": 1 << 64}])

@@ -171,13 +171,13 @@ def test_a_successor_counts_what_each_tenant_has_in_the_pool(pool: Pool) -> None
             put(index, number, (VICTIM, FLOOD, other)[number * 7 % 3], length)
         index.remove(keys(range(0, 40, 5)))
     with serving(pool, shares) as (server, index):
-        found, counts = by_name(server), walked(pool, server.stat().epoch)
+        by_tenant, counts = by_name(server), walked(pool, server.stat().epoch)
         for name, fingerprint in ("victim", VICTIM), (f"{FLOOD:016x}", FLOOD), (OTHERS, other):
-            assert found[name].used_bytes == counts[fingerprint] > 0
-        assert found["nobody"] == TenantShare(
-            "nobody", found["nobody"].bytes, 0, 0, 0, found["nobody"].hint_bytes, 0
+            assert by_tenant[name].used_bytes == counts[fingerprint] > 0
+        assert by_tenant["nobody"] == TenantShare(
+            "nobody", by_tenant["nobody"].bytes, 0, 0, 0, by_tenant["nobody"].hint_bytes, 0
         )
-        assert sum(share.blocks for share in found.values()) == 32
+        assert sum(share.blocks for share in by_tenant.values()) == 32
         for number in range(100, 100 + 2 * room(server)):  # the successor protects, too
             put(index, number, other)
         assert by_name(server)["victim"].used_bytes == counts[VICTIM]
@@ -185,9 +185,9 @@ def test_a_successor_counts_what_each_tenant_has_in_the_pool(pool: Pool) -> None
 
 def test_a_tenants_namespaces_have_one_share() -> None:
     fields = {"model": "a", "tenant": "acme"}
-    one, other = Namespace(fields, salt="x"), Namespace({**fields, "model": "b"})
-    assert one.fingerprint >> 32 == other.fingerprint >> 32
-    assert one.fingerprint != other.fingerprint
+    first, second = Namespace(fields, salt="x"), Namespace({**fields, "model": "b"})
+    assert first.fingerprint >> 32 == second.fingerprint >> 32
+    assert first.fingerprint != second.fingerprint
     assert Namespace.of("a").of_tenant("acme").digest != Namespace.of("a").digest
     assert Namespace.of("a").of_tenant("") == Namespace.of("a")
     assert fingerprint_of({"name": "a"}, b"\1" * 16) == int.from_bytes(b"\1" * 8, "little")
@@ -253,8 +253,8 @@ class SharesMachine(RuleBasedStateMachine):
         self.prints = [Namespace.of(name).fingerprint for name in ("others", *self.names)]
         self.start()
         count = room(self.server)
-        parts = [share.bytes / MIB for share in self.server.shares()]
-        self.model = Shares(parts, count)
+        shares_mib = [share.bytes / MIB for share in self.server.shares()]
+        self.model = Shares(shares_mib, count)
         self.epochs: list[int] = []  # the blocks in the order of their commits
 
     def start(self) -> None:
@@ -269,7 +269,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     @rule(share=st.integers(0, 2), first=st.integers(0, 20), count=st.integers(1, 6))
     def puts(self, share: int, first: int, count: int) -> None:
-        batch = [100 * share + first + place for place in range(count)]
+        batch = [100 * share + first + position for position in range(count)]
         grants = self.index.reserve(keys(batch), length=MIB, fingerprint=self.prints[share])
         new = []
         for number, grant in zip(batch, grants, strict=True):
@@ -286,7 +286,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     @rule(share=st.integers(0, 2), first=st.integers(0, 25), count=st.integers(1, 6))
     def looks_up(self, share: int, first: int, count: int) -> None:
-        batch = [100 * share + first + place for place in range(count)]
+        batch = [100 * share + first + position for position in range(count)]
         hits = len(self.index.lookup(keys(batch)).hits)
         for number in reversed(batch[:hits]):
             self.model.touch(number)
@@ -311,9 +311,9 @@ class SharesMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_are_the_models(self) -> None:
-        found = self.server.shares()
-        assert [share.blocks for share in found] == self.model.used
-        assert [share.used_bytes for share in found] == [n * MIB for n in self.model.used]
+        shares = self.server.shares()
+        assert [share.blocks for share in shares] == self.model.used
+        assert [share.used_bytes for share in shares] == [n * MIB for n in self.model.used]
 
     @invariant()
     def the_pool_has_the_models_blocks(self) -> None:

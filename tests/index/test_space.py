@@ -71,9 +71,9 @@ def fill(index: IndexClient, lengths: Iterable[int], first: int = 0) -> dict[int
     """Put blocks until one is evicted. Returns the places of the stored ones."""
     there: dict[int, Interval] = {}
     for number, length in enumerate(lengths, first):
-        place = put_one(index, number, length)
-        assert place is not None
-        there[number] = place
+        interval = put_one(index, number, length)
+        assert interval is not None
+        there[number] = interval
         if index.stat().evict_count:
             break
     return {number: there[number] for number in held(index, there)}
@@ -87,7 +87,7 @@ def test_twelve_files_of_any_size_are_kept_in_the_pool_of_the_quick_start(
     assert held(index, range(12)) == set(range(12))
 
 
-LEAST = 32 * KIB  # smallest size of many blocks, because puts take most of the time
+SMALLEST = 32 * KIB  # smallest size of many blocks, because puts take most of the time
 PRIMES = (32_771, 65_537, 99_991, 131_101, 299_993, 524_309, 999_983, 2_097_169, 3_999_971)
 HALF = 120 * MIB  # about half of the pool's space
 
@@ -101,12 +101,12 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
         yield {
             "some sizes": sizes[rng.randrange(count)],
             "growing": min(1 + turn * 1999, top),
-            "shrinking": max(top - turn * 1999, LEAST),
-            "mostly small": rng.choice(sizes) if rng.random() < 0.05 else LEAST + sizes[0] // 50,
+            "shrinking": max(top - turn * 1999, SMALLEST),
+            "mostly small": rng.choice(sizes) if rng.random() < 0.05 else SMALLEST + sizes[0] // 50,
             "tenants": sizes[turn // 50 % min(count, 3)],
             "primes": PRIMES[rng.randrange(len(PRIMES))],
-            "two sizes": top if rng.random() < 0.3 else LEAST + 1,
-            "half the pool": HALF if turn % 9 == 5 else max(sizes[turn % count], LEAST),
+            "two sizes": top if rng.random() < 0.3 else SMALLEST + 1,
+            "half the pool": HALF if turn % 9 == 5 else max(sizes[turn % count], SMALLEST),
         }[kind]
 
 
@@ -128,7 +128,7 @@ def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
     rng = random.Random(seed)
     removes = removes and kind != "half the pool"
     device_count = rng.choice([1, 4])
-    least = 0.75 if removes and kind == "growing" else 0.85
+    fill_min = 0.75 if removes and kind == "growing" else 0.85
     with (
         tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
         Pool.create(
@@ -150,7 +150,7 @@ def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
             if removes and rng.random() < 0.4:
                 index.remove(keys([rng.randrange(number + 1)]))
         fuller = used + rounded(length)
-        assert used / stat.data_bytes >= least or fuller > stat.data_bytes
+        assert used / stat.data_bytes >= fill_min or fuller > stat.data_bytes
         assert stat.table_evict_count == 0
 
 
@@ -169,10 +169,10 @@ def test_a_large_block_takes_the_place_of_the_oldest_small_ones(index: IndexClie
     numbers = [number for number in sorted(numbers) if number]  # all but the evicted one
     before = index.stat().evict_count
     assert put_one(index, 1 << 20, MIB) is not None
-    gone = set(numbers) - held(index, numbers)
-    assert gone == set(numbers[: len(gone)])
-    assert len(gone) <= -(-MIB // (68 * KIB))
-    assert index.stat().evict_count == before + len(gone)
+    evicted = set(numbers) - held(index, numbers)
+    assert evicted == set(numbers[: len(evicted)])
+    assert len(evicted) <= -(-MIB // (68 * KIB))
+    assert index.stat().evict_count == before + len(evicted)
 
 
 def gaps(taken: list[Interval], space: Interval) -> Iterator[Interval]:
@@ -187,8 +187,8 @@ def youngest_needed(ages: list[Interval], fixed: list[Interval], size: int, spac
     never.
     """
     for count in range(1, len(ages) + 1):
-        left = sorted(ages[count:] + fixed)
-        if any(end - first >= size for first, end in gaps(left, space)):
+        remaining = sorted(ages[count:] + fixed)
+        if any(end - first >= size for first, end in gaps(remaining, space)):
             return count
     return 0
 
@@ -213,27 +213,27 @@ def test_no_other_choice_of_victims_would_have_an_older_youngest(
         order = rng.sample(sorted(there), len(there))
         for number in order:
             index.lookup(keys([number]))
-        kept = order[:: rng.choice([3, 7, 1000])]
-        pins = [index.lookup(keys([number]), pin=True).hits for number in kept]
-        movable = [number for number in order if number not in set(kept)]
+        pinned = order[:: rng.choice([3, 7, 1000])]
+        pins = [index.lookup(keys([number]), pin=True).hits for number in pinned]
+        movable = [number for number in order if number not in set(pinned)]
         ages = [there[number] for number in movable]
-        fixed = [there[number] for number in kept]
+        fixed = [there[number] for number in pinned]
         widest = max(end - first for first, end in gaps(sorted(ages + fixed), space))
         size = widest + PAGE * rng.choice([1, 5, 50, 300, 5000])
         needed = youngest_needed(ages, fixed, size, space)
         placed = put_one(index, 1 << 20, size)
-        gone = [number for number in movable if not index.lookup(keys([number])).hits]
-        assert (placed is None) == (needed == 0) == (gone == [])
-        assert not gone or movable.index(gone[-1]) == needed - 1
+        evicted = [number for number in movable if not index.lookup(keys([number])).hits]
+        assert (placed is None) == (needed == 0) == (evicted == [])
+        assert not evicted or movable.index(evicted[-1]) == needed - 1
         for hits in pins:
             index.release(hits)
 
 
 def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(index: IndexClient) -> None:
     there = sorted(fill(index, iter(lambda: MIB, 0)))
-    places = {number: index.lookup(keys([number])).hits[0].offset for number in there}
-    by_place = sorted(there, key=places.__getitem__)
-    pins = [index.lookup(keys([number]), pin=True).hits for number in by_place[::4]]
+    offsets = {number: index.lookup(keys([number])).hits[0].offset for number in there}
+    by_offset = sorted(there, key=offsets.__getitem__)
+    pins = [index.lookup(keys([number]), pin=True).hits for number in by_offset[::4]]
     (refused,) = index.reserve(keys([1 << 20]), length=4 * MIB)
     assert refused.status == -lib.BL_ERROR_NO_SPACE
     assert held(index, there) == set(there)
@@ -255,8 +255,8 @@ def test_more_blocks_than_one_walk_visits_are_evicted_at_once(shm: Path) -> None
             index.commit(index.reserve(keys(range(first, first + 1000)), length=PAGE))
         pinned = [n for first in range(0, 9000, 1000) for n in range(first, first + 1000, 2)]
         pins = [index.lookup(keys([number]), pin=True).hits for number in pinned]
-        left = index.stat()
-        free = (left.data_bytes - left.used_bytes) // PAGE - 1
+        stat = index.stat()
+        free = (stat.data_bytes - stat.used_bytes) // PAGE - 1
         put(index, range(count, count + free), length=PAGE)
         (granted,) = index.reserve(keys([1 << 20]), length=MIB)
         assert states([granted]) == ["GRANTED"]
@@ -304,14 +304,14 @@ def former(pool: Pool) -> dict[int, int]:
     for shape in shapes:
         mark = old_mark(*shape, epoch=1)
         write_line(pool, g.extent_offset + (half * g.stripe_count + shape[0]) * 64, mark)
-    places = {}
+    offsets = {}
     for number in range(8):
         first, count, size = shapes[number % 3]
         index = number // 3 % (count * STRIPE // size)
         offset = g.data_offset + first * STRIPE + index * size
-        if offset in places.values():
+        if offset in offsets.values():
             continue
-        places[number] = offset
+        offsets[number] = offset
         at = g.table_offset + (half * g.block_count_max + number) * 64
         address = lib.bl_pool_address(pool.handle, at)
         entry = ffi.new("bl_entry *")
@@ -319,15 +319,15 @@ def former(pool: Pool) -> dict[int, int]:
         entry.offset, entry.check = offset, 0
         line = bytes(ffi.buffer(entry))
         write_line(pool, at, line[:60] + line_hash(line, number).to_bytes(4, "little"))
-    return places
+    return offsets
 
 
 def test_a_pool_of_an_earlier_release_is_taken_over(quick: Pool) -> None:
-    places = former(quick)
+    offsets = former(quick)
     with IndexServer(quick), Client(quick) as client:
         index = IndexClient(client)
-        found = {number: index.lookup(keys([number])).hits for number in places}
-        assert {number: hits[0].offset for number, hits in found.items() if hits} == places
+        hits_of = {number: index.lookup(keys([number])).hits for number in offsets}
+        assert {number: hits[0].offset for number, hits in hits_of.items() if hits} == offsets
         assert eventually(lambda: index.stat().held_bytes == 0)
         there = fill(index, iter(lambda: MIB, 0), first=100)
         stat = index.stat()

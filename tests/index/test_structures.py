@@ -59,7 +59,7 @@ def stat(pages: Any) -> Any:
 
 class PagesAgreeWithTheModel(RuleBasedStateMachine):
     counts = st.integers(1, 40) | st.sampled_from([500, 512, 513, 1024, 5000])
-    places = st.integers(0, 1 << 30)
+    positions = st.integers(0, 1 << 30)
 
     @initialize(stripes=st.sampled_from([1, 2, 7, 8, 9, 20, 70]))
     def start(self, stripes: int) -> None:
@@ -67,12 +67,14 @@ class PagesAgreeWithTheModel(RuleBasedStateMachine):
         self.blocks: list[tuple[int, int]] = []
         self.deferred = False
 
-    def run_of(self, place: int, count: int) -> tuple[int, int]:
+    def run_of(self, position: int, count: int) -> tuple[int, int]:
         """Return a block, or a run near one."""
-        if self.blocks and place % 4:
-            first, size = self.blocks[place % len(self.blocks)]
-            return (first, size) if place % 7 else (first + place % 3 - 1, size + place % 2)
-        return place % len(self.model.state), count
+        if self.blocks and position % 4:
+            first, size = self.blocks[position % len(self.blocks)]
+            return (
+                (first, size) if position % 7 else (first + position % 3 - 1, size + position % 2)
+            )
+        return position % len(self.model.state), count
 
     @rule(count=counts, times=st.integers(1, 60))
     def take(self, count: int, times: int) -> None:
@@ -85,10 +87,10 @@ class PagesAgreeWithTheModel(RuleBasedStateMachine):
             self.model.take(first, count)
             self.blocks.append((first, count))
 
-    @rule(places=st.lists(places, max_size=30), count=counts)
-    def take_there(self, places: list[int], count: int) -> None:
-        for place in places:
-            first, size = self.run_of(place, count)
+    @rule(positions=st.lists(positions, max_size=30), count=counts)
+    def take_there(self, positions: list[int], count: int) -> None:
+        for position in positions:
+            first, size = self.run_of(position, count)
             expected = self.model.take(first, size)
             if first >= 0:
                 assert lib.bl_pages_take(self.pages, at(first), size * PAGE) == expected
@@ -101,30 +103,30 @@ class PagesAgreeWithTheModel(RuleBasedStateMachine):
         self.deferred = defer
 
     @rule(
-        places=st.lists(places, max_size=30),
+        positions=st.lists(positions, max_size=30),
         count=counts,
         turn=st.sampled_from(["give", "give", "hold", "unhold"]),
     )
-    def turn(self, places: list[int], count: int, turn: str) -> None:
+    def turn(self, positions: list[int], count: int, turn: str) -> None:
         states = {"give": ("used", "free"), "hold": ("used", "held"), "unhold": ("held", "free")}
-        for place in places:
-            first, size = self.run_of(place, count)
+        for position in positions:
+            first, size = self.run_of(position, count)
             expected = self.model.turn(first, size, *states[turn])
             call = getattr(lib, f"bl_pages_{turn}")
             if first >= 0:
                 assert call(self.pages, at(first), size * PAGE) == expected
 
-    @rule(place=places)
-    def lose(self, place: int) -> None:
-        if place % 5 == 0:
-            lib.bl_pages_lose(self.pages, place % self.stripes, 1)
-            self.model.lose(place % self.stripes)
+    @rule(position=positions)
+    def lose(self, position: int) -> None:
+        if position % 5 == 0:
+            lib.bl_pages_lose(self.pages, position % self.stripes, 1)
+            self.model.lose(position % self.stripes)
 
-    @rule(place=places, hold=st.booleans())
-    def turn_all(self, place: int, hold: bool) -> None:
+    @rule(position=positions, hold=st.booleans())
+    def turn_all(self, position: int, hold: bool) -> None:
         if hold:
-            lib.bl_pages_hold_free(self.pages, place % self.stripes, 1)
-            self.model.hold_free(place % self.stripes)
+            lib.bl_pages_hold_free(self.pages, position % self.stripes, 1)
+            self.model.hold_free(position % self.stripes)
         else:
             lib.bl_pages_unhold_all(self.pages)
             self.model.unhold_all()
@@ -157,20 +159,20 @@ class PagesAgreeWithTheModel(RuleBasedStateMachine):
         if self.model.inside(first, size):
             free = sum(map(self.model.free, range(first, first + size)))
             assert lib.bl_pages_free_within(self.pages, at(first), size * PAGE) == free * PAGE
-        stripe, parts = first % self.stripes, ffi.new("uint32_t [2]")
+        stripe, sizes = first % self.stripes, ffi.new("uint32_t [2]")
         states = self.model.state[stripe * STRIPE_PAGES : (stripe + 1) * STRIPE_PAGES]
-        lib.bl_pages_of_stripe(self.pages, stripe, parts, parts + 1)
-        assert list(parts) == [states.count(state) * PAGE for state in ("used", "held")]
+        lib.bl_pages_of_stripe(self.pages, stripe, sizes, sizes + 1)
+        assert list(sizes) == [states.count(state) * PAGE for state in ("used", "held")]
         assert lib.bl_pages_idle(self.pages, stripe, 1) == (set(states) == {"free"})
 
     @invariant()
     def the_held_pages_are_found_in_order(self) -> None:
-        offset, size, found = ffi.new("uint64_t *", DATA), ffi.new("uint32_t *"), []
+        offset, size, pages = ffi.new("uint64_t *", DATA), ffi.new("uint32_t *"), []
         while lib.bl_pages_next_held(self.pages, offset, size) == 0:
             first = (offset[0] - DATA) // PAGE
-            found += range(first, first + size[0] // PAGE)
+            pages += range(first, first + size[0] // PAGE)
             offset[0] += size[0]
-        assert found == [page for page, state in enumerate(self.model.state) if state == "held"]
+        assert pages == [page for page, state in enumerate(self.model.state) if state == "held"]
 
 
 TestPages = PagesAgreeWithTheModel.TestCase
@@ -204,12 +206,12 @@ def test_the_largest_block_may_cross_any_number_of_stripes(first: int) -> None:
     pages, largest = create_pages(2000), lib.BL_BLOCK_SIZE_MAX
     for page in (first, first + 1 + largest // PAGE):
         lib.bl_pages_take(pages, at(page), PAGE)
-    place = 0 if first * PAGE >= largest else first + 1
-    assert find(pages, largest) == at(place)
-    assert lib.bl_pages_take(pages, at(place), largest) == 0
+    position = 0 if first * PAGE >= largest else first + 1
+    assert find(pages, largest) == at(position)
+    assert lib.bl_pages_take(pages, at(position), largest) == 0
     assert stat(pages).used_bytes == largest + 2 * PAGE
-    assert lib.bl_pages_give(pages, at(place), largest) == 0
-    assert find(pages, largest) == at(place)
+    assert lib.bl_pages_give(pages, at(position), largest) == 0
+    assert find(pages, largest) == at(position)
 
 
 def test_offsets_outside_the_pools_pages_are_rejected() -> None:
@@ -277,8 +279,8 @@ class ExtentsAgreeWithTheModel(RuleBasedStateMachine):
         self.generation += 1
         view = ffi.new("bl_extent_view *")
         expected = self.model.open(stripe, self.generation)
-        found = lib.bl_extents_open(self.extents, stripe, self.generation, view)
-        assert (found or (view.first_stripe, view.stripe_count)) == expected
+        result = lib.bl_extents_open(self.extents, stripe, self.generation, view)
+        assert (result or (view.first_stripe, view.stripe_count)) == expected
 
     @rule(stripe=stripe, count=st.integers(0, 12) | st.just(STRIPES_MAX + 1), retired=st.booleans())
     def adopt(self, stripe: int, count: int, retired: bool) -> None:
@@ -300,20 +302,20 @@ class ExtentsAgreeWithTheModel(RuleBasedStateMachine):
 
     @invariant()
     def a_walk_meets_all(self) -> None:
-        view, stripe, found = ffi.new("bl_extent_view *"), 0, []
+        view, stripe, views = ffi.new("bl_extent_view *"), 0, []
         while lib.bl_extents_next(self.extents, stripe, view) == 0:
-            found.append(fields(view))
+            views.append(fields(view))
             stripe = view.first_stripe + view.stripe_count
-        assert found == self.model.views()
-        assert lib.bl_extents_count(self.extents) == len(found)
+        assert views == self.model.views()
+        assert lib.bl_extents_count(self.extents) == len(views)
 
     @invariant()
     def every_stripe_has_its_extent(self) -> None:
         views = {view[1]: view for view in self.model.views()}
         view = ffi.new("bl_extent_view *")
         for stripe, first in enumerate(self.model.first):
-            found = lib.bl_extents_at(self.extents, stripe, view)
-            assert (found or fields(view)) == (-ENOENT if first is None else views[first])
+            result = lib.bl_extents_at(self.extents, stripe, view)
+            assert (result or fields(view)) == (-ENOENT if first is None else views[first])
         for first, count in ((0, len(self.model.first)), (0, 1), (len(views) % 3, 7)):
             owners = self.model.first[first : first + count]
             whole = first + count <= len(self.model.first)

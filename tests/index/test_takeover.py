@@ -35,12 +35,12 @@ ROUNDS = 40
 REMOVED = 9
 
 
-def places(index: IndexClient, numbers: range) -> dict[int, BlockPlace]:
+def located(index: IndexClient, numbers: range) -> dict[int, BlockPlace]:
     """Return where each block is, by its number."""
-    found = {number: index.lookup(keys([number])).hits for number in numbers}
+    hits_of = {number: index.lookup(keys([number])).hits for number in numbers}
     return {
         number: (hits[0].offset, hits[0].length, hits[0].generation, hits[0].block)
-        for number, hits in found.items()
+        for number, hits in hits_of.items()
         if hits
     }
 
@@ -66,7 +66,7 @@ def test_every_committed_block_survives_kills_of_the_server(
         put(index, range(20))
         put(index, range(20, 30), length=5 * MIB // 2)
         index.remove(keys(range(5, 25)))
-        before = places(index, range(40))
+        before = located(index, range(40))
         assert set(before) == {*range(5), *range(25, 30)}
     first.kill()
     for _ in range(deaths - 1):
@@ -74,7 +74,7 @@ def test_every_committed_block_survives_kills_of_the_server(
     with IndexServer(pool) as server, Client(pool) as client:
         index = IndexClient(client)
         assert server.stat().epoch == deaths + 1
-        assert places(index, range(40)) == before
+        assert located(index, range(40)) == before
         assert index.stat().damaged_count == 0
         assert eventually(lambda: index.stat().held_bytes == 0)
         assert index.stat().used_bytes == index.stat().block_bytes
@@ -93,7 +93,9 @@ def test_a_client_continues_its_puts_across_server_deaths(
             server = Process(roles.serve_index, paths)
         assert held(index, range(deaths * 5)) == set(range(deaths * 5))
         assert eventually(lambda: conserved(index))
-        generations = [place[2] for place in places(index, range(deaths * 5)).values()]
+        generations = [
+            located_block[2] for located_block in located(index, range(deaths * 5)).values()
+        ]
         assert sorted(set(generations)) == generations
     server.kill()
 
@@ -101,10 +103,10 @@ def test_a_client_continues_its_puts_across_server_deaths(
 def test_a_clean_stop_loses_no_blocks(pool: Pool) -> None:
     with IndexServer(pool), Client(pool) as client:
         put(IndexClient(client), range(10))
-        before = places(IndexClient(client), range(10))
+        before = located(IndexClient(client), range(10))
     for _ in range(3):
         with IndexServer(pool), Client(pool) as client:
-            assert places(IndexClient(client), range(10)) == before
+            assert located(IndexClient(client), range(10)) == before
 
 
 def test_grants_of_a_live_client_are_not_reassigned(
@@ -113,7 +115,7 @@ def test_grants_of_a_live_client_are_not_reassigned(
     with Process(roles.hold_blocks, paths) as writer:
         assert set(json.loads(writer.request('["reserve", [1, 2, 3]]'))) == {"GRANTED"}
         with Client(pool) as client:
-            (beside,) = put(IndexClient(client), [100])
+            (new_block,) = put(IndexClient(client), [100])
         first.kill()
         with IndexServer(pool) as server, Client(pool) as client:
             index = IndexClient(client)
@@ -122,7 +124,7 @@ def test_grants_of_a_live_client_are_not_reassigned(
             # The writer may still write there, so no session gets this space.
             grants = index.reserve(keys(range(1000, 1070)), length=MIB)
             given = {grant.offset for grant in grants if grant.state is BlockState.GRANTED}
-            assert not given & {beside.offset - (3 - i) * MIB for i in range(3)}
+            assert not given & {new_block.offset - (3 - i) * MIB for i in range(3)}
             assert given
             index.abort(grants)
             # The client makes a call: it has a new session, and its old grants have ended.
@@ -264,11 +266,11 @@ def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -
         put(index, range(RECOVERED))
         first = numbers(index, [*range(RECOVERED)])
         index.remove(keys([3, 7]))
-    kept = [name for name in range(RECOVERED) if name not in (3, 7)]
+    permanent = [name for name in range(RECOVERED) if name not in (3, 7)]
     with IndexServer(pool), Client(pool) as client:
         index = IndexClient(client)
         put(index, [103, 107])
-        assert numbers(index, [*kept, 103, 107]) == first
+        assert numbers(index, [*permanent, 103, 107]) == first
         put(index, [200, 201])
         assert numbers(index, [200, 201]) == {max(first) + 1, max(first) + 2}
 
@@ -298,7 +300,7 @@ def test_blocks_removed_in_any_epoch_do_not_return(pool: Pool) -> None:
             assert index.remove(keys(mine)) == count
 
 
-def order_of_places(pool: Pool) -> dict[int, tuple[int, range]]:
+def order_of_allocation(pool: Pool) -> dict[int, tuple[int, range]]:
     """Store blocks, restart the server, and return each one's number and stripes. Both halves have
     the blocks then, and half 0 is the valid one.
     """
@@ -321,18 +323,18 @@ def order_of_places(pool: Pool) -> dict[int, tuple[int, range]]:
 
 def found_after_restarts(pool: Pool) -> set[int]:
     """Return the blocks that a server finds. Its successor finds the same."""
-    found = []
+    names_held = []
     for _ in range(2):
         with IndexServer(pool), Client(pool) as client:
-            found.append(held(IndexClient(client), range(RECOVERED)))
-    assert found[0] == found[1]
-    return found[0]
+            names_held.append(held(IndexClient(client), range(RECOVERED)))
+    assert names_held[0] == names_held[1]
+    return names_held[0]
 
 
 @pytest.mark.parametrize("milestone", [1, 2, 4, 8, 16])
 def test_an_entry_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone: int) -> None:
     """If it is a milestone, its copy of two epochs ago is the second look of bl_table_ends()."""
-    lost = {name for name, (block, _) in order_of_places(pool).items() if block == milestone}
+    lost = {name for name, (block, _) in order_of_allocation(pool).items() if block == milestone}
     assert len(lost) == 1
     ground = Ground(pool)
     ground.at(ground.entry(milestone))[:] = bytes(LINE)
@@ -342,7 +344,7 @@ def test_an_entry_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milesto
 @pytest.mark.parametrize("milestone", [1, 2, 4, 8])
 def test_a_mark_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone: int) -> None:
     """If no extent begins at a milestone, its mark is free, and nothing is lost."""
-    where = order_of_places(pool)
+    where = order_of_allocation(pool)
     ground = Ground(pool)
     mark = ground.read("bl_extent_line", ground.mark(milestone))
     stripes = range(milestone, milestone + mark.stripe_count)
@@ -354,9 +356,9 @@ def test_a_mark_that_lost_its_bytes_does_not_end_the_table(pool: Pool, milestone
 
 def resident(kind: str) -> int:
     """Return this process's memory of a kind (Anon: private, Shmem: of pools), in bytes."""
-    found = re.search(rf"Rss{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+    match = re.search(rf"Rss{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) << 10
 
 
 def test_a_restart_takes_no_memory_for_unused_numbers(shm: Path) -> None:
@@ -426,12 +428,12 @@ def test_a_block_removed_while_pinned_is_freed_when_its_reader_dies(
 
 
 def test_closing_a_session_ends_its_grants_and_pins(attach: Callable[[], IndexClient]) -> None:
-    one, two = attach(), attach()
-    put(one, [1])
-    one.lookup(keys([1]), pin=True)
-    one.reserve(keys([2]), length=MIB)
-    one._client.close()
-    stat = two.stat()
+    first_client, second_client = attach(), attach()
+    put(first_client, [1])
+    first_client.lookup(keys([1]), pin=True)
+    first_client.reserve(keys([2]), length=MIB)
+    first_client._client.close()
+    stat = second_client.stat()
     assert (stat.grant_count, stat.pinned_count, stat.abort_count) == (0, 0, 1)
 
 

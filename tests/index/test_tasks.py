@@ -28,7 +28,7 @@ from beluga.kvcache import KVCache, hash_keys
 from beluga.pool import Pool
 from beluga.rpc import Client
 
-PLACES, QUEUES, LANES = 6, 3, 3
+CAPACITY, QUEUES, LANES = 6, 3, 3
 LONG_S = 500.0
 TASK_SIZE = 4096
 
@@ -41,7 +41,7 @@ def create(count: int) -> Any:
 
 STEP = st.tuples(
     st.sampled_from(["add", "add", "remove", "claim", "claim", "extend", "gone", "count"]),
-    st.integers(0, PLACES - 1),  # a task, or the rank of a generation
+    st.integers(0, CAPACITY - 1),  # a task, or the rank of a generation
     st.integers(0, QUEUES - 1),
     st.integers(0, LANES - 1),
     st.integers(0, 4),  # elapsed time
@@ -51,28 +51,28 @@ STEP = st.tuples(
 
 @given(st.lists(STEP, max_size=60))
 def test_tasks_agree_with_a_sorted_dictionary(steps: list[Any]) -> None:
-    tasks, model, now, made = create(PLACES), Tasks(), 1, 0
+    tasks, model, now, made = create(CAPACITY), Tasks(), 1, 0
     for name, which, queue, lane, passing, holding in steps:
         now += passing
         live = sorted(model.tasks)
-        for place in live:
-            assert sim_lib.bl_tasks_waits(tasks, place, now) == model.waits(place, now)
+        for slot in live:
+            assert sim_lib.bl_tasks_waits(tasks, slot, now) == model.waits(slot, now)
         if name == "add":
-            place = sim_lib.bl_tasks_take(tasks, which)
-            assert (place < 0) == (len(live) == PLACES)
-            if place >= 0:
+            slot = sim_lib.bl_tasks_take(tasks, which)
+            assert (slot < 0) == (len(live) == CAPACITY)
+            if slot >= 0:
                 made += 1
                 # some clients commit later than others
                 generation = 100 + 10 * made - 25 * (which == 0)
-                assert sim_lib.bl_tasks_add(tasks, place, queue, generation, now) == 0
-                model.add(place, queue, generation, now)
-                assert sim_lib.bl_tasks_block(tasks, place) == which
+                assert sim_lib.bl_tasks_add(tasks, slot, queue, generation, now) == 0
+                model.add(slot, queue, generation, now)
+                assert sim_lib.bl_tasks_block(tasks, slot) == which
         elif name == "claim":
-            place = sim_lib.bl_tasks_claim(tasks, queue, lane, now, now + holding)
-            assert place == model.claim(queue, lane, now, now + holding)
-            if place >= 0:
-                deliveries = sim_lib.bl_tasks_deliveries(tasks, place)
-                assert deliveries == model.tasks[place].deliveries
+            slot = sim_lib.bl_tasks_claim(tasks, queue, lane, now, now + holding)
+            assert slot == model.claim(queue, lane, now, now + holding)
+            if slot >= 0:
+                deliveries = sim_lib.bl_tasks_deliveries(tasks, slot)
+                assert deliveries == model.tasks[slot].deliveries
         elif name == "gone":
             sim_lib.bl_tasks_lane_gone(tasks, lane)
             model.lane_gone(lane)
@@ -84,16 +84,16 @@ def test_tasks_agree_with_a_sorted_dictionary(steps: list[Any]) -> None:
             sim_lib.bl_tasks_remove(tasks, live[which % len(live)])
             model.remove(live[which % len(live)])
         elif live:
-            place = live[which % len(live)]
-            extended = sim_lib.bl_tasks_extend(tasks, place, lane, now, now + holding) == 0
-            assert extended == model.extend(place, lane, now, now + holding)
+            slot = live[which % len(live)]
+            extended = sim_lib.bl_tasks_extend(tasks, slot, lane, now, now + holding) == 0
+            assert extended == model.extend(slot, lane, now, now + holding)
 
 
 def test_too_many_queues_are_rejected_and_existing_tasks_are_found() -> None:
     tasks = create(100)
     for queue in range(65):
-        place = sim_lib.bl_tasks_take(tasks, queue)
-        added = sim_lib.bl_tasks_add(tasks, place, 1000 + queue, queue, 10 + queue)
+        slot = sim_lib.bl_tasks_take(tasks, queue)
+        added = sim_lib.bl_tasks_add(tasks, slot, 1000 + queue, queue, 10 + queue)
         assert (added == 0) == (queue < 64)
     assert sim_lib.bl_tasks_older(tasks, 10) == -1
     assert sim_lib.bl_tasks_older(tasks, 11) == 0
@@ -138,24 +138,24 @@ def queues(pool: Pool, server: IndexServer) -> Iterator[tuple[Queue, Queue]]:
 
 
 def test_each_task_is_delivered_to_one_worker_in_order(queues: tuple[Queue, Queue]) -> None:
-    one, other = queues
+    first, second = queues
     for name in "abc":
-        one.put(name)
-    assert one.count() == (3, 0)
-    assert [one.named(), other.named(), one.named(), other.named()] == ["a", "b", "c", ""]
-    assert other.count() == (0, 3)
-    assert one.cache.remove(one.key("b")) == 1
-    assert one.count() == (0, 2)
+        first.put(name)
+    assert first.count() == (3, 0)
+    assert [first.named(), second.named(), first.named(), second.named()] == ["a", "b", "c", ""]
+    assert second.count() == (0, 3)
+    assert first.cache.remove(first.key("b")) == 1
+    assert first.count() == (0, 2)
 
 
 def test_only_the_claiming_session_can_complete_a_task(queues: tuple[Queue, Queue]) -> None:
-    one, other = queues
-    one.put("a")
-    record = one.claim()
-    assert not other.tasks.extend(record, visible_s=LONG_S)
-    assert one.tasks.extend(record, visible_s=LONG_S)
-    one.client.close()
-    assert eventually(lambda: other.named() == "a")
+    first, second = queues
+    first.put("a")
+    record = first.claim()
+    assert not second.tasks.extend(record, visible_s=LONG_S)
+    assert first.tasks.extend(record, visible_s=LONG_S)
+    first.client.close()
+    assert eventually(lambda: second.named() == "a")
 
 
 def test_an_old_claim_does_not_apply_to_a_reused_block(
@@ -177,11 +177,11 @@ def test_an_old_claim_does_not_apply_to_a_reused_block(
 
 
 def test_a_claim_expires(queues: tuple[Queue, Queue]) -> None:
-    one, other = queues
-    one.put("a")
-    record = one.claim(visible_s=0.05)
-    assert eventually(lambda: other.named() == "a")
-    assert not one.tasks.extend(record, visible_s=LONG_S)
+    first, second = queues
+    first.put("a")
+    record = first.claim(visible_s=0.05)
+    assert eventually(lambda: second.named() == "a")
+    assert not first.tasks.extend(record, visible_s=LONG_S)
 
 
 def test_tasks_are_not_evicted(pool: Pool, queues: tuple[Queue, Queue]) -> None:

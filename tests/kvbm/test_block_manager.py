@@ -159,10 +159,10 @@ def test_blocks_are_offloaded_and_onboarded_with_their_bytes() -> None:
     assert scene.pool.contains([1, 2, 3]) == [True] * 3
     scene.sink(*range(11, 19))
     assert scene.pool.contains([1, 2, 3]) == [False] * 3
-    found = scene.manager.onboard([1, 2, 3, 4], "next")
-    assert not found.done()
+    future = scene.manager.onboard([1, 2, 3, 4], "next")
+    assert not future.done()
     assert scene.manager.step()
-    blocks = found.result(0)
+    blocks = future.result(0)
     assert [block.key for block in blocks] == [1, 2, 3], "4 is nowhere"
     for block, number in zip(blocks, (1, 2, 3), strict=True):
         assert (scene.device.memory[block.index] == content(number)).all()
@@ -179,9 +179,9 @@ def test_an_onboard_loads_only_what_the_device_does_not_have() -> None:
     scene.sink(11, 12)  # evicts 3, and keeps the start of the chain
     assert scene.pool.contains([1, 2, 3]) == [True, True, False]
     scene.below.copies.clear()
-    found = scene.manager.onboard([1, 2, 3], "next")
+    future = scene.manager.onboard([1, 2, 3], "next")
     scene.manager.flush()
-    assert [block.key for block in found.result(0)] == [1, 2, 3]
+    assert [block.key for block in future.result(0)] == [1, 2, 3]
     assert scene.below.copies == [("load", [3])]
     scene.manager.release("next")
     scene.manager.flush()
@@ -193,8 +193,8 @@ def test_an_onboard_of_present_blocks_copies_nothing_and_does_not_wait() -> None
     scene.device.store([1])
     busy = scene.pool.reserve("busy", 7).result(0)
     cold = scene.manager.onboard([2, 3], "cold")
-    found = scene.manager.onboard([1], "next")
-    assert [block.key for block in found.result(0)] == [1]
+    future = scene.manager.onboard([1], "next")
+    assert [block.key for block in future.result(0)] == [1]
     assert scene.manager.onboard([], "next").result(0) == []
     assert not cold.done()
     scene.pool.drop_all(busy)
@@ -209,12 +209,12 @@ def test_two_chains_that_arrive_at_once_do_not_wait_for_each_other() -> None:
     scene.manager.release("warm")
     busy = scene.pool.reserve("busy", 2).result(0)
     chains = {"a": [1, 2, 3, 7, 8], "b": [4, 5, 6]}
-    found = {name: scene.manager.onboard(chain, name) for name, chain in chains.items()}
+    futures = {name: scene.manager.onboard(chain, name) for name, chain in chains.items()}
     assert scene.pool.inflight_blocks == 2, "who waits holds nothing"
     scene.pool.drop_all(busy)
     for name, chain in chains.items():
         scene.manager.flush()
-        assert [block.key for block in found[name].result(0)] == chain
+        assert [block.key for block in futures[name].result(0)] == chain
         scene.manager.release(name)
 
 
@@ -223,12 +223,12 @@ def test_a_chain_that_evicts_its_own_blocks_is_onboarded() -> None:
     scene.sink(3, 4)
     scene.sink(1, 2)
     busy = scene.pool.reserve("busy", 1).result(0)  # evicts 4
-    found = scene.manager.onboard([1, 2, 3, 4], "next")
+    future = scene.manager.onboard([1, 2, 3, 4], "next")
     scene.manager.flush()
-    assert not found.done(), "it needs all four"
+    assert not future.done(), "it needs all four"
     scene.pool.drop_all(busy)
     scene.manager.flush()
-    assert [block.key for block in found.result(0)] == [1, 2, 3, 4]
+    assert [block.key for block in future.result(0)] == [1, 2, 3, 4]
     scene.manager.release("next")
     with pytest.raises(TierError, match="has 4 blocks, but 5 were requested"):
         scene.manager.onboard([5, 6, 7, 8, 9], "more").result(0)
@@ -275,7 +275,7 @@ def test_onboards_precede_prefetches_and_both_precede_offloads() -> None:
     heat_up(scene, 1)
     scene.device.store([50])  # an offload
     scene.manager.prefetch([1])
-    found = [scene.manager.onboard([number], "x") for number in (2, 3)]
+    futures = [scene.manager.onboard([number], "x") for number in (2, 3)]
     while scene.manager.step():
         pass
     assert scene.below.copies == [
@@ -284,7 +284,7 @@ def test_onboards_precede_prefetches_and_both_precede_offloads() -> None:
         ("load", [1]),
         ("save", [50]),
     ]
-    assert all(future.result(0) for future in found)
+    assert all(future.result(0) for future in futures)
     assert (scene.moved("onboard"), scene.moved("prefetch")) == (2, 1)
 
 
@@ -319,10 +319,10 @@ def test_a_failed_copy_raises_a_typed_error_and_releases_its_blocks() -> None:
     scene = Scene(offload="drop")
     scene.sunk()
     scene.fail(TransferError("the link is down"))
-    found = scene.manager.onboard([1], "x")
+    future = scene.manager.onboard([1], "x")
     scene.manager.step()
     with pytest.raises(TierError, match=r"an onboard failed: .*the link is down"):
-        found.result(0)
+        future.result(0)
     scene.device.store([50])
     scene.manager.step()
     assert scene.dropped("failed") == 1
@@ -348,10 +348,10 @@ def test_blocks_that_a_copy_may_still_write_are_never_allocated() -> None:
     scene = Scene(offload="drop")
     scene.sunk()
     scene.fail(UnsettledError("no answer"))
-    found = scene.manager.onboard([1], "x")
+    future = scene.manager.onboard([1], "x")
     scene.manager.step()
     with pytest.raises(TierError, match="the end of an onboard is unknown: no answer"):
-        found.result(0)
+        future.result(0)
     scene.device.store([50])
     scene.manager.step()
     heat_up(scene, 2)
@@ -368,11 +368,11 @@ def test_an_onboard_that_ends_early_releases_everything(moment: str, how: str) -
     scene = Scene()
     scene.sunk()
     held = scene.pool.reserve("busy", 8 if moment == "waits for room" else 1).result(0)
-    found = scene.manager.onboard([1, 2], "x")
+    future = scene.manager.onboard([1, 2], "x")
 
     def end() -> None:
         if how == "cancel":
-            assert found.cancel() == (moment != "is copied")
+            assert future.cancel() == (moment != "is copied")
         elif how == "release":
             scene.manager.release("x")
         else:
@@ -386,12 +386,12 @@ def test_an_onboard_that_ends_early_releases_everything(moment: str, how: str) -
         scene.manager.step()
     if how == "release" and moment == "is copied":
         with pytest.raises(TierError, match="request 'x' was released"):
-            found.result(0)
+            future.result(0)
     elif moment == "is copied":
-        assert len(found.result(0)) == 2
+        assert len(future.result(0)) == 2
     else:
         with pytest.raises((CancelledError, TierError)):
-            found.result(0)
+            future.result(0)
     scene.manager.release("x")
     scene.pool.drop_all(held)
     assert scene.pool.inflight_blocks == 0
@@ -404,9 +404,9 @@ def test_an_onboard_that_finds_no_room_in_time_fails() -> None:
         scene.sink(*range(1, 9))
         scene.sink(*range(11, 19))
         held = scene.pool.reserve("busy", 8).result(0)
-        found = scene.manager.onboard([1], "x", timeout_s=0.01)
+        future = scene.manager.onboard([1], "x", timeout_s=0.01)
         with pytest.raises(TierError, match="tier device could not free 1 blocks within"):
-            found.result(WAIT_S)
+            future.result(WAIT_S)
         with pytest.raises(TierError, match="tier device has 8 blocks, but 9 were requested"):
             scene.manager.onboard(list(range(200, 209)), "x").result(WAIT_S)
         assert held[0].index == 0
@@ -426,12 +426,12 @@ def test_an_onboard_without_space_holds_nothing_until_its_retry(
         return inner(request, count, **options)
 
     monkeypatch.setattr(pool, "reserve", reserve)
-    found = scene.manager.onboard([1, 2, 3], "x")
+    future = scene.manager.onboard([1, 2, 3], "x")
     pool.drop_all(busy)
     assert held == [(1, 6), (3, 6)]  # the second time for all three, whichever others are evicted
     pool.drop_all(before.result(0))
     assert scene.manager.step()
-    assert len(found.result(0)) == 2
+    assert len(future.result(0)) == 2
 
 
 def test_a_stalled_offload_does_not_delay_an_onboard() -> None:
@@ -571,9 +571,9 @@ def test_a_chain_ends_at_the_first_block_that_the_tier_below_lost() -> None:
     scene = Scene()
     scene.sunk()
     del scene.below.blocks[2]
-    found = scene.manager.onboard([1, 2, 3], "x")
+    future = scene.manager.onboard([1, 2, 3], "x")
     scene.manager.flush()
-    assert [block.key for block in found.result(0)] == [1]
+    assert [block.key for block in future.result(0)] == [1]
     assert scene.pool.inflight_blocks == 1
     heat_up(scene, 2)
     scene.manager.prefetch([2])
@@ -610,8 +610,8 @@ def test_blocks_are_offloaded_to_a_pool_and_onboarded_through_a_cache(shm: Path)
                 del blocks
                 manager.release("r")
             assert manager.flush(WAIT_S)
-            found = manager.onboard(keys[:4], "next").result(WAIT_S)
-            assert [device.memory[block.index].tolist() for block in found] == [
+            blocks = manager.onboard(keys[:4], "next").result(WAIT_S)
+            assert [device.memory[block.index].tolist() for block in blocks] == [
                 [number] * LENGTH for number in range(4)
             ]
         with pytest.raises(TierError, match="the key 'a' is not a digest; give bytes"):
@@ -716,9 +716,11 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def onboard_blocks(self, numbers: list[int], request: str) -> None:
         """Onboard blocks; with wait, those that are known now must be returned."""
-        least = next((at for at, one in enumerate(numbers) if one not in self.known), len(numbers))
+        minimum = next(
+            (at for at, number in enumerate(numbers) if number not in self.known), len(numbers)
+        )
         future = self.manager.onboard(numbers, request)
-        self.onboards.append((numbers, request, future, least))
+        self.onboards.append((numbers, request, future, minimum))
 
     @rule(choice=CHOICES)
     def recall(self, choice: int) -> None:
@@ -736,10 +738,10 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(leaf=LEAVES, request=REQUESTS, keeps=st.booleans())
     def match(self, leaf: int, request: str, keeps: bool) -> None:
-        found = self.pool.match(chain(leaf), request)
-        assert [block.key for block in found] == chain(leaf)[: len(found)]
+        matched = self.pool.match(chain(leaf), request)
+        assert [block.key for block in matched] == chain(leaf)[: len(matched)]
         if keeps:
-            self.held += found
+            self.held += matched
 
     @rule(choice=CHOICES)
     def drop(self, choice: int) -> None:
@@ -751,7 +753,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def release(self, request: str) -> None:
         self.manager.release(request)
         self.reserved = [  # the granted blocks were released
-            one for one in self.reserved if one[1] != request
+            reserved for reserved in self.reserved if reserved[1] != request
         ]
         for numbers, whose, future, _ in self.onboards:
             assert whose != request or future.done(), f"onboard of {numbers} goes on"
@@ -787,7 +789,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.below.copies.clear()
-            can_start = any(not one.future.cancelled() for one in self.manager._onboards)
+            can_start = any(not onboard.future.cancelled() for onboard in self.manager._onboards)
             self.manager.step()
             if can_start:
                 assert {what for what, _ in self.below.copies} <= {"load"}, "it was overtaken"
@@ -800,10 +802,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.nothing_is_lost()
 
     def results_are_right(self) -> None:
-        left = []
-        for numbers, request, future, least in self.onboards:
+        pending = []
+        for numbers, request, future, minimum in self.onboards:
             if not future.done():
-                left.append((numbers, request, future, least))
+                pending.append((numbers, request, future, minimum))
                 continue
             try:
                 blocks = future.result(0)
@@ -815,9 +817,9 @@ class ManagerMachine(RuleBasedStateMachine):
                 continue
             assert [block.key for block in blocks] == numbers[: len(blocks)]
             if self.waits and not self.has_failed:
-                assert len(blocks) >= least
+                assert len(blocks) >= minimum
             self.held += blocks
-        self.onboards = left
+        self.onboards = pending
 
     def bytes_are_those_of_their_keys(self) -> None:
         for key, block in self.pool._registered.items():
@@ -832,15 +834,17 @@ class ManagerMachine(RuleBasedStateMachine):
             if future.done() and not future.cancelled() and future.exception(0) is None
             for block in future.result(0)
         ]
-        waiting = [one for pending in self.manager._pending.values() for one in pending]
-        mutable += [block.index for one in waiting for block in one.room]
+        waiting = [onboard for pending in self.manager._pending.values() for onboard in pending]
+        mutable += [block.index for onboard in waiting for block in onboard.room]
         assert len(set(mutable)) == len(mutable), "two reservations have one block"
         free = [block.index for block in self.pool._free]
         registered = [block.index for block in self.pool._registered.values()]
         assert sorted(free + registered + mutable) == list(range(self.pool.total_blocks))
         self.held = [block for block in self.held if block.claim.block is not None]
         held = {block.index for block in self.held}
-        held |= {block.index for one in waiting for block in one.present if block is not None}
+        held |= {
+            block.index for onboard in waiting for block in onboard.present if block is not None
+        }
         assert self.pool.inflight_blocks == len(held) + len(mutable), "a block is held for good"
 
     def nothing_is_lost(self) -> None:

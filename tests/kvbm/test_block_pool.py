@@ -43,9 +43,9 @@ def store(
     pool: BlockPool, keys: list[int], request: str = "r", *, chain: bool = True
 ) -> list[RegisteredBlock]:
     blocks = pool.reserve(request, len(keys)).result(WAIT_S)
-    for place, (block, key) in enumerate(zip(blocks, keys, strict=True)):
+    for index, (block, key) in enumerate(zip(blocks, keys, strict=True)):
         block.fill(SIZE)
-        block.commit(key, parent=keys[place - 1] if chain and place else None)
+        block.commit(key, parent=keys[index - 1] if chain and index else None)
     return pool.register(blocks)
 
 
@@ -79,9 +79,9 @@ def test_a_block_passes_its_states_and_rejects_invalid_transitions() -> None:
 def test_blocks_of_two_tiers_or_duplicates_are_rejected_together() -> None:
     pool, other = make(), make()
     (block,), (foreign,) = pool.reserve("r", 1).result(0), other.reserve("r", 1).result(0)
-    for one, key in ((block, 1), (foreign, 2)):
-        one.fill(SIZE)
-        one.commit(key)
+    for mutable, key in ((block, 1), (foreign, 2)):
+        mutable.fill(SIZE)
+        mutable.commit(key)
     with pytest.raises(TierError, match="of another tier"):
         pool.register([block, foreign])
     with pytest.raises(TierError, match="twice in one call"):
@@ -368,20 +368,22 @@ class ModelPool:
         self.next_claim = 0
 
     def by_key(self, key: int) -> ModelBlock | None:
-        return next((one for one in self.blocks if one.is_registered and one.key == key), None)
+        return next(
+            (block for block in self.blocks if block.is_registered and block.key == key), None
+        )
 
     def inactive(self) -> list[ModelBlock]:
-        return [one for one in self.blocks if one.is_registered and not one.claims]
+        return [block for block in self.blocks if block.is_registered and not block.claims]
 
     def victim(self) -> ModelBlock | None:
         inactive = self.inactive()
-        parents = {one.parent for one in inactive}
+        parents = {block.parent for block in inactive}
         leaves = [
-            one
-            for one in inactive
-            if one.key not in parents and (one.is_saved or not self.keep_unsaved)
+            block
+            for block in inactive
+            if block.key not in parents and (block.is_saved or not self.keep_unsaved)
         ]
-        return min(leaves, key=lambda one: one.tick, default=None)
+        return min(leaves, key=lambda block: block.tick, default=None)
 
     def claim(self, block: ModelBlock, request: str | None) -> int:
         self.next_claim += 1
@@ -448,18 +450,18 @@ class ModelPool:
         return shared
 
     def match(self, keys: list[int], request: str | None) -> list[int]:
-        found = []
+        shared = []
         for key in keys:
             block = self.by_key(key)
             if block is None:
                 break
-            found.append(self.share(block, request))
-        return found
+            shared.append(self.share(block, request))
+        return shared
 
     def release(self, request: str) -> list[int]:
         """Return the numbers of the reservations that fail."""
         failed = [number for number, whose, _ in self.waiting if whose == request]
-        self.waiting = [one for one in self.waiting if one[1] != request]
+        self.waiting = [waiter for waiter in self.waiting if waiter[1] != request]
         claims = [claim for claim, (_, whose) in self.owner.items() if whose == request]
         order = sorted(claims, reverse=True)  # the newest claim is the end of the chain
         waiting, self.waiting = self.waiting, []  # no blocks are granted in between
@@ -470,7 +472,7 @@ class ModelPool:
         return failed
 
     def cancel(self, number: int) -> None:
-        self.waiting = [one for one in self.waiting if one[0] != number]
+        self.waiting = [waiter for waiter in self.waiting if waiter[0] != number]
         self.grant()
 
     def save(self, keys: list[int]) -> None:
@@ -540,16 +542,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(request=REQUESTS, count=st.integers(0, 5))
     def try_reserve(self, request: str, count: int) -> None:
-        found = self.pool.try_reserve(request, count)
+        granted = self.pool.try_reserve(request, count)
         if self.model.waiting or not self.model.make_room(count):
-            assert found is None
+            assert granted is None
             return
-        assert found is not None
+        assert granted is not None
         self.number += 1
         self.model.reserve(self.number, request, count)
         self.futures[self.number] = Future()
-        self.futures[self.number].set_result(found)
-        del found
+        self.futures[self.number].set_result(granted)
+        del granted
         self.settle()
 
     @precondition(lambda self: self.futures)
@@ -611,10 +613,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS, max_size=4), request=st.one_of(st.none(), REQUESTS))
     def match(self, keys: list[int], request: str | None) -> None:
-        found = self.pool.match(keys, request)
+        matched = self.pool.match(keys, request)
         claims = self.model.match(keys, request)
-        assert [block.key for block in found] == keys[: len(claims)]
-        self.shared += zip(found, claims, strict=True)
+        assert [block.key for block in matched] == keys[: len(claims)]
+        self.shared += zip(matched, claims, strict=True)
         self.settle()
 
     @rule(leaf=KEYS, request=REQUESTS)
@@ -633,11 +635,11 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(choice=CHOICES, is_use=st.booleans())
     def upgrade(self, choice: int, is_use: bool) -> None:
         weak = self.pick(self.weak, choice)
-        found, known = weak.upgrade(is_use=is_use), self.model.by_key(weak.key)
-        assert (found is None) == (known is None)
-        if found is not None and known is not None:
-            assert found.index == known.index
-            self.shared.append((found, self.model.share(known, None, is_use=is_use)))
+        upgraded, known = weak.upgrade(is_use=is_use), self.model.by_key(weak.key)
+        assert (upgraded is None) == (known is None)
+        if upgraded is not None and known is not None:
+            assert upgraded.index == known.index
+            self.shared.append((upgraded, self.model.share(known, None, is_use=is_use)))
 
     @precondition(lambda self: self.mutable or self.shared)
     @rule(choice=CHOICES, how=st.sampled_from(["release", "twice", "with", "collect", "all"]))
@@ -686,16 +688,16 @@ class PoolMachine(RuleBasedStateMachine):
         pool, model = self.pool, self.model
         assert [block.index for block in pool._free] == model.free
         assert {key: block.index for key, block in pool._registered.items()} == {
-            one.key: one.index for one in model.blocks if one.is_registered
+            block.key: block.index for block in model.blocks if block.is_registered
         }
         assert pool.available_blocks == len(model.free) + len(model.inactive())
-        assert pool.inflight_blocks == sum(1 for one in model.blocks if one.claims)
+        assert pool.inflight_blocks == sum(1 for block in model.blocks if block.claims)
         assert len(pool._waiting) == len(model.waiting) == len(self.futures)
         active = {
             id(block.claim.block): block.claim.block for block, _ in self.mutable + self.shared
         }
         assert {block.index: block.references for block in active.values()} == {
-            one.index: len(one.claims) for one in model.blocks if one.claims
+            block.index: len(block.claims) for block in model.blocks if block.claims
         }
 
     def teardown(self) -> None:

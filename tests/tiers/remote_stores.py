@@ -47,16 +47,16 @@ def blocks(lengths: Sequence[int], seed: int = 0) -> tuple[NDArray[np.void], NDA
 
 
 def same(
-    found: Sequence[StoredBlock | None], records: NDArray[np.void], payload: NDArray[np.uint8]
+    blocks: Sequence[StoredBlock | None], records: NDArray[np.void], payload: NDArray[np.uint8]
 ) -> list[bool]:
     """Return which of the blocks were hits; one with other bytes than the saved ones fails the
     test.
     """
-    for each, record, row in zip(found, records, payload, strict=True):
+    for each, record, row in zip(blocks, records, payload, strict=True):
         if each is not None:
             assert each.record == record
             assert np.array_equal(each.payload, row[: record["length"]])
-    return [each is not None for each in found]
+    return [each is not None for each in blocks]
 
 
 class DictStore:
@@ -125,8 +125,8 @@ def flip_every(period: int, seed: int) -> Spoil:
 
     def spoil(data: bytes, before: int) -> bytes:
         changed = bytearray(data)
-        for place in range(-before % period, len(data), period):
-            changed[place] ^= 1 << chance.randrange(8)
+        for position in range(-before % period, len(data), period):
+            changed[position] ^= 1 << chance.randrange(8)
         return bytes(changed)
 
     return spoil

@@ -173,9 +173,9 @@ class Scene:
 
     def has(self, name: object, version: int) -> bool:
         """Whether a get returns this version; another one fails the test."""
-        found = self.get(name)
-        assert found is None or np.array_equal(found, content(name, version)), f"stale: {name}"
-        return found is not None
+        value = self.get(name)
+        assert value is None or np.array_equal(value, content(name, version)), f"stale: {name}"
+        return value is not None
 
     def remove(self, *names: object) -> int:
         return self.cache.remove([digest(name) for name in names])

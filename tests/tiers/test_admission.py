@@ -52,7 +52,7 @@ def test_the_sketch_ages() -> None:
         policy.admit(keys(first, 1 << 12))
     admitted = policy.admit(keys(1_000_000, 1000))
     assert np.count_nonzero(admitted) < 900  # the counts are bounded
-    assert Sketch(1 << 12, least=3).admit(keys(0, 4)).tolist() == [False] * 4
+    assert Sketch(1 << 12, count_min=3).admit(keys(0, 4)).tolist() == [False] * 4
 
 
 def test_without_reuse_adaptive_admits_nothing() -> None:

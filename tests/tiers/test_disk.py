@@ -100,9 +100,9 @@ def test_the_coldest_are_evicted_and_the_file_stays_bounded(tier: DiskTier, tmp_
         is_block(b, n)
         for n, b in zip(range(40, 60), tier.load(keys_of(range(40, 60))), strict=True)
     )
-    found = (tmp_path / "disk/blocks").stat()
-    assert found.st_size <= SIZE
-    assert found.st_blocks * 512 <= SIZE
+    stat = (tmp_path / "disk/blocks").stat()
+    assert stat.st_size <= SIZE
+    assert stat.st_blocks * 512 <= SIZE
 
 
 def test_s3fifo_keeps_read_blocks_and_survives_restarts(tmp_path: Path) -> None:

@@ -164,9 +164,9 @@ def test_a_disk_that_loses_acknowledged_writes_yields_misses(disk: FaultyDisk, l
     disk.save(range(10, 14))
     disk.engine.drop, disk.engine.misplace = False, 0
     assert disk.load(range(4)) == [True] * 4
-    found = disk.load(range(10, 14))
-    assert not all(found)
-    assert disk.failures("load", "checksum") == found.count(False)
+    loaded = disk.load(range(10, 14))
+    assert not all(loaded)
+    assert disk.failures("load", "checksum") == loaded.count(False)
 
 
 def _flip(path: Path, offset: int) -> None:

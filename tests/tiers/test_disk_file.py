@@ -31,7 +31,7 @@ def fill(tier: DiskTier | SpreadTier) -> None:
     assert tier.save(records_of(NUMBERS, LENGTH), payload_of(NUMBERS, LENGTH)).all()
 
 
-def found(tier: DiskTier | SpreadTier) -> list[int]:
+def stored(tier: DiskTier | SpreadTier) -> list[int]:
     """Return the stored blocks. None may have wrong bytes."""
     blocks = tier.load(keys_of(NUMBERS))
     there = [n for n, block in zip(NUMBERS, blocks, strict=True) if block is not None]
@@ -46,18 +46,18 @@ def zeros_first() -> bytes:
     return bytes(4096) + b"a disk image" * 4000
 
 
-@pytest.mark.parametrize("place", ["file", "folder"])
+@pytest.mark.parametrize("where", ["file", "folder"])
 @pytest.mark.parametrize(
     "data",
     [b"notes\n" * 60, zeros_first(), bytes(8192), b"x", bytes(100)],
     ids=["text", "zeros-first", "zeros", "one-byte", "few-zeros"],
 )
 def test_a_file_with_data_is_refused_and_left_as_it_is(
-    tmp_path: Path, place: str, data: bytes
+    tmp_path: Path, where: str, data: bytes
 ) -> None:
     path = tmp_path / "mine"
     file = path
-    if place == "folder":
+    if where == "folder":
         path.mkdir()
         file = path / "blocks"
     file.write_bytes(data)
@@ -105,7 +105,7 @@ def test_an_interrupted_format_is_repeated(
     fill(tier)
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE)
-    assert found(tier) == list(NUMBERS)
+    assert stored(tier) == list(NUMBERS)
     tier.close()
 
 
@@ -163,7 +163,7 @@ def test_a_blank_device_works_like_a_file(device: Path) -> None:
     tier.close()
     for size in (32 * MIB, 64 * MIB):
         tier = DiskTier(device, size)
-        assert found(tier) == list(NUMBERS)
+        assert stored(tier) == list(NUMBERS)
         tier.close()
     with pytest.raises(TierError, match="give at most its size"):
         DiskTier(device, 128 * MIB)
@@ -213,11 +213,11 @@ def test_a_tier_that_grows_keeps_its_blocks_and_has_more_space(tmp_path: Path) -
     tier.close()
     for _ in range(2):
         tier = DiskTier(tmp_path / "disk", 3 * SIZE)
-        assert found(tier) == list(NUMBERS)
+        assert stored(tier) == list(NUMBERS)
         assert tier.stat()["data_bytes"] >= before["data_bytes"] + 2 * SIZE
         large = range(1000, 1015)
         assert tier.save(records_of(large, 2 * MIB), payload_of(large, 2 * MIB)).all()
-        assert found(tier) == list(NUMBERS)
+        assert stored(tier) == list(NUMBERS)
         tier.close()
     assert (tmp_path / "disk/blocks").stat().st_size <= 3 * SIZE
 
@@ -227,18 +227,18 @@ def test_a_tier_that_shrinks_keeps_the_blocks_that_fit(tmp_path: Path) -> None:
     fill(tier)
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE // 8 * 3)
-    left = found(tier)
-    assert 10 < len(left) < len(NUMBERS)
-    assert tier.stat()["blocks"] == len(left)
+    remaining = stored(tier)
+    assert 10 < len(remaining) < len(NUMBERS)
+    assert tier.stat()["blocks"] == len(remaining)
     assert (tmp_path / "disk/blocks").stat().st_size <= SIZE // 8 * 3
     few = range(60)
     assert tier.save(records_of(few, LENGTH), payload_of(few, LENGTH)).all()
-    assert set(few) <= set(found(tier))
+    assert set(few) <= set(stored(tier))
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE)  # blocks beyond the former end are not found again
-    assert set(few) <= set(found(tier))
+    assert set(few) <= set(stored(tier))
     fill(tier)
-    assert found(tier) == list(NUMBERS)
+    assert stored(tier) == list(NUMBERS)
     tier.close()
 
 
@@ -248,11 +248,11 @@ def test_blocks_that_a_shrunken_tier_lost_are_misses_if_it_grows_at_once(tmp_pat
     fill(tier)
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE // 8 * 3)
-    left = found(tier)
+    remaining = stored(tier)
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE)
-    assert found(tier) == left
-    assert np.flatnonzero(tier.contains(keys_of(NUMBERS))).tolist() == left
+    assert stored(tier) == remaining
+    assert np.flatnonzero(tier.contains(keys_of(NUMBERS))).tolist() == remaining
     tier.close()
 
 
@@ -271,7 +271,7 @@ def test_a_size_beyond_the_free_space_is_rejected_and_changes_nothing(
     with pytest.raises(TierError, match="0 bytes free beside"):
         DiskTier(tmp_path / "disk", 2 * SIZE)
     tier = DiskTier(tmp_path / "disk", SIZE)  # the file has the required size
-    assert found(tier) == list(NUMBERS)
+    assert stored(tier) == list(NUMBERS)
     tier.close()
 
 
@@ -295,7 +295,7 @@ def test_one_more_disk_keeps_the_blocks_of_the_others(tmp_path: Path) -> None:
     tier.close()
     for count in (3, 2):
         tier = disks(count)
-        assert found(tier) == list(NUMBERS)
+        assert stored(tier) == list(NUMBERS)
         tier.close()
 
 
@@ -316,12 +316,12 @@ def as_extents(file: Path) -> int:
     count = 0
     for slot in range(slots):
         at = disk_file.PAGE + slot * ENTRY.size
-        *head, stripe, extent_stripes, place, crc, _ = ENTRY.unpack_from(whole, at)
+        *head, stripe, extent_stripes, position, crc, _ = ENTRY.unpack_from(whole, at)
         if head[2] == 0:  # sequence 0: no entry
             continue
         assert extent_stripes == 0
-        index, rest = divmod(stripe * 2 * MIB + place * disk_file.PAGE, block)
-        assert rest == 0
+        index, remainder = divmod(stripe * 2 * MIB + position * disk_file.PAGE, block)
+        assert remainder == 0
         entry = ENTRY.pack(*head, 0, 5, index, crc, 0)
         check = crc32c(entry[:-4], crc32c(struct.pack("<QQ", ident, slot)))
         whole[at : at + ENTRY.size] = entry[:-4] + struct.pack("<I", check)
@@ -337,10 +337,10 @@ def test_blocks_that_an_earlier_server_wrote_are_found(tmp_path: Path) -> None:
     assert as_extents(tmp_path / "disk" / "blocks") == len(NUMBERS)
     more = range(1000, 1020)
     tier = DiskTier(tmp_path / "disk", SIZE)
-    assert found(tier) == list(NUMBERS)
+    assert stored(tier) == list(NUMBERS)
     assert tier.save(records_of(more, 2 * LENGTH), payload_of(more, 2 * LENGTH)).all()
     tier.close()
     tier = DiskTier(tmp_path / "disk", SIZE)
-    assert found(tier) == list(NUMBERS)
+    assert stored(tier) == list(NUMBERS)
     assert all(map(is_block, tier.load(keys_of(more)), more))
     tier.close()

@@ -162,14 +162,14 @@ def test_a_header_of_an_earlier_version_has_no_second_checksum(tmp_path: Path) -
     assert full(owned(disk, "rack", "p2"))
 
 
-@pytest.mark.parametrize("place", [8, 48, 100, 180, 300, 510])
-def test_a_damaged_first_sector_is_refused(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("offset", [8, 48, 100, 180, 300, 510])
+def test_a_damaged_first_sector_is_refused(tmp_path: Path, offset: int) -> None:
     disk = tmp_path / "disk"
     fill(owned(disk, "rack", "p1"))
     with (disk / "blocks").open("r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         byte = file.read(1)[0] ^ 0x40
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte]))
     with pytest.raises(TierError, match=r"is damaged|has version"):
         owned(disk, "rack", "p1")
@@ -194,9 +194,9 @@ def test_pools_in_slices_of_one_device_have_separate_identities(tmp_path: Path) 
     file, size = tmp_path / "file", 24 << 20
     file.touch()
     os.truncate(file, 2 * size)
-    for place in (0, size):
-        with Pool.create([f"{file}@{place}+{size}"], sparse=True) as pool:
-            assert owner_of(pool).name == os.path.realpath(file) + (f"@{place}" if place else "")
+    for offset in (0, size):
+        with Pool.create([f"{file}@{offset}+{size}"], sparse=True) as pool:
+            assert owner_of(pool).name == os.path.realpath(file) + (f"@{offset}" if offset else "")
 
 
 # ---- Servers
@@ -295,18 +295,18 @@ def test_a_pool_on_volatile_memory_is_recreated_after_a_reboot(
 def test_the_disk_of_another_pool_is_rejected_until_it_is_released(
     shm: Path, tmp_path: Path, start: Start, run: Run
 ) -> None:
-    one, two, disk = shm / "one", shm / "two", tmp_path / "disk"
-    made(one)
-    made(two)
-    first = start("serve", "--pool", one, *below(disk))
+    first_pool, second_pool, disk = shm / "one", shm / "two", tmp_path / "disk"
+    made(first_pool)
+    made(second_pool)
+    first = start("serve", "--pool", first_pool, *below(disk))
     assert printed(first, "serving, epoch 1")
-    save(one, disk)
+    save(first_pool, disk)
     held = run("disk", "adopt", disk)
     assert held.returncode == 1
     assert "in use by process" in held.stderr
     first.kill()
     first.wait(60)
-    refused = run("serve", "--pool", two, *below(disk))
+    refused = run("serve", "--pool", second_pool, *below(disk))
     assert refused.returncode == 1
     [line] = [
         line for line in refused.stderr.splitlines() if "has the blocks of the server" in line
@@ -314,28 +314,28 @@ def test_the_disk_of_another_pool_is_rejected_until_it_is_released(
     assert f"beluga disk adopt {disk}" in line
     given = run("disk", "adopt", disk, "--json")
     assert given.returncode == 0
-    assert str(one) in given.stdout
-    second = start("serve", "--pool", two, *below(disk))
+    assert str(first_pool) in given.stdout
+    second = start("serve", "--pool", second_pool, *below(disk))
     assert printed(second, "serving, epoch 1")
-    assert eventually(lambda: has_all(two))
+    assert eventually(lambda: has_all(second_pool))
 
 
 def test_an_owner_with_a_name_may_move_its_pool(
     shm: Path, tmp_path: Path, start: Start, run: Run
 ) -> None:
-    one, two, disk = shm / "one", shm / "two", tmp_path / "disk"
-    made(one)
-    made(two)
+    first_pool, second_pool, disk = shm / "one", shm / "two", tmp_path / "disk"
+    made(first_pool)
+    made(second_pool)
     named = [*below(disk), "--disk-owner", "rack 7"]
-    first = start("serve", "--pool", one, *named)
+    first = start("serve", "--pool", first_pool, *named)
     assert printed(first, "serving, epoch 1")
-    save(one, disk)
+    save(first_pool, disk)
     first.kill()
     first.wait(60)
-    second = start("serve", "--pool", two, *named)
+    second = start("serve", "--pool", second_pool, *named)
     assert printed(second, "serving, epoch 1")
-    assert eventually(lambda: has_all(two))
-    alone = run("serve", "--pool", one, "--disk-owner", "rack 7")
+    assert eventually(lambda: has_all(second_pool))
+    alone = run("serve", "--pool", first_pool, "--disk-owner", "rack 7")
     assert alone.returncode == 2
     assert "give --disk" in alone.stderr
 
@@ -365,9 +365,9 @@ class Served:
         """Return whether a block is found with its bytes."""
         target = np.zeros((1, SET_LENGTH), np.uint8)
         self.cache.onboard([digest(name)], wait_s=LONG_S)
-        found = self.cache.get([digest(name)], target).hits == 1
-        assert not found or (target == content(name)).all()
-        return found
+        hit = self.cache.get([digest(name)], target).hits == 1
+        assert not hit or (target == content(name)).all()
+        return hit
 
     def on_disk(self, name: str) -> bool:
         """Return whether a disk has a block."""
@@ -446,19 +446,21 @@ def test_a_file_that_was_replaced_and_restored_has_no_blocks(pool: Path, tmp_pat
 
 
 def test_more_disks_and_fewer_are_the_same_set(pool: Path, tmp_path: Path) -> None:
-    one, other, third = (tmp_path / name for name in ("one", "other", "third"))
-    with serving(pool, one) as served:
+    first_disk, second_disk, third_disk = (tmp_path / name for name in ("one", "other", "third"))
+    with serving(pool, first_disk) as served:
         served.save("a", "b")
-    with serving(pool, one, other) as served:
+    with serving(pool, first_disk, second_disk) as served:
         assert served.has("a") and served.has("b")
         served.remove("a")
-    with serving(pool, one) as served:
+    with serving(pool, first_disk) as served:
         assert not served.has("a")
         assert served.on_disk("b")
         assert served.server.lower_stat().tier_count == 2  # this disk has left the set of both
-    with serving(pool, third) as served:
+    with serving(pool, third_disk) as served:
         served.save("c")
-    with serving(pool, one, third) as served:  # a disk of another set is formatted again
+    with serving(
+        pool, first_disk, third_disk
+    ) as served:  # a disk of another set is formatted again
         assert served.on_disk("b")
         assert not served.has("a")
         assert served.server.lower_stat().tier_count == 3

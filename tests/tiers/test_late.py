@@ -133,8 +133,8 @@ def test_a_tier_that_is_not_open_misses_and_saves_nothing_until_it_is(
     assert tier.remove_durably(keys[:1]).tolist() == [True]
     assert list(inner.blocks) == [(3, 4)]
     assert tier.contains(keys).tolist() == [False, True]
-    kept = tier.keys()
-    assert kept is not None and kept.tolist() == [[3, 4]]
+    stored = tier.keys()
+    assert stored is not None and stored.tolist() == [[3, 4]]
     inner.lose(keys[1:])
     assert [each.tolist() for each in lost] == [[[3, 4]]]
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
@@ -150,25 +150,25 @@ def test_blocks_of_a_disk_are_hits_once_it_can_be_opened(
         for number in range(300):  # the pool has room for about 200
             put(cache, number)
         assert eventually(lambda: server.lower_stat().dirty_count == 0)
-        gone = [number for number in range(300) if cache.lookup([NAMES[number]]).tiers[0] == 2]
-        assert len(gone) > 50
+        lost = [number for number in range(300) if cache.lookup([NAMES[number]]).tiers[0] == 2]
+        assert len(lost) > 50
     settings = {"server": pool.id, "smallest_block": LENGTH // 4096 * 4096}
     other = DiskTier(disk, DISK, **settings)  # type: ignore[arg-type]
     with serving(pool, disk, patient=True, offload=offload) as (server, cache):
         assert breaker(disk) == 2
-        assert not has(cache, gone[0])
+        assert not has(cache, lost[0])
         assert not has(cache, 399)
-        cache.remove([NAMES[gone[1]]])
+        cache.remove([NAMES[lost[1]]])
         for number in range(300, 390):  # each evicts another one
             put(cache, number)
         assert has(cache, 389)
-        assert not has(cache, gone[0])
+        assert not has(cache, lost[0])
         other.close()
         assert eventually(lambda: breaker(disk) == 0)
-        assert eventually(lambda: has(cache, gone[0]))
+        assert eventually(lambda: has(cache, lost[0]))
         assert eventually(lambda: server.lower_stat().name_count > 200)
-        assert all(has(cache, number) for number in gone[2:])
-        assert not has(cache, gone[1])
+        assert all(has(cache, number) for number in lost[2:])
+        assert not has(cache, lost[1])
         assert not has(cache, 399)
         put(cache, 399)
         assert eventually(lambda: server.lower_stat().dirty_count == 0)

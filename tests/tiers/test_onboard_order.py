@@ -98,11 +98,11 @@ def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(make: Callable[..
     try:
         cold(scene, "cold")
         store.first.wait()
-        found = [scene.has(f"mine {number}", 0) for number in range(20)]
+        present = [scene.has(f"mine {number}", 0) for number in range(20)]
     finally:
         ended.set()
         passing.join()
-    assert all(found)
+    assert all(present)
     assert len(store.requested) < 400
 
 

@@ -197,8 +197,8 @@ def test_close_completes_running_operations_and_drops_the_others() -> None:
         assert eventually(tier._closing.is_set, 60)
         gate.set()
         close.result(60)
-        found = [each is not None for each in load.result(60)]
-    assert found == [True, True, False, False, False]
+        loaded = [each is not None for each in load.result(60)]
+    assert loaded == [True, True, False, False, False]
     assert store.ended
 
 
@@ -336,10 +336,10 @@ def test_every_spelling_of_an_endpoint_reaches_the_store(
     url: str,
     environment: dict[str, str],
 ) -> None:
-    here, paths = store
+    url_here, paths = store
     for name, value in environment.items():
-        monkeypatch.setenv(name, value.replace("HERE", here))
-    made = ObstoreStore(urlsplit(url.replace("HERE", here)), SETTINGS)
+        monkeypatch.setenv(name, value.replace("HERE", url_here))
+    made = ObstoreStore(urlsplit(url.replace("HERE", url_here)), SETTINGS)
     assert bytes(made.get("name") or b"") == DATA
     made.put("name", memoryview(DATA))
     assert made.exists(["name"]) == [True]
@@ -409,13 +409,13 @@ def test_a_store_at_another_endpoint_or_account_has_another_name(
     """Removals wait for the store that had the blocks."""
     for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
         monkeypatch.delenv(variable, raising=False)
-    here = store_name(f"s3://bucket/p?endpoint=http://here:9000&{S3}")
-    assert here.startswith("s3://bucket/p ")
+    base = store_name(f"s3://bucket/p?endpoint=http://here:9000&{S3}")
+    assert base.startswith("s3://bucket/p ")
     assert store_name("s3://bucket/p") == "s3://bucket/p"
-    assert here == store_name("s3://bucket/p?aws_endpoint_url=http://HERE:9000/&access_key_id=new")
-    assert here != store_name(f"s3://bucket/p?endpoint=http://there:9000&{S3}")
+    assert base == store_name("s3://bucket/p?aws_endpoint_url=http://HERE:9000/&access_key_id=new")
+    assert base != store_name(f"s3://bucket/p?endpoint=http://there:9000&{S3}")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://here:9000")
-    assert store_name("s3://bucket/p") == here
+    assert store_name("s3://bucket/p") == base
     assert store_name("az://c?account_name=a") != store_name("az://c?account_name=b")
     assert store_name("redis://user:secret@cache/3") == "redis://cache/3"
     with pytest.raises(TierError, match="write http://HOST:PORT"):
@@ -514,19 +514,19 @@ def test_the_buffer_is_reused_but_never_shared(lines: Lines) -> None:
             target=far.sendall, args=(b"$%d\r\n%s\r\n" % (size, byte * size),)
         )
         sender.start()
-        found = _read_string(near, size, arena)
+        string = _read_string(near, size, arena)
         sender.join()
-        assert found is not None
-        return found
+        assert string is not None
+        return string
 
-    def address(found: memoryview) -> int:
-        return int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
+    def address(buffer: memoryview) -> int:
+        return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
 
     first = read_string(b"a")
     second = read_string(b"b")
     assert bytes(first) == b"a" * size
-    place = address(first)
-    assert address(second) != place
+    start = address(first)
+    assert address(second) != start
     del first
-    assert address(read_string(b"c")) == place
+    assert address(read_string(b"c")) == start
     assert bytes(second) == b"b" * size

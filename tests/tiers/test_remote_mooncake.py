@@ -16,8 +16,8 @@ import pytest
 from beluga.errors import TierError
 from beluga.tiers.remote import open_remote
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
 SEEN = {
     "saved by another": 10,
     "loaded": [True] * 10,
@@ -60,8 +60,8 @@ def test_two_racks_share_a_mooncake_store_that_stops_and_dies(tmp_path: Path) ->
         pytest.skip("Mooncake Store cannot be installed here")
     packages = Path(setup.stdout.strip())
     ran = subprocess.run(
-        [*unshare, sys.executable, HERE / "mooncake_scene.py", tmp_path, packages / "bin"],
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}:{packages}"},
+        [*unshare, sys.executable, FOLDER / "mooncake_scene.py", tmp_path, packages / "bin"],
+        env={**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER.parent}:{packages}"},
         capture_output=True,
         text=True,
         timeout=250,

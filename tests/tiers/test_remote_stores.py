@@ -75,9 +75,9 @@ def test_saved_blocks_are_loaded_and_others_are_misses(tier: RemoteTier) -> None
     assert tier.save(records, payload).all()
     keys = np.concatenate([others["key"], records["key"]])
     assert tier.contains(keys).tolist() == [False] * 3 + [True] * 8
-    found = tier.load(keys)
-    assert found[:3] == [None] * 3
-    assert all(same(found[3:], records, payload))
+    loaded = tier.load(keys)
+    assert loaded[:3] == [None] * 3
+    assert all(same(loaded[3:], records, payload))
 
 
 def test_a_block_is_removed_once(tier: RemoteTier) -> None:
@@ -141,13 +141,13 @@ def test_an_object_that_is_too_large_is_not_read(kind: str, tmp_path: Path) -> N
     settings = RemoteSettings(block_bytes=4096)
     tier = open_remote(url, settings=settings)
     try:
-        most = settings.object_bytes
-        tier._store.put("largest", memoryview(bytes(most)))
-        tier._store.put("larger", memoryview(bytes(most + 1)))
-        found = tier._store.get("largest")
-        assert found is not None
-        assert len(found) == most
-        with pytest.raises(RefusedError, match=f"an object of {most + 1} bytes is too large"):
+        limit = settings.object_bytes
+        tier._store.put("largest", memoryview(bytes(limit)))
+        tier._store.put("larger", memoryview(bytes(limit + 1)))
+        content = tier._store.get("largest")
+        assert content is not None
+        assert len(content) == limit
+        with pytest.raises(RefusedError, match=f"an object of {limit + 1} bytes is too large"):
             tier._store.get("larger")
     finally:
         tier.close()
@@ -191,9 +191,9 @@ def test_blocks_of_one_pool_are_loaded_into_another(shm: Path, shared_url: str) 
         assert cache.put(NAMES, data).stored == COUNT
         assert eventually(lambda: server.lower_stat().dirty_count == 0, 60)
     with rack(shm / "b", shared_url, PATIENT) as (cache, server):
-        found = np.zeros_like(data)
-        assert cache.get(NAMES, found).hits == COUNT
-        assert np.array_equal(found, data)
+        target = np.zeros_like(data)
+        assert cache.get(NAMES, target).hits == COUNT
+        assert np.array_equal(target, data)
 
 
 @pytest.mark.slow
@@ -210,10 +210,10 @@ def test_a_remote_store_that_is_stopped_keeps_no_hit_of_the_pool(shm: Path) -> N
         target = np.zeros((8, LENGTH), np.uint8)
         for _ in range(5):
             assert cache.get(unknown, target).hits == 0
-        found = np.zeros_like(data)
+        target = np.zeros_like(data)
         for _ in range(20):
-            assert cache.get(NAMES, found).hits == COUNT
-        assert np.array_equal(found, data)
+            assert cache.get(NAMES, target).hits == COUNT
+        assert np.array_equal(target, data)
         redis.go_on()
     redis.kill()
 
@@ -232,7 +232,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.records, self.payload = blocks([30_000] * 12, seed=99)
 
-    def found(self) -> list[bool]:
+    def loaded(self) -> list[bool]:
         return same(self.tier.load(self.records["key"]), self.records, self.payload)
 
     def saves_all(self) -> bool:
@@ -240,7 +240,7 @@ class Scene:
 
     def recovers(self) -> bool:
         """Return whether all blocks are hits eventually, after at most one save."""
-        return eventually(self.saves_all, 60) and eventually(lambda: all(self.found()), 60)
+        return eventually(self.saves_all, 60) and eventually(lambda: all(self.loaded()), 60)
 
 
 @pytest.fixture(params=["s3", pytest.param("redis", marks=pytest.mark.slow)])
@@ -259,7 +259,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     tier = open_remote(url, settings=SETTINGS)
     made = Scene(tier, proxy)
     assert made.saves_all()
-    assert all(made.found())
+    assert all(made.loaded())
     yield made
     proxy.close()
     tier.close()
@@ -270,20 +270,20 @@ def test_truncated_replies_are_misses(scene: Scene) -> None:
     for limit in (0, 10, 200, 29_000):
         scene.proxy.spoil = cut_after(limit)
         scene.proxy.drop()
-        assert not any(scene.found())
+        assert not any(scene.loaded())
         scene.proxy.spoil = intact
         scene.proxy.drop()
-        assert eventually(lambda: all(scene.found()), 60)
+        assert eventually(lambda: all(scene.loaded()), 60)
 
 
 @pytest.mark.parametrize("period", [300, 20_000, 100_000])
 def test_replies_with_flipped_bits_are_misses(scene: Scene, period: int) -> None:
-    found = []
+    results = []
     for seed in range(4):
         scene.proxy.spoil = flip_every(period, seed)
         scene.proxy.drop()
-        found += scene.found()
-    assert not all(found), "the proxy has spoiled nothing"
+        results += scene.loaded()
+    assert not all(results), "the proxy has spoiled nothing"
     scene.proxy.spoil = intact
     scene.proxy.drop()
     assert scene.recovers()
@@ -293,20 +293,20 @@ def test_connections_that_break_are_made_again(scene: Scene) -> None:
     """A broken connection is detected at once, so there is time to try again."""
     for _ in range(5):
         scene.proxy.drop()
-        assert eventually(lambda: all(scene.found()), 60)
+        assert eventually(lambda: all(scene.loaded()), 60)
 
 
 def test_a_silent_store_opens_the_breaker_which_closes_after_recovery(scene: Scene) -> None:
     scene.proxy.flowing.clear()
-    assert not any(scene.found())
+    assert not any(scene.loaded())
     assert state(scene.tier) != 0
     begun = time.monotonic()
     for _ in range(200):
-        assert not any(scene.found())
+        assert not any(scene.loaded())
         assert not scene.saves_all()
     assert time.monotonic() - begun < 200 * SETTINGS.operation_s / 10
     scene.proxy.flowing.set()
-    assert eventually(lambda: all(scene.found()), 60)
+    assert eventually(lambda: all(scene.loaded()), 60)
 
 
 def test_a_store_that_trickles_costs_one_deadline(scene: Scene) -> None:
@@ -320,12 +320,12 @@ def test_a_store_that_trickles_costs_one_deadline(scene: Scene) -> None:
     big_records, big = blocks([3 << 20], seed=5)
     begun = time.monotonic()
     scene.tier.save(big_records, big)
-    found = same(scene.tier.load(big_records["key"]), big_records, big)
+    hits = same(scene.tier.load(big_records["key"]), big_records, big)
     assert time.monotonic() - begun < SETTINGS.save_s + SETTINGS.load_s + 10
-    assert len(found) == 1
+    assert len(hits) == 1
     scene.proxy.spoil = intact
     scene.proxy.drop()
-    assert eventually(lambda: all(scene.found()), 60)
+    assert eventually(lambda: all(scene.loaded()), 60)
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
@@ -431,8 +431,8 @@ def test_a_full_redis_serves_its_blocks() -> None:
     saved = tier.save(records, payload)
     assert 0 < saved.sum() < 30
     assert state(tier) == 0
-    found = same(tier.load(records["key"]), records, payload)
-    assert found == saved.tolist()
+    loaded = same(tier.load(records["key"]), records, payload)
+    assert loaded == saved.tolist()
     tier.close()
     server.kill()
 

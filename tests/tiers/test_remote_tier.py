@@ -66,8 +66,8 @@ def open_tier(request: pytest.FixtureRequest) -> Iterator[Open]:
 
 def count(metric: str, tier: RemoteTier, **labels: str) -> float:
     series = REGISTRY.snapshot()[f"beluga_tier_{metric}"].series
-    found = series.get(tuple(sorted({"tier": tier.name, **labels}.items())), 0)
-    return found.count if isinstance(found, Distribution) else found
+    value = series.get(tuple(sorted({"tier": tier.name, **labels}.items())), 0)
+    return value.count if isinstance(value, Distribution) else value
 
 
 class Gate:
@@ -175,11 +175,11 @@ def test_one_trial_detects_the_recovery_of_the_store(open_tier: Open) -> None:
 
 
 def test_a_failure_is_retried_as_configured(open_tier: Open) -> None:
-    left = [0]
+    failing = [0]
 
     def fail(_: str) -> None:
-        if left[0]:
-            left[0] -= 1
+        if failing[0]:
+            failing[0] -= 1
             raise ConnectionError("reset")
 
     store = DictStore(fail)
@@ -187,7 +187,7 @@ def test_a_failure_is_retried_as_configured(open_tier: Open) -> None:
     records, payload = blocks([10])
     assert tier.save(records, payload).all()
     for failures, expected in ((2, True), (3, False)):
-        left[0] = failures
+        failing[0] = failures
         assert same(tier.load(records["key"]), records, payload) == [expected]
     assert count("retries_total", tier) == 4
     assert count("errors_total", tier, kind="store") == 1
@@ -547,9 +547,9 @@ def test_the_format_of_an_object_is_frozen() -> None:
 
 
 def test_a_packed_block_is_unpacked() -> None:
-    found = unpack(KEY, OBJECT)
-    assert found.record == RECORDS[0]
-    assert np.array_equal(found.payload, PAYLOAD[0])
+    block = unpack(KEY, OBJECT)
+    assert block.record == RECORDS[0]
+    assert np.array_equal(block.payload, PAYLOAD[0])
 
 
 def test_every_flipped_bit_is_found() -> None:

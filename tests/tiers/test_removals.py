@@ -237,17 +237,17 @@ def test_removals_beyond_the_bound_are_rejected_and_none_is_lost(make: Make) -> 
     store = scene.stored("block")
     store.refused = {"delete"}
     scene.remove("block")
-    most = scene.server.lower_stat().removal_max
+    limit = scene.server.lower_stat().removal_max
     with KVCache(scene.pool, namespace="test", timeout_s=0.2) as hasty:
         with pytest.raises(RemovalsFullError, match="beluga stat"):
-            hasty.remove([digest(("none", number)) for number in range(most + 10)])
+            hasty.remove([digest(("none", number)) for number in range(limit + 10)])
         with pytest.raises(RemovalsFullError):
             hasty.remove([digest("last")])
-    assert scene.pending() == most
+    assert scene.pending() == limit
     assert scene.has("last", 0)  # blocks that were not removed are hits
     assert scene.get("block") is None
     scene.restart()
-    assert scene.pending() == most
+    assert scene.pending() == limit
     assert scene.get("block") is None
     store.heal()
     scene.settle()
@@ -371,10 +371,10 @@ def test_a_load_started_before_a_removal_stores_nothing_after_it(make: Make) -> 
     inner = scene.tiers[0].load
 
     def load(keys: NDArray[np.uint64]) -> object:
-        found = inner(keys)
+        contained = inner(keys)
         taken.set()
         going_on.wait()
-        return found
+        return contained
 
     scene.tiers[0].load = load
     assert scene.cache.onboard([digest("block")]) == 1
@@ -402,11 +402,11 @@ def test_a_store_that_confirms_deletes_and_keeps_the_objects_has_not_removed_the
 def test_a_store_that_does_not_answer_after_a_delete_may_still_have_the_block(make: Make) -> None:
     scene = make(disk=False)
     store = scene.stored("block")
-    kept = dict(store.objects)
+    copied = dict(store.objects)
     store.refused = {"exists"}
     scene.remove("block")
     assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
-    store.objects.update(kept)  # the store confirmed removals that it did not execute
+    store.objects.update(copied)  # the store confirmed removals that it did not execute
     store.heal()
     scene.settle()
     assert not scene.in_store("block")
@@ -438,18 +438,18 @@ def test_no_removed_block_returns_after_a_power_cut(tmp_path: Path, seed: int) -
         return VolatileEngine(fd, depth, cut_at=3 + seed * 2, seed=seed)
 
     tier = DiskTier(tmp_path / "disk", 16 * MIB, io=make)
-    gone: list[int] = []
+    removed: list[int] = []
     try:
         for first in range(0, 60, 4):
             numbers = range(first, first + 4)
             tier.save(records_of(numbers, 9000), payload_of(numbers, 9000))
             if tier.remove_durably(keys_of(numbers[:2])).all():
-                gone += numbers[:2]
+                removed += numbers[:2]
     except PowerCut:
         pass
     tier._store.file.close()
     after = DiskTier(tmp_path / "disk", 16 * MIB)
-    assert not after.contains(keys_of(gone)).any() if gone else True
+    assert not after.contains(keys_of(removed)).any() if removed else True
     after.close()
 
 
@@ -488,8 +488,8 @@ class Model:
 
     def get(self) -> None:
         name = self.dice.randrange(NAME_COUNT)
-        found = self.scene.has(name, self.version[name])  # another version fails the test
-        assert self.was_put[name] or not found
+        is_there = self.scene.has(name, self.version[name])  # another version fails the test
+        assert self.was_put[name] or not is_there
 
     def fault(self) -> None:
         store, engine = self.scene.store, self.scene.engine
@@ -633,26 +633,26 @@ def test_a_killed_server_loses_no_removal(shm: Path, tmp_path: Path) -> None:
 def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     shm: Path, tmp_path: Path
 ) -> None:
-    path, away, here = shm / "pool", tmp_path / "away", tmp_path / "here"
-    away.mkdir()
-    here.mkdir()
+    path, far, near = shm / "pool", tmp_path / "away", tmp_path / "here"
+    far.mkdir()
+    near.mkdir()
     Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
     names = [digest(number) for number in range(COUNT)]
     target = np.zeros((COUNT, LENGTH), np.uint8)
-    with serving(path, away) as cache:
+    with serving(path, far) as cache:
         cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
-        assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
-    with serving(path, here):  # the only record is that there was a store
+        assert eventually(lambda: len(list(far.glob("beluga-1*"))) == COUNT)
+    with serving(path, near):  # the only record is that there was a store
         pass
-    for gone in range(4):
-        with serving(path, here, parked=gone) as cache:
-            assert cache.remove(names[gone : gone + 1]) == 1
-    with serving(path, here, away) as cache:  # now under another number
+    for number in range(4):
+        with serving(path, near, parked=number) as cache:
+            assert cache.remove(names[number : number + 1]) == 1
+    with serving(path, near, far) as cache:  # now under another number
         assert [cache.get([name], target[:1]).hits for name in names[:4]] == [0] * 4
         assert cache.get(names[4:], target[4:]).hits == 4
-    with serving(path, here, f"-{away}") as cache:
+    with serving(path, near, f"-{far}") as cache:
         assert cache.remove(names[4:5]) == 1
-    with serving(path, here):  # and it stays dropped
+    with serving(path, near):  # and it stays dropped
         pass
 
 

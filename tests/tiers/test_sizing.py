@@ -255,15 +255,15 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
     assert shown.exit_code == 0, shown.output
     for text in ("256 KiB", "16 tokens, 4 MiB", "3.42 GB/s", "yes", "no"):
         assert text in shown.stdout
-    found, by_numbers = (
+    advice, by_numbers = (
         json.loads(beluga(*model, *sizes, "--json").stdout) for model in ((folder,), NUMBERS)
     )
-    assert found == by_numbers
-    assert found["bytes_per_token"] == 262_144
-    assert [tier["name"] for tier in found["tiers"]] == ["memory", "disk"]
-    assert found["tiers"][0]["tokens"] == 16 * found["tiers"][0]["blocks"]
+    assert advice == by_numbers
+    assert advice["bytes_per_token"] == 262_144
+    assert [tier["name"] for tier in advice["tiers"]] == ["memory", "disk"]
+    assert advice["tiers"][0]["tokens"] == 16 * advice["tiers"][0]["blocks"]
     later = json.loads(beluga(folder, *sizes, "--position", 30_000, "--json").stdout)
-    assert later["break_even_bytes_per_s"] < found["break_even_bytes_per_s"]
+    assert later["break_even_bytes_per_s"] < advice["break_even_bytes_per_s"]
 
 
 @pytest.mark.parametrize(
@@ -289,9 +289,9 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
 def test_wrong_command_lines_get_one_clear_line(
     arguments: tuple[object, ...], status: int, message: str
 ) -> None:
-    found = beluga(*arguments)
-    text = found.output + str(found.exception)
-    assert (found.exit_code, message in " ".join(text.replace("│", " ").split())) == (status, True)
+    result = beluga(*arguments)
+    text = result.output + str(result.exception)
+    assert (result.exit_code, message in " ".join(text.replace("│", " ").split())) == (status, True)
 
 
 def shape(folder: Path, **fields: Any) -> KvShape:
@@ -343,13 +343,13 @@ LAYERS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_window_and_state_layers_do_not_grow(tmp_path: Path, name: str) -> None:
     fields, full, window, tokens, state = LAYERS[name]
-    found = shape(tmp_path, **fields)
-    assert (found.layers, found.window_layers, found.state_layers) == (full, window, state)
-    assert found.bytes_per_token == full * LAYER
-    assert found.window_tokens == tokens
-    assert found.window_bytes == window * tokens * LAYER
+    kv = shape(tmp_path, **fields)
+    assert (kv.layers, kv.window_layers, kv.state_layers) == (full, window, state)
+    assert kv.bytes_per_token == full * LAYER
+    assert kv.window_tokens == tokens
+    assert kv.window_bytes == window * tokens * LAYER
     for count, word in ((window, "keep the last"), (state, "state of fixed size")):
-        assert (word in found.beside) == (count > 0)
+        assert (word in kv.fixed_kv) == (count > 0)
 
 
 @pytest.mark.parametrize(
@@ -433,13 +433,13 @@ def test_a_multimodal_model_uses_its_text_config(tmp_path: Path) -> None:
 
 
 def test_falcon_has_a_different_field_for_kv_heads(tmp_path: Path) -> None:
-    found = shape(tmp_path, num_key_value_heads=None, n_head_kv=4)
-    assert found.kv_heads == 4
+    kv = shape(tmp_path, num_key_value_heads=None, n_head_kv=4)
+    assert kv.kv_heads == 4
 
 
 def test_mla_keeps_one_vector_in_growing_layers(tmp_path: Path) -> None:
-    found = shape(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=128)
-    assert found.bytes_per_token == 32 * 576 * 2
+    kv = shape(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=128)
+    assert kv.bytes_per_token == 32 * 576 * 2
 
 
 @pytest.mark.parametrize(

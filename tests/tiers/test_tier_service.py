@@ -92,26 +92,26 @@ class Served:
 
     def put_all(self, numbers: range, step: int = 20) -> None:
         for first in range(numbers.start, numbers.stop, step):
-            some = range(first, min(first + step, numbers.stop))
-            left = list(some)
-            while left:  # with wait, blocks are rejected until others were offered
-                data = np.stack([contents(range(i, i + 1))[0] for i in left])
-                result = self.cache.put([NAMES[i] for i in left], data)
+            group = range(first, min(first + step, numbers.stop))
+            remaining = list(group)
+            while remaining:  # with wait, blocks are rejected until others were offered
+                data = np.stack([contents(range(i, i + 1))[0] for i in remaining])
+                result = self.cache.put([NAMES[i] for i in remaining], data)
                 refused = np.flatnonzero(result.states == BlockState.REFUSED)
-                left = [left[place] for place in refused]
+                remaining = [remaining[row] for row in refused]
 
     def offered(self) -> bool:
         return eventually(lambda: self.server.lower_stat().dirty_count == 0)
 
     def wrong(self, numbers: range) -> list[int]:
         """Return the blocks for which a get is not a hit with the right bytes."""
-        found = []
+        present = []
         for number in numbers:
             target = np.zeros((1, LENGTH), np.uint8)
             result = self.cache.get([NAMES[number]], target)
             if result.hits != 1 or not np.array_equal(target, contents(range(number, number + 1))):
-                found.append(number)
-        return found
+                present.append(number)
+        return present
 
 
 @contextlib.contextmanager
@@ -159,10 +159,10 @@ def test_one_get_onboards_a_whole_chain(shm: Path) -> None:
         assert served.offered()
         chain = range(50)
         target = np.zeros((len(chain), LENGTH), np.uint8)
-        found = served.cache.lookup([NAMES[i] for i in chain])
-        assert found == len(chain)
-        assert set(found.tiers.tolist()) <= {1, 2}
-        assert 2 in found.tiers
+        lookup = served.cache.lookup([NAMES[i] for i in chain])
+        assert lookup == len(chain)
+        assert set(lookup.tiers.tolist()) <= {1, 2}
+        assert 2 in lookup.tiers
         result = served.cache.get([NAMES[i] for i in chain], target)
         assert result.hits == len(chain)
         assert np.array_equal(target, contents(chain))
@@ -347,8 +347,8 @@ def test_a_save_replaces_a_removed_block_that_the_disk_still_has(tmp_path: Path)
     try:
         assert disk.save(blocks, rows[:1]).all()
         assert service._saved(disk, 0, records, blocks, rows[1:]).all()
-        (found,) = disk.load(np.ascontiguousarray(blocks["key"]))
-        assert found is not None and np.array_equal(found.payload, rows[1])
+        (block,) = disk.load(np.ascontiguousarray(blocks["key"]))
+        assert block is not None and np.array_equal(block.payload, rows[1])
     finally:
         disk.close()
 
@@ -498,8 +498,8 @@ def test_a_block_that_a_tier_evicts_is_offered_again_while_the_pool_has_it(shm: 
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
         assert served.offered()
-        here = np.flatnonzero(served.cache.lookup(NAMES).tiers == 1)
-        tier.lose(served.cache.keys([NAMES[i] for i in here]))
+        on_disk = np.flatnonzero(served.cache.lookup(NAMES).tiers == 1)
+        tier.lose(served.cache.keys([NAMES[i] for i in on_disk]))
         assert served.offered()
         assert len(tier.blocks) == MANY
         served.put_all(range(MANY))
@@ -720,7 +720,7 @@ def names_in(pool: Pool) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("kind", ["memory", "disk", "slow"])
 def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
     count, plain = 6, 2  # the last two blocks have no names
-    some = range(count)
+    numbers = range(count)
     chain = chain_of(count)
     chain[count - plain :] = np.zeros(plain, NAME)
     expected = sorted(tuple(row) for row in chain[: count - plain].tolist())
@@ -735,17 +735,17 @@ def test_blocks_are_onboarded_with_their_names(shm: Path, kind: str) -> None:
             first.full = True
             tiers = [first, MemoryTier("second")]
         with serving(shm, tiers) as served:
-            served.cache.put([NAMES[i] for i in some], contents(some), names=chain)
+            served.cache.put([NAMES[i] for i in numbers], contents(numbers), names=chain)
             assert served.offered()
-            keys = served.cache.keys([NAMES[i] for i in some])
+            keys = served.cache.keys([NAMES[i] for i in numbers])
             assert eventually(lambda: bool(tiers[-1].contains(keys).all()))
             assert names_in(served.pool) == expected
         (shm / "pool").unlink()  # another pool above the same tiers
         with serving(shm, tiers) as served:
             assert names_in(served.pool) == []
             target = np.zeros((count, LENGTH), np.uint8)
-            assert served.cache.get([NAMES[i] for i in some], target).hits == count
-            assert np.array_equal(target, contents(some))
+            assert served.cache.get([NAMES[i] for i in numbers], target).hits == count
+            assert np.array_equal(target, contents(numbers))
             assert names_in(served.pool) == expected
 
 
@@ -756,11 +756,11 @@ def test_a_name_that_was_never_written_is_a_miss() -> None:
     plain = StoredBlock(record[0].copy(), rows[0, :LENGTH])
     assert take_name(plain) is plain
     add_names(record, rows, chain_of(1))
-    found = take_name(StoredBlock(record[0], rows[0]))
-    assert found is not None
-    assert found.name == chain_of(1)[0]
-    assert (found.record["length"], found.record["chunk_size"]) == (LENGTH, 4096)
-    assert found.payload.tolist() == [1] * LENGTH
+    name = take_name(StoredBlock(record[0], rows[0]))
+    assert name is not None
+    assert name.name == chain_of(1)[0]
+    assert (name.record["length"], name.record["chunk_size"]) == (LENGTH, 4096)
+    assert name.payload.tolist() == [1] * LENGTH
     assert take_name(StoredBlock(record[0], rows[0, :-1])) is None
     rows[0, -64:] = 0
     assert take_name(StoredBlock(record[0], rows[0])) is None

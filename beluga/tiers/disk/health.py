@@ -60,7 +60,7 @@ _PAUSE_S = 0.5
 _PAUSE_MAX_S = 30.0
 
 
-class LeftError(Exception):
+class AbandonedError(Exception):
     """The caller has stopped waiting, so the call must not continue: its memory may be reused."""
 
 
@@ -69,7 +69,8 @@ class DiskCall(Generic[_T]):
 
     ``work(call)`` performs it, with a :meth:`step` before each disk operation. ``hung()`` returns
     the result if a step is not done in time. After that, or after an interrupt of the wait, the
-    caller has left: the next step raises :class:`LeftError`, and ``work`` releases its resources.
+    call is abandoned: the next step raises :class:`AbandonedError`, and ``work`` releases its
+    resources.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class DiskCall(Generic[_T]):
         self._begun = False
         self._results: list[_T] = []
         self._error: BaseException | None = None
-        self.left = False
+        self.abandoned = False
         self.running = True
 
     def start(self) -> None:
@@ -99,18 +100,18 @@ class DiskCall(Generic[_T]):
             self._until = 0.0
 
     def step(self, size: int = 0) -> None:
-        """Start a disk operation of ``size`` bytes. Raises LeftError if the caller has left."""
-        if self.left:
-            raise LeftError
+        """Start a disk operation of ``size`` bytes. Raises AbandonedError after :meth:`leave`."""
+        if self.abandoned:
+            raise AbandonedError
         self._until = time.monotonic() + self._threads.limit_s + size / _SLOWEST
 
-    def rest(self) -> None:
+    def lift_limit(self) -> None:
         """Lift the time limit: what follows does not use the disk."""
         self._until = float("inf")
 
     def leave(self) -> None:
         """Stop waiting for the result."""
-        self.left = True
+        self.abandoned = True
 
     def result(self) -> _T:
         """Wait for the result and return it. Raises the call's exception."""
@@ -119,11 +120,11 @@ class DiskCall(Generic[_T]):
                 self.start()
             while not self._ended.acquire(timeout=self._patience()):
                 if time.monotonic() >= self._until:
-                    self.left = True
+                    self.abandoned = True
                     self._threads.hang(self)
                     return self._hung()
         except BaseException:
-            self.left = True
+            self.abandoned = True
             raise
         if self._error is not None:
             raise self._error
@@ -154,26 +155,26 @@ class DiskThreads:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._idle: deque[SimpleQueue[DiskCall[Any]]] = deque()
-        self._left: list[DiskCall[Any]] = []
+        self._hung_calls: list[DiskCall[Any]] = []
         self._lock = threading.Lock()
 
     @property
     def hung(self) -> int:
         """The number of hanging calls: their callers have left, but they have not ended."""
         with self._lock:
-            self._left = [call for call in self._left if call.running]
-            return len(self._left)
+            self._hung_calls = [call for call in self._hung_calls if call.running]
+            return len(self._hung_calls)
 
     def hang(self, call: DiskCall[Any]) -> None:
         """Register a call whose caller has left because it hangs."""
         with self._lock:
-            self._left.append(call)
+            self._hung_calls.append(call)
 
     def execute(self, call: DiskCall[Any]) -> bool:
         """Hand a call to a thread. Returns False if too many calls hang, or no thread can be
         created.
         """
-        if self._left and not call.always and self.hung >= _HUNG_MAX:
+        if self._hung_calls and not call.always and self.hung >= _HUNG_MAX:
             call.running = False
             return False
         try:
@@ -218,8 +219,10 @@ class DirectionHealth:
     once. A damaged block is dropped when it is read, so a few of them do not cause a pause.
     """
 
-    def __init__(self, tier: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tier, self._what, self._clock = tier, what, clock
+    def __init__(
+        self, tier: str, operation: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tier, self._operation, self._clock = tier, operation, clock
         self._limit = LogLimit(clock=clock)
         self._failures, self._until = 0, float("-inf")
         self._damaged = 0
@@ -242,7 +245,7 @@ class DirectionHealth:
     def failed(self, code: int, count: int = 1) -> None:
         """Count ``count`` failures with this errno, in one attempt."""
         kind = _KINDS.get(code, "io")
-        _FAILURES.add(count, tier=self._tier, operation=self._what, kind=kind)
+        _FAILURES.add(count, tier=self._tier, operation=self._operation, kind=kind)
         now = self._clock()
         with self._lock:
             weight = self._weight(code)
@@ -254,10 +257,10 @@ class DirectionHealth:
             _LOG.warning(
                 "%s: a %s failed: %s (%s); its blocks count as %s%s",
                 self._tier,
-                self._what,
+                self._operation,
                 kind,
                 errno.errorcode.get(code, code),
-                "misses" if self._what == "load" else "not saved",
+                "misses" if self._operation == "load" else "not saved",
                 and_more(suppressed),
             )
 

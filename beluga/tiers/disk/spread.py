@@ -42,10 +42,12 @@ class SpreadTier:
         """Save blocks. Returns which of them are saved now, or were already."""
         records, payload = check_blocks(records, payload)
         saved = self._readable(np.ascontiguousarray(records["key"]))
-        left = np.flatnonzero(~saved)
+        remaining = np.flatnonzero(~saved)
         disks = set(range(len(self.tiers)))
         # If one disk refuses a block, another may take it.
-        while len(left) and (shares := self._share(records["length"][left], left, disks)):
+        while len(remaining) and (
+            shares := self._share(records["length"][remaining], remaining, disks)
+        ):
             calls = [
                 self.tiers[disk].saving(records[rows], payload, rows)
                 for disk, rows in shares.items()
@@ -60,7 +62,7 @@ class SpreadTier:
                 saved[rows] = result
                 if not result.all():
                     disks.discard(disk)
-            left = left[~saved[left]]
+            remaining = remaining[~saved[remaining]]
         return saved
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
@@ -68,15 +70,15 @@ class SpreadTier:
         has.
         """
         blocks: list[StoredBlock | None] = [None] * len(keys)
-        left, rows_of_disks, calls = np.arange(len(keys)), [], []
+        remaining, rows_of_disks, calls = np.arange(len(keys)), [], []
         # A block that was saved again while its disk failed is on two disks.
         for tier in sorted(self.tiers, key=lambda tier: not tier.loads.allows()):
-            is_there = tier.contains(keys[left])
+            is_there = tier.contains(keys[remaining])
             if is_there.any():
-                rows = left[is_there]
+                rows = remaining[is_there]
                 rows_of_disks.append(rows)
                 calls.append(tier.loading(keys[rows]))
-                left = left[~is_there]
+                remaining = remaining[~is_there]
         for rows, loaded in zip(rows_of_disks, _results(calls), strict=True):
             for row, block in zip(rows.tolist(), loaded, strict=True):
                 blocks[row] = block

@@ -285,15 +285,15 @@ class Store:
 
     def take_evicted(self) -> Keys:
         """Return the keys of blocks evicted since the last call."""
-        parts = []
+        batches = []
         while True:
             keys = np.zeros((256, 2), np.uint64)
             count = lib.bl_store_take_evicted(
                 self._store, ffi.from_buffer("uint64_t[]", keys), len(keys)
             )
-            parts.append(keys[:count])
+            batches.append(keys[:count])
             if count < len(keys):
-                return np.concatenate(parts)
+                return np.concatenate(batches)
 
     def stat(self) -> dict[str, int]:
         """Return the counts of ``bl_store_stat``."""
@@ -374,14 +374,14 @@ class Store:
         return count * PAGE
 
     def _recover(self) -> None:
-        parts = [
+        ranges = [
             (offset, min(_LOAD_BYTES, end - offset))
             for first, end in self.file.index_ranges()
             for offset in range(first, end, _LOAD_BYTES)
         ]
         with ThreadPoolExecutor(_LOAD_THREADS) as threads:
-            checked = threads.map(self._check_part, parts)
-            lib.bl_store_expect(self._store, sum(parts[-1]) // PAGE - 1 if parts else 0)
+            checked = threads.map(self._check_part, ranges)
+            lib.bl_store_expect(self._store, sum(ranges[-1]) // PAGE - 1 if ranges else 0)
             for first, count in checked:
                 lib.bl_store_claim(self._store, first, count)
         raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")

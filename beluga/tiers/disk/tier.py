@@ -274,7 +274,7 @@ class DiskTier:
         self._lost = lost
 
     def _notify_lost(self, call: DiskCall[Any], lost: Keys) -> None:
-        call.rest()
+        call.lift_limit()
         if len(lost):
             self._lost(lost)
 
@@ -297,7 +297,7 @@ class DiskTier:
             return
         if not used:
             store.close()
-        while used and not call.left:  # the last user of the store closes it
+        while used and not call.abandoned:  # the last user of the store closes it
             time.sleep(_CLOSE_S)
             with self._lock:
                 used = not store.closed
@@ -318,20 +318,20 @@ class DiskTier:
         saved: NDArray[np.bool_],
     ) -> None:
         """Save blocks. Waits for those that other threads are saving, unless the disk hangs."""
-        left = np.arange(len(records))
+        remaining = np.arange(len(records))
         until = time.monotonic() + self._threads.limit_s
-        while len(left):
+        while len(remaining):
             call.step()
-            places = store.reserve(records[left])
+            places = store.reserve(records[remaining])
             granted = np.flatnonzero(places["state"] == GRANTED)
-            self._write(call, store, places[granted], payload, left[granted], saved)
-            saved[left[places["state"] == PRESENT]] = True
-            left = left[places["state"] == PENDING]
+            self._write(call, store, places[granted], payload, remaining[granted], saved)
+            saved[remaining[places["state"] == PRESENT]] = True
+            remaining = remaining[places["state"] == PENDING]
             if len(granted):
                 until = time.monotonic() + self._threads.limit_s
             elif time.monotonic() > until:
                 return
-            elif len(left):  # other threads are writing them, or this call has them twice
+            elif len(remaining):  # other threads are writing them, or this call has them twice
                 with self._settled:
                     self._settled.wait(_SETTLE_S)
 
@@ -384,7 +384,7 @@ class DiskTier:
             failures = requests["result"][~good]
             if len(failures):
                 self.saves.failed(-int(failures[0]), len(failures))
-            elif call.left:
+            elif call.abandoned:
                 self.saves.succeeded()  # the disk works
             call.step()  # a caller who has left may have changed the bytes during the write
             places = places.copy()
@@ -487,7 +487,7 @@ class DiskTier:
         """
         patience = _RETRY_FAILURES
         for at in np.flatnonzero(requests["result"] != 0).tolist():
-            if patience == 0 or call.left:
+            if patience == 0 or call.abandoned:
                 break
             call.step()
             alone = requests[at : at + 1]

@@ -215,12 +215,12 @@ class RemoteTier:
         names = [name_of(key) for key in keys]
         with self._lock:
             late = set(names) & self._putting.keys()  # puts still running may create these later
-        removed = self._gone(names) & [name not in late for name in names]
+        removed = self._delete_all(names) & [name not in late for name in names]
         for row in np.flatnonzero(~removed).tolist():
             self._replace_later(names[row])
         return removed
 
-    def _gone(self, names: Sequence[str]) -> NDArray[np.bool_]:
+    def _delete_all(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Delete objects. Returns which names have no object left."""
         removed = np.zeros(len(names), np.bool_)
         if not self._admits() or not len(names):
@@ -248,7 +248,7 @@ class RemoteTier:
         if self._admits():
             future = self._workers.submit(put, urgent=False)
             self._finish([future], until)
-            if _succeeded(future) and not self._gone([name]).all() and self._breaker.closed:
+            if _succeeded(future) and not self._delete_all([name]).all() and self._breaker.closed:
                 _logger.warning(
                     "%s does not delete objects: removed blocks stay there, and the pool has to "
                     "remember their removals; grant this user the permission to delete objects",
