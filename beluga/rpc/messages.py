@@ -130,7 +130,7 @@ def result_of(message: bytearray) -> object:
     raise _RAISED.get(name, HandlerError)(text)
 
 
-def _plain(value: object, buffers: bytearray, depth: int) -> object:  # noqa: PLR0911, PLR0912  a return per type
+def _plain(value: object, buffers: bytearray, depth: int) -> object:  # noqa: PLR0911, PLR0912
     """Return a value as MessagePack has it, and append its bytes and arrays to ``buffers``."""
     if isinstance(value, np.generic):
         value = value.item()

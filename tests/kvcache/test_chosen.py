@@ -74,7 +74,8 @@ def add_toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def add(**changes: object) -> None:
         none = dataclasses.replace(ENGINES["dsa"], why_none=lambda: "not on this machine")
         monkeypatch.setitem(ENGINES, "dsa", none)
-        monkeypatch.setitem(ENGINES, "toy", dataclasses.replace(TOY, **changes))  # type: ignore[arg-type]
+        entry = dataclasses.replace(TOY, **changes)  # type: ignore[arg-type]
+        monkeypatch.setitem(ENGINES, "toy", entry)
 
     return add
 

@@ -54,7 +54,7 @@ def test_each_header_names_python_files_that_exist() -> None:
 
 def test_each_caller_of_c_names_c_files_that_exist() -> None:
     calling = callers({name for path in API for name in functions(path)})
-    assert len(calling) >= 40
+    assert len(calling) >= 35
     named = {str(path.relative_to(ROOT)): c_named(path) for path in calling}
     assert [name for name, found in named.items() if not found] == []
     assert [

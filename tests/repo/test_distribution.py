@@ -165,5 +165,5 @@ def test_packages_of_the_commands_are_dependencies() -> None:
     """
     required = importlib.metadata.requires("beluga-kv") or []
     always = {re.split(r"[<>=!~ ;\[]", one)[0] for one in required if "extra ==" not in one}
-    assert always == {"numpy", "cffi", "click", "rich", "msgspec", "tomli"}
+    assert always == {"numpy", "cffi", "click", "rich", "msgspec", "aiohttp", "tomli"}
     assert [one for one in required if re.search("<|==|~=", one.partition(";")[0])] == []

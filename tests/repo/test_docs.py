@@ -190,13 +190,6 @@ def test_generated_documents_are_fresh(script: str) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-# Groups of metrics for which an alert, or the page, is enough.
-NO_PANEL = {
-    "beluga_damaged": "an alert",
-    "beluga_device": "sizes, which do not change",
-}
-
-
 def test_every_group_of_metrics_has_a_panel() -> None:
     """The metrics of handlers, of shares and of hints had none."""
     page = (ROOT / "docs/operate/monitoring.md").read_text()
@@ -206,7 +199,7 @@ def test_every_group_of_metrics_has_a_panel() -> None:
     assert len(groups) > 20
     shown = set(re.findall(r"\b(beluga_[a-z_]+)", dashboard))
     lacking = {group for group in groups if not any(name.startswith(group) for name in shown)}
-    assert lacking == set(NO_PANEL)
+    assert lacking == set()
 
 
 # Options of other programs that error messages and advice name.

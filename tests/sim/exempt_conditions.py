@@ -48,6 +48,9 @@ _QUANTUM = (
     "answer"
 )
 _REREAD = "the line is read more often than necessary, and its last value is used"
+_REMOVAL_WAIT = (
+    "tests/index/test_index_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
+)
 _RINGS = "rings, or wakes the server, more often than necessary, which costs time"
 _ROUSED = "polls quiet lanes without a ring of the doorbell, which costs time"
 _RUNG = "a server with work polls the doorbells less often, at the latest after BL_DOORBELL_ROUNDS"
@@ -1346,17 +1349,13 @@ TESTED: Conditions = {
         ),
     },
     ("index/client.c", "bl_removal_nap"): {
-        ("bl_now_ns(wait->memory) >= wait->until_ns", 0, "false"): (
-            "tests/index/test_index_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
-        ),
+        ("bl_now_ns(wait->memory) >= wait->until_ns", 0, "false"): (_REMOVAL_WAIT),
     },
     ("index/client.c", "bl_remove_blocks"): {
         ("status == 0", 0, "false"): (
             "tests/index/test_index_calls.py::test_a_removal_polls_until_the_disk_has_attempted_it"
         ),
-        ("!bl_removal_nap(&wait)", 0, "false"): (
-            "tests/index/test_index_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
-        ),
+        ("!bl_removal_nap(&wait)", 0, "false"): (_REMOVAL_WAIT),
     },
     ("index/client.c", "bl_reserve"): {
         ("done > 0", 0, "true"): (

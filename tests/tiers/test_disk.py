@@ -277,7 +277,7 @@ def writer(path: str, size: int, io: str, first: int, mixed: bool) -> None:
     batches = count(first, BATCH)
     limit = first + BATCH * 20 if mixed else 1 << 60
 
-    def say(words: list[str]) -> None:
+    def report(words: list[str]) -> None:
         if words:
             os.write(1, (" ".join(words) + "\n").encode())
 
@@ -287,12 +287,12 @@ def writer(path: str, size: int, io: str, first: int, mixed: bool) -> None:
             length = length_of(start, mixed)
             saved = tier.save(records_of(numbers, length), payload_of(numbers, length))
             done = [n for n, ok in zip(numbers, saved.tolist(), strict=True) if ok]
-            say([str(n) for n in done])
+            report([str(n) for n in done])
             if start // BATCH % 3 == 0:
                 removed = done[:2]
-                say([f"~{n}" for n in removed])
+                report([f"~{n}" for n in removed])
                 if removed and tier.remove_durably(keys_of(removed)).all():
-                    say([f"-{n}" for n in removed])
+                    report([f"-{n}" for n in removed])
 
     role.reply("ready")
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -300,7 +300,7 @@ def writer(path: str, size: int, io: str, first: int, mixed: bool) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    say(["end"])
+    report(["end"])
     threading.Event().wait()
 
 
