@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.emulation import fewer
+from support.state_machines import each_budget
 from support.virtual_clock import Clock
 
 from beluga.errors import TierError
@@ -726,22 +726,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.release("last") == self.pool.total_blocks
 
 
-QUICK = settings(max_examples=fewer(60), stateful_step_count=50, deadline=None)
-LONG = settings(
-    max_examples=10_000,
-    stateful_step_count=100,
-    deadline=None,
-    phases=(Phase.generate,),
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-def test_any_order_of_calls_has_the_results_of_the_model() -> None:
-    run_state_machine_as_test(PoolMachine, settings=QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_million_steps_have_the_results_of_the_model() -> None:
-    run_state_machine_as_test(PoolMachine, settings=LONG)
+@each_budget
+def test_any_order_of_calls_has_the_results_of_the_model(budget: settings) -> None:
+    run_state_machine_as_test(PoolMachine, settings=budget)

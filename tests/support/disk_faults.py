@@ -189,6 +189,10 @@ class FaultyDisk:
         self.tier.loads = DirectionHealth(self.tier.name, "load", lambda: self.now)
         self.tier.saves = DirectionHealth(self.tier.name, "save", lambda: self.now)
 
+    def reopen(self) -> None:
+        self.tier.close()
+        self.open()
+
     def _make(self, fd: int, depth: int) -> FaultyEngine:
         self.engines.append(FaultyEngine(fd, depth))
         return self.engines[-1]

@@ -78,8 +78,7 @@ def test_a_short_write_saves_nothing(disk: FaultyDisk, where: str) -> None:
     assert not any(disk.load(range(4)))
     disk.engine.short = False
     assert all(disk.save(range(4)))
-    disk.tier.close()
-    disk.open()
+    disk.reopen()
     assert all(disk.load(range(4)))
 
 
@@ -118,8 +117,7 @@ def test_a_removal_on_a_missing_file_is_not_durable(disk: FaultyDisk) -> None:
     assert not disk.tier.remove_durably(keys_of([0])).any()
     away.rename(blocks)
     assert disk.tier.remove_durably(keys_of([0])).all()
-    disk.tier.close()
-    disk.open()
+    disk.reopen()
     assert disk.load(range(2)) == [False, True]
 
 
@@ -371,8 +369,7 @@ def test_a_removed_and_restored_file_has_no_blocks(disk: FaultyDisk) -> None:
     until_it_is_reopened(disk, 30)
     assert disk.load(range(4)) == [False] * 4
     assert disk.tier.remove_durably(keys_of(range(1))).all()
-    disk.tier.close()
-    disk.open()
+    disk.reopen()
     assert disk.load(range(4)) == [False] * 4
     assert disk.load(range(30, 31)) == [True]
 
@@ -773,23 +770,24 @@ def test_the_wait_of_a_save_for_another_one_is_bounded(hanging: FaultyDisk) -> N
 # ---- Interrupts
 
 
-def settled(tier: DiskTier) -> None:
-    assert eventually(lambda: not tier._store.users)
+def interrupting(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    unraisable = "ignore::pytest.PytestUnraisableExceptionWarning"  # in a finalizer
+    return pytest.mark.timeout(120)(pytest.mark.filterwarnings(unraisable)(test))
 
 
-def interrupted_everywhere(tier: DiskTier, call: Callable[[], object]) -> int:
+def interrupted_everywhere(tiers: list[DiskTier], call: Callable[[], object]) -> int:
     """Interrupt a call at each of its points in turn; return how many there were."""
     with Interrupts(called=True) as interrupts:
         call()
     for at in range(1, interrupts.count + 1):
         with Interrupts({at}, called=True), contextlib.suppress(KeyboardInterrupt):
             call()
-        settled(tier)
+        for tier in tiers:
+            assert eventually(lambda tier=tier: not tier._store.users)
     return interrupts.count
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
-@pytest.mark.timeout(120)
+@interrupting
 def test_an_interrupted_save_leaves_nothing_behind(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path / "disk", SIZE, limit_s=SOON_S)
     records, payload = records_of(range(3), LENGTH), payload_of(range(3), LENGTH)
@@ -798,7 +796,7 @@ def test_an_interrupted_save_leaves_nothing_behind(tmp_path: Path) -> None:
         tier.remove(records["key"])
         tier.save(records, payload)
 
-    assert interrupted_everywhere(tier, save) > 10
+    assert interrupted_everywhere([tier], save) > 10
     assert tier.save(records, payload).all()
     assert all(is_block(b, n) for n, b in enumerate(tier.load(records["key"])))
     assert tier.remove(records["key"]) == 3
@@ -807,13 +805,12 @@ def test_an_interrupted_save_leaves_nothing_behind(tmp_path: Path) -> None:
     DiskTier(tmp_path / "disk", SIZE).close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
-@pytest.mark.timeout(120)
+@interrupting
 def test_an_interrupted_load_leaves_nothing_behind(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path / "disk", SIZE, limit_s=SOON_S)
     keys = keys_of(range(3))
     assert tier.save(records_of(range(3), LENGTH), payload_of(range(3), LENGTH)).all()
-    assert interrupted_everywhere(tier, lambda: (tier.load(keys), tier.contains(keys))) > 10
+    assert interrupted_everywhere([tier], lambda: (tier.load(keys), tier.contains(keys))) > 10
     assert all(is_block(b, n) for n, b in enumerate(tier.load(keys)))
     assert tier.remove(keys) == 3
     assert tier.stat()["used_bytes"] == 0  # no block is pinned
@@ -821,8 +818,7 @@ def test_an_interrupted_load_leaves_nothing_behind(tmp_path: Path) -> None:
     DiskTier(tmp_path / "disk", SIZE).close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
-@pytest.mark.timeout(120)
+@interrupting
 def test_interrupted_calls_of_several_disks_leave_nothing_behind(tmp_path: Path) -> None:
     disks = [DiskTier(tmp_path / f"disk{i}", SIZE, limit_s=SOON_S) for i in range(2)]
     tier = SpreadTier(disks)
@@ -835,13 +831,7 @@ def test_interrupted_calls_of_several_disks_leave_nothing_behind(tmp_path: Path)
         tier.save(records, payload)
         tier.load(records["key"])
 
-    with Interrupts(called=True) as interrupts:
-        save_and_load()
-    for at in range(1, interrupts.count + 1):
-        with Interrupts({at}, called=True), contextlib.suppress(KeyboardInterrupt):
-            save_and_load()
-    for hanging in disks:
-        settled(hanging)
+    assert interrupted_everywhere(disks, save_and_load) > 10
     assert tier.save(records, payload).all()
     assert all(is_block(b, n) for n, b in enumerate(tier.load(records["key"])))
     tier.remove(records["key"])

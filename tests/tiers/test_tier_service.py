@@ -72,6 +72,11 @@ class RecordingTier(MemoryTier):
         return ~self.contains(keys).astype(np.bool_)
 
 
+@pytest.fixture
+def tier() -> MemoryTier:
+    return MemoryTier()
+
+
 class OldTier(MemoryTier):
     """A tier of a program without ``remove_durably``, which removes and replaces nothing."""
 
@@ -103,6 +108,15 @@ class Served:
     def offered(self) -> bool:
         return eventually(lambda: self.server.lower_stat().dirty_count == 0)
 
+    def fill(self, count: int) -> None:
+        """Put the first blocks, and wait until they were offered to the tiers."""
+        self.put_all(range(count))
+        assert self.offered()
+
+    def below(self) -> int:
+        """Return the first block that only a tier has."""
+        return int(np.flatnonzero(self.cache.lookup(NAMES).tiers == 2)[0])
+
     def wrong(self, numbers: range) -> list[int]:
         """Return the blocks for which a get is not a hit with the right bytes."""
         present = []
@@ -123,6 +137,7 @@ def serving(
     admission: Admission | None = None,
     coherence: str = "software",
     timeout_s: float = 5.0,
+    fill: int = 0,
 ) -> Iterator[Served]:
     path = directory / "pool"
     if path.exists():
@@ -136,13 +151,14 @@ def serving(
             service.start()
             try:
                 with KVCache(pool, namespace="test", timeout_s=timeout_s) as cache:
-                    yield Served(pool, cache, service, server)
+                    served = Served(pool, cache, service, server)
+                    served.fill(fill)
+                    yield served
             finally:
                 service.stop()
 
 
-def test_evicted_blocks_are_onboarded(shm: Path) -> None:
-    tier = MemoryTier()
+def test_evicted_blocks_are_onboarded(shm: Path, tier: MemoryTier) -> None:
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))
         assert served.server.index_stat().evict_count > MANY // 4
@@ -152,11 +168,8 @@ def test_evicted_blocks_are_onboarded(shm: Path) -> None:
         assert served.server.lower_stat().unsaved_count == 0
 
 
-def test_one_get_onboards_a_whole_chain(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+def test_one_get_onboards_a_whole_chain(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
         chain = range(50)
         target = np.zeros((len(chain), LENGTH), np.uint8)
         lookup = served.cache.lookup([NAMES[i] for i in chain])
@@ -169,8 +182,9 @@ def test_one_get_onboards_a_whole_chain(shm: Path) -> None:
         assert served.cache.lookup([*NAMES[:2], b"x" * 32]).tiers.tolist() == [1, 1, 0]
 
 
-def test_without_wait_blocks_evicted_before_their_offload_are_dropped(shm: Path) -> None:
-    tier = MemoryTier()
+def test_without_wait_blocks_evicted_before_their_offload_are_dropped(
+    shm: Path, tier: MemoryTier
+) -> None:
     with serving(shm, [tier]) as served:
         tier.open.clear()
         served.put_all(range(MANY))  # no put waits for the tier
@@ -182,8 +196,9 @@ def test_without_wait_blocks_evicted_before_their_offload_are_dropped(shm: Path)
         assert 0 < len(lost) < MANY
 
 
-def test_with_wait_a_put_is_refused_until_other_blocks_are_offered(shm: Path) -> None:
-    tier = MemoryTier()
+def test_with_wait_a_put_is_refused_until_other_blocks_are_offered(
+    shm: Path, tier: MemoryTier
+) -> None:
     with serving(shm, [tier], wait=True) as served:
         tier.open.clear()
         with pytest.raises(OffloadingError):
@@ -194,21 +209,18 @@ def test_with_wait_a_put_is_refused_until_other_blocks_are_offered(shm: Path) ->
         assert served.wrong(range(MANY)) == []
 
 
-def test_a_tier_that_saves_nothing_does_not_stop_the_pool(shm: Path) -> None:
-    tier = MemoryTier()
+def test_a_tier_that_saves_nothing_does_not_stop_the_pool(shm: Path, tier: MemoryTier) -> None:
     tier.full = True
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
         assert tier.blocks == {}
         assert len(served.wrong(range(MANY))) > 0
 
 
-def test_a_restarted_server_offers_the_remaining_blocks_to_its_tiers(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+def test_a_restarted_server_offers_the_remaining_blocks_to_its_tiers(
+    shm: Path, tier: MemoryTier
+) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY):
+        pass
     for name in list(tier.blocks)[-10:]:
         del tier.blocks[name]  # blocks that are still in the pool
     with serving(shm, [tier], wait=True) as served:
@@ -219,9 +231,7 @@ def test_a_restarted_server_offers_the_remaining_blocks_to_its_tiers(shm: Path) 
 
 def test_a_remote_store_is_queried_for_unknown_keys(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
-    with serving(shm, [near, far], wait=True) as served:
-        served.put_all(range(20))
-        assert served.offered()
+    with serving(shm, [near, far], wait=True, fill=20):
         assert eventually(lambda: (len(near.blocks), len(far.blocks)) == (20, 20))
     (shm / "other").mkdir()
     with serving(shm / "other", [MemoryTier("empty"), far]) as other:
@@ -233,8 +243,7 @@ def test_a_hanging_remote_store_does_not_delay_other_tiers(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     with serving(shm, [near, far], wait=True, timeout_s=0.3) as served:
         far.open.clear()
-        served.put_all(range(MANY))
-        assert served.offered()
+        served.fill(MANY)
         assert len(near.blocks) == MANY
         nobody = [hashlib.sha256(b"nobody %d" % i).digest() for i in range(8)]
         caller = threading.Thread(target=lambda: served.cache.onboard(nobody))
@@ -266,9 +275,8 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
     missed = REGISTRY.counter("beluga_onboard_missed_blocks_total", "")
     before = missed.value(reason="no space in the pool")
     tier = MemoryTier()
-    with serving(shm, [tier]) as served:
-        served.put_all(range(1))
-        assert served.offered()
+    with serving(shm, [tier], fill=1):
+        pass
     (shm / "other").mkdir()
     with serving(shm / "other", [tier]) as served:
         client, pins = IndexClient(served.cache.client), []
@@ -287,9 +295,8 @@ def test_an_onboard_without_space_in_the_pool_is_abandoned(
 def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> None:
     """Also if one thread loads both, because the store is the first tier."""
     store, disk = RecordingTier("store", remote=True), MemoryTier("disk")
-    with serving(shm, [disk]) as served:
-        served.put_all(range(1))
-        assert served.offered()
+    with serving(shm, [disk], fill=1):
+        pass
     store.open.clear()
     with Pool.create([shm / "other"], device_size=24 << 20, sparse=True) as pool:
         server = IndexServer(pool)
@@ -309,9 +316,7 @@ def test_blocks_of_a_disk_are_onboarded_before_those_of_a_store(shm: Path) -> No
 
 def test_a_removal_is_retried_after_an_error_of_a_tier(shm: Path) -> None:
     store = RecordingTier("store", remote=True)
-    with serving(shm, [store], wait=True) as served:
-        served.put_all(range(1))
-        assert served.offered()
+    with serving(shm, [store], wait=True, fill=1) as served:
         store.unable = RuntimeError("not now")
         served.cache.remove(NAMES[:1])
         assert eventually(lambda: served.server.lower_stat().removal_failed == 1)
@@ -324,9 +329,7 @@ def test_a_removal_is_retried_after_an_error_of_a_tier(shm: Path) -> None:
 def test_a_tier_without_removal_does_not_overwrite_removed_blocks(shm: Path) -> None:
     """It may mistake a block that it has for the one to save."""
     tier = OldTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(1))
-        assert served.offered()
+    with serving(shm, [tier], wait=True, fill=1) as served:
         served.cache.remove(NAMES[:1])
         assert eventually(lambda: served.server.lower_stat().removal_failed == 1)
         served.cache.put(NAMES[:1], contents(range(1, 2)))
@@ -356,9 +359,7 @@ def test_a_save_replaces_a_removed_block_that_the_disk_still_has(tmp_path: Path)
 def test_removals_wait_while_missing_blocks_are_saved(shm: Path) -> None:
     """Otherwise a save that has read the block before its removal would follow."""
     tier = MemoryTier("disk")
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(1))
-        assert served.offered()
+    with serving(shm, [tier], wait=True, fill=1) as served:
         with served.service._saving:
             served.cache.remove(NAMES[:1])  # waits for the disk
             assert len(tier.blocks) == 1
@@ -391,9 +392,7 @@ def test_a_removal_that_waited_for_a_save_does_not_remove_the_new_block(shm: Pat
 
 def test_blocks_of_a_remote_store_are_saved_on_the_disk_below_the_pool(shm: Path) -> None:
     far = MemoryTier("far", remote=True)
-    with serving(shm, [MemoryTier(), far], wait=True) as served:
-        served.put_all(range(20))
-        assert served.offered()
+    with serving(shm, [MemoryTier(), far], wait=True, fill=20):
         assert eventually(lambda: len(far.blocks) == 20)
     (shm / "other").mkdir()
     near, saves = MemoryTier(), len(far.saves)
@@ -404,11 +403,8 @@ def test_blocks_of_a_remote_store_are_saved_on_the_disk_below_the_pool(shm: Path
     assert len(far.saves) == saves
 
 
-def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
         keys = served.cache.keys(NAMES)
         below = np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)
         first = int(below[0])
@@ -421,16 +417,12 @@ def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
         assert served.cache.lookup([NAMES[second]]) == 0
 
 
-def test_a_removed_block_is_not_onboarded(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(30))
-        assert served.offered()
+def test_a_removed_block_is_not_onboarded(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, fill=30) as served:
         served.cache.remove(NAMES[:5])
         assert served.wrong(range(5)) == list(range(5))
         assert eventually(lambda: len(tier.blocks) == 25)
-        served.put_all(range(5))
-        assert served.offered()
+        served.fill(5)
         assert eventually(lambda: len(tier.blocks) == 30)
         assert served.wrong(range(30)) == []
 
@@ -450,18 +442,15 @@ def test_a_block_removed_during_its_save_is_not_onboarded(shm: Path) -> None:
         assert eventually(lambda: served.server.lower_stat().wanted_count == 0)
         assert (near.blocks, far.blocks) == ({}, {})
         assert served.wrong(range(2)) == [0, 1]
-        served.put_all(range(2))
-        assert served.offered()
+        served.fill(2)
         assert served.wrong(range(2)) == []
 
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_block_removed_during_its_onboard_is_not_onboarded(shm: Path, anew: bool) -> None:
     tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
-        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
+        below = served.below()
         names, waiting = NAMES[below : below + 1], tier.waiting
         tier.open.clear()
         assert served.cache.onboard(names) == 1
@@ -478,12 +467,9 @@ def test_a_block_removed_during_its_onboard_is_not_onboarded(shm: Path, anew: bo
         assert not anew or np.array_equal(target, new)
 
 
-def test_a_tier_that_cannot_load_for_a_while_is_retried(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
-        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+def test_a_tier_that_cannot_load_for_a_while_is_retried(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
+        below = served.below()
         tier.failing = True
         loads = len(tier.loads)
         assert served.wrong(range(below, below + 1)) == [below]
@@ -493,17 +479,15 @@ def test_a_tier_that_cannot_load_for_a_while_is_retried(shm: Path) -> None:
         assert eventually(lambda: served.wrong(range(below, below + 1)) == [])
 
 
-def test_a_block_that_a_tier_evicts_is_offered_again_while_the_pool_has_it(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+def test_a_block_that_a_tier_evicts_is_offered_again_while_the_pool_has_it(
+    shm: Path, tier: MemoryTier
+) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
         on_disk = np.flatnonzero(served.cache.lookup(NAMES).tiers == 1)
         tier.lose(served.cache.keys([NAMES[i] for i in on_disk]))
         assert served.offered()
         assert len(tier.blocks) == MANY
-        served.put_all(range(MANY))
-        assert served.offered()
+        served.fill(MANY)
         assert served.wrong(range(MANY)) == []
 
 
@@ -564,8 +548,7 @@ def test_an_unbounded_store_leaves_room_for_other_records(shm: Path) -> None:
         notes["key"] = np.random.default_rng(0).integers(0, 1 << 64, (count, 2), np.uint64)
         notes["stored"] = 4  # in the second tier
         served.service.report(notes)
-        served.put_all(range(MANY))
-        assert served.offered()
+        served.fill(MANY)
         assert eventually(lambda: len(far.blocks) == MANY)
         assert served.server.lower_stat().name_count < count
         assert served.wrong(range(MANY)) == []
@@ -578,10 +561,8 @@ def test_an_unbounded_store_leaves_room_for_other_records(shm: Path) -> None:
 @pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("no thread")])
 def test_an_error_ends_one_job_and_not_the_service(shm: Path, error: Exception) -> None:
     tier = MemoryTier()
-    with serving(shm, [tier], wait=True, timeout_s=0.3) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
-        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+    with serving(shm, [tier], wait=True, timeout_s=0.3, fill=MANY) as served:
+        below = served.below()
         tier.error = error
         assert served.cache.put([b"new" * 6], contents(range(1))).stored == 1
         assert served.wrong(range(below, below + 1)) == [below]
@@ -600,29 +581,22 @@ def test_blocks_that_are_not_admitted_are_not_saved(shm: Path) -> None:
 
     tier = MemoryTier()
     with serving(shm, [tier], wait=True, admission=Odd()) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+        served.fill(MANY)
         assert tier.blocks
         assert all(key[0] % 2 for key in tier.blocks)
 
 
-def test_a_get_waits_for_a_slow_tier_until_its_timeout(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True, timeout_s=0.3) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
-        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+def test_a_get_waits_for_a_slow_tier_until_its_timeout(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, timeout_s=0.3, fill=MANY) as served:
+        below = served.below()
         tier.open.clear()
         assert served.wrong(range(below, below + 1)) == [below]
         threading.Timer(0.05, tier.open.set).start()
         assert served.wrong(range(below, below + 1)) == []
 
 
-def test_prefetched_blocks_are_in_the_pool_before_a_request(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+def test_prefetched_blocks_are_in_the_pool_before_a_request(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
         below = np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[:8]
         names = [NAMES[i] for i in below]
         assert served.cache.prefetch(names) == len(names)
@@ -630,11 +604,8 @@ def test_prefetched_blocks_are_in_the_pool_before_a_request(shm: Path) -> None:
         assert served.cache.prefetch([b"y" * 32]) == 0
 
 
-def test_concurrent_gets_all_return_the_blocks(shm: Path) -> None:
-    tier = MemoryTier()
-    with serving(shm, [tier], wait=True) as served:
-        served.put_all(range(MANY))
-        assert served.offered()
+def test_concurrent_gets_all_return_the_blocks(shm: Path, tier: MemoryTier) -> None:
+    with serving(shm, [tier], wait=True, fill=MANY) as served:
         wrong: list[int] = []
 
         def get(numbers: range) -> None:
