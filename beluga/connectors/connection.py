@@ -70,7 +70,7 @@ class Attachment:
             raise
         self._caches: dict[bytes, KVCache] = {}
         self.record_pins: dict[bytes, tuple[bytes, Pins]] = {}  # of the records module
-        self.place = self._placed(logger or logging.getLogger(__name__))
+        self.io_handle = self._placed(logger or logging.getLogger(__name__))
 
     def _placed(self, logger: logging.Logger) -> IoHandle | None:
         """Register with the host's link. Returns None if the link cannot be used, because copies
@@ -91,13 +91,13 @@ class Attachment:
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted for this session, by class."""
-        if self.place is None:
+        if self.io_handle is None:
             return {}
-        found = {kind: self.place.transfer_stats(kind) for kind in TransferClass}
+        stats = {kind: self.io_handle.transfer_stats(kind) for kind in TransferClass}
         for cache in self._caches.values():
             more = cache.transfer_stats(own=True)  # copies by engines with their own handles
-            found = {kind: found[kind].plus(more[kind]) for kind in TransferClass}
-        return found
+            stats = {kind: stats[kind].plus(more[kind]) for kind in TransferClass}
+        return stats
 
     def cache(
         self, namespace: Namespace, engine: Callable[[Pool], CopyEngine | None] = lambda _: None
@@ -105,31 +105,31 @@ class Attachment:
         """Return the cache of a namespace on this session. ``engine`` is called with the pool and
         returns a copy engine, or None for blocks in host memory.
         """
-        found = self._caches.get(namespace.digest)
-        if found is None:
+        cache = self._caches.get(namespace.digest)
+        if cache is None:
             driver = engine(self.pool)
-            found = KVCache(
+            cache = KVCache(
                 self.client,
                 namespace=namespace,
                 check_checksums=self._settings.check_checksums,
                 timeout_s=self.client.timeout_s,
                 threads=self._threads,
                 engine=driver or self._settings.engine,
-                link=self.place,
+                link=self.io_handle,
                 read_class=self._read_class,
                 onboard=self.onboard_s > 0,
             )
-            self._caches[namespace.digest] = found
-        return found
+            self._caches[namespace.digest] = cache
+        return cache
 
     def close(self) -> None:
         """End the session and unmap the pool, after the running call."""
         self.pool.close()
         for cache in self._caches.values():
             cache.close()
-        if self.place is not None:
-            self.place.close()
-            self.place.link.close()
+        if self.io_handle is not None:
+            self.io_handle.close()
+            self.io_handle.link.close()
 
 
 class Connection:
@@ -238,15 +238,15 @@ class Connection:
         raises TransferCancelledError.
         """
         attachment = self._attachment
-        place = None if attachment is None else attachment.place
-        if place is None:
+        io_handle = None if attachment is None else attachment.io_handle
+        if io_handle is None:
             yield
             return
-        place.stop()
+        io_handle.stop()
         try:
             yield
         finally:
-            place.resume()
+            io_handle.resume()
 
     def close(self) -> None:
         """End the session."""

@@ -123,11 +123,11 @@ def moved_since(path: Path, since_ns: int) -> Path | None:
     A path that led to another file then leads to files whose own times are old.
     """
     for step in _followed(path):
-        found = step.lstat()
+        status = step.lstat()
         # An entry that was added to a folder, or removed, changes both of its times; its own name
         # and parent change only one.
-        entries = stat.S_ISDIR(found.st_mode) and found.st_ctime_ns == found.st_mtime_ns
-        if found.st_ctime_ns > since_ns and not (stat.S_ISREG(found.st_mode) or entries):
+        entries = stat.S_ISDIR(status.st_mode) and status.st_ctime_ns == status.st_mtime_ns
+        if status.st_ctime_ns > since_ns and not (stat.S_ISREG(status.st_mode) or entries):
             return step
     return None
 

@@ -70,7 +70,7 @@ class RequestHint:
             return dataclasses.replace(self, ttl=FAVOR_S)
         return self if self.priority != "normal" or self.ttl is not None else None
 
-    def for_found(self) -> RequestHint | None:
+    def for_hits(self) -> RequestHint | None:
         """Return the hint for blocks that others may have stored: it never lowers a priority."""
         if not self.favors:
             return None

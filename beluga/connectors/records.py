@@ -86,12 +86,12 @@ def write(attachment: Attachment, namespace: Namespace, key: Key, content: bytes
     :func:`read`.
     """
     attachment.cache(namespace).put(key, [content])
-    found = read(attachment, namespace, key, len(content))
-    if found is None:
+    stored = read(attachment, namespace, key, len(content))
+    if stored is None:
         raise CacheError(
             "the pool has no space for a record of the connectors; unpin blocks or enlarge the pool"
         )
-    return found
+    return stored
 
 
 def remove(attachment: Attachment, namespace: Namespace, key: Key) -> None:
@@ -118,31 +118,31 @@ def _retain(
 
 SIZE = 16
 _RECORD = hash_keys(["era"])
-_ATTEMPTS = 4  # each but the first follows an era that another process has ended meanwhile
+_ATTEMPTS = 4  # each but the first follows a generation that another process has ended meanwhile
 
 
-class Era:
-    """The era of all users of one ``namespace``: it clears a cache that several processes share, at
-    once and whatever its content. Thread-safe.
+class CacheGeneration:
+    """The generation of all users of one ``namespace``: it clears a cache that several processes
+    share, at once and whatever its content. Thread-safe.
 
-    The names of all blocks start with the era, which is a random number in a record. Every process
-    reads it before each call, and pins it until its session ends, so that no pinned block becomes
-    unreachable. Removing the record ends the era, and the next call starts a new one. A put that
-    started before the end uses the old era in its names, so its blocks are never found. An eviction
-    of the record while no session has it ends the era, too: existing blocks then miss, but no block
-    is found that should not be.
+    The names of all blocks start with the generation, which is a random number in a record. Every
+    process reads it before each call, and pins it until its session ends, so that no pinned block
+    becomes unreachable. Removing the record ends the generation, and the next call starts a new
+    one. A put that started before the end uses the old generation in its names, so its blocks are
+    never found. An eviction of the record while no session has it ends the generation, too:
+    existing blocks then miss, but no block is found that should not be.
 
-    An ended era must not return, although a lower tier may still have the record: the tier may have
-    been down, or refuse deletes. So a second record marks the era as ended. It has its own name, is
-    never removed, and is offloaded to the same tiers. It is looked up whenever an era is read for
-    the first time.
+    An ended generation must not return, although a lower tier may still have the record: the tier
+    may have been down, or refuse deletes. So a second record marks the generation as ended. It has
+    its own name, is never removed, and is offloaded to the same tiers. It is looked up whenever a
+    generation is read for the first time.
     """
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = Namespace({"era of": namespace.digest})
         self._lock = threading.Lock()
         self._clears = self._cleared = 0  # clears requested and done; the pool may be unavailable
-        self._began: bytes | None = None  # an era that had not ended when it was first read
+        self._began: bytes | None = None  # a generation that had not ended when it was first read
 
     @property
     def pending(self) -> bool:
@@ -150,28 +150,28 @@ class Era:
         return self._clears != self._cleared
 
     def clear(self) -> None:
-        """End the era, at the latest at the next :meth:`now`."""
+        """End the generation, at the latest at the next :meth:`now`."""
         with self._lock:
             self._clears += 1
 
     def now(self, attachment: Attachment) -> bytes:
-        """Return the current era. Raises the errors of a cache, and CacheError while another
-        process starts an era or the current era is uncertain.
+        """Return the current generation. Raises the errors of a cache, and CacheError while another
+        process starts a generation or the current generation is uncertain.
         """
         if self.pending:
             with self._lock:  # only one thread ends it, once
                 self._end(attachment)
-        era = read(attachment, self._namespace, _RECORD, SIZE) or self._begin(attachment)
+        generation = read(attachment, self._namespace, _RECORD, SIZE) or self._begin(attachment)
         for _ in range(_ATTEMPTS):
-            if era == self._began:
-                return era
-            if read(attachment, self._namespace, _end_of(era), SIZE) is None:
-                self._began = era
-                return era
-            # A lower tier returned the record of an ended era. Write the new one at once, because
-            # the tier may keep the old one forever.
+            if generation == self._began:
+                return generation
+            if read(attachment, self._namespace, _end_of(generation), SIZE) is None:
+                self._began = generation
+                return generation
+            # A lower tier returned the record of an ended generation. Write the new one at once,
+            # because the tier may keep the old one forever.
             remove(attachment, self._namespace, _RECORD)
-            era = self._begin(attachment)
+            generation = self._begin(attachment)
         raise CacheError("eras of this cache end faster than they start; clear it less often")
 
     def _begin(self, attachment: Attachment) -> bytes:
@@ -181,14 +181,14 @@ class Era:
         clears = self._clears
         if clears == self._cleared:
             return
-        era = read(attachment, self._namespace, _RECORD, SIZE)
-        if era is not None:
+        generation = read(attachment, self._namespace, _RECORD, SIZE)
+        if generation is not None:
             with contextlib.suppress(CacheError):  # a full pool still removes
-                write(attachment, self._namespace, _end_of(era), era)
+                write(attachment, self._namespace, _end_of(generation), generation)
             remove(attachment, self._namespace, _RECORD)
         self._began = None
         self._cleared = clears
 
 
-def _end_of(era: bytes) -> NDArray[np.uint8]:
-    return hash_keys([b"end of " + era])
+def _end_of(generation: bytes) -> NDArray[np.uint8]:
+    return hash_keys([b"end of " + generation])

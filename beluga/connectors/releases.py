@@ -31,13 +31,13 @@ class Releases:
 
     def has(self, version: str) -> bool | None:
         """Whether ``version`` is one of them; None if it is not a version."""
-        found = _RELEASE.match(version)
-        if found is None:
+        match = _RELEASE.match(version)
+        if match is None:
             return None
-        release = tuple(int(part or 0) for part in found.groups()[:3])
+        release = tuple(int(part or 0) for part in match.groups()[:3])
         width = len(release)
         first, end = _padded(self.first, width), self.end and _padded(self.end, width)
-        early = found[4] is not None  # a pre-release
+        early = match[4] is not None  # a pre-release
         if release < first or (release == first and early):
             return False
         return end is None or release < end

@@ -101,6 +101,6 @@ def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
         allowed = typing.get_args(wanted[name]) or (wanted[name],)
         ok = isinstance(value, allowed) or (float in allowed and type(value) is int)
         if not ok or (isinstance(value, bool) and bool not in allowed):
-            names = " or ".join(getattr(one, "__name__", str(one)) for one in allowed)
+            names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in allowed)
             raise ConnectorError(f"beluga's setting {name} is {value!r}; it must be {names}")
     return kind(**given)

@@ -45,7 +45,7 @@ def server(pool: Pool) -> Iterator[IndexServer]:
 
 @pytest.fixture
 def records_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions pin no records (``test_era.py``), for tests that count the pins of blocks."""
+    """Sessions pin no records (``test_generation.py``), for tests that count the pins of blocks."""
     monkeypatch.setattr(records, "_retain", lambda *_: None)
 
 

@@ -26,12 +26,12 @@ MakeAdapter = Callable[..., Any]
 def l2(lmcache: Any, path: Path, **settings: Any) -> Iterator[Any]:
     """Make an L2 adapter of one pool."""
     usual = {"pool": str(path), "timeout_ms": 5000, "retry_s": 0.05, "identity": "a test"}
-    one = lmcache.BelugaL2Adapter(usual | settings)
+    adapter = lmcache.BelugaL2Adapter(usual | settings)
     try:
-        assert eventually(lambda: one.report_status()["attached"], LONG_S)
-        yield one
+        assert eventually(lambda: adapter.report_status()["attached"], LONG_S)
+        yield adapter
     finally:
-        one.close()
+        adapter.close()
 
 
 def within(query: Callable[[], Any]) -> Any:

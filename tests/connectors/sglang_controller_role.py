@@ -130,8 +130,8 @@ class Engine:
 
 
 def hashes(tokens: list[int], last: str | None) -> list[str]:
-    found = parts.get_storage_hash_str(parts.RadixKey(tokens), last, page_size=PAGE)
-    return list(found)
+    hashes = parts.get_storage_hash_str(parts.RadixKey(tokens), last, page_size=PAGE)
+    return list(hashes)
 
 
 def tokens_of(prompt: int, count: int) -> list[int]:

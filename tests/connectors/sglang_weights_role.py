@@ -86,9 +86,9 @@ def hashes(extra_key: str | None = None, cache_salt: str | None = None) -> list[
     salt.
     """
     key = RadixKey(list(range(role.COUNT * role.PAGE)), extra_key, cache_salt=cache_salt)
-    found = get_storage_hash_str(key, page_size=role.PAGE)
-    assert len(found) == role.COUNT
-    return list(found)
+    hashes = get_storage_hash_str(key, page_size=role.PAGE)
+    assert len(hashes) == role.COUNT
+    return list(hashes)
 
 
 class Side:

@@ -286,7 +286,7 @@ def test_copies_are_unscheduled_without_a_usable_link(
         raise OSError("made up")
 
     usual = session(pool_name)
-    assert usual.place is not None
+    assert usual.io_handle is not None
     usual.close()
     off = session(pool_name, link="off")
     monkeypatch.setattr(connection_module, "host_link", broken)
@@ -441,9 +441,9 @@ def test_invalid_settings_are_rejected(setting: dict[str, Any], message: str) ->
 
 
 def test_settings_at_their_limits_are_accepted() -> None:
-    least = {"timeout_ms": 1, "retry_s": 0.001, "load_threads": 1, "link": "off", "pool": None}
-    found = settings_of(PoolSettings, least)
-    assert (found.timeout_ms, found.load_threads, found.link) == (1, 1, "off")
+    minima = {"timeout_ms": 1, "retry_s": 0.001, "load_threads": 1, "link": "off", "pool": None}
+    settings = settings_of(PoolSettings, minima)
+    assert (settings.timeout_ms, settings.load_threads, settings.link) == (1, 1, "off")
     assert settings_of(PoolSettings, {"link": "46.2/33"}).link == "46.2/33"
     assert (PoolSettings().timeout_ms, PoolSettings().retry_s) == (500, 1.0)
     assert PoolSettings().check_checksums

@@ -167,14 +167,16 @@ def test_objects_of_another_owner_are_misses(
 def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
     server: IndexServer, lmcache: Any, pool_name: str
 ) -> None:
-    one = lmcache.BelugaL2Adapter({"pool": pool_name, "timeout_ms": 60_000, "identity": "a test"})
+    adapter = lmcache.BelugaL2Adapter(
+        {"pool": pool_name, "timeout_ms": 60_000, "identity": "a test"}
+    )
     descriptors = [
-        one.get_store_event_fd(),
-        one.get_lookup_and_lock_event_fd(),
-        one.get_load_event_fd(),
+        adapter.get_store_event_fd(),
+        adapter.get_lookup_and_lock_event_fd(),
+        adapter.get_load_event_fd(),
     ]
     assert server.stat().live_count == 2
-    one.close()
+    adapter.close()
     assert server.stat().live_count == 0
     for descriptor in descriptors:
         with pytest.raises(OSError, match="descriptor"):
@@ -460,7 +462,7 @@ def test_the_plugin_finds_objects_of_lower_tiers(
     memories = [Memory((2, 4, 16, 64), seed=i) for i in range(4)]
     with served(shm / "first", tier):
         backend(pool=str(shm / "first")).batched_submit_put_task(keys, memories)
-        assert eventually(lambda: len(tier.blocks) == 5)  # with the era's record
+        assert eventually(lambda: len(tier.blocks) == 5)  # with the generation's record
     with served(shm / "second", tier):
         one = backend(pool=str(shm / "second"))
         assert one.batched_contains([*keys, ChunkKey("other")]) == 4
@@ -517,7 +519,9 @@ def test_chunks_of_another_layout_or_engine_are_not_found(
 ) -> None:
     key = ChunkKey("a")
     one = backend()
-    assert not one.contains(key)  # a put concurrent with the first record of an era is dropped
+    assert not one.contains(
+        key
+    )  # a put concurrent with the first record of a generation is dropped
     one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
     assert eventually(lambda: one.contains(key), LONG_S)
     assert backend(metadata=Metadata()).contains(key)
@@ -556,7 +560,7 @@ def test_the_hint_of_a_request_favors_its_loaded_chunks(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     one = backend()
-    # A put concurrent with the first record of an era is dropped.
+    # A put concurrent with the first record of a generation is dropped.
     assert not one.contains(ChunkKey("a"))
     one.batched_submit_put_task(
         [ChunkKey(f"model@1@0@{name}@bf16") for name in "ab"], [Memory(SHAPE, seed=1)] * 2
@@ -690,7 +694,7 @@ def test_the_plugin_reports_its_properties(
     assert eventually(lambda: calls == [key])
     assert one.get_blocking(key) is not None
     moved = one.transfer_stats()
-    # the record of the era is included
+    # the record of the generation is included
     assert moved[TransferClass.OFFLOAD].bytes > memory.get_size()
     assert moved[TransferClass.ONBOARD].bytes > memory.get_size()
     assert one.remove(key)
@@ -826,7 +830,11 @@ def test_a_model_name_without_weights_is_rejected_in_one_line(
     for _ in range(2):
         assert store(one, keys, memories) == -1
         assert lookup(one, keys) == [False, False]
-    lines = [one.getMessage() for one in caplog.records if "setting identity" in one.getMessage()]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if "setting identity" in record.getMessage()
+    ]
     assert len(lines) == 1 and "only the model's name 'model'" in lines[0]
     with pytest.raises(ConnectorError, match=r"name 'org/name', .*setting identity"):
         backend(identity="", model_name="org/name")

@@ -405,7 +405,7 @@ def test_a_pinned_chunk_outlives_eviction(server: IndexServer, backend: Make) ->
     for i in range(24):
         cache.put([bytes([i]) * 16], [np.zeros((8 << 20) - 8192, np.uint8)])
     assert server.index_stat().evict_count > 0
-    assert server.index_stat().pinned_count == 2  # with the record of the era
+    assert server.index_stat().pinned_count == 2  # with the record of the generation
     assert one.contains(first)
     assert one.unpin(first)
 

@@ -85,8 +85,8 @@ def roomy(shm: Path) -> Iterator[Pool]:
 def test_the_tests_of_lmcache_for_storage_plugins_pass(
     python: Path, theirs: Path, roomy: Pool
 ) -> None:
-    found = [name for name in FILES if (theirs / FOLDER / name).exists()]
-    assert found == list(FILES)
+    names = [name for name in FILES if (theirs / FOLDER / name).exists()]
+    assert names == list(FILES)
     path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent, theirs.parent / "site", theirs)))
     environment = os.environ | {
         "BELUGA_TEST_POOL": ":".join(str(device.path) for device in roomy.devices),

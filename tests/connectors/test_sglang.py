@@ -76,7 +76,7 @@ def test_pages_that_only_a_lower_tier_has_are_fetched(
         assert backend(v1=False, pool=str(shm / "first")).batch_set(
             keys(3), [Flat(row) for row in rows]
         )
-        assert eventually(lambda: len(tier.blocks) == 4)  # with the era's record
+        assert eventually(lambda: len(tier.blocks) == 4)  # with the generation's record
     with served(shm / "second", tier):
         one = backend(v1=False, pool=str(shm / "second"))
         assert one.batch_exists(keys(4)) == 3
@@ -566,7 +566,7 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
     with served(shm / "first", tier):
         one, source = hybrid(backend, 1, pool=str(shm / "first"))
         store_hybrid(one)
-        assert eventually(lambda: len(tier.blocks) == 6 + 5 + 4 + 3 + 1)  # the era's record
+        assert eventually(lambda: len(tier.blocks) == 6 + 5 + 4 + 3 + 1)  # the generation's record
     with served(shm / "second", tier):
         other, target = hybrid(backend, pool=str(shm / "second"))
         requested = REQUESTED[1:3]

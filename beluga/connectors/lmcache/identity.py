@@ -75,7 +75,9 @@ class Models:
     def close(self) -> None:
         """Stop reading files."""
         with self._lock:
-            identities = [one for one in self._identities.values() if one is not None]
+            identities = [
+                identity for identity in self._identities.values() if identity is not None
+            ]
         for identity in identities:
             identity.close()
 

@@ -263,12 +263,15 @@ class BelugaL2Adapter(L2AdapterInterface):
         for key, layout in zip(keys, layouts, strict=True):
             wanted.setdefault(key.model_name, set()).add(layout)
         ids = {
-            model: self._layouts_of(model).ids_of(attachment, some, add=add)
-            for model, some in wanted.items()
+            model: self._layouts_of(model).ids_of(attachment, layouts_of_model, add=add)
+            for model, layouts_of_model in wanted.items()
         }
         pairs = zip(keys, layouts, strict=True)
-        found = [(key, ids[key.model_name].get(layout)) for key, layout in pairs]
-        return [None if one is None else self._item(key, one) for key, one in found]
+        layout_ids = [(key, ids[key.model_name].get(layout)) for key, layout in pairs]
+        return [
+            None if layout_id is None else self._item(key, layout_id)
+            for key, layout_id in layout_ids
+        ]
 
     def _store(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
         if not all(self._models.digest(key.model_name) for key in keys):
@@ -310,11 +313,11 @@ class BelugaL2Adapter(L2AdapterInterface):
         """Record new objects, and call the listeners."""
         if not keys:
             return
-        self._gone([key for key in keys if key in self._ledger])  # the keys were evicted
+        self._removed([key for key in keys if key in self._ledger])  # the keys were evicted
         self._ledger.add(keys, sizes)
         self._notify_keys_stored(keys, sizes)
 
-    def _gone(self, keys: list[Any]) -> None:
+    def _removed(self, keys: list[Any]) -> None:
         """Record that objects are no longer in the pool, and call the listeners."""
         if keys:
             self._notify_keys_deleted(keys, self._ledger.take(keys))
@@ -323,15 +326,17 @@ class BelugaL2Adapter(L2AdapterInterface):
         """Drop objects from the ledger that neither the pool nor a lower tier has."""
         keys = list(self._ledger)
         there = self._existing(attachment, keys)
-        self._gone([key for key in keys if key not in there])
+        self._removed([key for key in keys if key not in there])
         self._ledger.checked()
 
     def _existing(self, attachment: Attachment, keys: Sequence[Any]) -> set[Any]:
         """Return the keys whose objects the pool or a lower tier has in any layout."""
         ids = self._all_ids(attachment, keys)
-        every = [(key, self._item(key, one)) for key in keys for one in ids[key.model_name]]
-        there = objects.exist(attachment, [item for _, item in every])
-        return {key for (key, _), found in zip(every, there, strict=True) if found}
+        candidates = [
+            (key, self._item(key, identifier)) for key in keys for identifier in ids[key.model_name]
+        ]
+        there = objects.exist(attachment, [item for _, item in candidates])
+        return {key for (key, _), exists in zip(candidates, there, strict=True) if exists}
 
     def _settle(self, connection: Connection) -> bool:
         """Execute pending deletions, on the writer's thread. Returns whether none is pending
@@ -349,7 +354,8 @@ class BelugaL2Adapter(L2AdapterInterface):
             there = self._existing(attachment, keys)
             ids = self._all_ids(attachment, keys)
             objects.remove(
-                attachment, [self._item(key, one) for key in keys for one in ids[key.model_name]]
+                attachment,
+                [self._item(key, identifier) for key in keys for identifier in ids[key.model_name]],
             )
             return there
 
@@ -358,35 +364,37 @@ class BelugaL2Adapter(L2AdapterInterface):
             return False
         self._owed.done(keys, models)
         everything = [key for key in self._ledger if key.model_name in models]
-        gone = [key for key in keys if key in there or key in self._ledger]
-        self._gone(list(dict.fromkeys(everything + gone)))
+        removed = [key for key in keys if key in there or key in self._ledger]
+        self._removed(list(dict.fromkeys(everything + removed)))
         return True
 
     def _lookup(self, connection: Connection, keys: list[Any], layouts: dict[int, Layout]) -> Any:
         self._pins.release(connection)
 
         def find(attachment: Attachment) -> dict[int, Hit]:
-            found: dict[int, Hit] = {}
+            hits: dict[int, Hit] = {}
             tries = self._tries(attachment, keys, layouts)
             try:
                 for depth in range(max(map(len, tries), default=0)):
-                    some = [i for i in range(len(keys)) if depth < len(tries[i]) and i not in found]
-                    items = [tries[i][depth] for i in some]
-                    hits = zip(some, objects.find(attachment, items, pin=True), strict=True)
-                    found |= {i: hit for i, hit in hits if hit is not None}
+                    untried = [
+                        i for i in range(len(keys)) if depth < len(tries[i]) and i not in hits
+                    ]
+                    items = [tries[i][depth] for i in untried]
+                    results = zip(untried, objects.find(attachment, items, pin=True), strict=True)
+                    hits |= {i: hit for i, hit in results if hit is not None}
             except (CacheError, QuotaError):  # the session continues, and so do its pins
-                pinned = [hit.grant for hit in found.values() if hit.pinned]
+                pinned = [hit.grant for hit in hits.values() if hit.pinned]
                 objects.release(attachment, pinned)
                 raise
-            for i, hit in found.items():
+            for i, hit in hits.items():
                 self._pins.hold(keys[i], attachment, hit)
-            return found
+            return hits
 
-        found = connection.attempt("looking up", find)
-        if found is None:
+        hits = connection.attempt("looking up", find)
+        if hits is None:
             return None
         bitmap = Bitmap(len(keys))
-        for i in found:
+        for i in hits:
             bitmap.set(i)
         return bitmap
 
@@ -397,8 +405,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         all layouts of the model in the pool.
         """
         tries: list[list[Item]] = [[] for _ in keys]
-        here = [i for i, key in enumerate(keys) if self._may_load(key)]
-        described = [i for i in here if layouts.get(keys[i].object_group_id)]
+        loadable = [i for i, key in enumerate(keys) if self._may_load(key)]
+        described = [i for i in loadable if layouts.get(keys[i].object_group_id)]
         items = self._items(
             attachment,
             [keys[i] for i in described],
@@ -407,10 +415,10 @@ class BelugaL2Adapter(L2AdapterInterface):
         )
         for i, item in zip(described, items, strict=True):
             tries[i] = [] if item is None else [item]
-        rest = sorted(set(here) - set(described))
-        ids = self._all_ids(attachment, [keys[i] for i in rest])
-        for i in rest:
-            tries[i] = [self._item(keys[i], one) for one in ids[keys[i].model_name]]
+        undescribed = sorted(set(loadable) - set(described))
+        ids = self._all_ids(attachment, [keys[i] for i in undescribed])
+        for i in undescribed:
+            tries[i] = [self._item(keys[i], identifier) for identifier in ids[keys[i].model_name]]
         return tries
 
     def _may_load(self, key: Any) -> bool:
@@ -429,15 +437,15 @@ class BelugaL2Adapter(L2AdapterInterface):
 
         def load(attachment: Attachment) -> list[int]:
             items = self._items(attachment, keys, layouts, add=False)
-            some = [
+            named = [
                 (i, item)
                 for i, item in enumerate(items)
                 if item is not None and self._may_load(keys[i])
             ]
             done = objects.load(
-                attachment, [item for _, item in some], [bytes_of(memories[i]) for i, _ in some]
+                attachment, [item for _, item in named], [bytes_of(memories[i]) for i, _ in named]
             )
-            return [i for (i, _), loaded in zip(some, done, strict=True) if loaded]
+            return [i for (i, _), loaded in zip(named, done, strict=True) if loaded]
 
         done = connection.attempt("loading", load)
         if done is None:

@@ -89,8 +89,10 @@ class Layouts:
         up to LAYOUTS_MAX. Raises the errors of :func:`beluga.connectors.records.write`.
         """
         by_digest = {digest_of(layout): layout for layout in layouts}
-        found = self._walk(attachment, set(by_digest), add=add)
-        return {by_digest[digest]: one for digest, one in found.items() if digest in by_digest}
+        ids = self._walk(attachment, set(by_digest), add=add)
+        return {
+            by_digest[digest]: layout_id for digest, layout_id in ids.items() if digest in by_digest
+        }
 
     def forget(self, attachment: Attachment) -> None:
         """Remove the first record, so that all objects of the model are misses."""
@@ -102,20 +104,20 @@ class Layouts:
         """Follow the chain until all ``wanted`` digests are found, or to its end if None. Returns
         ids by digest.
         """
-        found: dict[bytes, bytes] = {}
+        ids: dict[bytes, bytes] = {}
         sure = add or wanted is None  # otherwise uncertain objects miss
         key = _FIRST
-        while len(found) < LAYOUTS_MAX and (wanted is None or wanted - found.keys()):
+        while len(ids) < LAYOUTS_MAX and (wanted is None or wanted - ids.keys()):
             record = records.read(attachment, self._namespace, key, _SIZE, sure=sure)
             if record is None:
                 if not add or wanted is None:
                     break
-                new = os.urandom(_ID_SIZE) + min(wanted - found.keys())
+                new = os.urandom(_ID_SIZE) + min(wanted - ids.keys())
                 record = records.write(attachment, self._namespace, key, new)
-            one, digest = record[:_ID_SIZE], record[_ID_SIZE:]
-            found.setdefault(digest, one)
-            key = hash_keys([b"after " + one])
-        return found
+            layout_id, digest = record[:_ID_SIZE], record[_ID_SIZE:]
+            ids.setdefault(digest, layout_id)
+            key = hash_keys([b"after " + layout_id])
+        return ids
 
 
 Item: TypeAlias = tuple[Namespace, bytes]
@@ -153,21 +155,21 @@ def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Hi
     it. Objects that only a lower tier has are onboarded first.
     """
     index = IndexClient(attachment.client)
-    found: list[Hit | None] = [None] * len(items)
+    hits: list[Hit | None] = [None] * len(items)
     try:
-        _find(attachment, index, items, found, pin=pin)
+        _find(attachment, index, items, hits, pin=pin)
     except (CacheError, QuotaError):  # the session continues, and so do its pins
         if pin:
-            index.release([hit.grant for hit in found if hit is not None and hit.pinned])
+            index.release([hit.grant for hit in hits if hit is not None and hit.pinned])
         raise
-    return found
+    return hits
 
 
 def _find(
     attachment: Attachment,
     index: IndexClient,
     items: Sequence[Item],
-    found: list[Hit | None],
+    hits: list[Hit | None],
     *,
     pin: bool,
 ) -> None:
@@ -177,7 +179,7 @@ def _find(
         try:
             row.find()
         finally:
-            found[start : start + len(row.found)] = row.found
+            hits[start : start + len(row.hits)] = row.hits
 
 
 class _Row:
@@ -196,7 +198,7 @@ class _Row:
         *,
         pin: bool,
     ) -> None:
-        self.found: list[Hit | None] = [None] * len(keys)
+        self.hits: list[Hit | None] = [None] * len(keys)
         self._attachment, self._index, self._cache = attachment, index, cache
         self._keys, self._pin = keys, pin
 
@@ -208,12 +210,12 @@ class _Row:
             return
         there = self._index.tiers(self._keys[behind:]) != 0
         for first, end in _runs(behind + np.flatnonzero(there)):
-            place = first
-            while place < end:
-                place += self._leading(place, end)[0] + 1
+            at = first
+            while at < end:
+                at += self._leading(at, end)[0] + 1
         if state.is_coming:
-            for place in behind + np.flatnonzero(~there)[:UNSEEN_MAX]:
-                self._leading(place, place + 1)
+            for at in behind + np.flatnonzero(~there)[:UNSEEN_MAX]:
+                self._leading(at, at + 1)
 
     def _leading(self, first: int, end: int) -> tuple[int, BlockState]:
         """Find the leading keys of [first, end). Returns their number, and the state of the next
@@ -221,17 +223,17 @@ class _Row:
         """
         keys = self._keys[first:end]
         hits, state = _lookup(self._index, keys, pin=self._pin)
-        self.found[first : first + len(hits)] = hits
-        rest = keys[len(hits) :]
-        if state.is_coming and self._cache.onboard(rest, wait_s=self._attachment.onboard_s):
-            hits += _lookup(self._index, rest, pin=self._pin)[0]
-            self.found[first : first + len(hits)] = hits
+        self.hits[first : first + len(hits)] = hits
+        missing = keys[len(hits) :]
+        if state.is_coming and self._cache.onboard(missing, wait_s=self._attachment.onboard_s):
+            hits += _lookup(self._index, missing, pin=self._pin)[0]
+            self.hits[first : first + len(hits)] = hits
         return len(hits), state
 
 
-def _runs(places: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
+def _runs(positions: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
     """Yield the runs of ascending places without a gap, as [first, end)."""
-    for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+    for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
         if len(run):
             yield int(run[0]), int(run[-1]) + 1
 
@@ -305,9 +307,9 @@ def _lookup(
 ) -> tuple[list[Hit], BlockState]:
     """Return the leading hits, and the state of the next key."""
     try:
-        found = index.lookup(keys, pin=pin)
+        result = index.lookup(keys, pin=pin)
     except (PinLimitError, QuotaError):
         if not pin:
             raise
-        pin, found = False, index.lookup(keys)
-    return [Hit(grant, pin) for grant in found.hits], found.state
+        pin, result = False, index.lookup(keys)
+    return [Hit(grant, pin) for grant in result.hits], result.state

@@ -4,7 +4,7 @@
 
 The number of tokens of a chunk follows from its length, so the shorter last chunk of a request is
 returned as it was stored. The namespace has the rest of the layout. Names start with the model's
-era, so that all chunks can be cleared.
+generation, so that all chunks can be cleared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of, layout_of
 from beluga.connectors.lmcache.worker import ConnectionPins, JobWorker
-from beluga.connectors.records import Era
+from beluga.connectors.records import CacheGeneration
 from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.errors import ConnectorError
 from beluga.index import BlockState
@@ -77,7 +77,9 @@ class BelugaBackend(StoragePluginInterface):
         self._models.check(model)
         self._metadata = digest_of(metadata, path="metadata", identity=self._settings.identity)
         fields: Fields = {"form": "plugin's era", "model": model}
-        self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
+        self._generation = CacheGeneration(
+            namespace_of(self._settings, "lmcache", lmcache_version, fields)
+        )
         self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
         self._lock = threading.Lock()
         self._pins = ConnectionPins()
@@ -112,12 +114,12 @@ class BelugaBackend(StoragePluginInterface):
         """
 
         def find(attachment: Attachment) -> int:
-            found = objects.find(attachment, self._items(attachment, keys), pin=pin)
-            hits = found.index(None) if None in found else len(found)
-            behind = [hit.grant for hit in found[hits:] if hit is not None and hit.pinned]
+            results = objects.find(attachment, self._items(attachment, keys), pin=pin)
+            hits = results.index(None) if None in results else len(results)
+            behind = [hit.grant for hit in results[hits:] if hit is not None and hit.pinned]
             if behind:
                 objects.release(attachment, behind)
-            for key, hit in zip(keys[:hits], found[:hits], strict=True):
+            for key, hit in zip(keys[:hits], results[:hits], strict=True):
                 if hit is not None:
                     self._pins.hold(key, attachment, hit)
             return hits
@@ -179,22 +181,22 @@ class BelugaBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
         """Return chunks in LMCache's memory, with None for each that the pool no longer has."""
-        found = self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
-        if (hint := self._hint(keys).for_found()) is not None:
-            there = [key for key, memory in zip(keys, found, strict=True) if memory is not None]
+        chunks = self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
+        if (hint := self._hint(keys).for_hits()) is not None:
+            there = [key for key, memory in zip(keys, chunks, strict=True) if memory is not None]
             self._writer.submit(lambda connection: self._give(connection, there, hint))
-        return found
+        return chunks
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: list[Any], transfer_spec: Any = None
     ) -> list[Any]:
         """Return the leading chunks that the pool has, off the event loop."""
-        found = await asyncio.to_thread(self.batched_get_blocking, keys)
-        hits = found.index(None) if None in found else len(found)
-        for memory in found[hits:]:
+        chunks = await asyncio.to_thread(self.batched_get_blocking, keys)
+        hits = chunks.index(None) if None in chunks else len(chunks)
+        for memory in chunks[hits:]:
             if memory is not None:
                 memory.ref_count_down()
-        return found[:hits]
+        return chunks[:hits]
 
     def pin(self, key: Any) -> bool:
         """Pin a chunk until :meth:`unpin`, or for PIN_S seconds. Returns False if the pool does not
@@ -243,9 +245,9 @@ class BelugaBackend(StoragePluginInterface):
         now, this engine finds no chunk until they are removed. LMCache sums up tokens, which this
         backend does not count.
         """
-        self._era.clear()
-        self._read("clearing", self._era.now)
-        if self._era.pending:
+        self._generation.clear()
+        self._read("clearing", self._generation.now)
+        if self._generation.pending:
             logger.error(
                 "beluga: the chunks are not cleared, because the pool is not available; this "
                 "engine clears them before it uses the pool again"
@@ -288,8 +290,8 @@ class BelugaBackend(StoragePluginInterface):
             }
             namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
             self._namespaces[weights, layout] = namespace
-        era = self._era.now(attachment)
-        return [(namespace, era + key.to_string().encode()) for key in keys]
+        generation = self._generation.now(attachment)
+        return [(namespace, generation + key.to_string().encode()) for key in keys]
 
     def _token_size(self) -> int:
         """Return the bytes of one token in all layers."""
@@ -320,7 +322,7 @@ class BelugaBackend(StoragePluginInterface):
         present = [key for key, state in named if state == BlockState.HIT]
         hint = self._hint(keys)
         self._give(connection, new, hint.for_own())
-        self._give(connection, present, hint.for_found())
+        self._give(connection, present, hint.for_hits())
         return [key for key, state in named if state in (BlockState.GRANTED, BlockState.HIT)]
 
     def _hint(self, keys: Sequence[Any]) -> RequestHint:
@@ -351,8 +353,8 @@ class BelugaBackend(StoragePluginInterface):
 
     def _get(self, attachment: Attachment, keys: list[Any]) -> list[Any]:
         items = self._items(attachment, keys)
-        found = objects.find(attachment, items, pin=False)
-        memories = [self._allocate(hit) for hit in found]
+        hits = objects.find(attachment, items, pin=False)
+        memories = [self._allocate(hit) for hit in hits]
         there = [i for i, memory in enumerate(memories) if memory is not None]
         done: list[bool] = []
         try:
@@ -364,7 +366,7 @@ class BelugaBackend(StoragePluginInterface):
                     memories[i].ref_count_down()
                     memories[i] = None
         if getattr(self.metadata, "worker_id", 0) == 0:  # all ranks load the same tokens
-            loaded = (found[i] for at, i in enumerate(there) if done[at])
+            loaded = (hits[i] for at, i in enumerate(there) if done[at])
             size = sum(hit.grant.length for hit in loaded if hit is not None)
             attachment.client.report.saved(size // self._token_size())
         return memories

@@ -111,9 +111,12 @@ class BelugaHiCache(HiCacheStorage):
         """
         count = self.batch_exists(keys, extra_info)
         requested = [
-            (str(one.name), len(one.keys or ()) or 1 if one.hit_policy == _TRAILING else 0)
-            for one in pool_transfers or ()
-            if one.hit_policy != _OPTIONAL
+            (
+                str(transfer.name),
+                len(transfer.keys or ()) or 1 if transfer.hit_policy == _TRAILING else 0,
+            )
+            for transfer in pool_transfers or ()
+            if transfer.hit_policy != _OPTIONAL
         ]
         lengths, longest = self._restorable(keys[:count], requested)
         if max(lengths, default=0) < count:
@@ -122,7 +125,7 @@ class BelugaHiCache(HiCacheStorage):
                     self._pages.leading(name, keys[max(0, count - last) if last else 0 : count])
             lengths, longest = self._restorable(keys[:count], requested)
         result = PoolTransferResult(max(lengths, default=0), longest)
-        if any(one.name == "restorable_prefix_pages" for one in dataclasses.fields(result)):
+        if any(field.name == "restorable_prefix_pages" for field in dataclasses.fields(result)):
             result = dataclasses.replace(result, restorable_prefix_pages=lengths)
         return result
 
@@ -184,7 +187,7 @@ class BelugaHiCache(HiCacheStorage):
         if self._logical:
             return targets if self._side else [None] * len(keys)
         done = self._pages.fetch(FLAT, keys, lambda: targets)
-        return [target if one else None for target, one in zip(targets, done, strict=True)]
+        return [target if fetched else None for target, fetched in zip(targets, done, strict=True)]
 
     def set(
         self,
@@ -265,11 +268,11 @@ class BelugaHiCache(HiCacheStorage):
     ) -> dict[str, list[bool]]:
         """Move the pages of each pool. Those of a pool that is not registered are not moved."""
         results = {}
-        for one in transfers:
-            side, keys = self._side.get(str(one.name)), list(one.keys or ())
-            moved = None if side is None or one.host_indices is None else side
-            results[one.name] = (
-                [False] * len(keys) if moved is None else move(moved, keys, one.host_indices)
+        for transfer in transfers:
+            side, keys = self._side.get(str(transfer.name)), list(transfer.keys or ())
+            moved = None if side is None or transfer.host_indices is None else side
+            results[transfer.name] = (
+                [False] * len(keys) if moved is None else move(moved, keys, transfer.host_indices)
             )
         return results
 

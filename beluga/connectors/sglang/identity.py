@@ -45,22 +45,22 @@ def settings() -> Mapping[str, Any]:
         return {}
 
 
-def config_of(found: Mapping[str, Any], identity: str) -> Fields:
+def config_of(arguments: Mapping[str, Any], identity: str) -> Fields:
     """Return the fields of a namespace for SGLang's settings and environment. ``identity`` is the
     operator's declaration.
 
     Raises ConnectorError for a value that cannot be compared.
     """
-    arguments = counted("ServerArgs", found)
+    digested = counted("ServerArgs", arguments)
     return {
-        "config": digest_of(arguments, path="ServerArgs", identity=identity),
-        "context_length": str(found.get("context_length")),
+        "config": digest_of(digested, path="ServerArgs", identity=identity),
+        "context_length": str(arguments.get("context_length")),
         "environment": digest_of(environment(_VARIABLES)),
     }
 
 
 def identify(
-    found: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     identity: str,
     *,
     logger: logging.Logger,
@@ -73,39 +73,43 @@ def identify(
     identified.
     """
     named = [path for path in files_named(environment(_VARIABLES)) if path.is_file()]
-    files = [*files_named(counted("ServerArgs", found)), *named]
+    files = [*files_named(counted("ServerArgs", arguments)), *named]
     since_ns = engine_start_ns()
-    source = sources_of(_models(found, since_ns), files, identity, since_ns)
+    source = sources_of(_models(arguments, since_ns), files, identity, since_ns)
     # The ids of adapters, in the names of pages, depend on name and path and not on their bytes.
     # Adapters that are loaded later have random ids.
-    adapters = [(str(ref.lora_name), str(ref.lora_path)) for ref in found.get("lora_paths") or ()]
+    adapters = [
+        (str(ref.lora_name), str(ref.lora_path)) for ref in arguments.get("lora_paths") or ()
+    ]
     for name, path in () if identity else sorted(adapters):
         source = Several([source, Declared(name), source_of(Model(path, since_ns=since_ns))])
     return ModelIdentity(source, logger=logger, then=then)
 
 
-def _models(found: Mapping[str, Any], since_ns: int) -> Iterator[Model]:
-    path = found.get("model_path")
+def _models(arguments: Mapping[str, Any], since_ns: int) -> Iterator[Model]:
+    path = arguments.get("model_path")
     if not path:
         raise ConnectorError(f"SGLang's settings contain no model; {SET_IDENTITY}")
-    form = found.get("load_format")
-    yield _model(found, str(path), found.get("revision"), form, since_ns)
-    draft = found.get("speculative_draft_model_path")
+    form = arguments.get("load_format")
+    yield _model(arguments, str(path), arguments.get("revision"), form, since_ns)
+    draft = arguments.get("speculative_draft_model_path")
     if draft and draft != path:
-        form = found.get("speculative_draft_load_format") or form
-        revision = found.get("speculative_draft_model_revision")
-        yield _model(found, str(draft), revision, form, since_ns)
+        form = arguments.get("speculative_draft_load_format") or form
+        revision = arguments.get("speculative_draft_model_revision")
+        yield _model(arguments, str(draft), revision, form, since_ns)
 
 
-def _model(found: Mapping[str, Any], path: str, revision: Any, form: Any, since_ns: int) -> Model:
+def _model(
+    arguments: Mapping[str, Any], path: str, revision: Any, form: Any, since_ns: int
+) -> Model:
     load_format = str(getattr(form, "value", form) or "auto")
-    if found.get("custom_weight_loader") or found.get("modelexpress_config"):
+    if arguments.get("custom_weight_loader") or arguments.get("modelexpress_config"):
         load_format = "custom"  # it reads from elsewhere, and is refused
     return Model(
         path,
         load_format=load_format,
-        seed=found.get("random_seed"),
+        seed=arguments.get("random_seed"),
         revision=None if revision is None else str(revision),
-        cache=found.get("download_dir"),
+        cache=arguments.get("download_dir"),
         since_ns=since_ns,
     )

@@ -5,7 +5,7 @@ layer).
 
 The namespace consists of SGLang's model, ranks, and the shape of its host pool. KV that is the same
 on all tensor-parallel ranks (MLA) has no rank in it: one rank writes, all read. A page's name
-begins with the era, so that pages can be cleared, and the version of the weights.
+begins with the generation, so that pages can be cleared, and the version of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.identity import Fields, namespace_of
-from beluga.connectors.records import Era, fetch
+from beluga.connectors.records import CacheGeneration, fetch
 from beluga.connectors.settings import EngineSettings
 from beluga.errors import ConnectorError, LayoutError
 from beluga.index import BlockState, IndexClient
@@ -121,8 +121,8 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
         AssertionError,
     ) as error:  # the pool has no buffers of this layout
         raise LayoutError(f"SGLang returned no addresses of its pages: {error}") from error
-    per_page, rest = divmod(len(addresses), count)
-    if rest or not per_page or len(sizes) != len(addresses):
+    per_page, remainder = divmod(len(addresses), count)
+    if remainder or not per_page or len(sizes) != len(addresses):
         raise LayoutError(f"{len(addresses)} buffers of {len(sizes)} sizes for {count} pages")
     buffers = [
         (ctypes.c_char * size).from_address(address)
@@ -185,7 +185,7 @@ class Pages:
         )
         self._writer = Connection(settings, name="sglang-set", engine="sglang", logger=logger)
         self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._era: Era | None = None
+        self._generation: CacheGeneration | None = None
         for connection in (self._reader, self._writer):
             connection.settle()
 
@@ -211,7 +211,7 @@ class Pages:
         self._page_tokens = page_tokens
         fields = {**namespace.fields, "namespace": namespace.digest}
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
-        self._era = Era(namespace)  # last: without an era there are no lookups
+        self._generation = CacheGeneration(namespace)  # last: lookups need it
 
     def add(self, form: str, fields: Fields) -> None:
         """Add a form of pages of another pool. ``fields`` determine their bytes, in addition to the
@@ -223,10 +223,10 @@ class Pages:
         """Return how many leading pages the pool has. Pages that only a tier below the pool has are
         onboarded first.
         """
-        found = self._read(
+        hits = self._read(
             form, "looking up", keys, lambda c, names: c.onboard(names, wait_s=self._onboard_s)
         )
-        return found or 0
+        return hits or 0
 
     def present(self, forms: Sequence[str], keys: Sequence[str]) -> NDArray[np.bool_]:
         """Return for each form which pages the pool or a tier below it has, in one call."""
@@ -236,11 +236,15 @@ class Pages:
             tiers = IndexClient(attachment.client).tiers(np.concatenate(all_keys))
             return tiers.reshape(len(forms), len(keys)).astype(bool)
 
-        found = None
+        tiers_of_keys = None
         if forms and keys:
             with self._reading:
-                found = self._named(self._reader, "looking up", keys, look)
-        return np.zeros((len(forms), len(keys)), dtype=bool) if found is None else found
+                tiers_of_keys = self._named(self._reader, "looking up", keys, look)
+        return (
+            np.zeros((len(forms), len(keys)), dtype=bool)
+            if tiers_of_keys is None
+            else tiers_of_keys
+        )
 
     def fetch(
         self,
@@ -256,12 +260,12 @@ class Pages:
         """
 
         def load(cache: KVCache, names: Names) -> list[bool]:
-            places, done = targets(), [False] * len(keys)
+            buffers, done = targets(), [False] * len(keys)
             if onboard:
                 cache.onboard(names, wait_s=self._onboard_s)
             at = holes = 0
             while at < len(keys) and holes <= HOLES_MAX:
-                hits = fetch(cache, names[at:], places[at:]).hits
+                hits = fetch(cache, names[at:], buffers[at:]).hits
                 done[at : at + hits] = [True] * hits
                 at += hits + 1
                 holes += 1
@@ -289,12 +293,12 @@ class Pages:
         """Remove all stored pages for every engine of this namespace. Raises ConnectorError if the
         pool is not available now. Then this engine finds no page until they are removed.
         """
-        if self._era is None:
+        if self._generation is None:
             return
-        self._era.clear()
+        self._generation.clear()
         with self._writing:
-            self._writer.attempt("clearing", self._era.now)
-        if self._era.pending:
+            self._writer.attempt("clearing", self._generation.now)
+        if self._generation.pending:
             raise ConnectorError(
                 "SGLang's stored pages are not cleared, because the pool is not available; clear "
                 "them again when it is"
@@ -320,7 +324,7 @@ class Pages:
         call: Callable[[KVCache, Names], T],
     ) -> T | None:
         """Call ``call`` with the form's cache and the pages' names. Returns None if there is no
-        version, no era or no pool.
+        version, no generation or no pool.
         """
         return self._named(
             connection, doing, keys, lambda a, names: call(a.cache(self._space(form)), names)
@@ -333,12 +337,12 @@ class Pages:
         keys: Sequence[str],
         call: Callable[[Attachment, Names], T],
     ) -> T | None:
-        version, era = self._version(), self._era
-        if version is None or era is None:
+        version, generation = self._version(), self._generation
+        if version is None or generation is None:
             return None
 
         def on(attachment: Attachment) -> T:
-            before = Namespace({"era": era.now(attachment), "weights": version}).digest
+            before = Namespace({"era": generation.now(attachment), "weights": version}).digest
             return call(attachment, hash_keys(before + key.encode() for key in keys))
 
         return connection.attempt(doing, on)
@@ -386,7 +390,7 @@ class SidePool:
 
     def fields(self, config: Any) -> Fields:
         """Return the fields that determine a page's bytes, in addition to the model."""
-        found: Fields = {
+        fields: Fields = {
             "pool_name": self.name,
             "pool": type(self._pool).__name__,
             "layout": str(getattr(self._pool, "layout", "")),
@@ -396,8 +400,8 @@ class SidePool:
             ),
             "form": "direct" if self.direct else "flat",
         }
-        found |= {name: str(getattr(self._pool, name, "")) for name in POOL_FIELDS}
-        return found | rank_fields(config, replicated=self._replicated(config))
+        fields |= {name: str(getattr(self._pool, name, "")) for name in POOL_FIELDS}
+        return fields | rank_fields(config, replicated=self._replicated(config))
 
     def targets(self, keys: Sequence[str], host_indices: Any) -> list[Any]:
         """Return memory for the pages with these keys: in place, or copies for :meth:`take`."""
@@ -410,9 +414,9 @@ class SidePool:
         """Copy the pages that were fetched to their places, if they are not in place."""
         if self.direct:
             return
-        for place, (target, fetched) in enumerate(zip(targets, done, strict=True)):
+        for page, (target, fetched) in enumerate(zip(targets, done, strict=True)):
             if fetched:
-                self._pool.set_from_flat_data_page(self._first(host_indices, place), target)
+                self._pool.set_from_flat_data_page(self._first(host_indices, page), target)
 
     def sources(self, keys: Sequence[str], host_indices: Any) -> list[Any]:
         """Return the pages with these keys. Raises LayoutError."""
@@ -421,14 +425,14 @@ class SidePool:
         refuse_wrong(self._pool, host_indices, len(keys))
         try:
             return [
-                self._pool.get_data_page(self._first(host_indices, place), flat=True).contiguous()
-                for place in range(len(keys))
+                self._pool.get_data_page(self._first(host_indices, page), flat=True).contiguous()
+                for page in range(len(keys))
             ]
         except _ERRORS as error:
             raise LayoutError(f"SGLang does not copy its pool {self.name}: {error}") from error
 
-    def _first(self, host_indices: Any, place: int) -> int:
-        return int(host_indices[place * self._tokens])
+    def _first(self, host_indices: Any, page: int) -> int:
+        return int(host_indices[page * self._tokens])
 
     def _direct_sizes(self) -> list[int]:
         """Return the sizes of a page's buffers, or nothing if SGLang does not return these."""

@@ -99,7 +99,7 @@ class Weights:
         """
         if _SCHEDULER not in sys.modules and _UPDATER[0] not in sys.modules:
             return
-        updater = _found(_UPDATER)
+        updater = _owner_of(_UPDATER)
         if updater is None:
             raise ConnectorError(
                 "this version of SGLang changes its weights in an unknown way, so Beluga "
@@ -112,11 +112,11 @@ class Weights:
         if not hasattr(getattr(updater, name), "beluga"):
             setattr(updater, name, _after_update(getattr(updater, name)))
         others = (_BEGIN, _beginning), (_END, _ending), (_RELEASE, _releasing)
-        for name, wrap in (*((one, _writing) for one in _WRITES), *others):
+        for name, wrap in (*((write, _writing) for write in _WRITES), *others):
             call = getattr(updater, name, None)  # a release may lack one of them
             if call is not None and not hasattr(call, "beluga"):
                 setattr(updater, name, wrap(call))
-        runner, name = _found(_RUNNER), _RUNNER[2]
+        runner, name = _owner_of(_RUNNER), _RUNNER[2]
         if runner is not None and not hasattr(getattr(runner, name), "beluga"):
             setattr(runner, name, _after_session(getattr(runner, name)))
 
@@ -155,15 +155,15 @@ def _after_update(call: Any) -> Any:
     """Wrap the function of SGLang that ends each update of the weights."""
 
     @functools.wraps(call)
-    def flush_cache_after_weight_update(self: Any, recv_req: Any, *rest: Any) -> Any:
+    def flush_cache_after_weight_update(self: Any, recv_req: Any, *arguments: Any) -> Any:
         flushed = False
         try:
-            answer = call(self, recv_req, *rest)
+            answer = call(self, recv_req, *arguments)
             # SGLang before 0.5.22 raises if requests are running and nothing was flushed; later
             # releases return that.
-            flushed = bool(recv_req.flush_cache) and (answer is None or answer == rest)
+            flushed = bool(recv_req.flush_cache) and (answer is None or answer == arguments)
             # A draft model that was not updated is passed on as success False.
-            flushed = flushed and (not rest or bool(rest[0]))
+            flushed = flushed and (not arguments or bool(arguments[0]))
             return answer
         finally:
             WEIGHTS.changed(recv_req.weight_version, flushed=flushed)
@@ -231,9 +231,9 @@ def _releasing(call: Any) -> Any:
     """
 
     @functools.wraps(call)
-    def release_memory_occupation(self: Any, recv_req: Any, *rest: Any, **named: Any) -> Any:
+    def release_memory_occupation(self: Any, recv_req: Any, *arguments: Any, **named: Any) -> Any:
         try:
-            return call(self, recv_req, *rest, **named)
+            return call(self, recv_req, *arguments, **named)
         finally:
             tags = getattr(recv_req, "tags", None) or ("weights", "kv_cache")
             if "weights" in tags and not _setting(_BACKUP):
@@ -258,11 +258,11 @@ def _after_session(call: Any) -> Any:
     return end_weight_update
 
 
-def _found(where: tuple[str, str, str]) -> Any:
+def _owner_of(where: tuple[str, str, str]) -> Any:
     """Return a class of SGLang that has this method, if its module is loaded; otherwise None."""
     module, owner, method = where
-    found = getattr(sys.modules.get(module), owner, None)
-    return found if hasattr(found, method) else None
+    cls = getattr(sys.modules.get(module), owner, None)
+    return cls if hasattr(cls, method) else None
 
 
 def _version_setting() -> str:

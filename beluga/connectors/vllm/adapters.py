@@ -142,17 +142,17 @@ class Adapters:
         return state
 
     def _identity(self, state: _State) -> ModelIdentity:
-        found = self._identities.get(state)
-        return found if found is not None else self._start(state)
+        identity = self._identities.get(state)
+        return identity if identity is not None else self._start(state)
 
     def _start(self, state: _State) -> ModelIdentity:
-        found = self._identities.get(state)
-        if found is None:
+        identity = self._identities.get(state)
+        if identity is None:
             if len(self._identities) >= ADAPTERS_MAX:
                 self._identities.clear()  # identities are hashed again, or come from the cache
             source = Files(state[0], 0, self._digests)
-            found = self._identities[state] = ModelIdentity(source, logger=self._logger)
-        return found
+            identity = self._identities[state] = ModelIdentity(source, logger=self._logger)
+        return identity
 
 
 def _number(lora: Any) -> int:

@@ -51,7 +51,7 @@ class BlockNames:
         local = _hasher(size, salt, adapter).local(tokens)
         hashes: Sequence[bytes] = request.block_hashes
         names = chain_names(
-            [_short(one) for one in hashes[start:stop]],
+            [_short(digest) for digest in hashes[start:stop]],
             with_extra_keys(local, extra_keys, salt=salt, lora_name=adapter),
             parent_hash=_short(hashes[start - 1]) if start else None,
             block_tokens=size,
@@ -146,7 +146,7 @@ class Blocks(Protocol):
     def ids(self, table: Any, first: int, last: int | None) -> Sequence[int]:
         """Return the engine's block ids for blocks of the prefix."""
 
-    def place(
+    def first_block(
         self, table: Any, last: int | None, find: Callable[[Sequence[int]], int | None]
     ) -> int | None:
         """Return the first block before ``last`` for which ``find`` finds a part."""
@@ -226,7 +226,7 @@ class OneGroup:
         """Return a part of the table."""
         return table[first:last]
 
-    def place(
+    def first_block(
         self,
         table: Sequence[int],
         last: int | None,

@@ -48,10 +48,10 @@ class LayerGroup:
 
     def refuse_others(self, kinds: Sequence[str]) -> None:
         """Raise ConnectorError for layers of other kinds."""
-        for name, one in self.specs.items():
-            if type(one).__name__ not in kinds:
+        for name, spec in self.specs.items():
+            if type(spec).__name__ not in kinds:
                 raise ConnectorError(
-                    f"{name} has a {type(one).__name__}, which is not supported; use a model with "
+                    f"{name} has a {type(spec).__name__}, which is not supported; use a model with "
                     f"{', '.join(kinds[:-1])} and {kinds[-1]} only"
                 )
 
@@ -86,13 +86,15 @@ class LayerGroup:
         kernels' names.
         """
         made = self._config.compilation_config.static_forward_context
-        found = set()
+        backends = set()
         for name in self.specs:
             layer = made.get(name)
             backend = getattr(layer, "attn_backend", None)
             get_name = getattr(backend, "get_name", None)
-            found.add(f"{get_name() if get_name else backend} {getattr(layer, 'isa', '')}".strip())
-        return f"{self._kv_cache.kv_cache_layout} {sorted(found)} {self._isa()}"
+            backends.add(
+                f"{get_name() if get_name else backend} {getattr(layer, 'isa', '')}".strip()
+            )
+        return f"{self._kv_cache.kv_cache_layout} {sorted(backends)} {self._isa()}"
 
     def _isa(self) -> str:
         """Return the instruction set that the CPU backend packs pages for."""
@@ -134,8 +136,8 @@ class CacheGroups:
         self.hybrid = len(groups) != 1 or not _is_plain(groups[0].kv_cache_spec)
         self.groups: list[LayerGroup]
         if not self.hybrid:
-            one = CacheGroup(vllm_config, kv_cache_config)
-            self.groups, self.block_size = [one], one.block_size
+            plain = CacheGroup(vllm_config, kv_cache_config)
+            self.groups, self.block_size = [plain], plain.block_size
             return
         # Others are scratch memory of a request, which no other request can use.
         numbers = kv_cache_config.prefix_cacheable_group_ids
@@ -166,11 +168,11 @@ class CacheGroups:
 
     def layers(self, heads: int = 0) -> dict[str, str]:
         """Describe the cache of every layer, with its group if there are several."""
-        found: dict[str, str] = {}
+        kinds: dict[str, str] = {}
         for group in self.groups:
-            place = f" group={group.number}" if self.hybrid else ""
-            found |= {name: kind + place for name, kind in group.layers(heads).items()}
-        return found
+            suffix = f" group={group.number}" if self.hybrid else ""
+            kinds |= {name: kind + suffix for name, kind in group.layers(heads).items()}
+        return kinds
 
     def specs(self) -> Iterator[Any]:
         """Yield the specs of all layers."""
@@ -207,7 +209,7 @@ def _check_hybrid(vllm_config: Any, groups: Sequence[LayerGroup]) -> None:
 def _is_plain(spec: Any) -> bool:
     """Return whether every layer of a group attends to the whole prefix."""
     specs = getattr(spec, "kv_cache_specs", None)
-    return all(type(one).__name__ in KINDS for one in (specs.values() if specs else [spec]))
+    return all(type(layer).__name__ in KINDS for layer in (specs.values() if specs else [spec]))
 
 
 def _page_size(spec: Any) -> int:
@@ -218,7 +220,7 @@ def _page_size(spec: Any) -> int:
 
 def _described(spec: Any, heads: int = 0) -> str:
     if type(spec).__name__ in BOUNDARY_KINDS:  # the fields of such a kind are all its own
-        fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}
+        fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
         return f"{type(spec).__name__} {fields}"
     return (
         f"{type(spec).__name__} heads={heads or spec.num_kv_heads} size={spec.head_size}"

@@ -166,9 +166,9 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         ``MultiConnector`` passes the handshake of one connector to all. If it is another
         connector's, the ranks' first reports have the namespaces.
         """
-        given = [metadata[place] for place in sorted(metadata)]
-        if all(isinstance(one, RankMetadata) for one in given):
-            self._meet([one.rank for one in given])
+        given = [metadata[rank] for rank in sorted(metadata)]
+        if all(isinstance(handshake, RankMetadata) for handshake in given):
+            self._meet([handshake.rank for handshake in given])
         if self._connection is not None:
             self._connection.settle()
 
@@ -312,7 +312,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = self._start()
         self._itself = Rank(
             self._namespace,
-            sum(one.block_size for one in (layout, *others)),
+            sum(other.block_size for other in (layout, *others)),
             part.heads,
             self._worker.splits,
         )
@@ -444,10 +444,12 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         self._loaded.set()
         parallel = self._vllm_config.parallel_config
         self._lookups.meet(
-            [one.namespace for one in ranks],
-            block_bytes=max(one.block_bytes for one in ranks),
+            [rank.namespace for rank in ranks],
+            block_bytes=max(rank.block_bytes for rank in ranks),
             heads=ranks[0].heads if parallel.pipeline_parallel_size == 1 else 0,
-            splits=[one for one in ranks[0].splits if all(one in rank.splits for rank in ranks)],
+            splits=[
+                split for split in ranks[0].splits if all(split in rank.splits for rank in ranks)
+            ],
         )
         logger.info(
             "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
@@ -496,11 +498,11 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def _extra_keys_of(self, request: Any, start: int, stop: int, size: int = 0) -> list[Any]:
-        size, shown, found = size or self._block_size, 0, []
+        size, shown, extra_keys = size or self._block_size, 0, []
         for first in range(start * size, stop * size, size):
             keys, shown = generate_block_hash_extra_keys(request, first, first + size, shown)
-            found.append(keys)
-        return to_event_extra_keys(found) or []
+            extra_keys.append(keys)
+        return to_event_extra_keys(extra_keys) or []
 
     def _made_announcements(self, vllm_config: Any) -> Announcements | None:
         events = vllm_config.kv_events_config
@@ -511,20 +513,20 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             block_size=0 if self._groups.hybrid else self._groups.block_size,
         )
 
-    def _event(self, one: Announcement) -> Any:
-        spec = self._kv_cache_config.kv_cache_groups[one.group].kv_cache_spec
+    def _event(self, announcement: Announcement) -> Any:
+        spec = self._kv_cache_config.kv_cache_groups[announcement.group].kv_cache_spec
         return BlockStored(
-            block_hashes=[maybe_convert_block_hash(one.block_hash)],
-            parent_block_hash=maybe_convert_block_hash(one.parent_hash)
-            if one.parent_hash
+            block_hashes=[maybe_convert_block_hash(announcement.block_hash)],
+            parent_block_hash=maybe_convert_block_hash(announcement.parent_hash)
+            if announcement.parent_hash
             else None,
-            token_ids=one.token_ids,
-            block_size=len(one.token_ids),
+            token_ids=announcement.token_ids,
+            block_size=len(announcement.token_ids),
             lora_id=None,
             medium=MEDIUM,
-            lora_name=one.lora_name,
-            extra_keys=[one.extra_keys],
-            group_idx=one.group,
+            lora_name=announcement.lora_name,
+            extra_keys=[announcement.extra_keys],
+            group_idx=announcement.group,
             kv_cache_spec_kind=get_kv_cache_spec_kind(spec).value,
             kv_cache_spec_sliding_window=get_kv_cache_spec_sliding_window(spec),
         )

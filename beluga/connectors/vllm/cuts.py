@@ -65,18 +65,18 @@ class _Page:
         """Return the pieces of ``count`` heads, the first of which is number ``skipped`` of this
         rank. Heads that it does not have go to ``scratch``.
         """
-        found: list[Piece] = []
-        for place in itertools.product(*(range(0, n * step, step) for n, step in self.outer)):
+        pieces: list[Piece] = []
+        for offsets in itertools.product(*(range(0, n * step, step) for n, step in self.outer)):
             heads = range(skipped, skipped + count)
             for mine, several in itertools.groupby(heads, lambda head: 0 <= head < self.heads):
                 numbers = list(several)
                 if not mine:
-                    found.append(Piece(scratch, 0, len(numbers) * self.run))
+                    pieces.append(Piece(scratch, 0, len(numbers) * self.run))
                     continue
                 for head in numbers:
-                    address = self.start + sum(place) + head * self.head_stride
-                    found.append(Piece(address, self.block_stride, self.run))
-        return found
+                    address = self.start + sum(offsets) + head * self.head_stride
+                    pieces.append(Piece(address, self.block_stride, self.run))
+        return pieces
 
 
 class HeadCuts:
@@ -91,16 +91,16 @@ class HeadCuts:
     def all(self) -> list[Cut]:
         """Return the cuts of all supported splits, except this engine's own."""
         heads, own = self._part.heads, self._part.count
-        found = []
+        supported = []
         for split in range(1, heads + 1):
             if heads % split or split == own or heads // split > _PARTS_MAX:
                 continue
             first, last = self._part.first, self._part.first + own
             numbers = range(first // split, (last - 1) // split + 1)
             cuts = [self._cut(split, number) for number in numbers]
-            if all(one is not None for one in cuts):
-                found += [one for one in cuts if one is not None]
-        return found
+            if all(cut is not None for cut in cuts):
+                supported += [cut for cut in cuts if cut is not None]
+        return supported
 
     def _cut(self, split: int, number: int) -> Cut | None:
         first = number * split

@@ -84,15 +84,15 @@ class Announcements:
     def reported(self, report: StepReport) -> None:
         """Process the ranks' report of stored blocks."""
         for digest, stored in report.stored.items():
-            one = self._pending.get(digest)
-            if one is None:
+            announcement = self._pending.get(digest)
+            if announcement is None:
                 continue
-            one.stored.ranks += stored.ranks
-            one.stored.new += stored.new
-            if one.stored.ranks >= self._rank_count():
+            announcement.stored.ranks += stored.ranks
+            announcement.stored.new += stored.new
+            if announcement.stored.ranks >= self._rank_count():
                 del self._pending[digest]
-                if one.stored.new:
-                    self._ready.append(one)
+                if announcement.stored.new:
+                    self._ready.append(announcement)
 
     def take(self) -> list[Announcement]:
         """Return the blocks that were stored since the last call."""

@@ -118,18 +118,20 @@ class Groups:
         if limit <= start:
             return None
         masks = self._rules.lookup_mask(limit)
-        parts = [*self._parts(masks, start, limit), *self._inside(start, limit)]
+        ends_by_group = [*self._masked(masks, start, limit), *self._inside(start, limit)]
         requested = [
-            digest for group, part in parts for digest in self._digests(request, group, part)
+            digest
+            for group, ends in ends_by_group
+            for digest in self._digests(request, group, ends)
         ]
         tiers = self._lookups.tiers(requested)
         if tiers is None:
             return PinnedPrefix([], 0)
-        names = [(group, end) for group, part in parts for end in part]
-        in_pool = self._found(request, local, limit, names, (tiers & _POOL).astype(bool))
+        names = [(group, end) for group, ends in ends_by_group for end in ends]
+        in_pool = self._resumable(request, local, limit, names, (tiers & _POOL).astype(bool))
         if not (tiers > _POOL).any():
             return in_pool
-        anywhere = self._found(request, local, limit, names, tiers.astype(bool))
+        anywhere = self._resumable(request, local, limit, names, tiers.astype(bool))
         if anywhere is None or (in_pool is not None and in_pool.blocks >= anywhere.blocks):
             return in_pool
         return dataclasses.replace(anywhere, otherwise=in_pool)
@@ -138,8 +140,8 @@ class Groups:
         """Return those that vLLM's rules need, group by group."""
         return [
             digest
-            for group, part in self._needed(request, first, last)
-            for digest in self._digests(request, group, part)
+            for group, ends in self._needed(request, first, last)
+            for digest in self._digests(request, group, ends)
         ]
 
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
@@ -147,9 +149,9 @@ class Groups:
         rules need, the range is empty, and its load fails.
         """
         ranges = []
-        for group, part in self._needed(request, first, last):
-            digests = b"".join(self._digests(request, group, part))
-            ids = [table[self._rows[group]][self._number(group, end)] for end in part]
+        for group, ends in self._needed(request, first, last):
+            digests = b"".join(self._digests(request, group, ends))
+            ids = [table[self._rows[group]][self._number(group, end)] for end in ends]
             if _NULL in ids:
                 return [BlockRange(request.request_id, b"", [])]
             ranges.append(BlockRange(request.request_id, digests, ids, group=group))
@@ -165,11 +167,11 @@ class Groups:
         new: list[PinnedBlock] = []
         if after > holding.tokens:
             masks = self._rules.store_mask(after, holding.tokens, request.num_prompt_tokens)
-            parts = dict(self._parts(masks, holding.tokens, after))
-            for group, part in self._junction(request, holding.tokens, after):
-                parts[group] = sorted({*parts.get(group, ()), *part})
-            for group, part in sorted(parts.items()):
-                new += self._of_table(request, group, part)
+            ends_by_group = dict(self._masked(masks, holding.tokens, after))
+            for group, ends in self._junction(request, holding.tokens, after):
+                ends_by_group[group] = sorted({*ends_by_group.get(group, ()), *ends})
+            for group, ends in sorted(ends_by_group.items()):
+                new += self._of_table(request, group, ends)
             holding.tokens = after
         new += self._states(request, offers)
         for held in new:
@@ -235,15 +237,15 @@ class Groups:
 
     def ids(self, table: Any, first: int, last: int | None) -> Sequence[int]:
         """Return the blocks of all groups."""
-        found: list[int] = []
+        numbers: list[int] = []
         for row, size in zip(self._rows, self._sizes, strict=True):
             start = first * self.block_size // size
             stop = None if last is None else -(-last * self.block_size // size)
             part = table[row][start:stop]
-            found += [block for block in part if block != _NULL]
-        return found
+            numbers += [block for block in part if block != _NULL]
+        return numbers
 
-    def place(
+    def first_block(
         self, table: Any, last: int | None, find: Callable[[Sequence[int]], int | None]
     ) -> int | None:
         """Return 0 if a block is found in any group, because all that follows may depend on it."""
@@ -253,7 +255,7 @@ class Groups:
         """Return a copy of the table."""
         return [list(row) for row in table]
 
-    def _found(
+    def _resumable(
         self,
         request: Any,
         local: int,
@@ -264,7 +266,7 @@ class Groups:
         """Return what resumes the longest prefix of which these blocks are present, in addition to
         those that the engine has.
         """
-        there = [name for name, one in zip(names, present, strict=True) if one]
+        there = [name for name, is_present in zip(names, present, strict=True) if is_present]
         for group, size in enumerate(self._sizes):
             there += [(group, end) for end in range(size, local * self.block_size + 1, size)]
         exists = {(group, self._hash(request, end)) for group, end in there}
@@ -293,30 +295,30 @@ class Groups:
         as the KV of thousands of tokens, so no other is saved, whatever vLLM keeps itself. With a
         state inside a block goes what the other groups have between it and their last whole block.
         """
-        found, inside = list[PinnedBlock](), set[int]()
+        states, inside = list[PinnedBlock](), set[int]()
         likely = self._likely(request) if offers else set()
-        for row, block, place in offers:
-            if row not in self._rows or place not in likely:
+        for row, block, end in offers:
+            if row not in self._rows or end not in likely:
                 self._counters.add(save_states_left=1)
                 continue
-            found.append(PinnedBlock(self._rows.index(row), place, block))
-            if place % self._whole:
-                inside.add(place)
-        for place in inside:
+            states.append(PinnedBlock(self._rows.index(row), end, block))
+            if end % self._whole:
+                inside.add(end)
+        for end in inside:
             for group, size in enumerate(self._sizes):
                 if not hasattr(self._specs[group], "mamba_cache_mode"):
-                    start = place // self._whole * self._whole
-                    ends = [*range(start + size, place, size), place]
-                    found += self._of_table(request, group, ends)
-        return found
+                    start = end // self._whole * self._whole
+                    ends = [*range(start + size, end, size), end]
+                    states += self._of_table(request, group, ends)
+        return states
 
     def _likely(self, request: Any) -> set[int]:
         eagle = bool(self._rules.eagle_group_ids)
-        ends = replay_boundaries(request.num_prompt_tokens, self._whole, use_eagle=eagle)
-        places = *ends, request.shared_prefix_boundary
+        boundaries = replay_boundaries(request.num_prompt_tokens, self._whole, use_eagle=eagle)
+        resumptions = *boundaries, request.shared_prefix_boundary
         size = self.block_size
-        return {place // size * size for place in places} | {
-            place // self._whole * self._whole for place in places
+        return {end // size * size for end in resumptions} | {
+            end // self._whole * self._whole for end in resumptions
         }
 
     def _of_table(self, request: Any, group: int, ends: Sequence[int]) -> list[PinnedBlock]:
@@ -338,7 +340,7 @@ class Groups:
             if part and not hasattr(self._specs[group], "mamba_cache_mode"):
                 yield group, [self._end(group, number) for number in part]
 
-    def _parts(
+    def _masked(
         self, masks: Sequence[list[bool] | None], start: int, stop: int
     ) -> Iterator[tuple[int, list[int]]]:
         """Yield the ends of each group's blocks of tokens [start, stop) that its mask has. A mask
@@ -350,8 +352,10 @@ class Groups:
             numbers = range(start // size, stop // size)
             if mask is not None:
                 numbers_of_mask = range(stop // size - len(mask), stop // size)
-                kept = {n for n, wanted in zip(numbers_of_mask, mask, strict=True) if wanted}
-                part = [number for number in numbers if number in kept]
+                wanted_numbers = {
+                    n for n, wanted in zip(numbers_of_mask, mask, strict=True) if wanted
+                }
+                part = [number for number in numbers if number in wanted_numbers]
             else:
                 part = list(numbers)
             if part:
@@ -378,7 +382,7 @@ class Groups:
         return bytes(request.block_hashes[end // self._unit - 1])
 
     def _digests(self, request: Any, group: int, ends: Sequence[int]) -> list[bytes]:
-        return self._lookups.some_digests(
+        return self._lookups.digests_of(
             request,
             [self._hash(request, end) for end in ends],
             [end // self._unit - 1 for end in ends],
@@ -398,8 +402,8 @@ class Groups:
             self._rules.block_hashes_for_spec(request.block_hashes, self._specs[group]),
         )
         for digest, held in blocks.items():
-            number, rest = divmod(held.end, size)
-            if rest == 0 and (private is None or number <= private):
+            number, remainder = divmod(held.end, size)
+            if remainder == 0 and (private is None or number <= private):
                 (keys,) = self._extra_keys_of(request, number - 1, number, size)
                 self._announcements.ordered(digest, request, number - 1, keys, group=named)
 

@@ -56,21 +56,21 @@ class Requests:
         """Return whether a request continues a session."""
         return _session(request) in self._own
 
-    def own_from(self, request: Any, found: int) -> int:
+    def own_from(self, request: Any, hits: int) -> int:
         """Return the first block that is a request's own, or its session's, if ``found`` leading
         blocks were hits when it started.
         """
         session, hashes = _session(request), request.block_hashes
         if not session:
-            return found
-        first, block = self._own.pop(session, (found, b""))
+            return hits
+        first, block = self._own.pop(session, (hits, b""))
         if first >= len(hashes) or bytes(hashes[first]) != block:
-            first = found
+            first = hits
         if first < len(hashes):
             self._own[session] = first, bytes(hashes[first])
         if len(self._own) > SESSIONS_MAX:
             self._own.popitem(last=False)
-        return min(first, found)
+        return min(first, hits)
 
 
 def _given(request: Any) -> object:

@@ -101,7 +101,7 @@ class GroupLayout(Pieces):
             raise ConnectorError(
                 "the engine has registered no KV cache; give it at least one layer"
             )
-        parts: list[tuple[Any, Piece]] = []
+        owned_pieces: list[tuple[Any, Piece]] = []
         declared: list[list[Any]] = []
         seen: set[int] = set()
         self.distinct: dict[str, Any] = {}
@@ -111,11 +111,11 @@ class GroupLayout(Pieces):
                 continue
             seen.add(page.start)
             self.distinct[name] = tensor
-            parts += [(tensor, piece) for piece in page.pieces]
+            owned_pieces += [(tensor, piece) for piece in page.pieces]
             declared.append([str(tensor.dtype), page.shape, page.order, len(page.pieces)])
-        self.parts = tuple(parts)  # each piece with its tensor
+        self.owned_pieces = tuple(owned_pieces)  # each piece with its tensor
         super().__init__(
-            merged([piece for _, piece in parts]),
+            merged([piece for _, piece in owned_pieces]),
             block_count=block_count,
             owners=tuple(tensors.values()),
         )
@@ -137,16 +137,16 @@ class _Page:
         if ratio > 1 and declared == item * math.prod(shape) // block_count:
             shape[:1], strides[:1] = [block_count, ratio], [strides[0] * ratio, strides[0]]
         axis = _block_axis(name, tuple(shape), block_count)
-        rest = [
+        page_axes = [
             (size, stride)
             for index, (size, stride) in enumerate(zip(shape, strides, strict=True))
             if index != axis
         ]
-        self.shape = [size for size, _ in rest]
+        self.shape = [size for size, _ in page_axes]
         # The page's axes from the slowest to the fastest in memory, which a shape does not show.
-        self.order = sorted(range(len(rest)), key=lambda index: -rest[index][1])
+        self.order = sorted(range(len(page_axes)), key=lambda index: -page_axes[index][1])
         run, outer = item, list[tuple[int, int]]()
-        for size, stride in sorted(rest, key=lambda axis: axis[1]):
+        for size, stride in sorted(page_axes, key=lambda axis: axis[1]):
             if size == 1:
                 continue
             if stride == run and not outer:
@@ -156,19 +156,19 @@ class _Page:
             else:
                 outer.append((size, stride))
         outer.reverse()
-        places = [
-            sum(place)
-            for place in itertools.product(
+        offsets = [
+            sum(steps)
+            for steps in itertools.product(
                 *(range(0, size * stride, stride) for size, stride in outer)
             )
         ]
-        if len(places) > RUNS_PER_PAGE_MAX:
+        if len(offsets) > RUNS_PER_PAGE_MAX:
             raise ConnectorError(
-                f"{name}: a page is in {len(places)} separate runs (shape {tuple(tensor.shape)}, "
+                f"{name}: a page is in {len(offsets)} separate runs (shape {tuple(tensor.shape)}, "
                 f"strides {tuple(tensor.stride())}); this layout is not supported"
             )
-        self.pieces = [Piece(self.start + place, strides[axis], run) for place in places]
-        self.size = run * len(places)
+        self.pieces = [Piece(self.start + offset, strides[axis], run) for offset in offsets]
+        self.size = run * len(offsets)
         if strides[axis] < run:
             raise ConnectorError(f"{name}: blocks overlap: strides {tuple(tensor.stride())}")
         if declared not in (None, self.size):
@@ -199,11 +199,11 @@ def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:
 
 def merged(pieces: list[Piece]) -> list[Piece]:
     """Merge pieces that are adjacent in every block, such as layers packed within a block."""
-    found: list[Piece] = []
+    merged_pieces: list[Piece] = []
     for piece in pieces:
-        last = found[-1] if found else None
+        last = merged_pieces[-1] if merged_pieces else None
         if last and last.stride == piece.stride and last.address + last.size == piece.address:
-            found[-1] = dataclasses.replace(last, size=last.size + piece.size)
+            merged_pieces[-1] = dataclasses.replace(last, size=last.size + piece.size)
         else:
-            found.append(piece)
-    return found
+            merged_pieces.append(piece)
+    return merged_pieces

@@ -45,7 +45,7 @@ class Loads:
     as a whole.
     """
 
-    _beside = False
+    _concurrent = False
 
     def __init__(  # noqa: PLR0913  the last two are keyword-only
         self,
@@ -79,8 +79,8 @@ class Loads:
 
     def load(self, ranges: list[BlockRange]) -> None:
         """Load the ranges as far as possible. Those of a request follow one another."""
-        for one in _by_request(ranges):
-            self._load_all(one)
+        for of_request in _by_request(ranges):
+            self._load_all(of_request)
 
     def loaded(self) -> dict[str, Loaded]:
         """Return the loads that have ended since the last call, successfully or not, by request."""
@@ -113,12 +113,12 @@ class Loads:
     def _load_all(self, ranges: list[BlockRange]) -> None:
         """Load the ranges of one request, up to the first that fails."""
         started = time.perf_counter()
-        blocks, wanted = 0, sum(len(one.block_ids) for one in ranges)
-        for place, one in enumerate(ranges if wanted else ()):
-            hits = self._load(one)
+        blocks, wanted = 0, sum(len(span.block_ids) for span in ranges)
+        for index, span in enumerate(ranges if wanted else ()):
+            hits = self._load(span)
             blocks += hits
-            if hits < len(one.block_ids):
-                self._leave(ranges[place + 1 :])
+            if hits < len(span.block_ids):
+                self._leave(ranges[index + 1 :])
                 break
         name = ranges[0].request
         with self._lock:
@@ -129,33 +129,33 @@ class Loads:
     def _leave(self, ranges: list[BlockRange]) -> None:
         """Record that the ranges after a failed one are not loaded."""
         if not self._whole:
-            left = [block for one in ranges for block in one.block_ids]
+            left = [block for span in ranges for block in span.block_ids]
             self._counters.add(load_failed_blocks=len(left))
             with self._lock:
                 self._failed.update(left)
 
-    def _load(self, one: BlockRange) -> int:
+    def _load(self, span: BlockRange) -> int:
         """Load a range. Returns how many leading blocks of it the engine has now."""
-        if not one.split:
-            hits = self._get(one, self._namespace, self._part, one.group)
+        if not span.split:
+            hits = self._get(span, self._namespace, self._part, span.group)
         else:
-            hits = len(one.block_ids) if self._cuts else 0
+            hits = len(span.block_ids) if self._cuts else 0
             for layout, cut in self._cuts.items():
-                if cut.split == one.split:
+                if cut.split == span.split:
                     space = of_part(self._namespace, cut.name)
-                    hits = min(hits, self._get(one, space, cut.number, layout))
+                    hits = min(hits, self._get(span, space, cut.number, layout))
         if not self._whole:
             with self._lock:
-                self._failed.update(one.block_ids[hits:])
+                self._failed.update(span.block_ids[hits:])
         return hits
 
-    def _get(self, one: BlockRange, namespace: Namespace, part: int, layout: int) -> int:
+    def _get(self, span: BlockRange, namespace: Namespace, part: int, layout: int) -> int:
         """Load one part of the blocks of a range. Returns how many leading ones there are."""
-        packed, records = one.packed(), one.located(part)
+        packed, records = span.packed(), span.located(part)
 
         def get(attachment: Attachment) -> GetResult:
             cache = attachment.cache(namespace, self._source.engine)
-            with self._source.write(one.block_ids, layout) as run:
+            with self._source.write(span.block_ids, layout) as run:
                 return fetch(cache, packed, run, records=records)
 
         started = time.perf_counter()
@@ -166,10 +166,10 @@ class Loads:
             load_s=time.perf_counter() - started,
             load_blocks=hits,
             load_bytes=hits * self._source.layouts[layout].block_size,
-            load_failed_blocks=len(one.block_ids) - hits,
+            load_failed_blocks=len(span.block_ids) - hits,
             mismatches=result.mismatches if result is not None else 0,
             load_failures=int(result is None),
-            loads_beside=int(self._beside),
+            loads_beside=int(self._concurrent),
         )
         self._figures.add()
         return hits
@@ -183,7 +183,7 @@ def _by_request(ranges: list[BlockRange]) -> Iterator[list[BlockRange]]:
 class AsyncLoads(Loads):
     """Loads on a thread. The engine runs other requests meanwhile and polls for completed loads."""
 
-    _beside = True
+    _concurrent = True
 
     def __init__(  # noqa: PLR0913  the last two are keyword-only
         self,
@@ -245,8 +245,8 @@ class SplitLoads:
     has its own session, so that a forward never waits for the others.
     """
 
-    def __init__(self, before: Loads, beside: AsyncLoads) -> None:
-        self.sides = self._before, self._beside = before, beside
+    def __init__(self, before: Loads, concurrent: AsyncLoads) -> None:
+        self.sides = self._before, self._concurrent = before, concurrent
 
     def identified(self, namespace: Namespace) -> None:
         """Load from this namespace from now on."""
@@ -255,24 +255,24 @@ class SplitLoads:
 
     def load(self, ranges: list[BlockRange]) -> None:
         """Start the loads that run concurrently with the forward, and load the rest."""
-        self._beside.load([one for one in ranges if one.beside])
-        self._before.load([one for one in ranges if not one.beside])
+        self._concurrent.load([span for span in ranges if span.concurrent])
+        self._before.load([span for span in ranges if not span.concurrent])
 
     def loaded(self) -> dict[str, Loaded]:
         """Return the loads that have ended since the last call, by request."""
-        return self._before.loaded() | self._beside.loaded()
+        return self._before.loaded() | self._concurrent.loaded()
 
     def failed(self) -> set[int]:
         """Return the engine's blocks that were not loaded since the last call."""
-        return self._before.failed() | self._beside.failed()
+        return self._before.failed() | self._concurrent.failed()
 
     def arrived(self) -> set[str]:
         """Return the requests whose wait is over."""
-        return self._beside.arrived()
+        return self._concurrent.arrived()
 
     def failed_whole(self, arrived: set[str]) -> set[str]:
         """Return those of the requests that have arrived whose load has failed as a whole."""
-        return self._beside.failed_whole(arrived)
+        return self._concurrent.failed_whole(arrived)
 
     def close(self) -> None:
         """Finish the current load and stop."""

@@ -81,7 +81,7 @@ class LookupWait:
         self._since_s: float | None = None
         self._count = 0  # blocks being fetched
 
-    def waits(self, pins: Pins | None, cached: int, rest: Callable[[], list[bytes]]) -> bool:
+    def waits(self, pins: Pins | None, cached: int, missing: Callable[[], list[bytes]]) -> bool:
         """Return whether the request should wait.
 
         ``pins`` are those of a lookup just now, ``cached`` is the number of blocks before the ones
@@ -100,12 +100,12 @@ class LookupWait:
             return now_s < self._since_s + self._limit_s
         if now_s >= self._since_s + self._limit_s:
             return False
-        return self._starts_fetch(cached, rest())
+        return self._starts_fetch(cached, missing())
 
-    def _starts_fetch(self, cached: int, rest: list[bytes]) -> bool:
-        if not self._worth.pays(cached, len(rest)):
+    def _starts_fetch(self, cached: int, missing: list[bytes]) -> bool:
+        if not self._worth.pays(cached, len(missing)):
             return False
-        self._count = self._lookups.onboard(rest)
+        self._count = self._lookups.onboard(missing)
         return self._count > 0
 
 
@@ -119,7 +119,7 @@ class Elsewhere:
     """
 
     split: int
-    parts: int
+    part_count: int
     blocks: int
     pins: Pins
 
@@ -210,7 +210,7 @@ class Lookups:
 
     def _join(self) -> None:
         if self._bases and self.weights:
-            ranks = tuple(with_weights(one, self.weights) for one in self._bases)
+            ranks = tuple(with_weights(base, self.weights) for base in self._bases)
             self._others = {
                 split: tuple(
                     of_part(ranks[0], heads_name(first, split, self._heads))
@@ -253,14 +253,14 @@ class Lookups:
 
     def digests(self, request: Any, first: int, last: int) -> list[bytes]:
         """Return the digests of blocks [first, last) of a request, from vLLM's hashes, the adapter,
-        the era, and, from the first media with a name that a client chose, this process.
+        the generation, and, from the first media with a name that a client chose, this process.
 
         vLLM's hash includes an adapter's name; another engine may use the name for another adapter.
         """
         hashes: Sequence[bytes] = request.block_hashes[first:last]
-        return self.some_digests(request, hashes, range(first, last), size=self._block_size)
+        return self.digests_of(request, hashes, range(first, last), size=self._block_size)
 
-    def some_digests(
+    def digests_of(
         self,
         request: Any,
         hashes: Sequence[bytes],
@@ -294,15 +294,15 @@ class Lookups:
         """Return the digests under which the pool keeps blocks with these hashes. This process
         alone finds ``private`` blocks.
         """
-        parts = [adapter, self.generation.name, self._own if private else b""]
+        components = [adapter, self.generation.name, self._own if private else b""]
         if group:  # the hash names a prefix, and each group has a block for it
-            parts.append(group.to_bytes(32, "big"))
-        if not any(parts):
+            components.append(group.to_bytes(32, "big"))
+        if not any(components):
             return list(hashes)
         # each part is empty or has 32 bytes, so the marks show which are present
-        marks = bytes(bool(part) for part in parts)
-        key = hashlib.blake2b(marks + b"".join(parts), digest_size=32).digest()
-        return [hashlib.blake2b(one, key=key, digest_size=32).digest() for one in hashes]
+        marks = bytes(bool(component) for component in components)
+        key = hashlib.blake2b(marks + b"".join(components), digest_size=32).digest()
+        return [hashlib.blake2b(digest, key=key, digest_size=32).digest() for digest in hashes]
 
     def pin(self, digests: list[bytes]) -> tuple[int, Pins | None]:
         """Pin the leading blocks that every rank finds. Returns their number and the pins, or
@@ -333,19 +333,19 @@ class Lookups:
         tiers = self._connection.attempt(
             "looking blocks up", lambda attachment: IndexClient(attachment.client).tiers(keys)
         )
-        found, place = None, 0
+        match, first = None, 0
         there = np.zeros(len(spaces), bool) if tiers is None else (tiers & _POOL).astype(bool)
         for split, several in others.items():
-            if there[place : place + len(several)].all():
+            if there[first : first + len(several)].all():
                 pins = self._pinned(digests, several)
                 count = pins.count // len(several) if pins is not None else 0
                 if pins is not None and count > 0:
-                    found = Elsewhere(split, len(several), count, pins)
+                    match = Elsewhere(split, len(several), count, pins)
                     break
                 self.release(pins)
-            place += len(several)
+            first += len(several)
         self._counters.add(lookup_s=time.perf_counter() - started)
-        return found
+        return match
 
     def _pinned(self, digests: list[bytes], spaces: Sequence[Namespace]) -> Pins | None:
         keys = self._keys(digests, spaces)
@@ -362,18 +362,18 @@ class Lookups:
             return None
         started = time.perf_counter()
         keys = self._keys(digests)
-        found = self._connection.attempt(
+        tiers = self._connection.attempt(
             "looking blocks up", lambda attachment: IndexClient(attachment.client).tiers(keys)
         )
         self._counters.add(
             lookups=1,
             lookup_s=time.perf_counter() - started,
-            lookup_failures=int(found is None),
+            lookup_failures=int(tiers is None),
         )
-        if found is None:
+        if tiers is None:
             return None
         together: NDArray[np.uint8] = np.bitwise_and.reduce(
-            found.reshape(len(digests), len(self.ranks)), axis=1
+            tiers.reshape(len(digests), len(self.ranks)), axis=1
         )
         return together
 
@@ -395,8 +395,8 @@ class Lookups:
         def request(attachment: Attachment) -> int:
             return attachment.cache(self.ranks[0]).onboard(keys)
 
-        found = self._connection.attempt("requesting blocks from lower tiers", request) or 0
-        return -(-found // len(self.ranks))
+        count = self._connection.attempt("requesting blocks from lower tiers", request) or 0
+        return -(-count // len(self.ranks))
 
     def saved(self, tokens: int, seconds: float) -> None:
         """Let the server count tokens that the engine loads, and the time that computing them would
@@ -408,21 +408,21 @@ class Lookups:
 
         self._connection.attempt("counting", note)
 
-    def locate(self, ranges: Sequence[BlockRange], pins: Pins | None, parts: int = 0) -> None:
+    def locate(self, ranges: Sequence[BlockRange], pins: Pins | None, part_count: int = 0) -> None:
         """Record the places of the blocks to load, so that no rank looks them up again. They are
         the leading ones of the pins, with that many parts each, or those of this engine.
         """
         if pins is None:
             return
-        records, parts = pins.records(), parts or len(self.ranks)
-        wanted = sum(len(one.block_ids) for one in ranges) * parts
+        records, part_count = pins.records(), part_count or len(self.ranks)
+        wanted = sum(len(span.block_ids) for span in ranges) * part_count
         if not 0 < wanted <= len(records):
             return
-        place = 0
-        for one in ranges:
-            following = place + len(one.block_ids) * parts
-            one.records = records[place:following].tobytes()
-            place = following
+        first = 0
+        for span in ranges:
+            last = first + len(span.block_ids) * part_count
+            span.records = records[first:last].tobytes()
+            first = last
 
     def release(self, pins: Pins | None) -> None:
         """Release the pins of :meth:`pin`."""

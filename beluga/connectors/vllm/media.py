@@ -31,19 +31,19 @@ def private_from(request: Any, block_size: int) -> int | None:
     """Return a request's first block that depends on a name that a client chose, or None. vLLM
     may put an adapter's name and a colon in front of a medium's.
     """
-    places = [
+    positions = [
         feature.mm_position.offset
         for feature in getattr(request, "mm_features", None) or ()
         if not (feature.identifier or "").rpartition(":")[2].startswith(MARK)
     ]
-    return min(places) // block_size if places else None
+    return min(positions) // block_size if positions else None
 
 
 def mark_contents() -> None:
     """Mark names of contents in this process. A second call does nothing. In a vLLM without these
     functions nothing is marked, and no block with media is shared.
     """
-    inputs, processor = _found(_INPUTS), _found(_PROCESSOR)
+    inputs, processor = _owner_of(_INPUTS), _owner_of(_PROCESSOR)
     if inputs is None or processor is None:
         return
     for owner, name, wrapped in (
@@ -60,15 +60,15 @@ def _hashing(call: Any) -> Any:
 
     @functools.wraps(call)
     def get_mm_hashes(self: Any, *arguments: Any, **named: Any) -> Any:
-        found = call(self, *arguments, **named)
+        hashes_by_modality = call(self, *arguments, **named)
         chosen = self.mm_uuid_items or {}
         marked = {}
-        for modality, hashes in found.items():
+        for modality, hashes in hashes_by_modality.items():
             names = chosen.get(modality) or [None] * len(hashes)
             items = self.mm_data_items[modality].get_all_items_for_hash()
             marked[modality] = [
-                one if name is not None or _is_named(item) else ContentHash(one)
-                for one, name, item in zip(hashes, names, items, strict=True)
+                digest if name is not None or _is_named(item) else ContentHash(digest)
+                for digest, name, item in zip(hashes, names, items, strict=True)
             ]
         return marked
 
@@ -100,12 +100,12 @@ def _is_named(item: Any) -> bool:
     return image_id is not None and image_id(image) is not None
 
 
-def _found(where: tuple[str, str, str]) -> Any:
+def _owner_of(where: tuple[str, str, str]) -> Any:
     import importlib
 
     module, owner, method = where
     try:
-        found = getattr(importlib.import_module(module), owner, None)
+        cls = getattr(importlib.import_module(module), owner, None)
     except ImportError:
         return None
-    return found if hasattr(found, method) else None
+    return cls if hasattr(cls, method) else None

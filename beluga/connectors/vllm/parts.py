@@ -58,14 +58,14 @@ def part_of(
     if heads == 0:
         return BlockPart(pp_rank * size + tp_rank, f"{tp_rank}/{size}")
     copies, each = max(1, size // heads), max(1, heads // size)
-    place = tp_rank // copies
+    number = tp_rank // copies
     return BlockPart(
-        number=pp_rank * (size // copies) + place,
-        name=heads_name(place * each, each, heads),
+        number=pp_rank * (size // copies) + number,
+        name=heads_name(number * each, each, heads),
         copies=copies,
         copy=tp_rank % copies,
         heads=heads,
-        first=place * each,
+        first=number * each,
         count=each,
     )
 
@@ -90,8 +90,8 @@ def _heads(specs: Iterable[Any], size: int, model_heads: int) -> int:
     """Return how many KV heads all layers have before they are divided among ``size`` ranks, or 0
     if that is not the same for all, or not known.
     """
-    found = {_heads_of(spec, size, model_heads) for spec in specs}
-    return found.pop() if len(found) == 1 else 0
+    counts = {_heads_of(spec, size, model_heads) for spec in specs}
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def _heads_of(spec: Any, size: int, model_heads: int) -> int:
@@ -107,4 +107,4 @@ def _heads_of(spec: Any, size: int, model_heads: int) -> int:
 
 def distinct(namespaces: Sequence[Any]) -> tuple[Any, ...]:
     """Return the namespaces of the parts: those of the ranks in their order, once each."""
-    return tuple({one.digest: one for one in namespaces}.values())
+    return tuple({namespace.digest: namespace for namespace in namespaces}.values())

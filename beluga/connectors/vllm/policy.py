@@ -23,7 +23,7 @@ def recompute_failed_loads(vllm_config: Any) -> bool:
     original. But the original is an argument of the functions that construct the connector, so it
     is found on the stack.
     """
-    transfers = {id(one): one for one in _transfers(vllm_config)}
+    transfers = {id(transfer): transfer for transfer in _transfers(vllm_config)}
     for transfer in transfers.values():
         transfer.kv_load_failure_policy = POLICY
     return len(transfers) > 1

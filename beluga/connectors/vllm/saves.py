@@ -82,17 +82,17 @@ class Saves:
         with self._changed:
             for ordered in ranges:
                 self._known.add(ordered.request)
-                one = self._own(ordered)
-                if not one.block_ids:
-                    self._hand_back(one)
+                own = self._own(ordered)
+                if not own.block_ids:
+                    self._hand_back(own)
                     continue
-                if self._room < len(one.block_ids):
-                    self._counters.add(save_skipped_blocks=len(one.block_ids))
-                    self._hand_back(one)
+                if self._room < len(own.block_ids):
+                    self._counters.add(save_skipped_blocks=len(own.block_ids))
+                    self._hand_back(own)
                     continue
-                self._room -= len(one.block_ids)
-                self._waiting[one.request] += 1
-                self._queue.append(one)
+                self._room -= len(own.block_ids)
+                self._waiting[own.request] += 1
+                self._queue.append(own)
             self._changed.notify_all()
 
     def hint(self, hints: list[HintedBlocks]) -> None:
@@ -102,11 +102,11 @@ class Saves:
         if not hints:
             return
         with self._changed:
-            for one in hints:
+            for hinted in hints:
                 if len(self._hints) < HINTS_MAX:
-                    self._hints.append(one)
+                    self._hints.append(hinted)
                 else:
-                    self._counters.add(hint_skipped_blocks=one.count)
+                    self._counters.add(hint_skipped_blocks=hinted.count)
             self._changed.notify_all()
 
     def cancel(self, requests: list[str]) -> None:
@@ -115,11 +115,11 @@ class Saves:
         """
         names = set(requests)
         with self._changed:
-            kept = deque(one for one in self._queue if one.request not in names)
-            for one in self._queue:
-                if one.request in names:
-                    self._done(one, skipped=len(one.block_ids))
-            self._queue = kept
+            remaining = deque(span for span in self._queue if span.request not in names)
+            for span in self._queue:
+                if span.request in names:
+                    self._done(span, skipped=len(span.block_ids))
+            self._queue = remaining
             if self._copying not in names:
                 return
             self._cancelled |= names
@@ -160,22 +160,22 @@ class Saves:
             self._changed.notify_all()
         self._thread.join()
 
-    def _own(self, one: BlockRange) -> BlockRange:
+    def _own(self, ordered: BlockRange) -> BlockRange:
         """Return the blocks of a range that this rank stores."""
-        if self._part.copies == 1 or not one.block_ids:
-            return one
-        return one.some(np.flatnonzero(self._part.stores(one.packed())))
+        if self._part.copies == 1 or not ordered.block_ids:
+            return ordered
+        return ordered.subset(np.flatnonzero(self._part.stores(ordered.packed())))
 
-    def _done(self, one: BlockRange, *, skipped: int = 0) -> None:
-        self._room += len(one.block_ids)
-        self._waiting[one.request] -= 1
-        self._hand_back(one)
+    def _done(self, span: BlockRange, *, skipped: int = 0) -> None:
+        self._room += len(span.block_ids)
+        self._waiting[span.request] -= 1
+        self._hand_back(span)
         if skipped:
             self._counters.add(save_skipped_blocks=skipped)
 
-    def _hand_back(self, one: BlockRange) -> None:
-        if one.ticket:
-            self._tickets[one.ticket] += 1
+    def _hand_back(self, span: BlockRange) -> None:
+        if span.ticket:
+            self._tickets[span.ticket] += 1
 
     def _keep(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
@@ -189,33 +189,33 @@ class Saves:
                     return
                 hinted = self._hints.popleft() if self._hints else None
                 if hinted is None:
-                    one = self._queue.popleft()
-                    self._copying = one.request
+                    span = self._queue.popleft()
+                    self._copying = span.request
             if hinted is not None:
                 packed = hinted.packed()
                 self._give(hinted.hint, packed[self._part.stores(packed)])
                 continue
             try:
-                self._save(one)
+                self._save(span)
             finally:
                 with self._changed:
                     self._copying = ""
-                    self._done(one)
+                    self._done(span)
                     self._changed.notify_all()
 
-    def _save(self, one: BlockRange) -> None:
-        packed, names = one.packed(), one.named(self._part.number)
-        for start in range(0, len(one.block_ids), BATCH_BLOCKS):
-            if one.request in self._cancelled:
-                self._counters.add(save_skipped_blocks=len(one.block_ids) - start)
+    def _save(self, span: BlockRange) -> None:
+        packed, names = span.packed(), span.named(self._part.number)
+        for start in range(0, len(span.block_ids), BATCH_BLOCKS):
+            if span.request in self._cancelled:
+                self._counters.add(save_skipped_blocks=len(span.block_ids) - start)
                 return
             part = slice(start, start + BATCH_BLOCKS)
-            ids, digests = one.block_ids[part], packed[part]
+            ids, digests = span.block_ids[part], packed[part]
             block_names = None if names is None else names[part]
 
             def put(attachment: Attachment) -> PutResult | None:
                 cache = attachment.cache(self.namespace, self._source.engine)
-                run = self._source.read(ids, one.group)  # noqa: B023  called here and now
+                run = self._source.read(ids, span.group)  # noqa: B023  called here and now
                 try:
                     return cache.put(digests, run, names=block_names)  # noqa: B023
                 except TransferCancelledError:
@@ -228,15 +228,15 @@ class Saves:
             )
             self._figures.add()
             if result is None:
-                failures = int(one.request not in self._cancelled)
-                skipped = len(one.block_ids) - start
+                failures = int(span.request not in self._cancelled)
+                skipped = len(span.block_ids) - start
                 self._counters.add(save_failures=failures, save_skipped_blocks=skipped)
                 return
-            self._account(digests.tobytes(), len(ids), result, one.group)
-            if one.hint is not None:
+            self._account(digests.tobytes(), len(ids), result, span.group)
+            if span.hint is not None:
                 new = np.array([state == BlockState.GRANTED for state in result.states], bool)
-                self._give(one.hint.for_own(), digests[new])
-                self._give(one.hint.for_found(), digests[~new])
+                self._give(span.hint.for_own(), digests[new])
+                self._give(span.hint.for_hits(), digests[~new])
 
     def _give(self, hint: RequestHint | None, digests: NDArray[np.uint8]) -> None:
         """Give a hint to blocks, if there is one."""

@@ -4,8 +4,8 @@
 
 *Loads.* A request is looked up when it is first considered, for blocks beyond those in the engine's
 own prefix cache. Its hits stay pinned until every rank has loaded them, and the orders say where
-they lie. A forward waits only for short loads (``pauses``). At least one token is left to compute.
-A request with a failed load is not looked up again, because the same hit would fail again.
+they lie. A forward waits only for short loads (``load_timing``). At least one token is left to
+compute. A request with a failed load is not looked up again, because the same hit would fail again.
 
 *Hints.* A request's hint is for the blocks that it finds when it starts, and for those that it
 saves. The workers give it concurrently with the engine (``hints``).
@@ -32,8 +32,8 @@ import numpy as np
 
 from beluga.connectors.hints import NO_HINT, RequestHint
 from beluga.connectors.vllm.blocks import ExtraKeys, OneGroup
+from beluga.connectors.vllm.load_timing import LoadTiming
 from beluga.connectors.vllm.lookups import LookupWait, Worth
-from beluga.connectors.vllm.pauses import Pauses
 from beluga.connectors.vllm.steps import BlockRange, HintedBlocks, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class Unverified:
         """Return the position of the first of these blocks in the set."""
         if not self._any or not block_ids:
             return None
-        places = np.flatnonzero(self._marked[block_ids])
-        return int(places[0]) if len(places) else None
+        positions = np.flatnonzero(self._marked[block_ids])
+        return int(positions[0]) if len(positions) else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,7 +99,7 @@ class Tracked:
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
     elsewhere: Elsewhere | None = None  # the last of the hits, if other ranks stored them
-    beside: bool = False  # loads run concurrently with forwards
+    concurrent: bool = False  # loads run concurrently with forwards
     onboarding: LookupWait | None = None  # while blocks may arrive from lower tiers
     failed: bool = False  # a load from the pool failed
     starting: bool = False  # looked up; blocks are assigned next
@@ -167,7 +167,7 @@ class Schedule:
     ) -> None:
         self._hints = hints
         self._hinted: list[HintedBlocks] = []  # for the next step
-        self._pauses = Pauses(settings.load, lambda: lookups.block_bytes)
+        self._timing = LoadTiming(settings.load, lambda: lookups.block_bytes)
         self._onboard_s = settings.onboard_ms / 1000
         self._worth = Worth(settings, block_size)
         self._loads_at_all, self._saves_at_all = settings.loads, settings.saves
@@ -208,8 +208,8 @@ class Schedule:
             return
         if not hint.prefetch and not (self._hints is not None and self._hints.begun(request)):
             return
-        if self._lookups.begin(request) and (found := self._blocks.find(request, 0)) is not None:
-            self._lookups.prefetch(found.digests)
+        if self._lookups.begin(request) and (prefix := self._blocks.find(request, 0)) is not None:
+            self._lookups.prefetch(prefix.digests)
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load concurrently
@@ -230,8 +230,8 @@ class Schedule:
         if tracked.local != local and not self._look_up(tracked, local):
             return None, False
         idle = self._computing <= {request.request_id}
-        tracked.beside = tracked.hits > 0 and self._pauses.beside(tracked.hits, idle=idle)
-        return tracked.hits * self._block_size, tracked.beside
+        tracked.concurrent = tracked.hits > 0 and self._timing.concurrent(tracked.hits, idle=idle)
+        return tracked.hits * self._block_size, tracked.concurrent
 
     def allocated(self, request: Any, block_ids: Any, tokens: int) -> None:
         """Record that the engine has allocated blocks for a request, with ``tokens`` to load from
@@ -242,33 +242,33 @@ class Schedule:
             tracked.start()
             self._blocks.drop(request)
             if self._hints is not None and not tracked.hinted:
-                found = tracked.cached + tokens // self._block_size
-                self._hint_found(self._hints, tracked, found)
+                hits = tracked.cached + tokens // self._block_size
+                self._hint_hits(self._hints, tracked, hits)
         if tokens == 0:
-            if not tracked.loaded_ids or not tracked.beside:
+            if not tracked.loaded_ids or not tracked.concurrent:
                 self._forget_lookup(tracked)
             return
         count = tokens // self._block_size
         first, last = tracked.local, tracked.local + count
         loads = self._ordered(tracked, first, last, block_ids)
-        for one in loads:
-            one.beside = tracked.beside
-        if not tracked.beside:
-            self._pauses.planned(count)
+        for load in loads:
+            load.concurrent = tracked.concurrent
+        if not tracked.concurrent:
+            self._timing.planned(count)
         self._loads += loads
-        ids = frozenset(block for one in loads for block in one.block_ids)
+        ids = frozenset(block for load in loads for block in load.block_ids)
         tracked.loaded, tracked.loaded_ids = range(first, last), ids
         tracked.local, tracked.hits = -1, 0
 
-    def _hint_found(self, hints: Requests, tracked: Tracked, found: int) -> None:
+    def _hint_hits(self, hints: Requests, tracked: Tracked, hits: int) -> None:
         """Hint the leading blocks that were hits when a request started."""
         request, hint = tracked.request, tracked.hint
         tracked.hinted = True
-        own = hints.own_from(request, found)
+        own = hints.own_from(request, hits)
         if not (tracked.begun and tracked.shared and self._lookups.ready):
             return
-        parts = (hint.for_found(), 0, own), (hint.for_own(), own, found)
-        for given, first, last in parts:
+        ranges = (hint.for_hits(), 0, own), (hint.for_own(), own, hits)
+        for given, first, last in ranges:
             if given is not None and first < last:
                 digests = self._blocks.digests(request, first, last)
                 self._hinted.append(HintedBlocks(given, b"".join(digests), len(digests)))
@@ -282,15 +282,15 @@ class Schedule:
         """Return the workers' orders for the next step. ``offers`` are states that it makes."""
         orders = Orders(self._loads, [], list(preempted), self._lookups.weights, self._hinted)
         self._loads, self._hinted = [], []
-        self._pauses.began()
+        self._timing.began()
         self._computing = set(scheduled_tokens)
         for name in (*scheduled_tokens, *preempted):
             if name in self._requests:
                 self._requests[name].held = False
         if not self._saves_at_all:
             return orders
-        for one in self._ended:
-            orders.saves += self._last_save(one)
+        for finished in self._ended:
+            orders.saves += self._last_save(finished)
         self._ended = []
         for name, tracked in list(self._due.items()):
             if tracked.request.num_computed_tokens == 0:  # preempted: it computes again
@@ -300,12 +300,12 @@ class Schedule:
                 del self._due[name]
         # In the order in which vLLM allocated their blocks
         for name, tokens in scheduled_tokens.items():
-            found = self._requests.get(name)
-            if found is not None:
-                self._due[name] = found
-                self._inspect(found)
-                found.scheduled += tokens
-                self._hold(found, tokens, offers.get(name, ()) if offers else ())
+            started = self._requests.get(name)
+            if started is not None:
+                self._due[name] = started
+                self._inspect(started)
+                started.scheduled += tokens
+                self._hold(started, tokens, offers.get(name, ()) if offers else ())
         return orders
 
     def reported(self, report: StepReport | None, invalid_block_ids: set[int]) -> None:
@@ -323,7 +323,7 @@ class Schedule:
             if self._blocks.whole:
                 count = self._loaded_whole(tracked, loaded)
             else:
-                self._pauses.took(count, loaded.seconds)
+                self._timing.took(count, loaded.seconds)
             tokens = count * self._block_size
             self._counters.add(hit_tokens=tokens)
             self._lookups.saved(tokens, self._worth.compute_s(first, count))
@@ -376,9 +376,9 @@ class Schedule:
         weights that are no longer in use.
         """
         self._lookups.reset()
-        self.doubt_all()
+        self.invalidate_all()
 
-    def doubt_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Neither load nor save what the engine has computed, because it may belong to weights that
         are no longer in use.
         """
@@ -386,8 +386,8 @@ class Schedule:
         for tracked in self._requests.values():
             tracked.sound = tracked.saved = 0
             self._forget_lookup(tracked)
-        for one in self._ended:
-            one.tracked.sound = 0
+        for finished in self._ended:
+            finished.tracked.sound = 0
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
@@ -414,24 +414,24 @@ class Schedule:
         if blocks that a lower tier has are on their way.
         """
         self._forget_lookup(tracked)
-        found = self._blocks.find(tracked.request, local)
-        while found is not None:
-            count, tracked.pins = self._lookups.pin(found.digests)
-            tracked.hits = found.reach(count)
+        prefix = self._blocks.find(tracked.request, local)
+        while prefix is not None:
+            count, tracked.pins = self._lookups.pin(prefix.digests)
+            tracked.hits = prefix.reach(count)
             if tracked.onboarding is None:
                 tracked.onboarding = LookupWait(self._lookups, self._onboard_s, self._worth)
-            cached, rest = local + tracked.hits, found.digests[count:]
-            if tracked.onboarding.waits(tracked.pins, cached, lambda: rest):  # noqa: B023
+            cached, missing = local + tracked.hits, prefix.digests[count:]
+            if tracked.onboarding.waits(tracked.pins, cached, lambda: missing):  # noqa: B023
                 return False
             if tracked.pins is not None and not self._blocks.whole:
-                tracked.elsewhere = self._lookups.elsewhere(rest)
+                tracked.elsewhere = self._lookups.elsewhere(missing)
                 tracked.hits += tracked.elsewhere.blocks if tracked.elsewhere else 0
-            if tracked.hits or found.otherwise is None:
+            if tracked.hits or prefix.otherwise is None:
                 break
             self._unpin(tracked)
-            found = found.otherwise
+            prefix = prefix.otherwise
         tracked.onboarding = None
-        tracked.local = local if found is None or tracked.pins is not None else -1
+        tracked.local = local if prefix is None or tracked.pins is not None else -1
         return True
 
     def _ordered(self, tracked: Tracked, first: int, last: int, table: Any) -> list[BlockRange]:
@@ -443,9 +443,9 @@ class Schedule:
             self._lookups.locate(loads, tracked.pins)
         if other is not None and last > stop:
             more = self._blocks.loads(tracked.request, stop, last, table)
-            self._lookups.locate(more, other.pins, other.parts)
-            for one in more:
-                one.split = other.split
+            self._lookups.locate(more, other.pins, other.part_count)
+            for load in more:
+                load.split = other.split
             loads += more
         return loads
 
@@ -461,35 +461,37 @@ class Schedule:
 
     def _failed_loads(self, invalid_block_ids: set[int]) -> None:
         """Mark blocks that were not loaded, and everything based on them, as wrong."""
-        holders = [(one, self._block_ids_of(name)) for name, one in self._requests.items()]
-        holders += [(one.tracked, one.block_ids) for one in self._ended]
+        holders = [(request, self._block_ids_of(name)) for name, request in self._requests.items()]
+        holders += [(finished.tracked, finished.block_ids) for finished in self._ended]
         for tracked, ids in holders:
-            place = self._blocks.place(ids, None, lambda held: _first(held, invalid_block_ids))
-            if place is not None:
-                self._doubt(tracked, ids, place)
+            block = self._blocks.first_block(
+                ids, None, lambda held: _first(held, invalid_block_ids)
+            )
+            if block is not None:
+                self._mark_wrong(tracked, ids, block)
             if tracked.loaded_ids & invalid_block_ids:
                 tracked.failed = True
-                stop = tracked.loaded.start if place is None else place
+                stop = tracked.loaded.start if block is None else block
                 tracked.loaded = range(tracked.loaded.start, min(tracked.loaded.stop, stop))
         # A request may have found a block of another one that depends on an invalid block, and the
         # blocks before it elsewhere.
         while any(self._inherits(tracked, ids) for tracked, ids in holders):
             pass
 
-    def _doubt(self, tracked: Tracked, ids: Any, place: int) -> None:
+    def _mark_wrong(self, tracked: Tracked, ids: Any, block: int) -> None:
         """Mark a request's blocks from ``place`` on as wrong."""
-        tracked.sound = place if tracked.sound is None else min(place, tracked.sound)
-        tracked.saved = min(tracked.saved, place)
-        self._unverified.mark(self._blocks.ids(ids, place, None))
+        tracked.sound = block if tracked.sound is None else min(block, tracked.sound)
+        tracked.saved = min(tracked.saved, block)
+        self._unverified.mark(self._blocks.ids(ids, block, None))
 
     def _inherits(self, tracked: Tracked, ids: Any) -> bool:
         """Check the blocks that a request found in the engine's own cache. Returns whether more of
         its blocks are now in doubt.
         """
-        place = self._blocks.place(ids, tracked.cached, self._unverified.first)
-        if place is None or (tracked.sound is not None and tracked.sound <= place):
+        block = self._blocks.first_block(ids, tracked.cached, self._unverified.first)
+        if block is None or (tracked.sound is not None and tracked.sound <= block):
             return False
-        self._doubt(tracked, ids, place)
+        self._mark_wrong(tracked, ids, block)
         return True
 
     def _inspect(self, tracked: Tracked) -> None:
@@ -512,14 +514,14 @@ class Schedule:
         """
         if not (tracked.begun and tracked.shared and self._lookups.ready):
             return
-        place = self._blocks.hold(tracked.request, tokens, tracked.loaded, offers)
-        if place:
-            tracked.saved = min(tracked.saved, (place - 1) // self._block_size)
+        end = self._blocks.hold(tracked.request, tokens, tracked.loaded, offers)
+        if end:
+            tracked.saved = min(tracked.saved, (end - 1) // self._block_size)
 
-    def _last_save(self, one: FinishedRequest) -> list[BlockRange]:
+    def _last_save(self, finished: FinishedRequest) -> list[BlockRange]:
         """Return the last orders of a request. The workers report its end after at least one."""
-        tracked = one.tracked
-        orders = self._save(tracked, one.tokens, one.block_ids)
+        tracked = finished.tracked
+        orders = self._save(tracked, finished.tokens, finished.block_ids)
         self._blocks.drop(tracked.request)
         self._lookups.end(tracked.request)
         return orders if tracked.ordered else [BlockRange(tracked.request.request_id, b"", [])]
@@ -537,7 +539,7 @@ class Schedule:
             return []
         ids = self._block_ids_of(request.request_id) if block_ids is None else block_ids
         if has_nans:
-            self._doubt(tracked, ids, tracked.saved)
+            self._mark_wrong(tracked, ids, tracked.saved)
         unsaved, last = self._unsaved(tracked, tokens), self._last(tracked, tokens)
         self._unverified.clear(self._blocks.ids(ids, tracked.saved, last))
         tracked.saved = max(tracked.saved, last)
@@ -556,8 +558,8 @@ class Schedule:
         """Return which blocks of this many leading tokens are valid and not in the pool."""
         first, last, loaded = tracked.saved, self._last(tracked, tokens), tracked.loaded
         before, after = (loaded.start, loaded.stop) if loaded else (last, last)
-        parts = slice(first, min(last, before)), slice(max(first, after), last)
-        return [part for part in parts if part.start < part.stop]
+        ranges = slice(first, min(last, before)), slice(max(first, after), last)
+        return [part for part in ranges if part.start < part.stop]
 
     def _last(self, tracked: Tracked, tokens: int) -> int:
         """Return how many blocks this many leading tokens fill with valid KV."""
@@ -566,4 +568,4 @@ class Schedule:
 
 
 def _first(ids: Sequence[int], wanted: set[int]) -> int | None:
-    return next((place for place, block in enumerate(ids) if block in wanted), None)
+    return next((index for index, block in enumerate(ids) if block in wanted), None)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 class BlockSource:
     """Blocks in this process's own memory. One thread at a time uses it, except for
-    :meth:`mark`. Each group of layers has a layout; they are numbered from 0. With ``cuts``
+    :meth:`mark`. Each group of layers has a layout; they are numbered from 0. With ``scattered``
     blocks may have other pieces than those of a layout.
     """
 
-    cuts = True
+    scattered = True
 
     def __init__(self, *layouts: Pieces) -> None:
         self.layouts = layouts
@@ -68,7 +68,7 @@ class StagedSource(BlockSource):
     thread waits for them; otherwise the engine's stream runs them in its order.
     """
 
-    cuts = False
+    scattered = False
 
     def __init__(self, *layouts: GroupLayout, own_stream: bool) -> None:
         import torch
@@ -77,7 +77,7 @@ class StagedSource(BlockSource):
         self._torch = torch
         self._device = layouts[0].tensors[0].device
         self._views = [
-            [self._view(tensor, piece, layout.block_count) for tensor, piece in layout.parts]
+            [self._view(tensor, piece, layout.block_count) for tensor, piece in layout.owned_pieces]
             for layout in layouts
         ]
         self._buffer: Any = torch.empty(0, dtype=torch.uint8)
@@ -97,12 +97,12 @@ class StagedSource(BlockSource):
         """Copy the blocks out, after the mark, and wait for the copies."""
         ids = self._torch.as_tensor(block_ids, device=self._device)
         host = self._host(len(block_ids), group)
-        with self._beside():
-            place = 0
+        with self._copy_stream():
+            offset = 0
             for view in self._views[group]:
-                part = host[:, place : place + view.shape[1]]
+                part = host[:, offset : offset + view.shape[1]]
                 part.copy_(view.index_select(0, ids), non_blocking=True)
-                place += view.shape[1]
+                offset += view.shape[1]
         self._wait()
         return self._run(host)
 
@@ -112,12 +112,12 @@ class StagedSource(BlockSource):
         host = self._host(len(block_ids), group)
         yield self._run(host)
         ids = self._torch.as_tensor(block_ids, device=self._device)
-        with self._beside():
-            place = 0
+        with self._copy_stream():
+            offset = 0
             for view in self._views[group]:
-                part = host[:, place : place + view.shape[1]]
+                part = host[:, offset : offset + view.shape[1]]
                 view.index_copy_(0, ids, part.to(self._device, non_blocking=True))
-                place += view.shape[1]
+                offset += view.shape[1]
         self._wait()  # the next load refills the buffer
 
     def _view(self, tensor: Any, piece: Any, count: int) -> Any:
@@ -137,7 +137,7 @@ class StagedSource(BlockSource):
             )
         return self._buffer[: count * size].view(count, size)
 
-    def _beside(self) -> contextlib.AbstractContextManager[Any]:
+    def _copy_stream(self) -> contextlib.AbstractContextManager[Any]:
         """Return the stream for copies. The steps before the mark still read and write these
         blocks, so any stream but the engine's own must wait for the mark.
         """
@@ -170,13 +170,15 @@ class DeviceSource(BlockSource):
     maintenance that the policy table requires for a GPU's writes.
 
     With ``urgent``, its stream has priority over others.
-    With ``beside`` a load waits for what the engine had queued at the last :meth:`mark`; otherwise
-    it waits for everything queued when the load begins. The source closes ``driver``.
+    With ``concurrent`` a load waits for what the engine had queued at the last :meth:`mark`;
+    otherwise it waits for everything queued when the load begins. The source closes ``driver``.
     """
 
-    def __init__(self, *layouts: Pieces, driver: CudaDriver, urgent: bool, beside: bool) -> None:
+    def __init__(
+        self, *layouts: Pieces, driver: CudaDriver, urgent: bool, concurrent: bool
+    ) -> None:
         super().__init__(*layouts)
-        self._driver, self._beside = driver, beside
+        self._driver, self._concurrent = driver, concurrent
         self._device = layouts[0].tensors[0].device
         self._stream = driver.make_stream(urgent=urgent)
         self._marked = driver.make_event()
@@ -201,7 +203,7 @@ class DeviceSource(BlockSource):
         """Yield the blocks' addresses. A copy to there waits for everything that the engine still
         does with them.
         """
-        if not self._beside:
+        if not self._concurrent:
             self.mark()
         self._driver.follow(self._stream, self._marked)
         yield self.layouts[group].run(block_ids)
@@ -227,7 +229,7 @@ def source_of(
     concurrently with the engine; otherwise the engine waits for them. ``urgent``: a request waits
     for them. A GPU without cupy is staged through host memory, with a warning.
     """
-    groups = [one for one in layouts if isinstance(one, GroupLayout)]
+    groups = [layout for layout in layouts if isinstance(layout, GroupLayout)]
     device = groups[0].device
     if device == "cpu":
         return BlockSource(*layouts)
@@ -237,5 +239,5 @@ def source_of(
         except EngineUnavailableError as error:
             logger.warning("beluga: blocks are staged in host memory: %s", error)
         else:
-            return DeviceSource(*layouts, driver=driver, urgent=urgent, beside=own_stream)
+            return DeviceSource(*layouts, driver=driver, urgent=urgent, concurrent=own_stream)
     return StagedSource(*groups, own_stream=own_stream)

@@ -27,7 +27,7 @@ class BlockRange:
     names: bytes = b""  # of a save: the engine's hashes of the blocks (``blocks``), or nothing
     group: int = 0  # whose layout the blocks have
     ticket: int = 0  # of a save whose blocks the scheduler's side has pinned, or 0
-    beside: bool = False  # of a load: no forward waits for it
+    concurrent: bool = False  # of a load: no forward waits for it
     records: bytes = b""  # of a load: the places of all parts of the blocks; or nothing
     split: int = 0  # of a load: the heads of each part, if other ranks than these stored them
     hint: RequestHint | None = None  # of a save: for the blocks that it stores
@@ -37,14 +37,14 @@ class BlockRange:
         count = len(self.block_ids)
         return np.frombuffer(self.digests, dtype=np.uint8).reshape(count, -1)
 
-    def some(self, places: NDArray[np.intp]) -> BlockRange:
+    def subset(self, positions: NDArray[np.intp]) -> BlockRange:
         """Return a range with some of the blocks."""
         names = np.frombuffer(self.names, dtype=NAME)
         return dataclasses.replace(
             self,
-            digests=self.packed()[places].tobytes(),
-            block_ids=[self.block_ids[place] for place in places],
-            names=names[places].tobytes() if self.names else b"",
+            digests=self.packed()[positions].tobytes(),
+            block_ids=[self.block_ids[position] for position in positions],
+            names=names[positions].tobytes() if self.names else b"",
         )
 
     def located(self, part: int) -> NDArray[np.void] | None:
@@ -146,8 +146,8 @@ def add_loaded(loads: dict[str, Loaded], name: str, loaded: Loaded) -> Loaded:
     """Add a rank's load to those of its request, and return the sum. A block that one rank lacks is
     computed on all.
     """
-    found = loads.setdefault(name, Loaded(0, loaded.blocks))
-    found.ranks += loaded.ranks
-    found.blocks = min(found.blocks, loaded.blocks)
-    found.seconds = max(found.seconds, loaded.seconds)
-    return found
+    total = loads.setdefault(name, Loaded(0, loaded.blocks))
+    total.ranks += loaded.ranks
+    total.blocks = min(total.blocks, loaded.blocks)
+    total.seconds = max(total.seconds, loaded.seconds)
+    return total

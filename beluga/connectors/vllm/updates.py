@@ -232,7 +232,9 @@ def _shown(method: Any) -> str:
 def _of(owner: Any) -> list[Any]:
     """Return the listeners of an engine core or executor; without an id, all."""
     own = str(getattr(getattr(owner, "vllm_config", None), "instance_id", ""))
-    return [one for one in list(_listeners) if not own or one.instance_id in ("", own)]
+    return [
+        listener for listener in list(_listeners) if not own or listener.instance_id in ("", own)
+    ]
 
 
 class EngineUpdates:
@@ -254,7 +256,7 @@ class EngineUpdates:
     def updated(self, method: str) -> None:
         """Stop using blocks of the old weights, and saving them as blocks of the new ones."""
         self._lookups.generation.updated(method, clean=_is_empty(self._manager()))
-        self._schedule.doubt_all()
+        self._schedule.invalidate_all()
 
     def named(self, version: str) -> None:
         """Share blocks with other engines that were updated to this version."""
@@ -265,7 +267,7 @@ class EngineUpdates:
         if manager is not self._manager():
             return
         if not self._lookups.generation.known:
-            self._schedule.doubt_all()
+            self._schedule.invalidate_all()
             self._lookups.generation.flushed()
         self._lookups.adapters.flushed()
 

@@ -60,8 +60,8 @@ class RankWorker:
             connection = Connection(
                 settings, name=name, engine="vllm", logger=logger, prefault=True
             )
-            beside = issubclass(kind, AsyncLoads)
-            source = source_of(*layouts, urgent=True, own_stream=beside, logger=logger)
+            concurrent = issubclass(kind, AsyncLoads)
+            source = source_of(*layouts, urgent=True, own_stream=concurrent, logger=logger)
             self._connections.append(connection)
             self._sources.append(source)
             return kind(
@@ -80,7 +80,7 @@ class RankWorker:
         else:
             self.loads = made(AsyncLoads if settings.load == "async" else Loads, "loads")
         self.load_connection = self._connections[0]
-        readable = all(source.cuts for source in self._sources)
+        readable = all(source.scattered for source in self._sources)
         self.splits = tuple(dict.fromkeys(cut.split for cut in cuts)) if readable else ()
         self.save_connection = Connection(
             settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves

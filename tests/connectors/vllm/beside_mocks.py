@@ -64,7 +64,7 @@ class Hook(Mock):
 
 def check(orders: Any) -> None:
     """Check that nothing is saved that a failed load has left."""
-    saves = {block for one in orders.saves for block in one.block_ids}
+    saves = {block for save in orders.saves for block in save.block_ids}
     assert not saves & _wrong, "blocks that depend on a failed load are saved"
     _saved.extend(saves)
 

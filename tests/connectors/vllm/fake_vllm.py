@@ -268,7 +268,7 @@ class Store:
 
 class Rules:
     def __init__(self) -> None:
-        self.kv_cache_groups = [SimpleNamespace(kv_cache_spec=one) for one in SPECS]
+        self.kv_cache_groups = [SimpleNamespace(kv_cache_spec=spec) for spec in SPECS]
 
     @classmethod
     def from_kv_cache_config(cls, _config: Any, _vllm: Any, step: int, unit: int) -> Rules:
@@ -325,7 +325,7 @@ class FineRules(Rules):
 
     def __init__(self) -> None:
         specs = Spec("full", STEP), StateSpec("state", STEP)
-        self.kv_cache_groups = [SimpleNamespace(kv_cache_spec=one) for one in specs]
+        self.kv_cache_groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
 
     def align_lookup_length(self, tokens: int) -> int:
         return tokens // UNIT * UNIT

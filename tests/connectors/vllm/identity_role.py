@@ -148,7 +148,7 @@ class Watched:
             count = request.num_prompt_tokens // BLOCK_TOKENS
             self.bytes = [self._hash(block) for block in block_ids[:count]]
             self.digests = own._lookups.digests(request, 0, count)
-            self.hashes = [bytes(one) for one in request.block_hashes[:count]]
+            self.hashes = [bytes(digest) for digest in request.block_hashes[:count]]
             return finished(own, request, block_ids)
 
         def named(config: Any, **given: Any) -> Any:
@@ -210,7 +210,7 @@ def _names(space: Any, weights: str, drop: Drop, digests: Sequence[bytes]) -> li
     whole = with_weights(space, weights)
     kept = {name: value for name, value in whole.fields.items() if name not in drop.fields}
     first = Namespace(kept, salt=whole.salt).digest
-    return [hashlib.sha256(first + one).hexdigest()[:16] for one in digests]
+    return [hashlib.sha256(first + digest).hexdigest()[:16] for digest in digests]
 
 
 class Engine:

@@ -40,7 +40,7 @@ def narrower(ours: Any, base: Any) -> str:
             return f"calls {mine[place].name} what is {wanted.name}"
         if wanted.default is not wanted.empty and mine[place].default is wanted.empty:
             return f"requires {wanted.name}"
-    known = {one.name for one in theirs}
+    known = {parameter.name for parameter in theirs}
     more = [
         one.name
         for one in mine

@@ -78,7 +78,7 @@ class Record:
                 "in_flight": request.num_in_flight_tokens,
                 "nans": request.num_nans_in_logits,
                 "tokens": request.num_tokens,
-                "hashes": [one.hex()[:16] for one in request.block_hashes],
+                "hashes": [digest.hex()[:16] for digest in request.block_hashes],
                 "table": list(self._manager.get_block_ids(key)[0]),
             }
             before = self._known.get(key, {})
@@ -117,11 +117,14 @@ class RecordingConnector(BelugaConnector):
         super().bind_kv_cache_manager(kv_cache_manager)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
-        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
         record().call(
-            "matched", request=record().of(request), tokens=num_computed_tokens, found=list(found)
+            "matched",
+            request=record().of(request),
+            tokens=num_computed_tokens,
+            found=list(matched),
         )
-        return found
+        return matched
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         name, ids = record().of(request), list(blocks.get_block_ids()[0])
@@ -172,17 +175,17 @@ class RecordingConnector(BelugaConnector):
         super().wait_for_save()
 
     def get_finished(self, finished_req_ids: set[str]) -> Any:
-        found = super().get_finished(finished_req_ids)
-        sent, loaded = (record().names(one) for one in found)
+        finished = super().get_finished(finished_req_ids)
+        sent, loaded = (record().names(one) for one in finished)
         record().call(
             "ended", requests_ended=record().names(finished_req_ids), sent=sent, loaded=loaded
         )
-        return found
+        return finished
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        found = super().get_block_ids_with_load_errors()
-        record().call("errors", found=sorted(found))
-        return found
+        failed = super().get_block_ids_with_load_errors()
+        record().call("errors", found=sorted(failed))
+        return failed
 
     def build_connector_worker_meta(self) -> Any:
         record().call("report")

@@ -31,7 +31,7 @@ def calls(path: Path) -> list[Any]:
     content = path.read_bytes()
     text = lzma.decompress(content) if path.suffix == ".xz" else content
     lines = map(json.loads, text.splitlines())
-    return [defaultdict(list, {"hook": one} if isinstance(one, str) else one) for one in lines]
+    return [defaultdict(list, {"hook": line} if isinstance(line, str) else line) for line in lines]
 
 
 class Replay:
@@ -63,7 +63,7 @@ class Replay:
             {(0, 0): self.worker.get_handshake_metadata()}
         )
         sides = self.worker._worker.load_connection, self.worker._worker.save_connection
-        assert all(one.wait(LONG_S) for one in (self.scheduler._connection, *sides))
+        assert all(side.wait(LONG_S) for side in (self.scheduler._connection, *sides))
         self._hash_of = self._watch(self.scheduler._lookups)
         self._steps: deque[Any] = deque()
         self._step: Any = None
@@ -103,8 +103,8 @@ class Replay:
     # ---- the hooks, by their names in a recording
 
     def _matched(self, line: Any) -> None:
-        found = self.scheduler.get_num_new_matched_tokens(self._of(line), line["tokens"])
-        assert list(found) == line["found"], line
+        matched = self.scheduler.get_num_new_matched_tokens(self._of(line), line["tokens"])
+        assert list(matched) == line["found"], line
 
     def _allocated(self, line: Any) -> None:
         blocks = SimpleNamespace(get_block_ids=lambda: (line["blocks"],))

@@ -53,7 +53,7 @@ class Memory:
         self.layout: GroupLayout = group.layout(tensors)
 
     def read(self, block: int) -> bytes:
-        return b"".join(ctypes.string_at(*one) for one in self._fragments(block))
+        return b"".join(ctypes.string_at(*fragment) for fragment in self._fragments(block))
 
     def write(self, block: int, content: bytes) -> None:
         for address, size in self._fragments(block):

@@ -58,7 +58,7 @@ def short(block_hash: bytes) -> int:
 def test_blocks_of_a_request_have_the_hashes_that_routers_use(start: int) -> None:
     made = request("r", TOKENS)
     found = np.frombuffer(named(made, start, 4), NAME)
-    hashes = [short(one) for one in made.block_hashes]
+    hashes = [short(digest) for digest in made.block_hashes]
     assert found["block_hash"].tolist() == hashes[start:4]
     parents = found["parent_hash"].tolist()
     assert parents == [hashes[start - 1] if start else 0, *hashes[start:3]]

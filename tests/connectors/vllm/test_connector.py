@@ -526,7 +526,7 @@ def test_parts_of_ranks_are_requested_in_rank_order(
         {(1, 0): rank("c"), (0, 1): rank("b"), (0, 0): rank("a")}
     )
     ranks = engine.scheduler._lookups.ranks
-    assert [one.fields["name"] for one in ranks] == ["a", "b", "c"]
+    assert [rank.fields["name"] for rank in ranks] == ["a", "b", "c"]
     engine.scheduler._lookups.ranks = ()
 
 

@@ -151,14 +151,14 @@ class Engine:
         made = request("load", TOKENS)
         for rank in self.ranks:
             rank.memory[...] = 9
-        tokens, beside = self.schedule.matched_tokens(made, 0)
+        tokens, concurrent = self.schedule.matched_tokens(made, 0)
         assert tokens is not None
         self.schedule.allocated(made, list(range(8, 14)), tokens)
         orders = self.schedule.orders({}, [])
         failed: set[int] = set()
         for rank in self.ranks:
             rank.worker.load(orders)
-            if beside:
+            if concurrent:
                 assert eventually(lambda: bool(rank.worker.loads.arrived()), LONG_S)  # noqa: B023
             failed |= rank.worker.loads.failed()
             self.schedule.reported(rank.worker.report(), failed)
@@ -195,9 +195,9 @@ def make(server: IndexServer, pool_name: str) -> Iterator[Callable[..., Engine]]
 @pytest.fixture
 def whole() -> np.ndarray:
     """The KV of a prompt, of all heads."""
-    found = memory_in("LBHNC", HEADS)
-    found[...] = np.random.default_rng(3).integers(0, 1 << 16, found.shape, dtype=np.uint16)
-    return found
+    memory = memory_in("LBHNC", HEADS)
+    memory[...] = np.random.default_rng(3).integers(0, 1 << 16, memory.shape, dtype=np.uint16)
+    return memory
 
 
 def check(engine: Engine, whole: np.ndarray, count: int) -> None:

@@ -181,7 +181,7 @@ def test_blocks_are_saved_and_loaded_between_a_gpu_and_other_engines(
     assert np.array_equal(gpu.blocks(), before[:, IDS])
     assert not np.delete(gpu.memory, IDS, axis=1).any()
     stats = [engine.stat for engine in machine.engines]
-    moved = [one.direct_bytes + one.bounced_bytes for one in stats]
+    moved = [stat.direct_bytes + stat.bounced_bytes for stat in stats]
     assert moved == [len(IDS) * gpu.size] * 2  # one engine saves and one loads
     assert [len(driver.launches) > 0 for driver in machine.drivers] == [True, True]
     assert all(engine.settle(LONG_S) for engine in machine.engines)

@@ -89,7 +89,7 @@ class Scene:
             kv_transfer_config={
                 **both,
                 "kv_connector": "MultiConnector",
-                "kv_connector_extra_config": {"connectors": [one | both for one in children]},
+                "kv_connector_extra_config": {"connectors": [child | both for child in children]},
             },
         )
         self.engines = (self.calm, self.tight)
@@ -284,8 +284,8 @@ def forget_pool(scene: Scene) -> None:
     """Remove all blocks from the pool and the disk, of every engine."""
     digests = list(dict.fromkeys(saved(scene.site)))
     with Pool.open(scene.site.paths) as pool:
-        for one in known_namespaces(pool.runtime_dir):
-            with KVCache(pool, namespace=Namespace(one.fields)) as cache:
+        for namespace in known_namespaces(pool.runtime_dir):
+            with KVCache(pool, namespace=Namespace(namespace.fields)) as cache:
                 cache.remove(digests)
 
 

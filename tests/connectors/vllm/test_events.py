@@ -53,7 +53,7 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
 
     def shared() -> Counter[tuple[int, ...]]:
         lines = [json.loads(line) for line in received.read_text().splitlines()[1:]]
-        assert all(one[2:] == [BLOCK, "full_attention"] for one in lines)
+        assert all(line[2:] == [BLOCK, "full_attention"] for line in lines)
         return Counter(tuple(tokens) for medium, tokens, *_ in lines if medium == "SHARED")
 
     try:

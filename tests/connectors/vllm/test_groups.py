@@ -76,9 +76,9 @@ class Engine:
         """Start a request. Returns the tokens that it loads."""
         made.num_prompt_tokens, made.num_preemptions = made.num_tokens, 0
         made.shared_prefix_boundary = self.junction
-        tokens, beside = self.schedule.matched_tokens(made, computed)
+        tokens, concurrent = self.schedule.matched_tokens(made, computed)
         assert tokens is not None
-        assert beside == (tokens > 0)
+        assert concurrent == (tokens > 0)
         count = made.num_tokens // UNIT + 1
         full, window = list(range(1, 1 + count)), list(range(20, 20 + count))
         states = list(range(40, 40 + count // 2 + 1))
@@ -136,13 +136,13 @@ def caches(server: IndexServer, engine: Engine, pool: Any) -> Iterator[list[KVCa
 def store(caches: list[KVCache], ranges: list[BlockRange]) -> None:
     """Put the scheduled blocks, with a size for each group."""
     for cache in caches:
-        for one in ranges:
-            content = np.ones((len(one.block_ids), 64 * (one.group + 1)), dtype=np.uint8)
-            cache.put(one.packed(), content)
+        for span in ranges:
+            content = np.ones((len(span.block_ids), 64 * (span.group + 1)), dtype=np.uint8)
+            cache.put(span.packed(), content)
 
 
 def shape(ranges: list[BlockRange]) -> list[tuple[int, list[int]]]:
-    return [(one.group, one.block_ids) for one in ranges]
+    return [(span.group, span.block_ids) for span in ranges]
 
 
 def test_blocks_in_the_cache_of_vllm_are_pinned_and_saved_in_their_step(engine: Engine) -> None:
@@ -185,7 +185,7 @@ def test_a_common_prefix_of_two_prompts_can_be_resumed(engine: Engine, sub_block
     engine.start(made)
     saves = engine.step(made, STEP).saves + engine.step(made, STEP, [(3, 41, 2 * STEP)]).saves
     saves += engine.step(made, STEP).saves + engine.step(made, 1).saves
-    stored = {(one.group, block) for one in saves for block in one.block_ids}
+    stored = {(save.group, block) for save in saves for block in save.block_ids}
     assert {(WINDOW, 22), (WINDOW, 23), (STATE, 41)} <= stored
     assert stored - {(FULL, block) for block in range(1, 7)} == {
         *((WINDOW, block) for block in (22, 23, 24, 25)),
@@ -202,14 +202,14 @@ def test_states_that_are_unlikely_to_be_resumed_are_skipped_and_counted(engine: 
         saves += engine.step(made, STEP, [(3, 40 + number, (number + 1) * STEP)]).saves
     saves += engine.step(made, 1, [(3, 43, 3 * STEP + UNIT), (2, 60, 3 * STEP)]).saves
     saves += engine.step(made, 0).saves
-    states = [block for one in saves if one.group == STATE for block in one.block_ids]
+    states = [block for save in saves if save.group == STATE for block in save.block_ids]
     assert states == [42]
     assert engine.counters.take()["save_states_left"] == 4
 
 
 def announced(engine: Engine, saves: list[BlockRange]) -> list[Any]:
     """Report that all ranks have stored what is saved, and return what is announced."""
-    digests = [digest.tobytes() for one in saves for digest in one.packed()]
+    digests = [digest.tobytes() for save in saves for digest in save.packed()]
     for _ in RANKS:
         stored = {digest: StoredCounts(1, 1) for digest in digests}
         engine.announcements.reported(StepReport(stored=stored))
@@ -223,25 +223,25 @@ def test_blocks_of_each_group_are_announced_as_vllm_announces_its_own(engine: En
     sizes = {0: UNIT, 1: UNIT, 3: STEP}  # of the engine's groups
     whole, window, states = [1, 2, 3, 4, 5, 6], [5, 6], [3]
     ends = {0: whole, 1: window, 3: states}  # in blocks of the group
-    assert sorted((one.group, one.block_hash) for one in events) == sorted(
+    assert sorted((event.group, event.block_hash) for event in events) == sorted(
         (group, made.block_hashes[end * sizes[group] // UNIT - 1])
         for group, some in ends.items()
         for end in some
     )
-    for one in events:
-        size = sizes[one.group]
-        at = (made.block_hashes.index(one.block_hash) + 1) * UNIT
+    for event in events:
+        size = sizes[event.group]
+        at = (made.block_hashes.index(event.block_hash) + 1) * UNIT
         before = made.block_hashes[(at - size) // UNIT - 1] if at > size else None
-        assert one.parent_hash == before
-        assert one.token_ids == TOKENS[at - size : at]
-        assert one.extra_keys == (size,)
+        assert event.parent_hash == before
+        assert event.token_ids == TOKENS[at - size : at]
+        assert event.extra_keys == (size,)
 
 
 def test_a_private_block_is_not_announced(engine: Engine) -> None:
     named = request("r", TOKENS, images=[("a client's name", 2 * UNIT)])
     engine.start(named)
     events = announced(engine, engine.computed(named))
-    assert {(one.group, one.block_hash) for one in events} == {
+    assert {(event.group, event.block_hash) for event in events} == {
         (0, named.block_hashes[0]),
         (0, named.block_hashes[1]),
     }
@@ -292,7 +292,9 @@ def test_a_hit_loads_a_window_and_one_state(engine: Engine, caches: list[KVCache
     assert caches[0].stat().pinned_count == 2 * (6 + 2 + 1)
     loads = engine.step(made, 0).loads
     assert shape(loads) == [(FULL, [1, 2, 3, 4, 5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
-    digests = [one.packed()[place].tobytes() for one in loads for place in range(len(one.packed()))]
+    digests = [
+        load.packed()[place].tobytes() for load in loads for place in range(len(load.packed()))
+    ]
     assert len(set(digests)) == 9  # a hash names a block of each group
 
 
@@ -317,7 +319,7 @@ def test_a_block_that_one_rank_lacks_in_any_group_ends_the_hit(
     engine.start(first)
     saves = engine.computed(first)
     store(caches, saves)
-    lost = [one for one in saves if one.group == group][-1]
+    lost = [save for save in saves if save.group == group][-1]
     caches[rank].remove([lost.packed()[-1].tobytes()])
     assert engine.start(request("r", TOKENS)) == 0
     assert caches[0].stat().pinned_count == 0

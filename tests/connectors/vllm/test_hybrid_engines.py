@@ -254,7 +254,7 @@ def remove(site: Site, digest: bytes) -> None:
     """Remove a block from the pool, of every engine."""
     with Pool.open(site.paths) as pool:
         removed = 0
-        for one in known_namespaces(pool.runtime_dir):
-            with KVCache(pool, namespace=Namespace(one.fields)) as cache:
+        for namespace in known_namespaces(pool.runtime_dir):
+            with KVCache(pool, namespace=Namespace(namespace.fields)) as cache:
                 removed += cache.remove([digest])
     assert removed == 1

@@ -110,7 +110,7 @@ def test_without_a_part_of_the_identity_an_engine_would_find_wrong_bytes(
 def test_every_field_of_a_namespace_is_dropped_or_cannot_be_shown(engines: Engines) -> None:
     dropped = {field for case in CASES.values() if case.drop for field in case.drop.fields}
     assert not dropped & NOT_SHOWN.keys()
-    fields = {one for one in engines["usual"]["fields"] if not one.startswith("config ")}
+    fields = {field for field in engines["usual"]["fields"] if not field.startswith("config ")}
     assert fields | {WEIGHTS} == {one for one in dropped if " " not in one} | NOT_SHOWN.keys()
 
 

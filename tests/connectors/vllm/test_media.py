@@ -27,8 +27,8 @@ class Inputs:
     """vLLM's ProcessorInputs: items, and the names that clients gave to some."""
 
     def __init__(self, items: list[Any], uuids: list[str | None] | None) -> None:
-        one = SimpleNamespace(get_all_items_for_hash=lambda: items)
-        self.mm_data_items = {"image": one}
+        items_of_image = SimpleNamespace(get_all_items_for_hash=lambda: items)
+        self.mm_data_items = {"image": items_of_image}
         self.mm_uuid_items = None if uuids is None else {"image": uuids}
 
     def get_mm_hashes(self, model_id: str) -> dict[str, list[str]]:
@@ -52,7 +52,7 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, name in ((Inputs, "get_mm_hashes"), (Processor, "_get_mm_identifier")):
         monkeypatch.setattr(kind, name, getattr(kind, name))
     found = {media._INPUTS: Inputs, media._PROCESSOR: Processor}
-    monkeypatch.setattr(media, "_found", lambda where: found[where])
+    monkeypatch.setattr(media, "_owner_of", lambda where: found[where])
     mark_contents()
     mark_contents()  # a second call does nothing
 
@@ -61,7 +61,7 @@ def identifiers(
     items: list[Any], uuids: list[str | None] | None, lora: str | None = None
 ) -> list[str]:
     hashes = Inputs(items, uuids).get_mm_hashes("m")["image"]
-    return [Processor()._get_mm_identifier(one, lora) for one in hashes]
+    return [Processor()._get_mm_identifier(digest, lora) for digest in hashes]
 
 
 def test_content_hashes_are_marked_and_client_names_are_not(marked: None) -> None:
@@ -84,7 +84,7 @@ def test_a_marked_hash_is_plain_text_for_other_code() -> None:
 
 
 def test_a_vllm_without_these_functions_shares_no_media(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media, "_found", lambda where: None)
+    monkeypatch.setattr(media, "_owner_of", lambda where: None)
     mark_contents()
     made = request("r", TOKENS, images=[(NAME, 5)])
     assert private_from(made, BLOCK_TOKENS) == 1

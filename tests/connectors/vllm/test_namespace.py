@@ -412,9 +412,9 @@ def test_real_configurations_of_equal_engines_are_equal(vllm_python: str, tiny_m
     count; if one of a new release was missing there, no two engines would share a block.
     """
     command = [vllm_python, Path(__file__).with_name("config_pairs.py"), tiny_model]
-    found = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+    content = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
     equal = ["the same", "another port", "a prefill engine", "other steps", "two ranks"]
-    assert {name: found.pop(name) for name in (*equal, "another name", "files")} == {
+    assert {name: content.pop(name) for name in (*equal, "another name", "files")} == {
         name: [] for name in (*equal, "another name", "files")
     }
-    assert all(found.values()), found
+    assert all(content.values()), content

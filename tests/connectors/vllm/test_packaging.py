@@ -28,7 +28,7 @@ def test_installing_the_connector_changes_no_other_package(
         command, check=False, capture_output=True, text=True, timeout=LONG_S, cwd=tmp_path
     )
     assert made.returncode == 0, made.stderr
-    wanted = [one["metadata"]["name"] for one in json.loads(report.read_text())["install"]]
+    wanted = [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
     assert wanted == ["beluga-kv"]
 
 

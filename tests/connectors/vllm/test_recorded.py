@@ -25,7 +25,7 @@ from replaying import Replay, calls
 from support.emulation import long
 
 from beluga import IndexServer, Pool
-from beluga.connectors.vllm import pauses
+from beluga.connectors.vllm import load_timing
 from tests.connectors.vllm.conftest import Site
 
 HERE = Path(__file__).parent
@@ -118,8 +118,8 @@ def test_loads_that_auto_runs_beside_steps_equal_those_of_async(
 ) -> None:
     """Every load is too long here, so vLLM must make the same calls."""
     fake_vllm.installed(monkeypatch)
-    monkeypatch.setattr(pauses, "LIMIT_S", 0.0)
-    monkeypatch.setattr(pauses, "IDLE_LIMIT_S", 0.0)
+    monkeypatch.setattr(load_timing, "LIMIT_S", 0.0)
+    monkeypatch.setattr(load_timing, "IDLE_LIMIT_S", 0.0)
     try:
         replay = replayed(RECORDED / f"async{SUFFIX}", "async", pool_name, load="auto")
     finally:
@@ -156,5 +156,5 @@ def test_a_real_engine_makes_the_recorded_calls(
 
 def pairs(path: Path) -> set[tuple[str, str]]:
     """Return the pairs of consecutive hooks."""
-    hooks = [one["hook"] for one in calls(path)[1:]]
+    hooks = [call["hook"] for call in calls(path)[1:]]
     return set(itertools.pairwise(hooks))

@@ -283,7 +283,7 @@ def test_a_malformed_hint_is_logged_and_the_request_continues(
         assert engine.run(made, 1, fill=7) == 0
     huge = hinted_request("huge", {"ttl": 10**5000}, list(range(5000, 5009)))  # too long for a text
     engine.run(huge, 1, fill=7)
-    lines = [one.getMessage() for one in caplog.records if "hint" in one.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "hint" in record.getMessage()]
     assert lines == [f"beluga: a request's hint is ignored: {WRONG[0][2]}"]
     assert engine.scheduler._counters.take()["hints_ignored"] == len(WRONG) + 1
     assert given.calls == []
@@ -380,8 +380,8 @@ def test_hints_in_http_requests_reach_the_connector(vllm_python: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert made.returncode == 0, made.stderr[-2000:]
-    found = json.loads(made.stdout.splitlines()[-1])
-    assert found == {
+    content = json.loads(made.stdout.splitlines()[-1])
+    assert content == {
         "chat": ["normal", 600.0, True, True, True],
         "completion": ["low", None, False, False, True],
         "priority": ["high", None, False, False, False],

@@ -109,7 +109,7 @@ def store(caches: list[KVCache], made: Any, *counts: int) -> None:
 
 
 def names(ranges: list[Any]) -> list[tuple[str, list[int]]]:
-    return [(one.request, one.block_ids) for one in ranges]
+    return [(span.request, span.block_ids) for span in ranges]
 
 
 def test_a_hit_is_what_every_rank_has(engine: Engine, caches: list[KVCache]) -> None:

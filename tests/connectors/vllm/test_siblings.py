@@ -88,7 +88,7 @@ class Pair:
     ) -> list[dict[str, Any]]:
         """Run prompts at once, each with the other connector's fault."""
         with self.kept.faults.open("a") as file:
-            file.writelines(json.dumps(one) + "\n" for one in faults)
+            file.writelines(json.dumps(fault) + "\n" for fault in faults)
         found: list[dict[str, Any]] = self.engine.call("generate", prompts=prompts, **named)[
             "outputs"
         ]

@@ -146,9 +146,9 @@ def test_a_damaged_block_is_a_miss_and_leaves_the_pool(
     needle = side.memory[0, 1].tobytes()[:64]
     for device in pool.devices:
         content = device.path.read_bytes()
-        if (place := content.find(needle)) >= 0:
+        if (offset := content.find(needle)) >= 0:
             with device.path.open("r+b") as file:
-                file.seek(place)
+                file.seek(offset)
                 file.write(bytes([needle[0] ^ 1]))
     side.worker.load(Orders(loads=[blocks("s", [10, 11, 12])]))
     assert side.worker.loads.failed() == {11, 12}
@@ -265,12 +265,12 @@ def test_loads_in_a_thread_complete_later(side: Side, server: IndexServer, pool_
     other.worker.close()
 
 
-def ordered(side: Side, pool: Pool, name: str, ids: list[int], *, beside: bool) -> BlockRange:
+def ordered(side: Side, pool: Pool, name: str, ids: list[int], *, concurrent: bool) -> BlockRange:
     """Return an order with the places of the blocks, which another session has pinned."""
     order = blocks(name, ids)
     with KVCache(pool, namespace=NAMESPACE) as finder:
         order.records = finder.pin(list(order.packed())).records().tobytes()
-    order.beside = beside
+    order.concurrent = concurrent
     return order
 
 
@@ -293,8 +293,8 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Side, pool: Pool) -> No
     side.saved("r")
     slow = SlowSource(side.layout)
     side.worker.loads.sides[1]._source = slow
-    long = ordered(side, pool, "long", [10, 11, 12], beside=True)
-    short = ordered(side, pool, "short", [20, 21, 22], beside=False)
+    long = ordered(side, pool, "long", [10, 11, 12], concurrent=True)
+    short = ordered(side, pool, "short", [20, 21, 22], concurrent=False)
     side.worker.load(Orders(loads=[long, short]))
     assert (side.memory[:, [20, 21, 22]] == right).all()
     assert side.worker.loads.arrived() == set()
@@ -308,14 +308,14 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Side, pool: Pool) -> No
     assert (counted["loads"], counted["loads_beside"]) == (2, 1)
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("concurrent", [False, True])
 def test_blocks_evicted_during_a_load_fail_and_the_others_are_loaded(
-    side: Side, pool: Pool, server: IndexServer, beside: bool
+    side: Side, pool: Pool, server: IndexServer, concurrent: bool
 ) -> None:
     side.fill(6)
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2, 3])]))
     side.saved("r")
-    order = ordered(side, pool, "s", [10, 11, 12, 13], beside=beside)
+    order = ordered(side, pool, "s", [10, 11, 12, 13], concurrent=concurrent)
     with KVCache(pool, namespace=NAMESPACE) as other:
         other.remove([bytes([2]) * 32])
     side.worker.load(Orders(loads=[order]))

@@ -86,7 +86,7 @@ def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> O
         places = [f"--confcutdir={folder}", f"--rootdir={sources}"]
         command = [vllm_python, "-m", "pytest", *options, *places]
         ran = subprocess.run(
-            [*command, *(f"{folder}/{one}" for one in files)],
+            [*command, *(f"{folder}/{file}" for file in files)],
             env=environment,
             cwd=sources,
             check=False,

@@ -83,7 +83,7 @@ def extend(made: Any, tokens: list[int]) -> None:
     while len(made.block_hashes) < made.num_tokens // BLOCK_TOKENS:
         at = len(made.block_hashes) * BLOCK_TOKENS
         parent = made.block_hashes[-1] if made.block_hashes else (made.cache_salt or "").encode()
-        images = [(one.identifier, one.mm_position.offset) for one in made.mm_features]
+        images = [(feature.identifier, feature.mm_position.offset) for feature in made.mm_features]
         shown = [(name, token - at) for name, token in images if token >= at]
         block = repr((made.all_token_ids[at : at + BLOCK_TOKENS], shown)).encode()
         made.block_hashes.append(hashlib.sha256(parent + block).digest())

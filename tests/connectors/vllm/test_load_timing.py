@@ -11,73 +11,73 @@ import pytest
 from vllm_parts import BLOCK_TOKENS, request
 
 from beluga import IndexServer, KVCache
-from beluga.connectors.vllm.pauses import IDLE_LIMIT_S, LIMIT_S, Pauses
+from beluga.connectors.vllm.load_timing import IDLE_LIMIT_S, LIMIT_S, LoadTiming
 from beluga.connectors.vllm.steps import Loaded, StepReport
 from tests.connectors.vllm.test_schedule import RANKS, TOKENS, Engine, pinned, store
 
 MIB = 1 << 20
 
 
-class Rule(Pauses):
+class Rule(LoadTiming):
     """The rule while other requests compute."""
 
-    def beside(self, blocks: int, *, idle: bool = False) -> bool:
-        return super().beside(blocks, idle=idle)
+    def concurrent(self, blocks: int, *, idle: bool = False) -> bool:
+        return super().concurrent(blocks, idle=idle)
 
 
-def pauses(load: str = "auto", size: int = MIB) -> Rule:
+def timing(load: str = "auto", size: int = MIB) -> Rule:
     return Rule(load, lambda: size)
 
 
-@pytest.mark.parametrize(("load", "beside"), [("sync", False), ("async", True)])
-def test_the_other_settings_apply_to_every_load(load: str, beside: bool) -> None:
+@pytest.mark.parametrize(("load", "concurrent"), [("sync", False), ("async", True)])
+def test_the_other_settings_apply_to_every_load(load: str, concurrent: bool) -> None:
     for blocks, idle in ((1, False), (1000, False), (1, True), (1000, True)):
-        assert pauses(load).beside(blocks, idle=idle) is beside
+        assert timing(load).concurrent(blocks, idle=idle) is concurrent
 
 
 def test_a_load_runs_beside_forwards_if_its_bytes_take_too_long() -> None:
-    rule = pauses()
+    rule = timing()
     at_once = int(8e9 * LIMIT_S) // MIB  # at the speed that is assumed
-    assert not rule.beside(at_once)
-    assert rule.beside(at_once + 1)
-    assert not pauses(size=MIB // 4).beside(4 * at_once)
+    assert not rule.concurrent(at_once)
+    assert rule.concurrent(at_once + 1)
+    assert not timing(size=MIB // 4).concurrent(4 * at_once)
 
 
 def test_a_longer_load_may_run_before_a_forward_of_its_request_alone() -> None:
-    rule = pauses()
+    rule = timing()
     at_once = int(8e9 * IDLE_LIMIT_S) // MIB
-    assert rule.beside(at_once)
-    assert not rule.beside(at_once, idle=True)
-    assert rule.beside(at_once + 1, idle=True)
+    assert rule.concurrent(at_once)
+    assert not rule.concurrent(at_once, idle=True)
+    assert rule.concurrent(at_once + 1, idle=True)
     rule.planned(at_once)
-    assert rule.beside(1, idle=True)
+    assert rule.concurrent(1, idle=True)
 
 
 def test_the_speed_is_measured_from_earlier_loads() -> None:
-    rule = pauses()
+    rule = timing()
     rule.took(64, 64 * MIB / 1e9)  # slow memory
-    assert not rule.beside(3)
-    assert rule.beside(4)
+    assert not rule.concurrent(3)
+    assert rule.concurrent(4)
     for _ in range(100):
         rule.took(64, 64 * MIB / 32e9)
-    assert not rule.beside(100)
+    assert not rule.concurrent(100)
 
 
 def test_small_loads_do_not_change_the_measured_speed() -> None:
     """They take as long as a call, or as a thread that is not scheduled."""
-    rule = pauses(size=4096)
+    rule = timing(size=4096)
     rule.took(8, 0.5)
-    assert not rule.beside(1000)
+    assert not rule.concurrent(1000)
 
 
 def test_the_loads_of_one_forward_have_one_limit() -> None:
-    rule = pauses()
+    rule = timing()
     half = int(8e9 * LIMIT_S) // MIB // 2 + 1
-    assert not rule.beside(half)
+    assert not rule.concurrent(half)
     rule.planned(half)
-    assert rule.beside(half)
+    assert rule.concurrent(half)
     rule.began()
-    assert not rule.beside(half)
+    assert not rule.concurrent(half)
 
 
 @pytest.fixture
@@ -102,9 +102,9 @@ def prompts(caches: list[KVCache], *counts: int) -> list[Any]:
     """Return requests that have that many blocks in the pool."""
     made = []
     for number, count in enumerate(counts):
-        one = request(f"r{number}", [number * 1000 + token for token in TOKENS])
-        store(caches, one, count, count)
-        made.append(one)
+        reply = request(f"r{number}", [number * 1000 + token for token in TOKENS])
+        store(caches, reply, count, count)
+        made.append(reply)
     return made
 
 
@@ -113,7 +113,9 @@ def test_the_same_load_runs_before_a_forward_once_nothing_else_computes(
 ) -> None:
     first, second, third = prompts(caches, 5, 5, 5)
     assert engine.start(first) == 5 * BLOCK_TOKENS
-    assert [one.beside for one in engine.schedule.orders({"other": 1, "r0": 1}, []).loads] == [True]
+    assert [
+        load.concurrent for load in engine.schedule.orders({"other": 1, "r0": 1}, []).loads
+    ] == [True]
     engine.schedule.finished(request("other", TOKENS), [])
     assert engine.schedule.matched_tokens(second, 0) == (5 * BLOCK_TOKENS, True)
     engine.schedule.finished(first, engine.blocks["r0"])
@@ -127,7 +129,7 @@ def test_short_loads_delay_the_forward_and_long_loads_overlap_with_it(
     for one in (short, long, late):
         engine.start(one)
     orders = engine.schedule.orders({}, [])
-    assert [(one.request, one.beside) for one in orders.loads] == [
+    assert [(load.request, load.concurrent) for load in orders.loads] == [
         ("r0", False),
         ("r1", True),
         ("r2", False),
@@ -140,7 +142,7 @@ def test_many_short_loads_do_not_add_up_to_a_long_pause(
     made = prompts(caches, 2, 2, 2)
     for one in made:
         engine.start(one)
-    assert [one.beside for one in engine.schedule.orders({}, []).loads] == [False, True, True]
+    assert [load.concurrent for load in engine.schedule.orders({}, []).loads] == [False, True, True]
 
 
 def test_async_loads_measure_the_speed_for_later_ones(
@@ -162,7 +164,7 @@ def test_a_request_that_ends_during_an_async_load_releases_its_pins(
 ) -> None:
     (made,) = prompts(caches, 5)
     assert engine.start(made) == 5 * BLOCK_TOKENS
-    assert engine.schedule.orders({}, []).loads[0].beside
+    assert engine.schedule.orders({}, []).loads[0].concurrent
     if end == "abort":
         assert not engine.schedule.finished(made, engine.blocks["r0"])
         assert pinned(caches) == 0
@@ -174,7 +176,7 @@ def test_a_request_that_ends_during_an_async_load_releases_its_pins(
     engine.lookups.block_bytes = MIB  # the next load is short
     assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
     engine.schedule.allocated(made, engine.blocks["r0"], 5 * BLOCK_TOKENS)
-    assert [one.beside for one in engine.schedule.orders({}, []).loads] == [False]
+    assert [load.concurrent for load in engine.schedule.orders({}, []).loads] == [False]
 
 
 def test_orders_have_the_offset_of_each_ranks_part_of_a_block(

@@ -26,7 +26,7 @@ _ASSUMED_BYTES_PER_S = 8e9  # before the first load
 _MEASURABLE_BYTES = 4 << 20  # a smaller load is mostly overhead, and does not show the speed
 
 
-class Pauses:
+class LoadTiming:
     """Decides for each load. ``load`` is the setting, ``block_bytes()`` the bytes of a block on the
     rank that has the most.
     """
@@ -36,7 +36,7 @@ class Pauses:
         self._speed = MeasuredBandwidth(_ASSUMED_BYTES_PER_S)
         self._planned_s = 0.0  # before the next forward
 
-    def beside(self, blocks: int, *, idle: bool) -> bool:
+    def concurrent(self, blocks: int, *, idle: bool) -> bool:
         """Return whether a load of this many blocks runs concurrently with forwards. ``idle`` means
         that no other request computes.
         """

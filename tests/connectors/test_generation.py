@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Eras: all users of a namespace have the same one, any of them can end it, and none is reused."""
+"""All users of a namespace have the same generation, any can end it, and none is reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.memory_tier import MemoryTier, served
 from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import records
 from beluga.connectors.connection import Attachment
-from beluga.connectors.records import Era
+from beluga.connectors.records import CacheGeneration
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError
 from beluga.index import IndexClient
@@ -36,14 +36,14 @@ def sessions(server: IndexServer, pool_name: str) -> Iterator[list[Attachment]]:
 
 
 def test_all_of_a_namespace_are_in_the_same_era(sessions: list[Attachment]) -> None:
-    first = Era(MODEL).now(sessions[0])
+    first = CacheGeneration(MODEL).now(sessions[0])
     assert len(first) == records.SIZE
-    assert Era(MODEL).now(sessions[1]) == first
-    assert Era(Namespace.of("other")).now(sessions[1]) != first
+    assert CacheGeneration(MODEL).now(sessions[1]) == first
+    assert CacheGeneration(Namespace.of("other")).now(sessions[1]) != first
 
 
 def test_a_clear_ends_the_era_once_for_all_engines(sessions: list[Attachment]) -> None:
-    one, other = Era(MODEL), Era(MODEL)
+    one, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
     first = one.now(sessions[0])
     one.clear()
     assert other.now(sessions[1]) == first  # the clear was requested and happens with the next call
@@ -56,7 +56,7 @@ def test_a_clear_ends_the_era_once_for_all_engines(sessions: list[Attachment]) -
 def test_a_pool_without_space_for_a_record_still_ends_an_era(
     sessions: list[Attachment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = Era(MODEL), Era(MODEL)
+    one, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
     first = one.now(sessions[0])
 
     def full(*_: object) -> bytes:
@@ -66,30 +66,30 @@ def test_a_pool_without_space_for_a_record_still_ends_an_era(
         patch.setattr(records, "write", full)
         one.clear()
         with pytest.raises(CacheError):
-            one.now(sessions[0])  # the next era cannot start yet
+            one.now(sessions[0])  # the next generation cannot start yet
     assert other.now(sessions[1]) != first
 
 
 def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
-    one = Era(MODEL)
-    first = one.now(sessions[0])
-    sessions[1].cache(one._namespace).remove(records._RECORD)
-    assert one.now(sessions[0]) != first
+    generation = CacheGeneration(MODEL)
+    first = generation.now(sessions[0])
+    sessions[1].cache(generation._namespace).remove(records._RECORD)
+    assert generation.now(sessions[0]) != first
 
 
 def test_an_era_lasts_as_long_as_a_session_that_has_read_it(
     server: IndexServer, pool: Pool, sessions: list[Attachment]
 ) -> None:
     """A block that the session pins would otherwise stay, and not be found any more."""
-    one, other = Era(MODEL), sessions[1].cache(Namespace.of("blocks"))
+    one, other = CacheGeneration(MODEL), sessions[1].cache(Namespace.of("blocks"))
     first, size = one.now(sessions[0]), 1 << 20
     before = server.index_stat().evict_count
     for number in range(2 * sum(device.size for device in pool.devices) // size):
         other.put([b"%032d" % number], [bytes(size)])
     assert server.index_stat().evict_count > before
-    assert one.now(sessions[0]) == Era(MODEL).now(sessions[1]) == first
+    assert one.now(sessions[0]) == CacheGeneration(MODEL).now(sessions[1]) == first
     one.clear()
-    assert one.now(sessions[0]) == Era(MODEL).now(sessions[1]) != first
+    assert one.now(sessions[0]) == CacheGeneration(MODEL).now(sessions[1]) != first
     for session in sessions:
         session.close()
     assert eventually(lambda: server.index_stat().pinned_count == 0)
@@ -130,13 +130,13 @@ class Stubborn(MemoryTier):
 
 
 def eras(
-    path: Path, tier: MemoryTier, *, clear: bool = False, one: Era | None = None
+    path: Path, tier: MemoryTier, *, clear: bool = False, one: CacheGeneration | None = None
 ) -> list[bytes]:
     """Return the eras in a new pool over the tier, before and after a clear, when it has them."""
     with served(path, tier):
         session = Attachment(PoolSettings(pool=str(path), timeout_ms=5000))
         try:
-            one = one or Era(MODEL)
+            one = one or CacheGeneration(MODEL)
             found = [one.now(session)]
             if clear:
                 one.clear()
@@ -182,11 +182,11 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
             with server:
                 service.start()
                 session = Attachment(PoolSettings(pool=str(shm / "pool"), timeout_ms=5000))
-                one = Era(MODEL)
-                found.append(one.now(session))
+                generation = CacheGeneration(MODEL)
+                found.append(generation.now(session))
                 for _ in range(clears):
-                    one.clear()
-                    found.append(one.now(session))
+                    generation.clear()
+                    found.append(generation.now(session))
                 session.close()
                 service.stop()
     first, again, second, last = found
@@ -197,8 +197,8 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
 def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the era while it could not start another one, and the pool is recreated."""
-    tier, one = Stubborn(remote=True), Era(MODEL)
+    """It ended the generation while it could not start another one, and the pool is recreated."""
+    tier, one = Stubborn(remote=True), CacheGeneration(MODEL)
     (first,) = eras(shm / "first", tier, one=one)
     write = records.write
 
@@ -221,15 +221,15 @@ def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
 def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
     sessions: list[Attachment],
 ) -> None:
-    one = Era(MODEL)
-    first = one.now(sessions[0])
-    one.clear()
+    generation = CacheGeneration(MODEL)
+    first = generation.now(sessions[0])
+    generation.clear()
     together, found = threading.Barrier(2), list[bytes]()
 
     def now(session: Attachment) -> None:
         together.wait(60)
         with contextlib.suppress(CacheError):  # the other user starts it
-            found.append(one.now(session))
+            found.append(generation.now(session))
 
     threads = [threading.Thread(target=now, args=(session,)) for session in sessions]
     for thread in threads:
@@ -237,26 +237,26 @@ def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
     for thread in threads:
         thread.join()
     assert first not in found
-    assert {*found, one.now(sessions[0])} == {one.now(sessions[1])}
+    assert {*found, generation.now(sessions[0])} == {generation.now(sessions[1])}
 
 
 def test_a_clear_is_pending_until_it_has_completed(sessions: list[Attachment]) -> None:
-    one = Era(MODEL)
-    one.now(sessions[0])
-    one.clear()
-    assert one.pending
-    one.now(sessions[0])
-    assert not one.pending
+    generation = CacheGeneration(MODEL)
+    generation.now(sessions[0])
+    generation.clear()
+    assert generation.pending
+    generation.now(sessions[0])
+    assert not generation.pending
 
 
 def test_a_pending_era_record_raises_immediately(
     sessions: list[Attachment],
 ) -> None:
-    one = Era(MODEL)
-    cache, writer = sessions[1].cache(one._namespace), IndexClient(sessions[1].client)
+    generation = CacheGeneration(MODEL)
+    cache, writer = sessions[1].cache(generation._namespace), IndexClient(sessions[1].client)
     keys = cache.keys(records._RECORD)
     grants = writer.reserve(keys, length=records.SIZE, fingerprint=cache.fingerprint)
     with pytest.raises(CacheError, match="is being written"):
-        one.now(sessions[0])
+        generation.now(sessions[0])
     writer.abort(grants)
-    assert len(one.now(sessions[0])) == records.SIZE
+    assert len(generation.now(sessions[0])) == records.SIZE
