@@ -227,9 +227,9 @@ class PoolQueue:
         removed = []
         while keys:
             words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
-            found = self._index.lookup(words)
-            keys = keys[found.count :]
-            if keys and found.state is BlockState.MISS:
+            lookup = self._index.lookup(words)
+            keys = keys[lookup.count :]
+            if keys and lookup.state is BlockState.MISS:
                 removed.append(keys[0])
             keys = keys[1:]
         return removed

@@ -76,9 +76,9 @@ class Cache:
         without KV events is a problem. ``ranks`` is the limit of all engines' ranks. Raises
         RouterError.
         """
-        if block_size > (most := BlockHasher.BLOCK_SIZE_MAX):
+        if block_size > (limit := BlockHasher.BLOCK_SIZE_MAX):
             raise RouterError(
-                f"block_size is {block_size}, but must be at most {most}; give the engines' own "
+                f"block_size is {block_size}, but must be at most {limit}; give the engines' own "
                 "--block-size, or 0"
             )
         self._block_size = block_size or BLOCK_SIZE

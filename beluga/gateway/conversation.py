@@ -303,10 +303,10 @@ def with_system_first(messages: list[Message]) -> list[Message]:
         else message
         for message in messages
     ]
-    places = [at for at, message in enumerate(made) if message["role"] == "system"]
-    if places == [0]:
+    indices = [at for at, message in enumerate(made) if message["role"] == "system"]
+    if indices == [0]:
         return made
-    texts = ["\n".join(_texts(made[at]["content"])) for at in places]
+    texts = ["\n".join(_texts(made[at]["content"])) for at in indices]
     system = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [system, *(message for message in made if message["role"] != "system")]
 

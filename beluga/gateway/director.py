@@ -237,9 +237,9 @@ class Responses:
 
     def made(self, piece: bytes, worker: int) -> None:
         """Record the response that starts with this piece."""
-        if (found := _RESPONSE_ID.search(piece)) is None:
+        if (match := _RESPONSE_ID.search(piece)) is None:
             return
-        name = found[1].decode()
+        name = match[1].decode()
         self._workers[name] = worker
         self._workers.move_to_end(name)
         while len(self._workers) > self._limit:

@@ -134,7 +134,7 @@ class Bodies:
 
 # Paths of vLLM outside /v1/* that any engine may serve. Its other paths (metrics, sleep, profiling)
 # concern a single engine and are for its operator.
-_BESIDE_V1 = (
+_WITHOUT_V1 = (
     "/tokenize",
     "/detokenize",
     "/pooling",
@@ -179,7 +179,7 @@ class ClientHandlers:
             web.get("/metrics", self._scraped),
             web.get("/v1/models", self._models, allow_head=False),
             web.get("/v1/models/{name:.+}", self._model, allow_head=False),
-            *(web.post(path, self._proxied) for path in _BESIDE_V1),
+            *(web.post(path, self._proxied) for path in _WITHOUT_V1),
             web.route("*", "/v1/{rest:.*}", self._proxied),
         ]
 

@@ -316,9 +316,9 @@ class Watch:
     """
 
     def __init__(
-        self, fleet: Fleet, metrics: Metrics, found: Callable[[Engine], Mapping[str, str]]
+        self, fleet: Fleet, metrics: Metrics, labels_of: Callable[[Engine], Mapping[str, str]]
     ) -> None:
-        self._fleet, self._metrics, self._found = fleet, metrics, found
+        self._fleet, self._metrics, self._labels_of = fleet, metrics, labels_of
         self._limit = LogLimit()
 
     async def run(self) -> None:
@@ -330,7 +330,7 @@ class Watch:
     def look(self) -> None:
         """Check all engines now."""
         for engine in self._fleet:
-            engine.problems = dict(self._found(engine))
+            engine.problems = dict(self._labels_of(engine))
             if engine.load_problem:
                 engine.problems["metrics"] = engine.load_problem
             for kind in PROBLEMS:

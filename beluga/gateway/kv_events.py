@@ -109,11 +109,11 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
-            gone = event["event"] == self._zmq.EVENT_DISCONNECTED
-            self.alone_since = time.monotonic() if gone else None
+            disconnected = event["event"] == self._zmq.EVENT_DISCONNECTED
+            self.alone_since = time.monotonic() if disconnected else None
             if self._gone is not None:
                 self._gone.cancel()
-            self._gone = loop.call_later(GONE_S, self._drop_blocks) if gone else None
+            self._gone = loop.call_later(GONE_S, self._drop_blocks) if disconnected else None
 
     def _drop_blocks(self) -> None:
         """Drop the engine's blocks, because its changes are no longer reported."""

@@ -25,17 +25,17 @@ def seconds(value: float) -> str:
     """Show a time in the largest unit of which it has at least one: 2.3 min, 1.4 s, 81 us."""
     if value <= 0:
         return "0 s"
-    for least, scale, unit in _TIMES:
+    for lower, scale, unit in _TIMES:
         # Two minutes and more are minutes; 90 s is easier to compare with other seconds.
-        if value >= least * (2 if unit == "min" else 0.9995):
+        if value >= lower * (2 if unit == "min" else 0.9995):
             return f"{plain(value / scale)} {unit}"
     return f"{plain(value / 1e-9)} ns"
 
 
 def quantity(value: float, unit: str) -> str:
     """Show a large number by its thousands, millions and so on: 29 M/s, 1.25 G tokens, 12."""
-    for least, scale, prefix in _LARGE:
-        if abs(value) >= least:
+    for lower, scale, prefix in _LARGE:
+        if abs(value) >= lower:
             return f"{plain(value / scale)}{prefix}{' ' if unit[:1].isalpha() else ''}{unit}"
     return f"{plain(value)}{' ' if unit[:1].isalpha() else ''}{unit}"
 
@@ -96,8 +96,8 @@ class Bar:
 
     value: float | None
     series: int = 0
-    least: float | None = None
-    most: float | None = None
+    low: float | None = None
+    high: float | None = None
     limit: float | None = None
 
     def text(self, show: Callable[[float], str]) -> str:
@@ -114,7 +114,7 @@ class Bar:
     @property
     def extent(self) -> float:
         """The greatest value to be drawn."""
-        return max(one for one in (self.value, self.most, self.limit, 0.0) if one is not None)
+        return max(value for value in (self.value, self.high, self.limit, 0.0) if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +358,8 @@ def _bar(bar: Bar, name: str, scale: AxisScale, top: int, width: float) -> Itera
         f'height="{_BAR}"><title>{label}</title></rect>'
     )
     end = length
-    if bar.least is not None and bar.most is not None and bar.most > bar.least:
-        first, last = (4 + max(scale.position(one), 0) * width for one in (bar.least, bar.most))
+    if bar.low is not None and bar.high is not None and bar.high > bar.low:
+        first, last = (4 + max(scale.position(end), 0) * width for end in (bar.low, bar.high))
         yield f'<path class="e" d="M{first:.1f} {top + _BAR / 2}H{last:.1f}"/>'
         end = max(end, last - 4)
     if bar.limit is not None and bar.limit > 0:

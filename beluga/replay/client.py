@@ -95,7 +95,9 @@ class EngineWorker:
         self.tally.request_count += 1
         self.tally.looked_up_count += len(request.hash_ids)
         there = set(ids[:hits].tolist())
-        missing = (place for place, one in enumerate(request.hash_ids) if one not in there)
+        missing = (
+            index for index, block_id in enumerate(request.hash_ids) if block_id not in there
+        )
         self.tally.hit_count += next(missing, len(request.hash_ids))
 
     def engine_tally(self) -> EngineTally:
@@ -128,9 +130,9 @@ class EngineWorker:
         rows = np.empty((len(room), self._memory.shape[1]), np.uint64)
         self._contents.fill(ids[hits:], rows)
         self._memory[[block.index for block in room]] = rows
-        for place, block in enumerate(room, hits):
+        for index, block in enumerate(room, hits):
             block.fill(self._device.block_size)
-            block.commit(keys[place], parent=keys[place - 1] if place else None)
+            block.commit(keys[index], parent=keys[index - 1] if index else None)
         return self._device.register(room)
 
 

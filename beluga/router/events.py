@@ -217,12 +217,12 @@ def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
     hashers = {(hasher.lora_name, hasher.salt): hasher}
 
     def hash_blocks(tokens: Sequence[int], adapter: str, salt: str) -> Sequence[int]:
-        one = hashers.get((adapter, salt))
-        if one is None:
-            one = dataclasses.replace(hasher, lora_name=adapter, salt=salt)
+        salted = hashers.get((adapter, salt))
+        if salted is None:
+            salted = dataclasses.replace(hasher, lora_name=adapter, salt=salt)
             if len(hashers) < HASHERS_KEPT:
-                hashers[adapter, salt] = one
-        return one.local(tokens)
+                hashers[adapter, salt] = salted
+        return salted.local(tokens)
 
     return hash_blocks
 

@@ -116,7 +116,7 @@ class Feed(Generic[T]):
         if number < self._next:
             return []
         self._latest = max(self._latest, made_s)
-        self._held = {held: one for held, one in self._held.items() if held > number}
+        self._held = {held: message for held, message in self._held.items() if held > number}
         self._next = number + 1
         return [item, *self._drain()]
 
@@ -373,10 +373,10 @@ class PoolFeed:
         """Return all blocks of the pool that were announced: their names and tokens hashes, each in
         its space, including those that wait for their parent.
         """
-        found = self._indexer.shared_names()
+        contents = self._indexer.shared_names()
         for name, parent in self._waiting.items():
-            found[name] = self._children[parent][name]
-        return found
+            contents[name] = self._children[parent][name]
+        return contents
 
     def _read(self, frames: Sequence[bytes]) -> tuple[int, PoolBatch | None] | None:
         try:
@@ -418,9 +418,9 @@ class PoolFeed:
         parent = None if data.parent_hash is None else data.parent_hash ^ space
         ready = [(parent, names, contents)]
         while ready:
-            before, run, found = ready.pop()
-            if not self._indexer.shared_stored(run, found, before):
-                self._wait(before, run, found)
+            before, run, hashes = ready.pop()
+            if not self._indexer.shared_stored(run, hashes, before):
+                self._wait(before, run, hashes)
                 continue
             for name in run:
                 for child, local in self._children.pop(name, {}).items():

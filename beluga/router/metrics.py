@@ -49,7 +49,7 @@ class _Names:
     """The names of one engine's metrics in Prometheus text.
 
     ``name{label}`` is a label's value. Of several names the first existing one counts, but those of
-    ``found`` are added. Series that differ only in the labels ``same`` repeat one value, once per
+    ``cached`` are added. Series that differ only in the labels ``same`` repeat one value, once per
     rank. Series with one of the labels ``part`` are parts of another series. ``rank`` is the label
     of data-parallel ranks.
     """
@@ -61,7 +61,7 @@ class _Names:
     blocks: tuple[str, ...]
     block_size: tuple[str, ...]
     looked_up: str  # prompt tokens
-    found: tuple[str, ...]  # prompt tokens that were in a cache
+    cached: tuple[str, ...]  # prompt tokens that were in a cache
     rank: str
     same: tuple[str, ...] = ()
     part: str = ""
@@ -77,7 +77,7 @@ _ENGINES = (
         blocks=("vllm:cache_config_info{num_gpu_blocks}",),
         block_size=("vllm:cache_config_info{block_size}",),
         looked_up="vllm:prefix_cache_queries_total",
-        found=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+        cached=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
         rank="engine",
     ),
     _Names(
@@ -89,7 +89,7 @@ _ENGINES = (
         blocks=("sglang:num_pages", "sglang:cache_config_info{num_pages}"),
         block_size=("sglang:page_size", "sglang:cache_config_info{page_size}"),
         looked_up="sglang:prompt_tokens_total",
-        found=("sglang:cached_tokens_total",),  # by cache_source
+        cached=("sglang:cached_tokens_total",),  # by cache_source
         rank="dp_rank",
         same=("tp_rank", "pp_rank", "moe_ep_rank"),
         part="priority",
@@ -137,7 +137,7 @@ def _of_text(names: _Names, text: str) -> LoadReport | None:
         usage=sum(usage) / max(len(usage), 1),
         blocks=total(*names.blocks),
         looked_up=total(names.looked_up),
-        found=sum(total(name) for name in names.found),
+        cached=sum(total(name) for name in names.cached),
     )
     ranks = {value for key in figures[names.running] for label, value in key if label == names.rank}
     return LoadReport(
@@ -167,7 +167,7 @@ def _figures(names: _Names, text: str) -> dict[str, _Series]:
         if brace:
             of_labels.setdefault(name, []).append((wanted, label))
     plain = {names.running, names.waiting, names.looked_up}
-    plain.update(names.usage, names.blocks, names.block_size, names.found)
+    plain.update(names.usage, names.blocks, names.block_size, names.cached)
     figures: dict[str, _Series] = {}
     for name, labels, value in _samples(text, plain | of_labels.keys()):
         if names.part and labels.get(names.part):
@@ -189,11 +189,11 @@ def _samples(text: str, wanted: Collection[str]) -> Iterator[tuple[str, dict[str
         name = line.partition("{")[0].partition(" ")[0]
         if name not in wanted:
             continue
-        found = _SAMPLE.fullmatch(line.rstrip())
-        if found is None:
+        match = _SAMPLE.fullmatch(line.rstrip())
+        if match is None:
             raise RouterError(f"the metrics have a malformed sample: {line[:80]!r}")
-        labels = dict(_LABEL.findall(found[2] or ""))
-        yield name, labels, _figure(name, found[3])
+        labels = dict(_LABEL.findall(match[2] or ""))
+        yield name, labels, _figure(name, match[3])
 
 
 def _of_iterations(answer: str) -> LoadReport:
@@ -228,7 +228,7 @@ def _of_iterations(answer: str) -> LoadReport:
         usage=used / blocks if blocks else 0.0,
         blocks=blocks,
         looked_up=reused + total("missedBlocks", cache),
-        found=reused,
+        cached=reused,
         slots=total("maxNumActiveRequests"),
     )
     size = max(_field(row.get(cache) or {}, "tokensPerBlock") for row in last.values())
@@ -242,7 +242,7 @@ def _metrics(  # noqa: PLR0913  keyword-only
     usage: float,
     blocks: float,
     looked_up: float,
-    found: float,
+    cached: float,
     slots: float = 0.0,
 ) -> WorkerMetrics:
     usage = min(usage, 1.0)
@@ -253,7 +253,7 @@ def _metrics(  # noqa: PLR0913  keyword-only
         kv_total_blocks=int(blocks),
         num_requests_waiting=int(waiting),
         gpu_cache_usage_perc=usage,
-        gpu_prefix_cache_hit_rate=min(found / looked_up, 1.0) if looked_up else 0.0,
+        gpu_prefix_cache_hit_rate=min(cached / looked_up, 1.0) if looked_up else 0.0,
     )
 
 

@@ -83,8 +83,8 @@ class Planning:
         )
         self._ttft.clear()
         advice = advise({"both": seen}, self.goals)
-        self.advised += [(now, found) for found in advice]
-        return sum({"grow": 1, "shrink": -1}.get(found.action, 0) for found in advice)
+        self.advised += [(now, entry) for entry in advice]
+        return sum({"grow": 1, "shrink": -1}.get(entry.action, 0) for entry in advice)
 
 
 class Cluster:

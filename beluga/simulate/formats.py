@@ -202,7 +202,7 @@ def _weka(reading: Reading) -> list[TraceEntry]:
             shifted = [block + offset for block in item.hash_ids]
             return TraceEntry(item.t, item.input_tokens, item.output_tokens, shifted)
 
-        items = ((f"{file}: request {n}", one) for n, one in enumerate(session.requests, 1))
+        items = ((f"{file}: request {n}", request) for n, request in enumerate(session.requests, 1))
         prompts += _prompts(reading, items, prompt)
         offset += 1 + max((max(r.hash_ids, default=0) for r in session.requests), default=0)
     if len(sizes) != 1 or min(sizes) <= 0:
@@ -384,7 +384,7 @@ def _prompts(
     """Yield the prompts of items. Raises TraceError with the place of one that cannot be read,
     unless the format skips it.
     """
-    for place, item in items:
+    for source, item in items:
         reading.item_count += 1
         try:
             if isinstance(item, TraceError):
@@ -394,8 +394,8 @@ def _prompts(
                 _check(prompt)
         except TraceError as error:
             if not FORMATS_OF_TEXT & {reading.form}:
-                raise TraceError(f"{place}: {error}") from None
-            reading.skip(place, str(error))
+                raise TraceError(f"{source}: {error}") from None
+            reading.skip(source, str(error))
             continue
         if prompt is not None:
             yield prompt

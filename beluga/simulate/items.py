@@ -70,9 +70,9 @@ def json_items(path: Path) -> Iterator[Item]:
     Raises TraceError if it is neither.
     """
     if not _is_list(path):
-        for place, line in _lines(path):
+        for source, line in _lines(path):
             if not line.isspace():
-                yield place, _parsed(line)
+                yield source, _parsed(line)
         return
     value = whole_json(path)
     if not isinstance(value, list):
@@ -120,18 +120,18 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Item]:
         raise TraceError(f"{path}:1: no columns {', '.join(missing)}")
     at = [(name, names.index(name.lower())) for name in columns]
     delimiter = _delimiter(header)
-    for place, line in lines:
+    for source, line in lines:
         if line.isspace():
             continue
         try:
             (cells,) = csv.reader([line], delimiter=delimiter, strict=True)
         except csv.Error as error:
-            yield place, TraceError(f"{error}; a row is one line, whose quotes end on it")
+            yield source, TraceError(f"{error}; a row is one line, whose quotes end on it")
             continue
         if len(cells) != len(names):
-            yield place, TraceError(f"{len(cells)} values for {len(names)} columns; fix the row")
+            yield source, TraceError(f"{len(cells)} values for {len(names)} columns; fix the row")
         else:
-            yield place, {name: cells[column].strip() for name, column in at}
+            yield source, {name: cells[column].strip() for name, column in at}
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -104,7 +104,7 @@ class Links:
             for link in copy.links:
                 users.setdefault(link, []).append(copy)
         room = {link: self.speeds[link] for link in users}
-        count = {link: len(found) for link, found in users.items()}
+        count = {link: len(copies) for link, copies in users.items()}
         while count:
             tight = min(count, key=lambda link: room[link] / count[link])
             rate = room[tight] / count[tight]

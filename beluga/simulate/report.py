@@ -86,9 +86,9 @@ def headline(summary: Summary, workers: int) -> str:
         return "No request was served."
     only = pool or split
     if pool is None or split is None:
-        place = "With a shared pool" if pool else "Without a shared pool"
+        setting = "With a shared pool" if pool else "Without a shared pool"
         late = ", and cannot keep up" if only and only.saturated else ""
-        return f"{place} {engines} to answer after {_time(only)} on average at this load{late}."
+        return f"{setting} {engines} to answer after {_time(only)} on average at this load{late}."
     same = "the same engine begins" if workers == 1 else f"the same {engines}"
     if pool.saturated and split.saturated:
         return (
@@ -133,9 +133,9 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 def side_by_side(rows: Sequence[Row], speed: float) -> list[page.BarChart]:
     """Return bars for each policy, on the pool and on split DRAM, at one load."""
     memories = [memory for memory in MEMORIES if at_speed(rows, memory, speed)]
-    found = {(row.policy, row.memory): row for m in memories for row in at_speed(rows, m, speed)}
-    policies = list(dict.fromkeys(policy for policy, _ in found))
-    many = any(row.spread and _seeds(rows) > 1 for row in found.values())
+    shown = {(row.policy, row.memory): row for m in memories for row in at_speed(rows, m, speed)}
+    policies = list(dict.fromkeys(policy for policy, _ in shown))
+    many = any(row.spread and _seeds(rows) > 1 for row in shown.values())
     return [
         page.BarChart(
             title=title,
@@ -145,9 +145,9 @@ def side_by_side(rows: Sequence[Row], speed: float) -> list[page.BarChart]:
                 page.BarGroup(
                     policy,
                     [
-                        _bar(found[policy, memory], field, at)
+                        _bar(shown[policy, memory], field, at)
                         for at, memory in enumerate(memories)
-                        if (policy, memory) in found
+                        if (policy, memory) in shown
                     ],
                 )
                 for policy in policies
@@ -155,7 +155,7 @@ def side_by_side(rows: Sequence[Row], speed: float) -> list[page.BarChart]:
             spread="from the least to the greatest of the seeds" if many else "",
         )
         for field, title, label, show in _FIGURES
-        if any(getattr(row, field) for row in found.values())
+        if any(getattr(row, field) for row in shown.values())
     ]
 
 
@@ -402,11 +402,11 @@ def _load_card(
     trace: Trace, means: Sequence[Row], summary: Summary, objective_s: float
 ) -> page.Card:
     shown = [row for row in (summary.pool, summary.split) if row]
-    found = [_load_text(trace, means, row, objective_s) for row in shown]
+    loads = [_load_text(trace, means, row, objective_s) for row in shown]
     than = f"p90 within {page.seconds(objective_s)}"
-    if len(found) > 1:
-        than += f"; {found[1]} without the pool"
-    return page.Card("Load within the objective", found[0], than)
+    if len(loads) > 1:
+        than += f"; {loads[1]} without the pool"
+    return page.Card("Load within the objective", loads[0], than)
 
 
 def _load_text(trace: Trace, means: Sequence[Row], row: Row, objective_s: float) -> str:
@@ -416,7 +416,7 @@ def _load_text(trace: Trace, means: Sequence[Row], row: Row, objective_s: float)
         return "none that was run"
     rate = rate_of(trace, speed)
     text = f"{speed:.3g}x" if math.isnan(rate) else _per_second(rate)
-    return f"≥ {text}" if speed == max(one.speed for one in means) else text
+    return f"≥ {text}" if speed == max(mean.speed for mean in means) else text
 
 
 def _loads(
@@ -432,8 +432,8 @@ def _loads(
             "-" if row is None or row.ttft_p90_s is None else page.seconds(row.ttft_p90_s)
             for row in own
         ]
-        some = next(row for row in own if row)
-        body.append([policy, NAMES[memory], *cells, _load_text(trace, means, some, objective_s)])
+        seen = next(row for row in own if row)
+        body.append([policy, NAMES[memory], *cells, _load_text(trace, means, seen, objective_s)])
     head = ["policy", "memory", *(f"p90 at {speed:g}x" for speed in speeds), "carries"]
     name = f"Loads sustained with a p90 of the time to first token in {page.seconds(objective_s)}"
     return page.section(

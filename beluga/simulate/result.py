@@ -152,7 +152,7 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
     late = [r for r in served if scale and r.arrival >= scale.at_s]
     far = _share(served, lambda r: r.far, size)
     local = options.local_bytes * options.workers
-    saved = sum(_found(r, size) for r in served)
+    saved = sum(_cached_tokens(r, size) for r in served)
     return Row(
         policy=policy,
         memory=cluster.memory,
@@ -174,7 +174,7 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
         tokens_saved=saved,
         prefill_saved_s=sum(
             options.model.prefill_ms(r.input)
-            - options.model.prefill_ms(r.input - _found(r, size), _found(r, size))
+            - options.model.prefill_ms(r.input - _cached_tokens(r, size), _cached_tokens(r, size))
             for r in served
         )
         / 1e3,
@@ -200,15 +200,15 @@ def mean_row(rows: Sequence[Row]) -> Row:
     means: dict[str, Any] = {}
     spread = {}
     for field in dataclasses.fields(Row):
-        found = [getattr(row, field.name) for row in rows]
-        values = [value for value in found if isinstance(value, int | float)]
+        column = [getattr(row, field.name) for row in rows]
+        values = [value for value in column if isinstance(value, int | float)]
         if values and field.name not in _SAME:
             means[field.name] = fmean(values)
             spread[field.name] = Spread(min(values), max(values), pstdev(values))
     return dataclasses.replace(rows[0], **means, seed=None, spread=spread)
 
 
-def _found(request: Request, size: int) -> int:
+def _cached_tokens(request: Request, size: int) -> int:
     """Return the tokens of a prompt that did not have to be computed."""
     return (request.device + request.far) * size
 
@@ -231,7 +231,7 @@ def _figure(values: NDArray[np.float64], of: Callable[[Any], Any]) -> float | No
 
 
 def _percentile(values: NDArray[np.float64], percent: int) -> float | None:
-    return _figure(values, lambda found: np.percentile(found, percent))
+    return _figure(values, lambda numbers: np.percentile(numbers, percent))
 
 
 def goodput(points: Sequence[tuple[float, float]], objective_s: float) -> float | None:
@@ -261,9 +261,9 @@ def found_shares(trace: Trace, capacities: Sequence[int]) -> list[float]:
     blocks = sum(-(-tokens // trace.block_tokens) for tokens in trace.input_tokens)
     shares = []
     for capacity in capacities:
-        tier, found = SimulatedTier(trace.id_count, capacity), 0
+        tier, hits = SimulatedTier(trace.id_count, capacity), 0
         for first, count in zip(trace.first, trace.count, strict=True):
-            found += tier.lead(base + first, count)
+            hits += tier.lead(base + first, count)
             tier.put(base + first, count)
-        shares.append(found / blocks)
+        shares.append(hits / blocks)
     return shares

@@ -43,9 +43,9 @@ class Reading:
     bad: list[str] = field(default_factory=list)  # items that cannot be read: their errors
     left_out: dict[str, int] = field(default_factory=dict)  # why, and how many
 
-    def skip(self, place: str, why: str) -> None:
+    def skip(self, source: str, why: str) -> None:
         """Leave out an item that cannot be read."""
-        self.bad.append(f"{place}: {why}")
+        self.bad.append(f"{source}: {why}")
 
     def leave_out(self, why: str) -> None:
         """Leave out a valid item that is not a request."""
@@ -55,8 +55,8 @@ class Reading:
         """Refuse a file if too many of its items cannot be read. Raises TraceError."""
         count = len(self.bad)
         if count == self.item_count > 0 or count > max(1, self.item_count // _BAD_SHARE):
-            rest = f" ({count} of {self.item_count} items cannot be read)" * (count > 1)
-            raise TraceError(f"{self.bad[0]}{rest}")
+            others = f" ({count} of {self.item_count} items cannot be read)" * (count > 1)
+            raise TraceError(f"{self.bad[0]}{others}")
 
     def advise(self, error: str) -> str:
         """Return an error's text with the format's name, if that was guessed."""

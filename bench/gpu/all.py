@@ -60,15 +60,15 @@ def measure(options: Options, target: Path, commit: str | None, gpu: str | None)
     failed = []
     for name, stage in STAGES.items():
         try:
-            found = stage(options)
+            measured = stage(options)
         except Exception:
             traceback.print_exc()
             failed.append(name)
             continue
-        for row in found:
+        for row in measured:
             row["commit"] = commit or row["commit"]
             row["machine"] = f"{row['machine']}, {gpu}" if gpu else row["machine"]
-        rows += found
+        rows += measured
         write_record(target, rows)
     return failed
 

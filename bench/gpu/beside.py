@@ -117,14 +117,14 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
             with _copying(driver, engine, case, plan, copied):
                 return rate(timed, count)
 
-        found = race(
+        ratio = race(
             lambda: rate(once, count),
             beside,
             pair_count=options.pair_count,
             retry_count=options.retry_count,
         )
         driver.free(memory)
-    slowed = 100 * (1 - found.ours / found.limit)
+    slowed = 100 * (1 - ratio.ours / ratio.limit)
     return recorder.row(
         name,
         engine="cuda",
@@ -134,7 +134,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
         fragment_bytes=FRAGMENT_SIZE,
         note=f"slowed by {slowed:.1f} % beside copies at {sum(copied) / len(copied):.1f} GB/s; "
         f"{_AT_A_TIME} products at a time",
-        **calls(found),
+        **calls(ratio),
         **percentiles((np.array(times) * 1e9).astype(np.uint64)),
     )
 

@@ -77,13 +77,13 @@ class StreamClock:
             return 1 / median(own)
 
         self.exposed = 0
-        found = race(
+        ratio = race(
             speed_of_limit,
             speed_of_ours,
             pair_count=options.pair_count,
             retry_count=options.retry_count,
         )
-        return {**copies(found, size), **percentiles((np.array(times) * 1e9).astype(np.uint64))}
+        return {**copies(ratio, size), **percentiles((np.array(times) * 1e9).astype(np.uint64))}
 
     def close(self) -> None:
         """Free the memory; no copy is in flight."""

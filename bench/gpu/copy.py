@@ -185,16 +185,16 @@ class _Bench:
         runs = self._engine.runs(plan)
 
         def enqueue(stream: int) -> None:
-            for address, place, length in runs:
-                near = self._memory + place
+            for address, offset, length in runs:
+                near = self._memory + offset
                 pair = (address, near) if write else (near, address)
                 self._driver.copy(*pair, length, stream)
 
-        found = self._clock.race(
+        fields = self._clock.race(
             self._ceiling(write, plan.size), enqueue, plan.size, self._recorder.options
         )
         peer = "copy engine, the pool's memory"
-        return self._recorder.row(case, peer=peer, crc=False, bytes=plan.size, **found)
+        return self._recorder.row(case, peer=peer, crc=False, bytes=plan.size, **fields)
 
     def _row(self, case: str, plan: Plan, note: str, fragments: int) -> Row:
         options, write = self._recorder.options, case == "gather_write"
@@ -203,7 +203,7 @@ class _Bench:
             f"copy {case}, cuda, {note}, {plan.size} bytes{', checksums' if crc else ''}"
         )
         start = self._engine.gather_write if write else self._engine.scatter_read
-        found = self._clock.race(
+        fields = self._clock.race(
             self._ceiling(write, plan.size),
             lambda stream: start(plan, stream=stream),
             plan.size,
@@ -221,5 +221,5 @@ class _Bench:
             fragment_bytes=plan.size // fragments,
             fragments=fragments,
             note=note or None,
-            **found,
+            **fields,
         )

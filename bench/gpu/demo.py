@@ -134,7 +134,9 @@ class _Counts:
         self.onboarded += len(served.onboarded)
         self.looked_up += served.looked_up
         self.wrong += served.wrong
-        self.crossed += sum(self.stored_by.get(one, worker) != worker for one in served.onboarded)
+        self.crossed += sum(
+            self.stored_by.get(block, worker) != worker for block in served.onboarded
+        )
         self.stored_by.update(dict.fromkeys(served.stored, worker))
 
 

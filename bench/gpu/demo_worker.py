@@ -144,12 +144,12 @@ class _Worker:
         self._copy(to_gpu=True)
         tensors = [
             View.foreign(
-                self._memory + place * capacity * FRAGMENT_SIZE,
+                self._memory + fragment * capacity * FRAGMENT_SIZE,
                 capacity * FRAGMENT_SIZE,
                 shape=(capacity, FRAGMENT_SIZE),
                 dtype="U8",
             )
-            for place in range(FRAGMENTS)
+            for fragment in range(FRAGMENTS)
         ]
         below = CacheTier(self._cache, self._cache, BlockLayout(tensors, ("block", "dim")))
         self._device = BlockPool("device", capacity)
@@ -165,19 +165,19 @@ class _Worker:
         pages = [block.index for block in onboard.result()]
         hits, device_hits = len(pages), len(matched)
         self._copy(to_gpu=False)
-        found = self._pages[:, pages].transpose(1, 0, 2).reshape(hits, BLOCK_SIZE)
-        wrong = self._contents.wrong_count(ids[:hits], found.view(np.uint64))
+        contents = self._pages[:, pages].transpose(1, 0, 2).reshape(hits, BLOCK_SIZE)
+        wrong = self._contents.wrong_count(ids[:hits], contents.view(np.uint64))
         room = self._device.reserve(self._count, len(keys) - hits).result()
         if room:
-            rest = np.empty((len(room), BLOCK_SIZE // 8), np.uint64)
-            self._contents.fill(ids[hits:], rest)
+            missing = np.empty((len(room), BLOCK_SIZE // 8), np.uint64)
+            self._contents.fill(ids[hits:], missing)
             shape = (len(room), FRAGMENTS, FRAGMENT_SIZE)
-            computed = rest.view(np.uint8).reshape(shape).transpose(1, 0, 2)
+            computed = missing.view(np.uint8).reshape(shape).transpose(1, 0, 2)
             self._pages[:, [block.index for block in room]] = computed
             self._copy(to_gpu=True)
-            for place, block in enumerate(room, hits):
+            for index, block in enumerate(room, hits):
                 block.fill(self._device.block_size)
-                block.commit(keys[place], parent=keys[place - 1] if place else None)
+                block.commit(keys[index], parent=keys[index - 1] if index else None)
             self._device.register(room)
         del matched, onboard, room
         self._manager.release(self._count)

@@ -94,13 +94,13 @@ class _Stream:
 
 def _work_off(work: _Queue) -> None:
     failed: Exception | None = None
-    while (one := work.get()) is not None:
-        if isinstance(one, _Mark):
-            one.error, one.at_s = failed, time.perf_counter()
-            one.reached.set()
+    while (item := work.get()) is not None:
+        if isinstance(item, _Mark):
+            item.error, item.at_s = failed, time.perf_counter()
+            item.reached.set()
         elif failed is None:
             try:
-                one()
+                item()
             except Exception as error:
                 failed = error
 
@@ -211,11 +211,11 @@ class HostDriver:
         self._streams[stream].put(stand)
 
     def ended(self, event: int) -> bool:
-        found = self._events[event].last
-        if not found.reached.is_set():
+        last = self._events[event].last
+        if not last.reached.is_set():
             return False
-        if found.error is not None:
-            raise DriverError(f"a kernel or a copy failed: {found.error}")
+        if last.error is not None:
+            raise DriverError(f"a kernel or a copy failed: {last.error}")
         return True
 
     def wait(self, event: int) -> None:
@@ -236,12 +236,12 @@ class HostDriver:
 
     def _alias(self, address: int, size: int) -> tuple[int, int]:
         """Map the shared pages there a second time. Return the address and the size."""
-        found = self._libc.mremap(
+        alias = self._libc.mremap(
             ctypes.c_void_p(address), ctypes.c_size_t(0), ctypes.c_size_t(size), _MREMAP_MAYMOVE
         )
-        if found in (None, _FAILED):
+        if alias in (None, _FAILED):
             raise DriverError(f"registering {size} bytes: {os.strerror(ctypes.get_errno())}")
-        return int(found), size
+        return int(alias), size
 
     def _end_alias(self, alias: tuple[int, int]) -> None:
         self._libc.munmap(ctypes.c_void_p(alias[0]), ctypes.c_size_t(alias[1]))
@@ -275,7 +275,7 @@ def compile_host(source: Path, target: Path, *flags: str) -> None:
         raise EngineUnavailableError("there is no C++ compiler here (g++) to build the kernels")
     include = (f"-I{ROOT}", f"-I{ROOT / 'cuda'}")
     command = [compiler, *_OPTIONS, *flags, *include, str(source), "-o", str(target)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        first = next(iter(found.stderr.splitlines()), "no message")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        first = next(iter(completed.stderr.splitlines()), "no message")
         raise EngineUnavailableError(f"{compiler} cannot build the kernels: {first}")

@@ -35,7 +35,7 @@ _SETTLE_S = 120.0
 _RUNS = 16  # places of each GPU, or all if there are fewer
 
 Drivers = Callable[[], list[CudaDriver]]
-Places = Callable[[ExitStack, CudaDriver], list[int]]  # GPU addresses of runs of a stripe
+Targets = Callable[[ExitStack, CudaDriver], list[int]]  # GPU addresses of runs of a stripe
 
 
 def all_gpus() -> list[CudaDriver]:
@@ -50,11 +50,11 @@ def all_gpus() -> list[CudaDriver]:
 
 def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> list[Row]:
     """Return rows for 1, 2, ... GPUs; ``pool`` has one device."""
-    targets: dict[str, Places] = {"the pool's device": functools.partial(_of_pool, pool)}
+    targets: dict[str, Targets] = {"the pool's device": functools.partial(_of_pool, pool)}
     for node in nodes():
         targets[f"DRAM of NUMA node {node}"] = functools.partial(_of_node, node)
     rows = []
-    for name, places in targets.items():
+    for name, addresses in targets.items():
         fixed = dict(recorder.fixed) if "pool" in name else {**recorder.fixed, "memory": name}
         own = Recorder(recorder.bench, recorder.options, fixed)
         try:
@@ -63,7 +63,7 @@ def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> l
                 for driver in drivers:
                     stack.callback(driver.close)
                 feeders = [
-                    stack.enter_context(_feeder(driver, places(stack, driver)))
+                    stack.enter_context(_feeder(driver, addresses(stack, driver)))
                     for driver in drivers
                 ]
                 rows += [
@@ -81,8 +81,8 @@ def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> l
 class _Feeder:
     """One GPU, its memory, and the addresses that it copies between."""
 
-    def __init__(self, driver: CudaDriver, places: list[int]) -> None:
-        self._driver, self._places = driver, places
+    def __init__(self, driver: CudaDriver, addresses: list[int]) -> None:
+        self._driver, self._addresses = driver, addresses
         self.memory = driver.allocate(STRIPE_SIZE)
         self.stream, self.event = driver.make_stream(urgent=True), driver.make_event()
         self.times: list[float] = []
@@ -115,14 +115,14 @@ class _Feeder:
             self._driver.free_event(event)
 
     def _copy(self, verb: str, index: int) -> None:
-        place = self._places[index % len(self._places)]
-        pair = (place, self.memory) if verb == "write" else (self.memory, place)
+        address = self._addresses[index % len(self._addresses)]
+        pair = (address, self.memory) if verb == "write" else (self.memory, address)
         self._driver.copy(*pair, STRIPE_SIZE, self.stream)
 
 
 @contextmanager
-def _feeder(driver: CudaDriver, places: list[int]) -> Iterator[_Feeder]:
-    feeder = _Feeder(driver, places)
+def _feeder(driver: CudaDriver, addresses: list[int]) -> Iterator[_Feeder]:
+    feeder = _Feeder(driver, addresses)
     try:
         yield feeder
     finally:

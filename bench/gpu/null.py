@@ -172,14 +172,14 @@ def _rows(recorder: Recorder, pool: Pool, count: int) -> list[Row]:
     with IndexServer(pool), TemporaryDirectory(prefix="beluga-bench-null-", dir=folder) as name:
         link = link_at(pool, Path(name))
         with KVCache(pool, namespace=NAMESPACE, engine=null_gpu(pool), link=link) as cache:
-            found = {"write, alone": _alone(options, partial(_put, cache), count)}
-            found["read, alone"] = _alone(options, partial(_get, cache), count)
+            rates_by_case = {"write, alone": _alone(options, partial(_put, cache), count)}
+            rates_by_case["read, alone"] = _alone(options, partial(_get, cache), count)
         cpu_ms: list[float] = []
         with _workers(pool, Path(name), count, cpu_ms):
             several = f"read, {_PROCESSES} processes"
-            found[several] = [_together(options, link) for _ in range(_RUNS)]
+            rates_by_case[several] = [_together(options, link) for _ in range(_RUNS)]
         link.close()
-    rows = [_row(recorder, case, rates) for case, rates in found.items()]
+    rows = [_row(recorder, case, rates) for case, rates in rates_by_case.items()]
     took_ms = sum(cpu_ms) / len(cpu_ms)  # processes without a server, which polls
     rows[-1]["note"] = f"{rows[-1]['note']}; {took_ms:.1f} ms of CPU per GiB"
     return rows
@@ -210,15 +210,15 @@ def _get(cache: KVCache, count: int) -> float:
 
 def _alone(options: Options, once: Callable[[int], float], count: int) -> list[float]:
     """Return the bytes per second of several runs."""
-    found = []
+    rates = []
     once(count)
     for _ in range(_RUNS):
         end, moved, took = time.perf_counter() + _duration_s(options), 0, 0.0
         while took == 0.0 or time.perf_counter() < end:
             took += once(count)
             moved += count * BLOCK
-        found.append(moved / took)
-    return found
+        rates.append(moved / took)
+    return rates
 
 
 def _together(options: Options, link: Link) -> float:
@@ -233,9 +233,9 @@ def _duration_s(options: Options) -> float:
     return 0.05 if options.smoke else 1.0
 
 
-def _row(recorder: Recorder, case: str, found: list[float]) -> Row:
+def _row(recorder: Recorder, case: str, rates: list[float]) -> Row:
     recorder.options.report(f"copy null_gpu {case}")
-    first, median, third = np.percentile(found, [25, 50, 75])
+    first, median, third = np.percentile(rates, [25, 50, 75])
     return recorder.row(
         f"null_gpu {case}",
         engine="null_gpu",
@@ -244,7 +244,7 @@ def _row(recorder: Recorder, case: str, found: list[float]) -> Row:
         fragments=FRAGMENTS,
         bytes=BLOCK,
         threads=1,
-        **percentiles((BLOCK * 1e9 / np.array(found)).astype(np.uint64)),
+        **percentiles((BLOCK * 1e9 / np.array(rates)).astype(np.uint64)),
         **speed(median / BLOCK, BLOCK),
         limit=BYTES_PER_S / 1e9,
         limit_unit="GB/s",

@@ -87,7 +87,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
     options = recorder.options
     options.report(f"copy {case}, {name}, {plan.size} bytes")
     count = 1 if options.smoke else 20
-    found = race(
+    ratio = race(
         lambda: rate(peer, count),
         lambda: rate(ours, count),
         pair_count=options.pair_count,
@@ -107,7 +107,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
         threads=1,
         fragment_bytes=size,
         fragments=plan.size // size,
-        ratio_to_peer=round(found.ratio, 3),
-        **speed(found.limit, plan.size),
+        ratio_to_peer=round(ratio.ratio, 3),
+        **speed(ratio.limit, plan.size),
         **percentiles(np.diff(times)),
     )

@@ -70,7 +70,7 @@ def gpu_latency(
     CPU.
     """
     rows = []
-    for verb, beside in (("read", "read"), ("memcpy", "read"), ("write", "write")):
+    for verb, counterpart in (("read", "read"), ("memcpy", "read"), ("write", "write")):
         case = "gpu read by memcpy" if verb == "memcpy" else f"gpu {verb}"
         own = []
         try:
@@ -78,7 +78,7 @@ def gpu_latency(
                 if size * 2 <= region.size_for(size):
                     with _operation(region, size, verb, _SAFE, make) as run:
                         own.append(_measured(recorder, region, run, case, size))
-            own[0]["note"] = crossover(costs(cpu, beside), costs(own))
+            own[0]["note"] = crossover(costs(cpu, counterpart), costs(own))
         except EngineUnavailableError as error:
             own = [recorder.skipped(case, str(error))]
         rows += own
@@ -111,8 +111,8 @@ def _operation(
     def by_memcpy(offset: int) -> None:
         plan = plan_blocks(address, np.array([size]), np.array([offset], np.uint64))
         maintenance.before_read(plan)
-        for source, place, length in engine.runs(plan):
-            driver.copy(memory + place, source, length, stream)
+        for source, target, length in engine.runs(plan):
+            driver.copy(memory + target, source, length, stream)
         driver.record(event, stream)
         driver.wait(event)
 
@@ -129,8 +129,8 @@ def _operation(
 def _measured(recorder: Recorder, region: Region, run: Operation, case: str, size: int) -> Row:
     options = recorder.options
     options.report(f"{recorder.bench} {case}, {size} bytes")
-    places = uniform(region.size_for(size), size, options.seed)
-    offsets = (places + np.uint64(region.pool.geometry.data_offset)).tolist()
+    in_data = uniform(region.size_for(size), size, options.seed)
+    offsets = (in_data + np.uint64(region.pool.geometry.data_offset)).tolist()
     count = 5 if options.smoke else 500
     for index in range(3):
         run(offsets[index % len(offsets)])

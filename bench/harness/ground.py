@@ -87,7 +87,7 @@ def _refuse(pool: Pool, coherence: str | None) -> None:
 
 def coherence_of(pool: Pool) -> str:
     """Return the coherence of a pool's devices; that of a metadata device last."""
-    found = "+".join(sorted({device.coherence for device in pool.data_devices}))
+    modes = "+".join(sorted({device.coherence for device in pool.data_devices}))
     if pool.geometry.metadata_device:
-        return f"{found}, metadata {pool.devices[0].coherence}"
-    return found
+        return f"{modes}, metadata {pool.devices[0].coherence}"
+    return modes

@@ -35,11 +35,11 @@ def version() -> str:
     """Return the commit of the checkout with these files, or the version of the installed package.
     It is "unknown" for a bare copy of the sources.
     """
-    here = Path(__file__).resolve()
-    command = ["git", "-C", str(here.parent)]
+    source = Path(__file__).resolve()
+    command = ["git", "-C", str(source.parent)]
     try:
         subprocess.run(
-            [*command, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True
+            [*command, "ls-files", "--error-unmatch", source.name], check=True, capture_output=True
         )
         commit = subprocess.run(
             [*command, "describe", "--always", "--dirty", "--exclude=*"],
@@ -57,11 +57,11 @@ def version() -> str:
 @cache
 def commit_date(commit: str) -> str | None:
     """Return the day of a commit, or None if this is not a checkout that has it."""
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     name = commit.removesuffix("-dirty")
     if not name.isalnum():
         return None
-    command = ["git", "-C", str(here), "show", "-s", "--format=%cs", f"{name}^{{commit}}"]
+    command = ["git", "-C", str(folder), "show", "-s", "--format=%cs", f"{name}^{{commit}}"]
     try:
         shown = subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
@@ -72,18 +72,18 @@ def commit_date(commit: str) -> str | None:
 def facts() -> dict[str, str]:
     """Return a description of this machine for readers."""
     system = platform.uname()
-    found = {
+    shown = {
         "CPU": cpu_model(),
         "Cores used": f"{len(cores())} of {os.cpu_count()} CPUs, one for each core",
         "Memory": show_size(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "NUMA nodes": str(len(nodes())),
         "Kernel": f"{system.system} {system.release} {system.machine}",
-        "Load average": " ".join(f"{one:.2f}" for one in os.getloadavg()),
+        "Load average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "Commit": version(),
     }
     if "hypervisor" in Path("/proc/cpuinfo").read_text():
-        found["CPU"] += ", a virtual machine"
-    return found
+        shown["CPU"] += ", a virtual machine"
+    return shown
 
 
 def memory_of(pool: Pool) -> str:

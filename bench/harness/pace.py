@@ -44,15 +44,15 @@ class Pace:
 
 def parse_pace(text: str) -> Pace:
     """Read ``device=RATE[,latency=TIME]``. Raises BelugaError."""
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None or ("/s" in match[3]) != (match[1] == "device"):
             break
-        found[match[1]] = round(float(match[2]) * _UNITS[match[3]])
+        values[match[1]] = round(float(match[2]) * _UNITS[match[3]])
     else:
-        if found.get("device", 0) > 0:
-            return Pace(found["device"], found.get("latency", 0))
+        if values.get("device", 0) > 0:
+            return Pace(values["device"], values.get("latency", 0))
     raise BelugaError(f"no pace '{text}'; write it as device=22.5GB/s,latency=650ns")
 
 

@@ -96,11 +96,11 @@ def _compact(value: Any) -> str:
         return text
     names = dict.fromkeys(name for row in value for name in row)
     values = {name: [row.get(name) for row in value] for name in names}
-    same = {name: each[0] for name, each in values.items() if all(one == each[0] for one in each)}
+    same = {name: each[0] for name, each in values.items() if all(x == each[0] for x in each)}
     columns = [name for name in names if name not in same]
-    kept = {name: value for name, value in same.items() if value is not None}
+    shared = {name: value for name, value in same.items() if value is not None}
     rows = ",\n".join(_json([row.get(name) for name in columns]) for row in value)
-    head = f'{{"same": {_json(kept)},\n "columns": {_json(columns)},\n "rows": [\n'
+    head = f'{{"same": {_json(shared)},\n "columns": {_json(columns)},\n "rows": [\n'
     return f"{head}{rows}]}}"
 
 
@@ -121,8 +121,8 @@ def load(path: Path) -> list[Row] | Recorded:
     return [_row(path, row) for row in rows]
 
 
-def _row(path: Path, found: dict[str, Any]) -> Row:
-    row: Row = {name: found.get(name) for name in FIELDS}
+def _row(path: Path, given: dict[str, Any]) -> Row:
+    row: Row = {name: given.get(name) for name in FIELDS}
     numbers = [name for name in FIELDS if name.endswith(("_ns", "_per_s")) or "ratio" in name]
     for name in (*numbers, "limit", *_COUNTS):
         value = row[name]
@@ -131,7 +131,7 @@ def _row(path: Path, found: dict[str, Any]) -> Row:
         try:
             row[name] = _number(value)
         except (TypeError, ValueError):
-            text = f"{name} of case {found['case']!r} is {value!r}, no number"
+            text = f"{name} of case {given['case']!r} is {value!r}, no number"
             raise BelugaError(f"{path}: {text}") from None
     return row
 
@@ -143,30 +143,30 @@ def _number(value: Any) -> float:
 
 def recorded_peers() -> list[Recorded]:
     """Return the recorded results of peers, if this is a checkout that has them."""
-    found = load(_FOLDER / _PEERS) if (_FOLDER / _PEERS).is_file() else []
-    return [found] if isinstance(found, Recorded) else []
+    peers = load(_FOLDER / _PEERS) if (_FOLDER / _PEERS).is_file() else []
+    return [peers] if isinstance(peers, Recorded) else []
 
 
 def recorded_sections(recorded: Sequence[Recorded]) -> list[str]:
     """Return each report's charts, facts and tables."""
-    return [part for one in recorded for part in _parts(one)]
+    return [part for result in recorded for part in _parts(result)]
 
 
-def _parts(one: Recorded) -> list[str]:
-    chart = _peer_chart(one.content)
+def _parts(result: Recorded) -> list[str]:
+    chart = _peer_chart(result.content)
     charts = [page.chart(chart)] if chart else []
     tables = [
-        page.hidden(f"{one.name}: {name}", _table(name, value))
-        for name, value in one.content.items()
+        page.hidden(f"{result.name}: {name}", _table(name, value))
+        for name, value in result.content.items()
         if _is_table(value)
     ]
     plain = {
         name: _show(value)
-        for name, value in one.content.items()
+        for name, value in result.content.items()
         if not isinstance(value, dict | list)
     }
-    facts = page.hidden(f"{one.name}: facts", page.facts(plain)) if plain else ""
-    return [*charts, page.text(f"{one.name}: {_origin(one.content)}"), facts, *tables]
+    facts = page.hidden(f"{result.name}: facts", page.facts(plain)) if plain else ""
+    return [*charts, page.text(f"{result.name}: {_origin(result.content)}"), facts, *tables]
 
 
 def _origin(content: Mapping[str, Any]) -> str:
@@ -182,14 +182,14 @@ def _origin(content: Mapping[str, Any]) -> str:
 
 def _peer_chart(content: Mapping[str, Any]) -> page.BarChart | None:
     """Return the recorded times to first token of engines with Beluga and with peers."""
-    found = content.get("peers")
-    if not isinstance(found, dict) or not isinstance(content.get("ttft_hit_s"), int | float):
+    peers = content.get("peers")
+    if not isinstance(peers, dict) or not isinstance(content.get("ttft_hit_s"), int | float):
         return None
     times = {
         "computed again, without a cache": content.get("ttft_recompute_s"),
         "from the engine's own cache": content.get("ttft_local_hit_s"),
         "from Beluga's pool": content["ttft_hit_s"],
-        **{f"from {name}": seconds for name, seconds in found.items()},
+        **{f"from {name}": seconds for name, seconds in peers.items()},
     }
     groups = [
         page.BarGroup(name, [page.Bar(float(value))])
@@ -213,8 +213,8 @@ def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     head = list(dict.fromkeys(key for row in rows for key, cell in row.items() if _flat(cell)))
     body = [[_show(row.get(key)) for key in head] for row in rows[:_LONGEST]]
     more = len(rows) - _LONGEST
-    rest = page.text(f"The file has {more} further rows.") if more > 0 else ""
-    return page.table(head, body, name) + rest
+    note = page.text(f"The file has {more} further rows.") if more > 0 else ""
+    return page.table(head, body, name) + note
 
 
 def _flat(cell: object) -> bool:

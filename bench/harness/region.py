@@ -16,7 +16,7 @@ from . import drive
 from .drive import Driver, Load, Offsets
 from .pace import shared_paces
 
-_PLACE_COUNT_MAX = 4096
+_OFFSET_COUNT_MAX = 4096
 _HOT_SHARE = 0.9  # the share of a skewed load's operations in the hot set
 _HOT_PART = 4  # The hot set is the first quarter: half of the first of two devices.
 
@@ -40,9 +40,9 @@ class Region:
         """Return how many bytes may be used by operations of ``size`` bytes."""
         return self.span if size <= STRIPE_SIZE else self.piece
 
-    def ours(self, verb: str, places: Offsets, size: int) -> Driver:
+    def ours(self, verb: str, in_data: Offsets, size: int) -> Driver:
         """Return a driver for Beluga's "read" or "write"."""
-        offsets = places + np.uint64(self.pool.geometry.data_offset)
+        offsets = in_data + np.uint64(self.pool.geometry.data_offset)
         operation = drive.ours(self.pool, verb)
         Driver(Load(operation, offsets, size)).count(len(offsets))  # this maps the pages
         paces = None
@@ -50,12 +50,12 @@ class Region:
             paces = shared_paces(self.pool, self.pace_file, verb, offsets)
         return Driver(Load(operation, offsets, size, paces))
 
-    def limit(self, name: str, places: Offsets, size: int) -> Driver:
+    def limit(self, name: str, offsets: Offsets, size: int) -> Driver:
         """Return a driver for ``limit_<name>``."""
         if size > STRIPE_SIZE:
-            return Driver(Load(drive.bare(name, self.base), places, size))
+            return Driver(Load(drive.bare(name, self.base), offsets, size))
         first = self.pool.geometry.data_offset
-        addresses = [drive.address_of(self.pool, first + int(place)) for place in places]
+        addresses = [drive.address_of(self.pool, first + int(offset)) for offset in offsets]
         return Driver(Load(drive.bare(name, 0), np.array(addresses, np.uint64), size))
 
 
@@ -72,28 +72,28 @@ def region_of(pool: Pool, pace_file: Path | None = None) -> Region:
 
 def touch(base: int, size: int) -> None:
     """Write every byte once, so that pages are mapped before any measurement."""
-    places = np.arange(0, size, STRIPE_SIZE, dtype=np.uint64)
-    Driver(Load(drive.bare("write", base), places, STRIPE_SIZE)).count(len(places))
+    offsets = np.arange(0, size, STRIPE_SIZE, dtype=np.uint64)
+    Driver(Load(drive.bare("write", base), offsets, STRIPE_SIZE)).count(len(offsets))
 
 
 def uniform(region_size: int, size: int, seed: int) -> Offsets:
     """Return offsets for operations of ``size`` bytes, in random order."""
     generator = np.random.default_rng(seed)
-    places = generator.permutation(region_size // size)[:_PLACE_COUNT_MAX]
-    offsets: Offsets = places.astype(np.uint64) * np.uint64(size)
+    numbers = generator.permutation(region_size // size)[:_OFFSET_COUNT_MAX]
+    offsets: Offsets = numbers.astype(np.uint64) * np.uint64(size)
     return offsets
 
 
 def skewed(region_size: int, size: int, seed: int) -> Offsets:
     """Return offsets of which most are in a hot set at the start."""
     generator = np.random.default_rng(seed)
-    everywhere = generator.integers(region_size // size, size=_PLACE_COUNT_MAX, dtype=np.uint64)
+    everywhere = generator.integers(region_size // size, size=_OFFSET_COUNT_MAX, dtype=np.uint64)
     hot = np.uint64(max(1, region_size // _HOT_PART // size))
-    in_hot = generator.random(_PLACE_COUNT_MAX) < _HOT_SHARE
+    in_hot = generator.random(_OFFSET_COUNT_MAX) < _HOT_SHARE
     offsets: Offsets = np.where(in_hot, everywhere % hot, everywhere) * np.uint64(size)
     return offsets
 
 
-def dealt(places: Offsets, count: int) -> Sequence[Offsets]:
+def dealt(offsets: Offsets, count: int) -> Sequence[Offsets]:
     """Divide the offsets among ``count`` threads."""
-    return [np.ascontiguousarray(places[index::count]) for index in range(count)]
+    return [np.ascontiguousarray(offsets[index::count]) for index in range(count)]

@@ -63,7 +63,7 @@ def report(results: Results) -> str:
     rows = results.rows
     benches = {name: list(own) for name, own in groupby(_sorted(rows), lambda row: row["bench"])}
     targets = {f"bench-{name}": str(name) for name in benches}
-    rest = [
+    charts = [
         page.section("Limits", *_limits(rows), anchor="limits"),
         page.section("Peers", *_peers(results), anchor="peers"),
         page.section("Machine", *_machine(results), anchor="machine"),
@@ -74,7 +74,7 @@ def report(results: Results) -> str:
         page.cards(list(_cards(rows))),
         page.links({**targets, **ends}),
         *(_bench(str(name), own) for name, own in benches.items()),
-        *rest,
+        *charts,
     ]
     smoke = "Smoke run: " if any(map(is_smoke, rows)) else ""
     return page.page(f"{smoke}Benchmarks of Beluga", _lead(rows), *parts)
@@ -126,10 +126,10 @@ def _warnings(results: Results) -> Iterator[str]:
         )
     for name, reason in results.missing.items():
         yield f"{name} is missing: {reason}"
-    places = {str(row["machine"]) for row in rows}
-    if len(places) > 1:
+    machines = {str(row["machine"]) for row in rows}
+    if len(machines) > 1:
         yield (
-            f"The rows come from {len(places)} machines; do not compare their figures with each "
+            f"The rows come from {len(machines)} machines; do not compare their figures with each "
             "other. Each part says which machine it is from."
         )
 
@@ -209,8 +209,8 @@ def _float(value: object) -> float:
 
 def _table(name: str, rows: Sequence[Row]) -> str:
     fields = [column for column in _COLUMNS if any(row[column] is not None for row in rows)]
-    head = [_COLUMNS[one][0] for one in fields]
-    body = [[_shown(row, one) for one in fields] for row in rows]
+    head = [_COLUMNS[field][0] for field in fields]
+    body = [[_shown(row, field) for field in fields] for row in rows]
     return page.table(head, body, f"All results of {name}")
 
 

@@ -110,25 +110,25 @@ def percentiles(samples_ns: npt.NDArray[np.uint64]) -> Row:
     return {"p50_ns": round(float(p50), 1), "p99_ns": round(float(p99), 1)}
 
 
-def copies(found: Ratio, size: int) -> Row:
+def copies(ratio: Ratio, size: int) -> Row:
     """Return the fields of a race of operations per second, of ``size`` bytes each. The limit is in
     GB/s.
     """
     return {
-        **speed(found.ours, size),
-        "limit": round(found.limit * size / 1e9, 4),
+        **speed(ratio.ours, size),
+        "limit": round(ratio.limit * size / 1e9, 4),
         "limit_unit": "GB/s",
-        **shares(found),
+        **shares(ratio),
     }
 
 
-def calls(found: Ratio) -> Row:
+def calls(ratio: Ratio) -> Row:
     """Return the fields of a race of calls per second."""
     return {
-        "ops_per_s": round(found.ours),
-        "limit": round(found.limit),
+        "ops_per_s": round(ratio.ours),
+        "limit": round(ratio.limit),
         "limit_unit": "ops/s",
-        **shares(found),
+        **shares(ratio),
     }
 
 
@@ -137,13 +137,13 @@ def speed(ops_per_s: float, size: int) -> Row:
     return {"ops_per_s": round(ops_per_s), "gb_per_s": round(ops_per_s * size / 1e9, 4)}
 
 
-def shares(found: Ratio) -> Row:
+def shares(ratio: Ratio) -> Row:
     """Return the fields of a ratio."""
     return {
-        "ratio_to_limit": _digits(found.ratio),
-        "ratio_q1": _digits(found.ratio_q1),
-        "ratio_q3": _digits(found.ratio_q3),
-        "noisy": found.noisy,
+        "ratio_to_limit": _digits(ratio.ratio),
+        "ratio_q1": _digits(ratio.ratio_q1),
+        "ratio_q3": _digits(ratio.ratio_q3),
+        "noisy": ratio.noisy,
     }
 
 

@@ -97,30 +97,30 @@ def run(
     outcome = Outcome()
     steps = None if options.progress is None else _Steps(names, options.progress)
     for at, name in enumerate(names):
-        kept: list[Row] = []
-        chosen = replace(options, keep=kept.append)
+        rows: list[Row] = []
+        chosen = replace(options, keep=rows.append)
         if steps is not None:
             chosen = replace(chosen, progress=steps.report)
             steps.begin(name)
         try:
-            kept = benches[name](chosen)
+            rows = benches[name](chosen)
         except (BelugaError, OSError) as error:
-            outcome.missing[name] = f"it failed{_after(kept)}: {error}"
-            if len(names) == 1 and not kept:
+            outcome.missing[name] = f"it failed{_after(rows)}: {error}"
+            if len(names) == 1 and not rows:
                 raise
-            options.report(f"{name} failed{_after(kept)}: {error}")
+            options.report(f"{name} failed{_after(rows)}: {error}")
         except (KeyboardInterrupt, SystemExit) as error:
             outcome.ended = error
             outcome.missing |= dict.fromkeys(names[at:], "the run was interrupted")
         if steps is not None:
             steps.end()
-        outcome.rows += kept
-        if finished is not None and kept:
-            finished(kept)
+        outcome.rows += rows
+        if finished is not None and rows:
+            finished(rows)
         if outcome.ended is not None:
             break
     return outcome
 
 
-def _after(kept: Sequence[Row]) -> str:
-    return f" after {len(kept)} rows" if kept else ""
+def _after(rows: Sequence[Row]) -> str:
+    return f" after {len(rows)} rows" if rows else ""

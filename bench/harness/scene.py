@@ -33,7 +33,7 @@ _PRIVATE_SEED = 7
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of copy at many places: operation i is ``plans[i]``.
+    """One kind of copy at many positions: operation i is ``plans[i]``.
 
     The limit's rows are in two arrays of addresses, ``row_count`` rows of ``row_size`` bytes for
     each operation. ``offsets`` are the blocks' offsets in the pool.
@@ -41,8 +41,8 @@ class Work:
 
     case: str
     plans: list[Plan]
-    private_places: NDArray[np.uint64]
-    pool_places: NDArray[np.uint64]
+    private_addresses: NDArray[np.uint64]
+    pool_addresses: NDArray[np.uint64]
     row_size: int
     row_count: int
     fragment_size: int
@@ -61,8 +61,8 @@ class Work:
         rows = ffi.new(
             "limit_rows *",
             {
-                "private_places": ffi.cast("uint64_t *", self.private_places.ctypes.data),
-                "pool_places": ffi.cast("uint64_t *", self.pool_places.ctypes.data),
+                "private_places": ffi.cast("uint64_t *", self.private_addresses.ctypes.data),
+                "pool_places": ffi.cast("uint64_t *", self.pool_addresses.ctypes.data),
                 "size": self.row_size,
             },
         )
@@ -94,26 +94,26 @@ _Where = TypeVar("_Where")
 
 
 class Runner(Generic[_Where]):
-    """Times one operation after the other, each at the next place."""
+    """Times one operation after the other, each at the next position."""
 
-    def __init__(self, operation: Callable[[_Where], None], places: Sequence[_Where]) -> None:
+    def __init__(self, operation: Callable[[_Where], None], positions: Sequence[_Where]) -> None:
         self._operation = operation
-        self._places: Iterator[_Where] = itertools.cycle(places)
+        self._positions: Iterator[_Where] = itertools.cycle(positions)
 
     def count(self, count: int) -> float:
         """Run ``count`` operations. Returns operations per second."""
-        operation, places = self._operation, list(itertools.islice(self._places, count))
+        operation, positions = self._operation, list(itertools.islice(self._positions, count))
         start = perf_counter_ns()
-        for place in places:
-            operation(place)
+        for position in positions:
+            operation(position)
         return count * 1e9 / (perf_counter_ns() - start)
 
     def sample(self, count: int) -> NDArray[np.uint64]:
         """Run ``count`` operations. Returns the nanoseconds of each."""
         times = np.zeros(count + 1, np.uint64)
         times[0] = perf_counter_ns()
-        for i, place in enumerate(itertools.islice(self._places, count), 1):
-            self._operation(place)
+        for i, position in enumerate(itertools.islice(self._positions, count), 1):
+            self._operation(position)
             times[i] = perf_counter_ns()
         return np.diff(times)
 
@@ -139,19 +139,19 @@ class Scene:
         """Return copies of whole blocks with ``count`` fragments of ``fragment`` bytes, in random
         order.
         """
-        pages, places = self._blocks(fragment, count)
+        pages, starts = self._blocks(fragment, count)
         fragments = np.arange(count) * fragment
-        offsets = np.uint64(self._data) + places
+        offsets = np.uint64(self._data) + starts
         plans = [
-            plan_blocks(row[None], np.full(count, fragment), place[None], chunk_size=chunk_size)
-            for row, place in zip(pages, offsets, strict=True)
+            plan_blocks(row[None], np.full(count, fragment), offset[None], chunk_size=chunk_size)
+            for row, offset in zip(pages, offsets, strict=True)
         ]
-        pool_places = np.uint64(self._base) + places[:, None] + fragments.astype(np.uint64)
+        pool_addresses = np.uint64(self._base) + starts[:, None] + fragments.astype(np.uint64)
         return Work(
             case,
             plans,
             pages.reshape(-1),
-            pool_places.reshape(-1),
+            pool_addresses.reshape(-1),
             fragment,
             count,
             fragment,
@@ -165,11 +165,11 @@ class Scene:
         With checksums the limit reads the chunks with these rows.
         """
         fragment, length = model.fragment_size, model.block_size
-        _, places = self._blocks(fragment, model.row_count)
-        offsets = np.uint64(self._data) + places
+        _, starts = self._blocks(fragment, model.row_count)
+        offsets = np.uint64(self._data) + starts
         plans, near, far = [], [], []
-        for turn in range(len(places)):
-            tokens = selection(turn, len(places) * model.block_tokens)
+        for turn in range(len(starts)):
+            tokens = selection(turn, len(starts) * model.block_tokens)
             blocks = np.repeat(tokens // model.block_tokens, model.row_count)
             at = (tokens % model.block_tokens * model.row_size)[:, None]
             inside = (np.arange(model.row_count) * fragment + at).reshape(-1)
@@ -183,7 +183,7 @@ class Scene:
             sizes = np.full(len(targets), model.row_size)
             checksums = None
             if chunk_size:
-                checksums = np.zeros((len(places), -(-length // chunk_size)), np.uint32)
+                checksums = np.zeros((len(starts), -(-length // chunk_size)), np.uint32)
             plans.append(
                 plan_rows(
                     targets,
@@ -197,7 +197,7 @@ class Scene:
                 )
             )
             near.append(targets)
-            far.append(np.uint64(self._base) + places[blocks] + inside.astype(np.uint64))
+            far.append(np.uint64(self._base) + starts[blocks] + inside.astype(np.uint64))
         return Work(
             "sparse_read",
             plans,
@@ -221,5 +221,5 @@ class Scene:
         order = generator.permutation(blocks)
         first = np.arange(count)[None, :] * blocks + order[:, None]
         pages = np.uint64(self.memory.ctypes.data) + np.uint64(fragment) * first.astype(np.uint64)
-        places = generator.permutation(blocks).astype(np.uint64) * np.uint64(room)
-        return pages, places
+        offsets = generator.permutation(blocks).astype(np.uint64) * np.uint64(room)
+        return pages, offsets

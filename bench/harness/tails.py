@@ -29,18 +29,18 @@ def tails_row(
     """Make a row of pairs of times, alone and during some ``work``. Its ratio is that of the 99th
     percentiles: 0.5 means that the slow operations take twice as long during the work.
     """
-    results = compare([(1e9 / _p99(alone), 1e9 / _p99(beside)) for alone, beside in pairs])
-    alone, beside = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+    results = compare([(1e9 / _p99(alone), 1e9 / _p99(loaded)) for alone, loaded in pairs])
+    alone, loaded = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
     note = (
-        f"p99 of all: {_p99(beside) / 1e6:.2f} ms beside {work}, {_p99(alone) / 1e6:.2f} ms "
-        f"alone: {_p99(beside) / _p99(alone):.2f} times"
+        f"p99 of all: {_p99(loaded) / 1e6:.2f} ms beside {work}, {_p99(alone) / 1e6:.2f} ms "
+        f"alone: {_p99(loaded) / _p99(alone):.2f} times"
     )
     return recorder.row(
         case,
         note=note,
-        ops_per_s=round(len(beside) * 1e9 / int(beside.sum())),
+        ops_per_s=round(len(loaded) * 1e9 / int(loaded.sum())),
         **fields,
-        **percentiles(beside),
+        **percentiles(loaded),
         **shares(results),
     )
 

@@ -151,7 +151,7 @@ def _flood(
 
 def _outside_loop_ns() -> int:
     """Return the CPU time that this process has spent outside the server's loop."""
-    loops = [one.ident for one in threading.enumerate() if one.name == "beluga-server"]
+    loops = [thread.ident for thread in threading.enumerate() if thread.name == "beluga-server"]
     clocks = [time.pthread_getcpuclockid(ident) for ident in loops if ident is not None]
     return time.process_time_ns() - sum(map(time.clock_gettime_ns, clocks))
 
@@ -198,10 +198,12 @@ def _load(  # noqa: PLR0913  a command's fields, by name
     pace_file: str | None,
 ) -> None:
     """Read or write at a fixed rate."""
-    places = np.array(offsets, np.uint64)
-    paces = None if pace_file is None else shared_paces(pool, Path(pace_file), verb, places)
+    offset_array = np.array(offsets, np.uint64)
+    paces = None if pace_file is None else shared_paces(pool, Path(pace_file), verb, offset_array)
     driver = drive.Driver(
-        drive.Load(drive.ours(pool, verb), places, size, paces, period_ns=period_ns, overlaps=True)
+        drive.Load(
+            drive.ours(pool, verb), offset_array, size, paces, period_ns=period_ns, overlaps=True
+        )
     )
     _write(ready=True)
     _write(gb_per_s=driver.hold(duration_s) * size / 1e9)

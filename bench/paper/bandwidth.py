@@ -100,29 +100,29 @@ def _setting(options: Options, pool: Pool, region: Region) -> _Setting:
 
 def thread_counts(options: Options) -> list[int]:
     """Return 1, 2, 4, ... and the maximum: one thread per core, or the number in the options."""
-    most = options.threads or len(cores())
-    return sorted({*(1 << step for step in range(most.bit_length()) if 1 << step <= most), most})
+    limit = options.threads or len(cores())
+    return sorted({*(1 << step for step in range(limit.bit_length()) if 1 << step <= limit), limit})
 
 
 def _row(setting: _Setting, verb: str, size: int, pattern: str, count: int) -> Row:
     options, region, run_s = setting.options, setting.region, setting.run_s
     case = f"{verb}, {pattern}, {setting.layout}"
     options.report(f"bandwidth {case}, {size} bytes, {count} threads")
-    places = dealt(PATTERNS[pattern](region.span, size, options.seed), count)
-    ours = [region.ours(verb, part, size) for part in places]
+    offsets = dealt(PATTERNS[pattern](region.span, size, options.seed), count)
+    ours = [region.ours(verb, part, size) for part in offsets]
     fixed: Row = {"bytes": size, "threads": count}
     cpus = cores()
     if region.pace_file is not None:
         return setting.recorder.row(case, **fixed, **_sampled(ours, size, run_s))
-    limit = [region.limit(verb, part, size) for part in places]
-    found = race(
+    limit = [region.limit(verb, part, size) for part in offsets]
+    ratio = race(
         lambda: together(limit, cpus, run_s),
         lambda: together(ours, cpus, run_s),
         pair_count=options.pair_count,
         retry_count=options.retry_count,
     )
     return setting.recorder.row(
-        case, **fixed, **{**_sampled(ours, size, run_s), **copies(found, size)}
+        case, **fixed, **{**_sampled(ours, size, run_s), **copies(ratio, size)}
     )
 
 
@@ -136,11 +136,11 @@ def _local(options: Options) -> list[Row]:
             for count in thread_counts(options):
                 case = f"{verb}, {pattern}, local DRAM"
                 options.report(f"bandwidth {case}, {size} bytes, {count} threads")
-                places = dealt(PATTERNS[pattern](_LOCAL_SIZE, size, options.seed), count)
-                drivers = [Driver(Load(drive.bare(verb, base), part, size)) for part in places]
+                offsets = dealt(PATTERNS[pattern](_LOCAL_SIZE, size, options.seed), count)
+                drivers = [Driver(Load(drive.bare(verb, base), part, size)) for part in offsets]
                 run_s = _SMOKE_RUN_S if options.smoke else _RUN_S
-                found = _sampled(drivers, size, run_s)
-                rows.append(recorder.row(case, bytes=size, threads=count, **found))
+                fields = _sampled(drivers, size, run_s)
+                rows.append(recorder.row(case, bytes=size, threads=count, **fields))
     return rows
 
 
@@ -175,7 +175,7 @@ def _opposed(setting: _Setting) -> list[Row]:
                 rate = share * bandwidths[other]
                 for _ in range(1 + options.retry_count):
                     _press(setting, peer, other, rate)
-                    beside = _sampled([ours], _LINE, _pressed_s(options))
+                    loaded = _sampled([ours], _LINE, _pressed_s(options))
                     reached = float(peer.result()["gb_per_s"]) * 1e9
                     if reached > _REACHED * rate:
                         break
@@ -187,7 +187,7 @@ def _opposed(setting: _Setting) -> list[Row]:
                         f"{rate / 1e9:.2f} wanted",
                         noisy=reached <= _REACHED * rate,
                         **fixed,
-                        **beside,
+                        **loaded,
                     )
                 )
     return rows
@@ -203,11 +203,11 @@ def _press(setting: _Setting, peer: Peer, verb: str, bytes_per_s: float) -> None
     """
     region = setting.region
     half = region.piece // 2
-    places = uniform(half, _OPPONENT_SIZE, setting.options.seed)[:256]
+    offsets = uniform(half, _OPPONENT_SIZE, setting.options.seed)[:256]
     peer.start(
         "load",
         verb=verb,
-        offsets=(places + np.uint64(region.pool.geometry.data_offset + half)).tolist(),
+        offsets=(offsets + np.uint64(region.pool.geometry.data_offset + half)).tolist(),
         size=_OPPONENT_SIZE,
         period_ns=round(_OPPONENT_SIZE * 1e9 / bytes_per_s),
         duration_s=_pressed_s(setting.options) + 2 * _OPPONENT_LEAD_S,
@@ -222,6 +222,6 @@ def _bandwidth(setting: _Setting, verb: str) -> float:
     if setting.options.pace is not None:
         return float(parse_pace(setting.options.pace).bytes_per_s)
     region = setting.region
-    places = uniform(region.piece // 2, _OPPONENT_SIZE, setting.options.seed)
-    driver = region.ours(verb, places, _OPPONENT_SIZE)
+    offsets = uniform(region.piece // 2, _OPPONENT_SIZE, setting.options.seed)
+    driver = region.ours(verb, offsets, _OPPONENT_SIZE)
     return _OPPONENT_SIZE * together([driver], cores(), setting.run_s)

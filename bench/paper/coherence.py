@@ -77,24 +77,24 @@ def _flushed(recorder: Recorder, region: Region, kind: str) -> Row:
     case = f"store + {kind}"
     if kind != "clflush" and not getattr(lib, f"limit_has_{kind}")():
         return recorder.skipped(case, f"this CPU has no {kind}")
-    places = uniform(region.span, SIZE, recorder.options.seed)
-    return _bare(recorder, case, region.limit(f"store_{kind}", places, SIZE))
+    offsets = uniform(region.span, SIZE, recorder.options.seed)
+    return _bare(recorder, case, region.limit(f"store_{kind}", offsets, SIZE))
 
 
 def _ours(recorder: Recorder, region: Region, case: str, verb: str, paper: str) -> Row:
     """Measure one of Beluga's verbs against the limit."""
     options = recorder.options
     options.report(f"coherence {case}")
-    places = uniform(region.span, SIZE, options.seed)
-    ours, limit = region.ours(verb, places, SIZE), region.limit(verb, places, SIZE)
+    offsets = uniform(region.span, SIZE, options.seed)
+    ours, limit = region.ours(verb, offsets, SIZE), region.limit(verb, offsets, SIZE)
     count = count_of(SIZE, options.smoke)
-    found = race(
+    ratio = race(
         lambda: limit.count(count),
         lambda: ours.count(count),
         pair_count=options.pair_count,
         retry_count=options.retry_count,
     )
-    return recorder.row(case, paper=paper, **copies(found, SIZE), **percentiles(ours.sample(count)))
+    return recorder.row(case, paper=paper, **copies(ratio, SIZE), **percentiles(ours.sample(count)))
 
 
 def _uncacheable(recorder: Recorder, region: Region) -> list[Row]:
@@ -102,9 +102,9 @@ def _uncacheable(recorder: Recorder, region: Region) -> list[Row]:
     cases = {"store uncacheable": "store", "load uncacheable": "load"}
     try:
         with _uncacheable_mapping(region.pool) as base:
-            places = np.zeros(1, np.uint64)
+            offsets = np.zeros(1, np.uint64)
             return [
-                _bare(recorder, case, Driver(Load(drive.bare(name, base), places, SIZE)))
+                _bare(recorder, case, Driver(Load(drive.bare(name, base), offsets, SIZE)))
                 for case, name in cases.items()
             ]
     except (BelugaError, OSError) as error:

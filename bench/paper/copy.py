@@ -218,7 +218,7 @@ def _peer_row(setting: Setting, engine: CopyEngine, work: Work, peer: Peer) -> R
     setting.options.report(f"copy {work.case}, {peer.name}, rows of {work.fragment_size} bytes")
     theirs = Runner(*peer.make(setting.scene, work))
     ours, count = Runner(work.ours(engine), work.plans), setting.count(work)
-    found = race(
+    ratio = race(
         lambda: theirs.count(count),
         lambda: ours.count(count),
         pair_count=setting.options.pair_count,
@@ -227,8 +227,8 @@ def _peer_row(setting: Setting, engine: CopyEngine, work: Work, peer: Peer) -> R
     return setting.recorder.row(
         work.case,
         **fixed,
-        ops_per_s=round(found.limit),
-        gb_per_s=round(found.limit * work.size / 1e9, 4),
-        ratio_to_peer=round(found.ratio, 3),
+        ops_per_s=round(ratio.limit),
+        gb_per_s=round(ratio.limit * work.size / 1e9, 4),
+        ratio_to_peer=round(ratio.ratio, 3),
         **percentiles(theirs.sample(count)),
     )

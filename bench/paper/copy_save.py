@@ -78,27 +78,27 @@ def with_sizes(text: str, sizes: dict[str, int]) -> str:
     if table is None:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         return f"{text}{gap}[copy]\n{lines}"
-    kept = re.sub(rf"^(?:{names})\s*=.*\n?", "", table[0], flags=re.MULTILINE)
-    head, newline, rest = kept.partition("\n")
-    return text[: table.start()] + head + (newline or "\n") + lines + rest + text[table.end() :]
+    others = re.sub(rf"^(?:{names})\s*=.*\n?", "", table[0], flags=re.MULTILINE)
+    head, newline, tail = others.partition("\n")
+    return text[: table.start()] + head + (newline or "\n") + lines + tail + text[table.end() :]
 
 
 def _crossings(pool: Pool, name: str, engine: CopyEngine, options: Options) -> dict[str, int]:
     """Return the size from which on the engine is faster, for each direction."""
-    found = {}
+    crossings = {}
     for direction in Direction:
         # A put of the CPU uses one thread
         threads = 1 if direction is Direction.WRITE else default_threads()
-        from_here = NEVER
+        crossing = NEVER
         for size in reversed(_SIZES):
             options.report(f"copy {name}, {direction.name.lower()} {size} bytes")
             plan = _plan(pool, size)
             ours, cpu = _times(plan, direction, engine, CpuEngine(pool, threads))
             if ours >= cpu:
                 break
-            from_here = size
-        found[f"{name}-{direction.name.lower()}"] = from_here
-    return found
+            crossing = size
+        crossings[f"{name}-{direction.name.lower()}"] = crossing
+    return crossings
 
 
 def _plan(pool: Pool, size: int) -> Plan:

@@ -75,18 +75,18 @@ def _row(recorder: Recorder, region: Region, verb: str, size: int) -> Row:
     if size * 2 > region.size_for(size):
         return recorder.skipped(verb, "the pool is too small", **fixed)
     options.report(f"latency {verb}, {size} bytes")
-    places = uniform(region.size_for(size), size, options.seed)
-    ours, limit = region.ours(verb, places, size), region.limit(verb, places, size)
+    offsets = uniform(region.size_for(size), size, options.seed)
+    ours, limit = region.ours(verb, offsets, size), region.limit(verb, offsets, size)
     count = count_of(size, options.smoke)
     if region.pace_file is not None:
         return recorder.row(verb, **fixed, **_alone(ours, count, size))
-    found = race(
+    ratio = race(
         lambda: limit.count(count),
         lambda: ours.count(count),
         pair_count=options.pair_count,
         retry_count=options.retry_count,
     )
-    return recorder.row(verb, **fixed, **copies(found, size), **percentiles(ours.sample(count)))
+    return recorder.row(verb, **fixed, **copies(ratio, size), **percentiles(ours.sample(count)))
 
 
 def _alone(driver: Driver, count: int, size: int) -> Row:
@@ -96,11 +96,11 @@ def _alone(driver: Driver, count: int, size: int) -> Row:
 
 
 def _private_rows(options: Options, sizes: tuple[int, ...]) -> list[Row]:
-    here = next((node for node in nodes() if cores()[0] in node_cpus(node)), None)
+    local = next((node for node in nodes() if cores()[0] in node_cpus(node)), None)
     rows = _private(options, sizes, "DRAM (private)", None)
-    remote = [node for node in nodes() if node != here]
+    remote = [node for node in nodes() if node != local]
     label = "DRAM (remote NUMA node)"
-    if here is None or not remote:
+    if local is None or not remote:
         recorder = Recorder("latency", options, {"memory": label, "depth": 1, "threads": 1})
         return [*rows, *(recorder.skipped(verb, "one NUMA node only") for verb in VERBS)]
     return rows + _private(options, sizes, label, remote[0])
@@ -115,8 +115,8 @@ def _private(options: Options, sizes: tuple[int, ...], label: str, node: int | N
         for verb in VERBS:
             for size in sizes:
                 options.report(f"latency {verb}, {size} bytes, {label}")
-                places = uniform(_PRIVATE_SIZE, size, options.seed)
-                driver = Driver(Load(drive.bare(verb, base), places, size))
+                offsets = uniform(_PRIVATE_SIZE, size, options.seed)
+                driver = Driver(Load(drive.bare(verb, base), offsets, size))
                 count = count_of(size, options.smoke)
                 rows.append(recorder.row(verb, bytes=size, **_alone(driver, count, size)))
     return rows

@@ -66,13 +66,13 @@ class _Bare:
         whole = {"depth": depth, "batch": batch, "sequence": self._sequence, "count": warm + count}
         self._peer.start("answer", **whole)
         first = lines_of(self._pool, depth=depth, batch=batch, sequence=self._sequence, count=warm)
-        rest = lines_of(
+        paused = lines_of(
             self._pool, depth=depth, batch=batch, sequence=self._sequence + warm, count=count
         )
         self._sequence += warm + count
         raise_for_status(limit_lib.limit_request(first), "exchanging lines")
         start_ns = time.perf_counter_ns()
-        raise_for_status(limit_lib.limit_request(rest), "exchanging lines")
+        raise_for_status(limit_lib.limit_request(paused), "exchanging lines")
         elapsed_ns = time.perf_counter_ns() - start_ns
         raise_for_status(self._peer.result()["status"], "answering lines")
         return count * 1e9 / elapsed_ns
@@ -185,7 +185,7 @@ def _row(recorder: Recorder, case: str, depth: int, bare: _Bare, call: Caller) -
     options = recorder.options
     run_s = _SMOKE_RUN_S if options.smoke else _RUN_S
     count = int(run_s * 1e9 / _NS_PER_CALL[depth]) // 256 * 256
-    found = race(
+    ratio = race(
         lambda: bare.speed(depth, count),
         lambda: call(count),
         pair_count=options.pair_count,
@@ -197,6 +197,6 @@ def _row(recorder: Recorder, case: str, depth: int, bare: _Bare, call: Caller) -
         case,
         depth=depth,
         paper=PAPER.get(depth) if case == "c" else None,
-        **calls(found),
+        **calls(ratio),
         **percentiles(samples),
     )

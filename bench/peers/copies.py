@@ -41,10 +41,10 @@ class _Places:
         fragment = work.fragment_size
         pages = len(scene.memory) // fragment
         self.pages = scene.memory[: pages * fragment].reshape(pages, fragment)
-        near = (work.private_places - np.uint64(scene.memory.ctypes.data)) // np.uint64(fragment)
+        near = (work.private_addresses - np.uint64(scene.memory.ctypes.data)) // np.uint64(fragment)
         self.indices = near.astype(np.int64).reshape(-1, work.row_count)
-        self.near = work.private_places.reshape(-1, work.row_count).tolist()
-        self.far = work.pool_places.reshape(-1, work.row_count).tolist()
+        self.near = work.private_addresses.reshape(-1, work.row_count).tolist()
+        self.far = work.pool_addresses.reshape(-1, work.row_count).tolist()
         self.blocks = [
             np.frombuffer(
                 memoryview(ffi.buffer(ffi.cast("uint8_t *", far[0]), work.size)), np.uint8

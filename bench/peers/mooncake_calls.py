@@ -54,15 +54,15 @@ def _sampled(store: Any, count: int) -> list[int]:
 
 
 def main() -> None:
-    program, there, here = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    program, server_core, client_core = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     _enable_loopback()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the client library logs to standard output
-    os.sched_setaffinity(0, {there})
+    os.sched_setaffinity(0, {server_core})
     command = [program, "-rpc_address", _MASTER[0], "-rpc_port", str(_MASTER[1])]
     master = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
-        os.sched_setaffinity(0, {here})
+        os.sched_setaffinity(0, {client_core})
         until = time.monotonic() + _START_S
         while not _listens():
             if time.monotonic() > until or master.poll() is not None:
@@ -71,8 +71,8 @@ def main() -> None:
         from mooncake.store import MooncakeDistributedStore
 
         store = MooncakeDistributedStore()
-        place = f"{_MASTER[0]}:{_MASTER[1]}"
-        if store.setup("127.0.0.1", "P2PHANDSHAKE", _BYTES, _BYTES, "tcp", "", place) != 0:
+        address = f"{_MASTER[0]}:{_MASTER[1]}"
+        if store.setup("127.0.0.1", "P2PHANDSHAKE", _BYTES, _BYTES, "tcp", "", address) != 0:
             raise SystemExit("mooncake_calls: the client cannot be set up")
         if store.put(_KEY, b"a value") != 0:
             raise SystemExit("mooncake_calls: a key cannot be put")

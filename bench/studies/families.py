@@ -61,7 +61,7 @@ class Cell(NamedTuple):
     @property
     def means(self) -> dict[str, float]:
         """The means over the traces, by policy."""
-        return {policy: fmean(found) for policy, found in self.ttft_s.items()}
+        return {policy: fmean(ttft_s) for policy, ttft_s in self.ttft_s.items()}
 
     @property
     def ratio(self) -> float:
@@ -114,13 +114,13 @@ def _random(name: str) -> Random:
 
 
 def _answers(made: Random, chance: Random) -> Callable[[], int]:
-    least = made.choice((10, 30, 50, 200))
-    most = max(made.choice((100, 300, 800, 1500)), least + 20)
+    low = made.choice((10, 30, 50, 200))
+    high = max(made.choice((100, 300, 800, 1500)), low + 20)
     even = made.random() < 0.5
     return lambda: (
-        chance.randint(least, most)
+        chance.randint(low, high)
         if even
-        else min(least + int(chance.expovariate(3 / (most - least))), most)
+        else min(low + int(chance.expovariate(3 / (high - low))), high)
     )
 
 
@@ -130,11 +130,11 @@ def _tenants(made: Random, chance: Random, ids: _Ids) -> Blocks:
     count = made.choice((1, 4, 8, 12, 20, 40, 100))
     prefixes = [ids.take(chance.randint(shortest, longest)) for _ in range(count)]
     skew = made.choice((0.0, 0.5, 1.0, 1.5))
-    weights = [1 / (place + 1) ** skew for place in range(count)]
-    least, most = made.choice((0, 1, 3)), made.choice((4, 10, 25))
+    weights = [1 / (rank + 1) ** skew for rank in range(count)]
+    low, high = made.choice((0, 1, 3)), made.choice((4, 10, 25))
     return lambda _: [
         *chance.choices(prefixes, weights)[0],
-        *ids.take(chance.randint(least, most)),
+        *ids.take(chance.randint(low, high)),
     ]
 
 
@@ -163,25 +163,25 @@ def _sessions(made: Random, chance: Random, ids: _Ids) -> Blocks:
 
 def _unique(made: Random, chance: Random, ids: _Ids) -> Blocks:
     """Prompts without reuse. Most are short in some families."""
-    least, most = made.choice((0, 1, 4, 20)), made.choice((21, 60, 150))
+    low, high = made.choice((0, 1, 4, 20)), made.choice((21, 60, 150))
     long = made.choice((1.0, 0.2))  # the share of prompts that are not of the least length
-    return lambda _: ids.take(chance.randint(least, most) if chance.random() < long else least)
+    return lambda _: ids.take(chance.randint(low, high) if chance.random() < long else low)
 
 
 def _documents(made: Random, chance: Random, ids: _Ids) -> Blocks:
     """Prompts with documents, some more popular. A document's blocks depend on those before it."""
-    size, most = made.choice((3, 6, 12)), made.choice((2, 4, 6))
+    size, number_max = made.choice((3, 6, 12)), made.choice((2, 4, 6))
     alpha, count = made.choice((0.8, 1.1, 1.5)), made.choice((50, 400))
     known: dict[tuple[int, ...], list[int]] = {}
 
     def blocks(_: float) -> list[int]:
-        number = chance.randint(1, most)
-        found = tuple(min(int(chance.paretovariate(alpha)), count) for _ in range(number))
+        number = chance.randint(1, number_max)
+        documents = tuple(min(int(chance.paretovariate(alpha)), count) for _ in range(number))
         prompt: list[int] = []
         for end in range(1, number + 1):
-            if found[:end] not in known:
-                known[found[:end]] = ids.take(size)
-            prompt += known[found[:end]]
+            if documents[:end] not in known:
+                known[documents[:end]] = ids.take(size)
+            prompt += known[documents[:end]]
         return prompt
 
     return blocks
@@ -217,13 +217,13 @@ def run(family: int, requests: int = REQUESTS) -> list[Cell]:
     lowest = math.inf
     for share in SHARES:
         load = at_knee * share
-        found = {
+        by_policy = {
             policy: [round(ttft_s(trace, load, policy), 4) for trace in traces]
             for policy in POLICIES
         }
-        best = min(fmean(means) for means in found.values())
+        best = min(fmean(means) for means in by_policy.values())
         lowest = min(lowest, best)
-        cells.append(Cell(family, share, round(load, 4), best > _SATURATED * lowest, found))
+        cells.append(Cell(family, share, round(load, 4), best > _SATURATED**lowest, by_policy))
     return cells
 
 
@@ -262,12 +262,12 @@ def _ratios(cells: Sequence[Cell]) -> Mapping[str, object]:
 def _one_trace(cells: Sequence[Cell]) -> Mapping[str, int]:
     default = oracle = count = 0
     for cell in cells:
-        for place in range(SEEDS):
-            here = {policy: found[place] for policy, found in cell.ttft_s.items()}
-            default += cell.near_best(here, DEFAULT_POLICY)
-            others = {policy: found[place - 1] for policy, found in cell.ttft_s.items()}
-            del here[DEFAULT_POLICY], others[DEFAULT_POLICY]
-            oracle += cell.near_best(here, min(others, key=lambda policy: others[policy]))
+        for seed in range(SEEDS):
+            measured = {policy: times[seed] for policy, times in cell.ttft_s.items()}
+            default += cell.near_best(measured, DEFAULT_POLICY)
+            others = {policy: times[seed - 1] for policy, times in cell.ttft_s.items()}
+            del measured[DEFAULT_POLICY], others[DEFAULT_POLICY]
+            oracle += cell.near_best(measured, min(others, key=lambda policy: others[policy]))
             count += 1
     return {"traces": count, "default": default, "oracle": oracle}
 
@@ -294,11 +294,11 @@ def main(first: str, end: str, target: str) -> None:
     cells: list[Cell] = []
     command = f"python -m beluga_bench.studies.families {first} {end} {Path(target).name}"
     with multiprocessing.Pool() as pool:
-        for found in pool.imap_unordered(job, range(int(first), int(end))):
-            cells += found
+        for of_family in pool.imap_unordered(job, range(int(first), int(end))):
+            cells += of_family
             if not smoke:
                 write_record(Path(target), report(cells, command))
-            print(f"family {found[0].family}", file=sys.stderr, flush=True)
+            print(f"family {of_family[0].family}", file=sys.stderr, flush=True)
     print(msgspec.json.format(msgspec.json.encode(summary(cells)), indent=1).decode())
 
 

@@ -112,7 +112,7 @@ def _least_s(do: Callable[[], object]) -> float:
     return min(taken)
 
 
-def table(work: Work, found: Measured) -> list[tuple[str, float, float, str]]:
+def table(work: Work, measured: Measured) -> list[tuple[str, float, float, str]]:
     """Return for each resource how much 128 GPUs use, how much it provides, and the unit."""
     rate = work.requests_per_s * GPUS
     read = rate * work.hit_rate * work.bytes / 1e9
@@ -127,21 +127,22 @@ def table(work: Work, found: Measured) -> list[tuple[str, float, float, str]]:
         ("adapters, written", write, adapters * costs.ADAPTER_WRITE / 1e9, "GB/s"),
         ("32 memory devices", read + write, _DEVICES * costs.DEVICE / 1e9, "GB/s"),
         ("the switch", read + write, costs.SWITCH / 1e9, "GB/s"),
-        ("the pool's server, one thread", calls / 1e6, 1e-6 / found.key_s, "M keys/s"),
-        ("a router, one process", rate, 1 / found.route_s, "requests/s"),
+        ("the pool's server, one thread", calls / 1e6, 1e-6 / measured.key_s, "M keys/s"),
+        ("a router, one process", rate, 1 / measured.route_s, "requests/s"),
     ]
 
 
 def main() -> None:
     """Measure, and print the table."""
     work = Work()
-    found = measure(work)
+    measured = measure(work)
     write = sys.stdout.write
     write(
-        f"measured: {1e9 * found.key_s:.0f} ns per key, {1e6 * found.route_s:.0f} us per decision\n"
+        f"measured: {1e9 * measured.key_s:.0f} ns per key, "
+        f"{1e6 * measured.route_s:.0f} us per decision\n"
     )
     write("| resource | 128 GPUs need | it has | used | full at |\n|---|---|---|---|---|\n")
-    for name, needed, has, unit in table(work, found):
+    for name, needed, has, unit in table(work, measured):
         write(
             f"| {name} | {needed:.3g} {unit} | {has:.3g} {unit} | {needed / has:.1%} "
             f"| {GPUS * has / needed:,.0f} GPUs |\n"

@@ -36,16 +36,16 @@ class HintedPool:
         """Return how many leading blocks are present. They are used now."""
         self._expire(now)
         blocks = ffi.from_buffer("uint32_t[]", ids)
-        found = self._tier.lead(blocks, len(ids))
-        self._tier.touch(blocks, found)
-        self._used[ids[:found]] = now
-        return found
+        hits = self._tier.lead(blocks, len(ids))
+        self._tier.touch(blocks, hits)
+        self._used[ids[:hits]] = now
+        return hits
 
     def put(self, now: float, ids: NDArray[np.uint32]) -> None:
         """Store the missing blocks, the first ones first, as far as there is space."""
         self._expire(now)
         # A block that is being written is not evicted. A present block may be, before its turn.
-        new = ids[[not self.has(one) and self._tier.reserve(1) for one in ids.tolist()]]
+        new = ids[[not self.has(block) and self._tier.reserve(1) for block in ids.tolist()]]
         self._ttl[new] = _NEVER  # a hint ends with the block that was evicted
         self._tier.release(len(new))
         self._tier.put(ffi.from_buffer("uint32_t[]", new), len(new))
@@ -61,7 +61,7 @@ class HintedPool:
         it.
         """
         self._expire(now)
-        there = np.array([self.has(one) for one in ids.tolist()], np.bool_)
+        there = np.array([self.has(block) for block in ids.tolist()], np.bool_)
         given, favors = np.zeros(len(ids), np.bool_), level in _FAVORED
         starts = range(0, len(ids), lib.BL_CALL_KEYS_MAX)
         for start in starts if favors else reversed(starts):  # as bl_hint_blocks() does

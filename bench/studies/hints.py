@@ -121,24 +121,24 @@ def made_sessions(count: int = 8, turns: int = 12) -> list[list[_Request]]:
     return made
 
 
-def steps_of(found: list[list[_Request]]) -> tuple[list[Step], Trace]:
+def steps_of(sessions: list[list[_Request]]) -> tuple[list[Step], Trace]:
     """Return the requests of all sessions by time, and the same as a trace."""
     entries: list[tuple[float, int, int, TraceEntry]] = []
     offset = 0
-    for session, requests in enumerate(found):
-        for place, one in enumerate(requests):
-            blocks = [block + offset for block in one.hash_ids]
-            entry = TraceEntry(one.t, max(one.input_tokens, 64 * len(blocks)), 1, blocks)
-            entries.append((one.t, session, place, entry))
+    for session, requests in enumerate(sessions):
+        for turn, agent in enumerate(requests):
+            blocks = [block + offset for block in agent.hash_ids]
+            entry = TraceEntry(agent.t, max(agent.input_tokens, 64 * len(blocks)), 1, blocks)
+            entries.append((agent.t, session, turn, entry))
         offset += 1 + max(max(request.hash_ids, default=0) for request in requests)
-    entries.sort(key=lambda one: one[0])
+    entries.sort(key=lambda item: item[0])
     trace = make_trace("weka", 64, [entry for *_, entry in entries], 1.0)
     steps = []
-    for (at_s, session, place, _), first, count in zip(
+    for (at_s, session, turn, _), first, count in zip(
         entries, trace.first, trace.count, strict=True
     ):
-        requests = found[session]
-        last, ends = place == len(requests) - 1, requests[place].stop == "end_turn"
+        requests = sessions[session]
+        last, ends = turn == len(requests) - 1, requests[turn].stop == "end_turn"
         steps.append(Step(at_s, session, trace.ids[first : first + count], last, ends))
     return steps, trace
 
@@ -153,10 +153,10 @@ class _Clients:
 
     def serve(self, step: Step) -> int:
         """Run a request. Returns its hits."""
-        found = self._pool.look_up(step.at_s, step.ids)
+        hits = self._pool.look_up(step.at_s, step.ids)
         self._pool.put(step.at_s, step.ids)
         self._hint(step)
-        return found
+        return hits
 
     def _hint(self, step: Step) -> None:
         strategy, low = self._strategy, LEVELS["low"]
@@ -164,8 +164,8 @@ class _Clients:
         self._former[step.session] = step.ids
         self._away.discard(step.session)
         if strategy.left and former is not None:
-            gone = np.setdiff1d(former, step.ids)  # in ascending order, parents first
-            self._pool.hint(step.at_s, gone, low)
+            dropped = np.setdiff1d(former, step.ids)  # in ascending order, parents first
+            self._pool.hint(step.at_s, dropped, low)
         if strategy.end and step.last:
             self._pool.hint(step.at_s, step.ids, low)
             return
@@ -222,7 +222,7 @@ def compare(steps: list[Step], trace: Trace, share: float) -> list[Result]:
     for budget, strategy in strategies():
         hit, favored, refused = run(steps, trace, share, budget=budget, strategy=strategy)
         gap = (hit - lru) / (best - lru) if best > lru else None
-        numbers = [None if one is None else round(one, 4) for one in (hit, gap, favored, refused)]
+        numbers = [None if x is None else round(x, 4) for x in (hit, gap, favored, refused)]
         results.append(Result(share, str(strategy), budget, *numbers))  # type: ignore[arg-type]
     results.append(Result(share, "belady", None, round(best, 4), 1.0, 0.0, 0.0))
     return results

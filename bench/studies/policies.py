@@ -163,10 +163,10 @@ def documents(requests: int = 700, seed: int = 11) -> Trace:
     numbers: dict[tuple[int, ...], int] = {}  # of each sequence of documents
     for _ in range(requests):
         now += chance.expovariate(3.0)
-        found = [min(int(chance.paretovariate(1.1)), 400) for _ in range(chance.randint(1, 4))]
+        documents = [min(int(chance.paretovariate(1.1)), 400) for _ in range(chance.randint(1, 4))]
         blocks: list[int] = []
-        for end in range(1, len(found) + 1):
-            first = 6 * numbers.setdefault(tuple(found[:end]), len(numbers))
+        for end in range(1, len(documents) + 1):
+            first = 6 * numbers.setdefault(tuple(documents[:end]), len(numbers))
             blocks += range(first, first + 6)
         tokens = 512 * len(blocks) + chance.randint(20, 400)
         prompts.append(TraceEntry(now, tokens, chance.randint(20, 300), blocks))
@@ -223,18 +223,18 @@ def run(
     """
 
     def result(policy: str, seeds: int) -> Result:
-        kept = known.get((_name(case.trace), load, memory, policy))
-        if kept is not None and kept.seeds >= seeds:
-            return kept
+        earlier = known.get((_name(case.trace), load, memory, policy))
+        if earlier is not None and earlier.seeds >= seeds:
+            return earlier
         return _result(case, load, memory, policy, seeds)
 
-    found = {policy: result(policy, _SEEDS) for policy in policies}
+    by_policy = {policy: result(policy, _SEEDS) for policy in policies}
     if memory == "pool":
-        limit = _CLOSE * min(result.ttft_mean_s for result in found.values())
-        for policy, one in found.items():
-            if one.ttft_mean_s <= limit or policy == DEFAULT_POLICY:
-                found[policy] = result(policy, CHECK_SEEDS)
-    return found
+        limit = _CLOSE * min(result.ttft_mean_s for result in by_policy.values())
+        for policy, mean in by_policy.items():
+            if mean.ttft_mean_s <= limit or policy == DEFAULT_POLICY:
+                by_policy[policy] = result(policy, CHECK_SEEDS)
+    return by_policy
 
 
 def _name(trace: Trace) -> str:
@@ -262,10 +262,10 @@ def check(results: Sequence[Result]) -> list[dict[str, object]]:
     """
     rows: list[dict[str, object]] = []
     lowest: dict[str, float] = {}
-    for (trace, load), found in _cells(results, "pool").items():
-        mine = found[DEFAULT_POLICY]
-        best = min(found.values(), key=lambda result: result.ttft_mean_s)
-        best_p90 = min(found.values(), key=lambda result: result.ttft_p90_s)
+    for (trace, load), by_policy in _cells(results, "pool").items():
+        mine = by_policy[DEFAULT_POLICY]
+        best = min(by_policy.values(), key=lambda result: result.ttft_mean_s)
+        best_p90 = min(by_policy.values(), key=lambda result: result.ttft_p90_s)
         lowest.setdefault(trace, best.ttft_mean_s)
         saturated = best.ttft_mean_s > _SATURATED * lowest[trace]
         ratio = mine.ttft_mean_s / best.ttft_mean_s
@@ -297,18 +297,18 @@ def check_goodput(
     """Compare the default's goodput with the best one on the pool. None: below the lowest load."""
     rows: list[dict[str, object]] = []
     for trace, objective_s in objectives.items():
-        found: dict[str, list[tuple[float, float]]] = {}
+        loads: dict[str, list[tuple[float, float]]] = {}
         for result in results:
             if (result.trace, result.memory) == (trace, "pool"):
-                points = found.setdefault(result.policy, [])
+                points = loads.setdefault(result.policy, [])
                 points.append((result.load, result.ttft_p90_s))
-        limits = {policy: goodput(points, objective_s) for policy, points in found.items()}
+        limits = {policy: goodput(points, objective_s) for policy, points in loads.items()}
         best = max(limits, key=lambda policy: (limits[policy] or 0.0, policy == DEFAULT_POLICY))
         rows.append(
             {
                 "trace": trace,
                 "objective_s": objective_s,
-                "most": max(load for load, _ in found[DEFAULT_POLICY]),
+                "most": max(load for load, _ in loads[DEFAULT_POLICY]),
                 "default": _rounded(limits[DEFAULT_POLICY]),
                 "best_policy": best,
                 "best": _rounded(limits[best]),
@@ -355,8 +355,8 @@ def page(results: Sequence[Result], objectives: dict[str, float]) -> str:
         "|---|---|---|---|---|",
     ]
     for row in check_goodput(results, objectives):
-        most = row["most"]
-        default, best = _shown_load(row["default"], most), _shown_load(row["best"], most)
+        load_max = row["most"]
+        default, best = _shown_load(row["default"], load_max), _shown_load(row["best"], load_max)
         objective = f"{row['objective_s']:g} s"
         cells = (row["trace"], objective, default, row["best_policy"], best)
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -385,9 +385,9 @@ def _table(trace: str, memory: str, results: Sequence[Result], objective_s: floa
         yield f"| {policy} | {' | '.join(cells)} | {_shown_load(limit, loads[-1])} |"
 
 
-def _shown_load(limit: object, most: object) -> str:
+def _shown_load(limit: object, load_max: object) -> str:
     """Show a goodput. Loads above ``most`` were not run."""
-    return "-" if limit is None else f"{'≥ ' if limit == most else ''}{limit:.2f}x"
+    return "-" if limit is None else f"{'≥ ' if limit == load_max else ''}{limit:.2f}x"
 
 
 def plot(path: Path, trace: str, results: Sequence[Result]) -> None:
@@ -411,8 +411,8 @@ def plot(path: Path, trace: str, results: Sequence[Result]) -> None:
 
 def write_page(path: Path, text: str) -> None:
     """Replace what is between the page's markers."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
+    before, _, after = path.read_text().partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after.partition(END)[2]}")
 
 
 def _kept(path: Path) -> tuple[Known, str]:
@@ -429,7 +429,7 @@ def main(*arguments: str) -> None:
     source, target, where = arguments[again:]
     known, kept_from = _kept(Path(target)) if again else ({}, "")
     smoke = source == "--smoke"
-    found = [Case(without_reuse(60), (1.0, 4.0), 5.0)] if smoke else cases(Path(source))
+    chosen = [Case(without_reuse(60), (1.0, 4.0), 5.0)] if smoke else cases(Path(source))
     command = f"python -m beluga_bench.studies.policies {'--again ' if again else ''}"
     report = {
         **computed(f"{command}{Path(source).name} {Path(target).name} {Path(where).name}"),
@@ -438,7 +438,7 @@ def main(*arguments: str) -> None:
     results: list[Result] = []
     objectives = {}
     images = Path(where).parent / "images"
-    for case in found:
+    for case in chosen:
         mine: list[Result] = []
         for load in case.loads:
             for memory in MEMORIES:

@@ -158,11 +158,11 @@ class _Hierarchy:
         ids = self._base + first
         lead = from_disk = 0
         while lead < count:
-            found = self.pool.lead(ids + lead, count - lead)
-            lead += found
-            self.pool_hits += found
+            hits = self.pool.lead(ids + lead, count - lead)
+            lead += hits
+            self.pool_hits += hits
             deeper = self.disk.lead(ids + lead, count - lead)
-            if not found and not deeper:
+            if not hits and not deeper:
                 break
             self._hit_disk(self.trace.ids[first + lead : first + lead + deeper])
             lead += deeper
@@ -230,9 +230,9 @@ def judge(results: list[Result]) -> list[dict[str, object]]:
         means = {p: sum(case[p].hit for case in cases.values()) / len(cases) for p in pairs}
         best = max(means, key=lambda pair: means[pair])
         ratios = {
-            size: case[DEFAULT].hit / most
+            size: case[DEFAULT].hit / hit_max
             for size, case in cases.items()
-            if (most := max(result.hit for result in case.values())) > 0
+            if (hit_max := max(result.hit for result in case.values())) > 0
         }
         worst = min(ratios, key=lambda size: ratios[size]) if ratios else None
         rows.append(

@@ -51,11 +51,11 @@ class _Ground:
 
         self.timed("reserve", reserve)
         if fills:
-            keys: list[Key] = [(self._chains, place) for place in range(COUNT)]
+            keys: list[Key] = [(self._chains, index) for index in range(COUNT)]
             self._chains += 1
-            for place, block in enumerate(blocks):
+            for index, block in enumerate(blocks):
                 block.fill(BLOCK_SIZE)
-                block.commit(keys[place], parent=keys[place - 1] if place else None)
+                block.commit(keys[index], parent=keys[index - 1] if index else None)
             self.timed("register", lambda: self.pool.register(blocks))
             self.pool.release(_REQUEST)
             held: list[RegisteredBlock] = []

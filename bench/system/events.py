@@ -64,12 +64,12 @@ class _Case:
 
 @dataclass(slots=True)
 class _Ground:
-    """The place of the samples, and results of those with events."""
+    """Where samples are taken, and results of those with events."""
 
     pool: Pool
     endpoints: list[str]
-    here: int  # the cores of client and server
-    there: int
+    core: int  # the cores of client and server
+    far_core: int
     fresh: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     times_ns: list[float] = field(default_factory=list)
     cpu_ns: list[float] = field(default_factory=list)  # of the publisher, for each change
@@ -95,14 +95,14 @@ class _Ground:
     @contextmanager
     def _serving(self, case: _Case, *, events: bool) -> Iterator[tuple[Peer, KVCache]]:
         with ExitStack() as stack:
-            server = stack.enter_context(Peer(self.pool, self.there))
+            server = stack.enter_context(Peer(self.pool, self.far_core))
             server.start(
                 "serve_index",
                 endpoints=self.endpoints if events else None,
-                publisher_cpu=self.here if case.in_loop else None,
+                publisher_cpu=self.core if case.in_loop else None,
             )
             if events:
-                reader = stack.enter_context(Peer(self.pool, self.here))
+                reader = stack.enter_context(Peer(self.pool, self.core))
                 reader.start("follow", endpoint=self.endpoints[0])
             yield (
                 server,
@@ -148,7 +148,7 @@ class _Ground:
 def bench_events(options: Options) -> list[Row]:
     """Run the benchmark: four rows."""
     recorder = Recorder("events", options, {"bytes": _LENGTH, "depth": _BATCH, "threads": 1})
-    here, there = cores()[0], cores()[-1]
+    core, far_core = cores()[0], cores()[-1]
     loop = _Case(
         "in the server's loop",
         count=_RUN * (2 if options.smoke else 40),
@@ -157,20 +157,20 @@ def bench_events(options: Options) -> list[Row]:
         in_loop=True,
         note="the loop's time for the calls of " + _PUT,
     )
-    if here == there:
+    if core == far_core:
         return [recorder.skipped(loop.name, "needs two cores")]
     with (
         ground(options) as pool,
-        pinned(here),
+        pinned(core),
         tempfile.TemporaryDirectory(prefix="beluga-bench-") as folder,
     ):
-        place = _Ground(pool, [f"ipc://{folder}/live", f"ipc://{folder}/replay"], here, there)
+        state = _Ground(pool, [f"ipc://{folder}/live", f"ipc://{folder}/replay"], core, far_core)
         capacity = pool.geometry.stripe_count * STRIPE_SIZE // (_BATCH * _LENGTH)
-        place.sample(_Case("fill", min(capacity, _FILL_MAX), 0.0), events=False)
+        state.sample(_Case("fill", min(capacity, _FILL_MAX), 0.0), events=False)
         paused = _Case("put, with pauses", 10 if options.smoke else 200, _PAUSE_S)
         hurried = _Case("put, without pauses", 50 if options.smoke else 4000, 0.0)
-        rows = [_row(recorder, options, place, case) for case in (loop, paused, hurried)]
-        spent = np.array(place.cpu_ns)
+        rows = [_row(recorder, options, state, case) for case in (loop, paused, hurried)]
+        spent = np.array(state.cpu_ns)
         rows.append(
             recorder.row(
                 "the publisher's CPU time",
@@ -184,23 +184,23 @@ def bench_events(options: Options) -> list[Row]:
     return rows
 
 
-def _row(recorder: Recorder, options: Options, place: _Ground, case: _Case) -> Row:
+def _row(recorder: Recorder, options: Options, ground: _Ground, case: _Case) -> Row:
     options.report(case.name)
-    place.times_ns, place.cpu_ns = [], []
-    found = race(
-        partial(place.sample, case, events=False),
-        partial(place.sample, case, events=True),
+    ground.times_ns, ground.cpu_ns = [], []
+    ratio = race(
+        partial(ground.sample, case, events=False),
+        partial(ground.sample, case, events=True),
         pair_count=options.pair_count,
         retry_count=0,
     )
     return recorder.row(
         case.name,
-        memory=memory_of(place.pool),
-        coherence=coherence_of(place.pool),
-        ops_per_s=round(found.ours),
-        limit=round(found.limit),
+        memory=memory_of(ground.pool),
+        coherence=coherence_of(ground.pool),
+        ops_per_s=round(ratio.ours),
+        limit=round(ratio.limit),
         limit_unit="ops/s",
         note=case.note,
-        **percentiles(np.array(place.times_ns, np.uint64)),
-        **shares(found),
+        **percentiles(np.array(ground.times_ns, np.uint64)),
+        **shares(ratio),
     )

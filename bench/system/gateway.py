@@ -71,12 +71,12 @@ def bench_gateway(options: Options) -> list[Row]:
     with ExitStack() as stack:
         options.report("gateway: starting two engines and two proxies")
         targets = _start(stack)
-        samples = _measure(options, {name: one.url for name, one in targets.items()})
+        samples = _measure(options, {name: target.url for name, target in targets.items()})
         costs = _cpu(options, targets)
     return [
         _row(recorder, "time to first byte", {k: [s.first for s in v] for k, v in samples.items()}),
         _row(recorder, "time to last byte", {k: [s.whole for s in v] for k, v in samples.items()}),
-        *(_cpu_row(recorder, case, costs[case], most) for case, most in _MOST.items()),
+        *(_cpu_row(recorder, case, costs[case], limit) for case, limit in _CPU_RATIO_MAX.items()),
     ]
 
 
@@ -104,20 +104,17 @@ def _start(stack: ExitStack) -> dict[str, Target]:
         return stack.enter_context(Child(words, log=folder / f"{name}.log"))
 
     ports = [free_port() for _ in range(4)]
-    one, two, bare, ours = (f"http://{HOST}:{port}" for port in ports)
+    a, b, bare, ours = (f"http://{HOST}:{port}" for port in ports)
     started = [
-        (child("engine-1", "beluga_bench.system.gateway_engine", str(ports[0])), f"{one}/health"),
-        (child("engine-2", "beluga_bench.system.gateway_engine", str(ports[1])), f"{two}/health"),
-        (
-            child("bare", "beluga_bench.peers.gateway_bare", str(ports[2]), one, two),
-            f"{bare}/ready",
-        ),
+        (child("engine-1", "beluga_bench.system.gateway_engine", str(ports[0])), f"{a}/health"),
+        (child("engine-2", "beluga_bench.system.gateway_engine", str(ports[1])), f"{b}/health"),
+        (child("bare", "beluga_bench.peers.gateway_bare", str(ports[2]), a, b), f"{bare}/ready"),
     ]
-    words = ["gateway", "--worker", one, "--worker", two, "--port", str(ports[3]), "--admin", ""]
+    words = ["gateway", "--worker", a, "--worker", b, "--port", str(ports[3]), "--admin", ""]
     started.append((child("ours", "beluga.cli.main", *words), f"{ours}/ready"))
     for process, url in started:
         process.wait_for(lambda url=url: _answers(url), _READY_S, "answer")  # type: ignore[misc]
-    answering = {"engine": one, "bare": bare, "ours": ours}
+    answering = {"engine": a, "bare": bare, "ours": ours}
     processes = {"engine": started[0][0], "bare": started[2][0], "ours": started[3][0]}
     return {name: Target(url, processes[name]) for name, url in answering.items()}
 
@@ -148,7 +145,7 @@ def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
     return samples
 
 
-_MOST = {"CPU of 2 kB": 1.6, "CPU of an event": 1.2, "CPU of 64 kB": 2.0}
+_CPU_RATIO_MAX = {"CPU of 2 kB": 1.6, "CPU of an event": 1.2, "CPU of 64 kB": 2.0}
 """The targets of CPU time, as multiples of the bare proxy's, by case."""
 
 
@@ -166,25 +163,25 @@ def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[f
         load(target.url, sent, count=count, rate=RATE, seed=seed)
         return (target.cpu_us() - before) / count
 
-    pairs: dict[str, list[tuple[float, float]]] = {case: [] for case in _MOST}
+    pairs: dict[str, list[tuple[float, float]]] = {case: [] for case in _CPU_RATIO_MAX}
     for pair in range(options.pair_count):
         options.report(f"gateway: CPU time, pair {pair + 1} of {options.pair_count}")
-        found: dict[str, tuple[float, float, float]] = {}
+        costs: dict[str, tuple[float, float, float]] = {}
         for name in ("bare", "ours") if pair % 2 else ("ours", "bare"):
             small = each_us(name, LoadRequest(2048, _FEW), pair, count)
             long = each_us(name, LoadRequest(2048, _MANY), pair, count // 4)
             large = each_us(name, LoadRequest(65536, _FEW), pair, count)
-            found[name] = small, (long - small) / (_MANY - _FEW), large
-        for case, bare, ours in zip(_MOST, found["bare"], found["ours"], strict=True):
+            costs[name] = small, (long - small) / (_MANY - _FEW), large
+        for case, bare, ours in zip(_CPU_RATIO_MAX, costs["bare"], costs["ours"], strict=True):
             pairs[case].append((bare, ours))
     return pairs
 
 
-def _cpu_row(recorder: Recorder, case: str, pairs: list[tuple[float, float]], most: float) -> Row:
+def _cpu_row(recorder: Recorder, case: str, pairs: list[tuple[float, float]], limit: float) -> Row:
     """Make the row of a CPU time: how often a CPU does it in a second."""
     results = compare([(1e6 / bare, 1e6 / ours) for bare, ours in pairs])
     note = (
-        f"{1 / results.ratio:.2f} times the bare proxy's (target <= {most}); "
+        f"{1 / results.ratio:.2f} times the bare proxy's (target <= {limit}); "
         f"bare {1e6 / results.limit:.0f} us, ours {1e6 / results.ours:.0f} us"
     )
     return recorder.row(

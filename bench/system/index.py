@@ -128,7 +128,7 @@ def _new(rng: np.random.Generator, count: int) -> Keys:
 def _row(recorder: Recorder, case: str, keys: Callable[[], Keys], limit: Call, ours: Call) -> Row:
     """Compare calls with the limit, both by the median call of each run."""
     options = recorder.options
-    found = race(
+    ratio = race(
         lambda: _keys_per_s(_each(limit, keys())),
         lambda: _keys_per_s(_each(ours, keys())),
         pair_count=options.pair_count,
@@ -136,11 +136,11 @@ def _row(recorder: Recorder, case: str, keys: Callable[[], Keys], limit: Call, o
     )
     return recorder.row(
         case,
-        keys_per_s=round(found.ours),
-        ops_per_s=round(found.ours / KEYS),
-        limit=round(found.limit),
+        keys_per_s=round(ratio.ours),
+        ops_per_s=round(ratio.ours / KEYS),
+        limit=round(ratio.limit),
         limit_unit="keys/s",
-        **shares(found),
+        **shares(ratio),
         **percentiles(_each(ours, keys())),
     )
 
@@ -215,22 +215,22 @@ class _Bare:
     def walk(self, keys: Keys) -> int:
         """Find keys. Returns the nanoseconds."""
         start_ns = time.perf_counter_ns()
-        found = lib.limit_index_walk(self._limit, _words(keys), len(keys))
+        hits = lib.limit_index_walk(self._limit, _words(keys), len(keys))
         taken_ns = time.perf_counter_ns() - start_ns
-        if found != len(keys):
-            raise BelugaError(f"the bare index has {found} of {len(keys)} keys")
+        if hits != len(keys):
+            raise BelugaError(f"the bare index has {hits} of {len(keys)} keys")
         return taken_ns
 
     def replace(self, keys: Keys) -> int:
         """Replace the oldest keys by others. Returns the nanoseconds."""
-        place = self._oldest if self._oldest + len(keys) <= len(self._keys) else 0
-        old = self._keys[place : place + len(keys)].copy()
+        start = self._oldest if self._oldest + len(keys) <= len(self._keys) else 0
+        old = self._keys[start : start + len(keys)].copy()
         start_ns = time.perf_counter_ns()
         status = lib.limit_index_replace(self._limit, _words(old), _words(keys), len(keys))
         taken_ns = time.perf_counter_ns() - start_ns
         raise_for_status(status, "replacing keys")
-        self._keys[place : place + len(keys)] = keys
-        self._oldest = place + len(keys)
+        self._keys[start : start + len(keys)] = keys
+        self._oldest = start + len(keys)
         return taken_ns
 
     def __enter__(self) -> _Bare:

@@ -68,7 +68,7 @@ class _Ground:
         self._table.slot = limit_ffi.cast("limit_slot *", self._slots.ctypes.data)
         self._table.slots = slots
         limit_lib.limit_hash_put(self._table, self._keys_at(0), len(keys))
-        self.table = {key: place for place, key in enumerate(keys.tolist())}
+        self.table = {key: index for index, key in enumerate(keys.tolist())}
 
     def _keys_at(self, path: int) -> _limit.uint64_p:
         return limit_ffi.cast("uint64_t *", self.keys.ctypes.data) + path * LENGTH
@@ -121,14 +121,14 @@ def bench_indexer(options: Options) -> list[Row]:
 def _in_c(recorder: Recorder, ground: _Ground) -> Row:
     """Measure from C to C: the tree alone distinguishes 16 workers block by block."""
     options, bare, ours = recorder.options, ground.bare(), ground.found_in_c()
-    found = race(
+    ratio = race(
         lambda: _per_s(_samples(bare, ground.order)),
         lambda: _per_s(_samples(ours, ground.order)),
         pair_count=options.pair_count,
         retry_count=options.retry_count,
     )
     single = percentiles(_samples(ours, ground.order))
-    return recorder.row("find_matches, c", fragments=LENGTH, **calls(found), **single)
+    return recorder.row("find_matches, c", fragments=LENGTH, **calls(ratio), **single)
 
 
 def _in_python(recorder: Recorder, ground: _Ground) -> Row:
@@ -147,7 +147,7 @@ def _in_python(recorder: Recorder, ground: _Ground) -> Row:
     def peer() -> npt.NDArray[np.uint64]:
         return _samples(walk, map(ground.hashes, ground.order))
 
-    found = race(
+    ratio = race(
         lambda: _per_s(peer()),
         lambda: _per_s(ours()),
         pair_count=options.pair_count,
@@ -157,7 +157,7 @@ def _in_python(recorder: Recorder, ground: _Ground) -> Row:
         "find_matches, python",
         fragments=LENGTH,
         note="the limit is 1,000 lookups in a dictionary of as many blocks",
-        **calls(found),
+        **calls(ratio),
         **percentiles(ours()),
     )
 
@@ -171,9 +171,9 @@ def _events(recorder: Recorder, ground: _Ground) -> list[Row]:
     for path in ground.order[: max(len(ground.order) // 10, 1)]:
         names = ground.paths[path]
         for at in range(0, LENGTH - EVENT + 1, EVENT):
-            some, parent = names[at : at + EVENT], names[at - 1] if at else None
-            stored.append(RouterEvent(worker, Stored(some, some, parent)))
-            removed.append(RouterEvent(worker, Removed(some)))
+            blocks, parent = names[at : at + EVENT], names[at - 1] if at else None
+            stored.append(RouterEvent(worker, Stored(blocks, blocks, parent)))
+            removed.append(RouterEvent(worker, Removed(blocks)))
     rows = []
     for case, events in (("stored", stored), ("removed", removed[::-1])):
         samples = _samples(ground.index.apply, events)
@@ -196,15 +196,15 @@ def _decision(recorder: Recorder, ground: _Ground, policy: str) -> Row:
     rng = np.random.default_rng(1)
     prompts = rng.integers(0, 100_000, (64, LENGTH * BLOCK_SIZE), dtype=np.uint32)
     pieces = []
-    for place, path in enumerate(ground.order):
+    for number, path in enumerate(ground.order):
         hashes = ground.hashes(path)
         start_ns = time.perf_counter_ns()
-        query = hasher.query(prompts[place % len(prompts)])
+        query = hasher.query(prompts[number % len(prompts)])
         # No worker has a random prompt's blocks, so the index is requested a path that workers
         # hold.
-        router.route(place, Query(query.isl, BLOCK_SIZE, hashes, query.sequence))
+        router.route(number, Query(query.isl, BLOCK_SIZE, hashes, query.sequence))
         pieces.append(time.perf_counter_ns() - start_ns)
-        router.tracker.free(place - len(prompts), 0.0)
+        router.tracker.free(number - len(prompts), 0.0)
     samples = np.array(pieces, np.uint64)
     return recorder.row(
         f"decision, {policy}",

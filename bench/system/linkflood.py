@@ -34,7 +34,7 @@ def main(directory: str | None, number: int, paths: list[str]) -> None:
             for turn in itertools.count(1):
                 if _ended(ends):
                     return
-                names = [digest(number << 60 | turn << 8 | place)[0] for place in range(_BATCH)]
+                names = [digest(number << 60 | turn << 8 | index)[0] for index in range(_BATCH)]
                 cache.put(names, blocks)
                 cache.remove(names)
 

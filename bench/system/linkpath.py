@@ -95,15 +95,15 @@ def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
             alone = _gets(options, cache, case.mean_s, duration_s)
             with _floods(pool, directory if link else None):
                 start, before = time.monotonic(), cache.stat().commit_count
-                beside = _gets(options, cache, case.mean_s, duration_s)
+                loaded_ns = _gets(options, cache, case.mean_s, duration_s)
                 put = (cache.stat().commit_count - before) * BLOCK / (time.monotonic() - start)
             carried = cache.transfer_stats()[case.read]
     wait = f"; a piece waited {carried.waited_ns // carried.pieces} ns" if carried.pieces else ""
     idle = percentiles(np.array(alone, np.uint64))
     return recorder.row(
         case.name,
-        **percentiles(np.array(beside, np.uint64)),
-        ops_per_s=round(len(beside) / duration_s),
+        **percentiles(np.array(loaded_ns, np.uint64)),
+        ops_per_s=round(len(loaded_ns) / duration_s),
         note=f"gets beside {FLOODS} processes that put {put / 1e9:.2f} GB/s; without them "
         f"p50 {idle['p50_ns']} ns, p99 {idle['p99_ns']} ns{wait}",
     )

@@ -67,7 +67,7 @@ def bench_recovery(options: Options) -> list[Row]:
         options.report(f"recovery of {count} blocks")
         samples_ns: list[int] = []
         _recover(paths, count, [])  # this allocates the memory of the unused half
-        found = race(
+        ratio = race(
             lambda: _scan(paths, count),
             lambda: _recover(paths, count, samples_ns),
             pair_count=options.pair_count,
@@ -76,12 +76,12 @@ def bench_recovery(options: Options) -> list[Row]:
     return [
         Recorder("recovery", options, fixed).row(
             "restart",
-            ops_per_s=round(found.ours),
-            limit=round(found.limit),
+            ops_per_s=round(ratio.ours),
+            limit=round(ratio.limit),
             limit_unit="ops/s",
-            note=f"{count} blocks in {count / found.ours:.3f} s, the scan in "
-            f"{count / found.limit:.3f} s: {1 / found.ratio:.2f} times as long",
-            **shares(found),
+            note=f"{count} blocks in {count / ratio.ours:.3f} s, the scan in "
+            f"{count / ratio.limit:.3f} s: {1 / ratio.ratio:.2f} times as long",
+            **shares(ratio),
             **percentiles(np.array(samples_ns, dtype=np.uint64)),
         )
     ]
@@ -123,10 +123,10 @@ def _scan(paths: list[Path], count: int) -> float:
         table.index = ffi.cast("void *", int(core_ffi.cast("uintptr_t", index[0])))
         raise_for_status(lib.limit_scan(table), "scanning the table")
         elapsed_ns = time.perf_counter_ns() - start_ns
-        found = core_lib.bl_hash_count(index[0])
+        key_count = core_lib.bl_hash_count(index[0])
         core_lib.bl_hash_destroy(index[0])
-    if found != count:
-        raise BelugaError(f"{found} of {count} keys were found")
+    if key_count != count:
+        raise BelugaError(f"{key_count} of {count} keys were found")
     return count * 1e9 / elapsed_ns
 
 

@@ -73,18 +73,18 @@ def _virtual(options: Options) -> list[Row]:
 def _virtual_row(
     recorder: Recorder, case: str, idle: Outcome, loaded: Outcome, duration_ns: int
 ) -> Row:
-    alone, beside = _times(idle.latencies_ns), _times(loaded.latencies_ns)
+    alone, with_decodes = _times(idle.latencies_ns), _times(loaded.latencies_ns)
     carried = sum(loaded.bytes.values())
     return recorder.row(
         case,
-        **beside,
+        **with_decodes,
         ops_per_s=round(len(loaded.latencies_ns) * 1e9 / duration_ns),
         gb_per_s=round(carried / duration_ns, 3),
         limit=RATE / 1e9,
         limit_unit="GB/s",
         ratio_to_limit=round(carried / duration_ns / (RATE / 1e9), 3),
         note=f"onboards without offloads: p50 {alone['p50_ns']} ns, p99 {alone['p99_ns']} ns; "
-        f"p99 {_over(beside, alone):.2f} times as long beside them; "
+        f"p99 {_over(with_decodes, alone):.2f} times as long beside them; "
         f"offloads had {loaded.bytes[OFFLOAD] / carried:.2f} of what was carried",
     )
 
@@ -113,12 +113,12 @@ def _decision(options: Options) -> Row:
     clock = time.perf_counter_ns
     bare = _bare_call_ns(count)
     start = clock()
-    for place in range(count):
+    for index in range(count):
         before = clock()
         while lib.bl_queue_poll(queue.handle, clock(), admission, wait) != 0:
             pass  # the tokens of a nanosecond are missing
         lib.bl_queue_complete(queue.handle, admission.waiter, before)
-        samples[place] = clock() - before
+        samples[index] = clock() - before
     elapsed_ns = clock() - start
     queue.close()
     return Recorder("scheduler", options, {"threads": 1, "depth": 1}).row(

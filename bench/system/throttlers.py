@@ -167,9 +167,9 @@ class Queue:
 
     def stat(self) -> QueueStat:
         """Return the counters."""
-        found = ffi.new("bl_queue_stat *")
-        lib.bl_queue_stat_read(self.handle, found)
-        return queue_stat(found)
+        stat = ffi.new("bl_queue_stat *")
+        lib.bl_queue_stat_read(self.handle, stat)
+        return queue_stat(stat)
 
     def _admitted(self) -> Admission:
         admission = self._admission

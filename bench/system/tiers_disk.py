@@ -148,9 +148,9 @@ def _read(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
         return _fio(path / "blocks", tier.data_offset, len(keys), case)
 
     with closing(tier):
-        found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
+        ratio = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
         alone = percentiles(_times(lambda: tier.load(rng.choice(keys, 1))))
-    return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
+    return recorder.row(case.name, **fields, **alone, **copies(ratio, case.size))
 
 
 def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], case: _Case) -> Row:
@@ -184,7 +184,7 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
         return _fio(path / "blocks", tier.data_offset, count, case)
 
     with closing(tier):
-        found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
+        ratio = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
         tier.remove(keys[:count])
         left = iter(range(count))
 
@@ -194,7 +194,7 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
 
         alone = percentiles(_times(once, min(count, _SINGLE_CALLS)))
         ours()  # so that all blocks are there again
-    return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
+    return recorder.row(case.name, **fields, **alone, **copies(ratio, case.size))
 
 
 def _flood(
@@ -251,10 +251,10 @@ def _rebuild(recorder: Recorder, path: Path) -> Row:
         blocks = -(-count * _ENTRY // _MIB)
         return _fio(path / "blocks", PAGE, blocks, case) / blocks
 
-    found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
-    ours_ms, limit_ms = 1e3 / found.ours, 1e3 / found.limit
+    ratio = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
+    ours_ms, limit_ms = 1e3 / ratio.ours, 1e3 / ratio.limit
     note = f"{count} entries in {ours_ms:.0f} ms; reading them takes fio {limit_ms:.0f} ms"
-    fields = {**percentiles(np.array(times, np.uint64)), **copies(found, count * _ENTRY)}
+    fields = {**percentiles(np.array(times, np.uint64)), **copies(ratio, count * _ENTRY)}
     return recorder.row("index rebuild", note=note, **fields)
 
 

@@ -100,22 +100,22 @@ def flood_rows(
     flood = _Flood(tier, keys[:count], size)
 
     def times(interval_s: float) -> Times:
-        found = np.zeros(loads, np.uint64)
+        times_ns = np.zeros(loads, np.uint64)
         for at, key in enumerate(rng.choice(keys[count:], loads)):
             before = time.perf_counter_ns()
             (block,) = tier.load(key[np.newaxis])
-            found[at] = time.perf_counter_ns() - before
+            times_ns[at] = time.perf_counter_ns() - before
             if block is None:
                 raise TierError("a block is missing")
             time.sleep(interval_s)
-        return found
+        return times_ns
 
     def pair(interval_s: float) -> tuple[Times, Times, float]:
         alone = times(interval_s)
         with flood.under_way():
             before, started_s = flood.written, time.perf_counter()
-            beside = times(interval_s)
-            return alone, beside, (flood.written - before) / (time.perf_counter() - started_s)
+            loaded = times(interval_s)
+            return alone, loaded, (flood.written - before) / (time.perf_counter() - started_s)
 
     try:
         for interval_s in _INTERVALS_S[: 1 if recorder.options.smoke else None]:
@@ -124,7 +124,7 @@ def flood_rows(
             yield tails_row(
                 recorder,
                 f"load beside saves, each {interval_s * 1e3:.0f} ms",
-                [(alone, beside) for alone, beside, _ in pairs],
+                [(alone, loaded) for alone, loaded, _ in pairs],
                 work=f"saves of {written / 1e6:.0f} MB/s",
                 peer="the tier alone",
                 bytes=size,

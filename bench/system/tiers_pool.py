@@ -72,8 +72,8 @@ def _serving(pool: Pool, **tiers: object) -> Iterator[KVCache]:
 def _onboard_rows(recorder: Recorder, pool: Pool, folder: Path) -> Iterator[Row]:
     options = recorder.options
     count = _DISK_BLOCKS_SMOKE if options.smoke else _DISK_BLOCKS
-    beside = _FLOOD_BLOCKS_SMOKE if options.smoke else _FLOOD_BLOCKS
-    space = 2 * (count + beside) * _SIZE
+    flood_blocks = _FLOOD_BLOCKS_SMOKE if options.smoke else _FLOOD_BLOCKS
+    space = 2 * (count + flood_blocks) * _SIZE
     for speed in _FLOODS_MB_PER_S[:1] if options.smoke else _FLOODS_MB_PER_S:
         case = "onboard beside offloads, " + (f"{speed} MB/s" if speed else "as fast as they may")
         options.report(case)
@@ -85,7 +85,7 @@ def _onboard_rows(recorder: Recorder, pool: Pool, folder: Path) -> Iterator[Row]
             digests = _digests(count)
             _save(cache, digests)
             period_s = _SIZE / (speed * 1e6) if speed else 0.0
-            flood.start("flood", block_size=_SIZE, count=beside, period_s=period_s)
+            flood.start("flood", block_size=_SIZE, count=flood_blocks, period_s=period_s)
             flood.pause()
             pairs = []
             for _ in range(options.pair_count):
@@ -132,9 +132,9 @@ def _onboards(cache: KVCache, digests: list[bytes], options: Options) -> Times:
 def _get(cache: KVCache, wanted: list[bytes], target: NDArray[np.uint8]) -> int:
     """Get a block, and return how many nanoseconds it took. Raises TierError for a miss."""
     start_ns = time.perf_counter_ns()
-    found = cache.get(wanted, target)
+    got = cache.get(wanted, target)
     spent_ns = time.perf_counter_ns() - start_ns
-    if found.hits != 1:
+    if got.hits != 1:
         raise TierError("a block is missing")
     return spent_ns
 

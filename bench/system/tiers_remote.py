@@ -114,16 +114,16 @@ def _measure(recorder: Recorder, name: str, url: str, bare: Bare, size: int) -> 
             ("save", bare_save, save, saves),
             ("load", bare_load, load, loads),
         ):
-            found = race(limit, ours, pair_count=options.pair_count, retry_count=0)
+            ratio = race(limit, ours, pair_count=options.pair_count, retry_count=0)
             if case == "save":
                 tier.remove(keys)
             times = []
             for at in range(min(count, _SINGLE_CALLS)):
-                one, before = slice(at, at + 1), time.perf_counter_ns()
-                tier.save(records[one], payload[one]) if case == "save" else tier.load(keys[one])
+                part, before = slice(at, at + 1), time.perf_counter_ns()
+                tier.save(records[part], payload[part]) if case == "save" else tier.load(keys[part])
                 times.append(time.perf_counter_ns() - before)
             tier.save(records, payload)
-            fields = {**percentiles(np.array(times, np.uint64)), **copies(found, size)}
+            fields = {**percentiles(np.array(times, np.uint64)), **copies(ratio, size)}
             rows.append(recorder.row(case, engine=name, bytes=size, threads=threads, **fields))
     return rows
 

@@ -246,25 +246,25 @@ def test_a_limit_that_varies_by_more_than_a_quarter_is_noisy(last: float, noisy:
 def test_limit_and_engine_are_timed_alternately() -> None:
     log: list[str] = []
     limit, ours = player([10.0] * 9, log, "limit"), player([5.0] * 9, log, "ours")
-    found = race(limit, ours, pair_count=9, retry_count=3)
+    ratio = race(limit, ours, pair_count=9, retry_count=3)
     assert log == ["limit", "ours"] * 9
-    assert (found.ratio, found.noisy) == (0.5, False)
+    assert (ratio.ratio, ratio.noisy) == (0.5, False)
 
 
 def test_a_noisy_limit_is_remeasured_until_it_is_stable() -> None:
     log: list[str] = []
     limit = player([10.0, 20.0, 10.0, 10.0, 10.0, 10.0], log, "limit")
-    found = race(limit, player([5.0] * 6, log, "ours"), pair_count=2, retry_count=3)
+    ratio = race(limit, player([5.0] * 6, log, "ours"), pair_count=2, retry_count=3)
     assert len(log) == 8
-    assert (found.ratio, found.noisy) == (0.5, False)
+    assert (ratio.ratio, ratio.noisy) == (0.5, False)
 
 
 def test_a_limit_that_stays_noisy_is_marked_after_three_retries() -> None:
     log: list[str] = []
     limit = player([10.0, 20.0] * 4, log, "limit")
-    found = race(limit, player([5.0] * 8, log, "ours"), pair_count=2, retry_count=3)
+    ratio = race(limit, player([5.0] * 8, log, "ours"), pair_count=2, retry_count=3)
     assert len(log) == 16
-    assert found.noisy
+    assert ratio.noisy
 
 
 def run_limited(name: str, memory: np.ndarray, buffer: np.ndarray) -> None:
@@ -305,13 +305,13 @@ def test_rows_are_gathered_and_scattered(memory: np.ndarray) -> None:
     wanted, base = private.copy(), memory.ctypes.data
     near = private.ctypes.data + np.array([5, 0, 7, 2], np.uint64) * np.uint64(256)
     far = base + np.array([512, 2048, 0, 1024], np.uint64)
-    places = [ffi.cast("uint64_t *", array.ctypes.data) for array in (near, far)]
-    rows = ffi.new("limit_rows *", {"private_places": places[0], "pool_places": places[1]})
+    pointers = [ffi.cast("uint64_t *", array.ctypes.data) for array in (near, far)]
+    rows = ffi.new("limit_rows *", {"private_places": pointers[0], "pool_places": pointers[1]})
     rows.size = 256
     assert lib.limit_gather(rows, 1, ffi.NULL, 3 * 256) == 0
     assert not memory[512:1024].any()  # the first row was not copied
-    for row, place in ((0, 2048), (7, 0), (2, 1024)):
-        assert np.array_equal(memory[place : place + 256], wanted[row])
+    for row, offset in ((0, 2048), (7, 0), (2, 1024)):
+        assert np.array_equal(memory[offset : offset + 256], wanted[row])
     private[:] = 0
     assert lib.limit_scatter(rows, 2, ffi.NULL, 2 * 256) == 0
     assert np.array_equal(private[[7, 2]], wanted[[7, 2]])
@@ -347,8 +347,8 @@ def test_an_exchange_without_a_peer_ends(memory: np.ndarray) -> None:
 
 
 def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
-    places = np.array([64, 0], np.uint64)
-    driver = Driver(Load(drive.bare("write", memory.ctypes.data), places, 64))
+    offsets = np.array([64, 0], np.uint64)
+    driver = Driver(Load(drive.bare("write", memory.ctypes.data), offsets, 64))
     driver.count(1)
     assert memory[64:128].all()
     assert not memory[:64].any()
@@ -358,16 +358,16 @@ def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
 
 
 def test_a_fixed_rate_is_not_exceeded(memory: np.ndarray) -> None:
-    places = np.zeros(1, np.uint64)
-    load = Load(drive.bare("load", memory.ctypes.data), places, 64, period_ns=100_000)
+    offsets = np.zeros(1, np.uint64)
+    load = Load(drive.bare("load", memory.ctypes.data), offsets, 64, period_ns=100_000)
     driver = Driver(load)
     driver.hold(0.002)
     assert 1 <= driver.done <= 20
 
 
 def test_each_operation_is_timed(memory: np.ndarray) -> None:
-    places = np.zeros(1, np.uint64)
-    samples = Driver(Load(drive.bare("read", memory.ctypes.data), places, SIZE)).sample(50)
+    offsets = np.zeros(1, np.uint64)
+    samples = Driver(Load(drive.bare("read", memory.ctypes.data), offsets, SIZE)).sample(50)
     assert len(samples) == 50
     assert (samples > 0).all()
 
@@ -379,8 +379,8 @@ def test_the_hash_table_finds_stored_keys() -> None:
     table.slots = 1024
     lib.limit_hash_put(table, ffi.cast("uint64_t *", keys.ctypes.data), 600)
     for first, last in ((0, 1), (10, 20), (590, 600)):
-        some = np.ascontiguousarray(keys[first:last])
-        walked = lib.limit_hash_walk(table, ffi.cast("uint64_t *", some.ctypes.data), len(some))
+        stored = np.ascontiguousarray(keys[first:last])
+        walked = lib.limit_hash_walk(table, ffi.cast("uint64_t *", stored.ctypes.data), len(stored))
         assert walked == sum(range(first, last))
     absent = np.ascontiguousarray(keys[600:])
     assert lib.limit_hash_walk(table, ffi.cast("uint64_t *", absent.ctypes.data), 100) == 0

@@ -112,15 +112,15 @@ def test_hostile_names_are_escaped() -> None:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_every_recorded_file_makes_a_page(path: Path) -> None:
-    found = load(path)
-    if isinstance(found, Recorded):
-        read = page(recorded=[found])
-        assert any(found.content.get("machine", "") in text for text in read.texts["p"])
+    content = load(path)
+    if isinstance(content, Recorded):
+        read = page(recorded=[content])
+        assert any(content.content.get("machine", "") in text for text in read.texts["p"])
     else:
-        read = page(*found)
-        assert set(read.ids) >= {f"bench-{row['bench']}" for row in found}
-        assert all(charts([r for r in found if r["bench"] == name]) for name in
-                   {row["bench"] for row in found})  # fmt: skip
+        read = page(*content)
+        assert set(read.ids) >= {f"bench-{row['bench']}" for row in content}
+        assert all(charts([r for r in content if r["bench"] == name]) for name in
+                   {row["bench"] for row in content})  # fmt: skip
 
 
 @pytest.mark.parametrize(

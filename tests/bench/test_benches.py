@@ -126,9 +126,9 @@ def test_rows_with_a_goal_have_a_ratio_and_a_spread(smoke: Smoke, name: str) -> 
 def test_rpc_measures_all_depths_under_each_coherence(smoke: Smoke) -> None:
     if len(cores()) < 2:
         pytest.skip("needs two cores")
-    found = {(row["coherence"], row["depth"]) for row in smoke("rpc") if row["case"] == "c"}
+    measured = {(row["coherence"], row["depth"]) for row in smoke("rpc") if row["case"] == "c"}
     modes = ("software", "hardware", "software, metadata hardware")
-    assert found == {(mode, depth) for mode in modes for depth in (1, 8, 32, 128, 256)}
+    assert measured == {(mode, depth) for mode in modes for depth in (1, 8, 32, 128, 256)}
 
 
 @pytest.mark.long
@@ -152,9 +152,9 @@ def test_bandwidth_has_the_series_of_the_papers_figures(smoke: Smoke) -> None:
         return
     for verb, other in product(("read", "write"), repeat=2):
         direction = "same" if verb == other else "opposite"
-        beside = cases[f"{verb}, beside {other}s at 50% ({direction} direction)"]
-        assert (beside["bytes"], cases[f"{verb}, alone"]["bytes"]) == (64, 64)
-        assert re.search(r"another process (read|write)s [\d.]+ GB/s", str(beside["note"]))
+        loaded = cases[f"{verb}, beside {other}s at 50% ({direction} direction)"]
+        assert (loaded["bytes"], cases[f"{verb}, alone"]["bytes"]) == (64, 64)
+        assert re.search(r"another process (read|write)s [\d.]+ GB/s", str(loaded["note"]))
 
 
 def test_a_pool_of_the_user_is_used_and_not_removed(tmp_path: Path) -> None:
@@ -194,17 +194,17 @@ def test_an_invalid_pace_is_rejected_and_leaves_no_files() -> None:
 
 
 def test_uniform_offsets_are_in_the_region_and_do_not_overlap() -> None:
-    places = uniform(1 << 20, 4096, 7)
-    assert len(set(places)) == 256
-    assert max(places) + 4096 <= 1 << 20
-    assert not (places % 4096).any()
+    offsets = uniform(1 << 20, 4096, 7)
+    assert len(set(offsets)) == 256
+    assert max(offsets) + 4096 <= 1 << 20
+    assert not (offsets % 4096).any()
 
 
 def test_skewed_offsets_are_mostly_hot() -> None:
-    places = skewed(1 << 20, 4096, 7)
-    hot = (places < 1 << 18).mean()
+    offsets = skewed(1 << 20, 4096, 7)
+    hot = (offsets < 1 << 18).mean()
     assert 0.88 < hot < 0.97
-    assert max(places) + 4096 <= 1 << 20
+    assert max(offsets) + 4096 <= 1 << 20
 
 
 def test_each_step_is_measured_on_a_free_pool_and_on_a_full_one(
@@ -241,9 +241,9 @@ def test_the_first_exhausted_resource_follows_from_the_measurements() -> None:
 
 def test_the_costs_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "_ROUNDS", 3)
-    found = growth.measure(growth.Work(prompt_tokens=320))
-    assert 0 < found.key_s < 1
-    assert 0 < found.route_s < 1
+    measured = growth.measure(growth.Work(prompt_tokens=320))
+    assert 0 < measured.key_s < 1
+    assert 0 < measured.route_s < 1
 
 
 def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], list[Row]]) -> None:
@@ -265,8 +265,8 @@ def test_both_engines_are_compared_with_fio(smoke: Callable[[str], list[Row]]) -
     assert {row["case"] for row in read} == {"random read", "sequential read"}
     assert {row["engine"] for row in read} == {"uring", "threads"}
     assert {row["engine"] for row in rows if row["case"] == "save"} == {"uring", "threads"}
-    beside = [row for row in rows if str(row["case"]).startswith("load beside saves")]
-    assert len(beside) == 2
+    loaded = [row for row in rows if str(row["case"]).startswith("load beside saves")]
+    assert len(loaded) == 2
     for row in rows:
         if not str(row["note"]).startswith("skipped: "):
             assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
@@ -304,9 +304,9 @@ def test_without_a_server_a_row_has_the_reason(bench: str, monkeypatch: pytest.M
 
 def test_the_ratio_is_that_of_the_99th_percentiles() -> None:
     alone = np.array([100] * 97 + [1000] * 3, np.uint64)
-    beside = np.array([100] * 97 + [4000] * 3, np.uint64)
+    loaded = np.array([100] * 97 + [4000] * 3, np.uint64)
     row = tails_row(
-        Recorder("tiers-pool", Options(), {}), "get", [(alone, beside)] * 2, work="tests"
+        Recorder("tiers-pool", Options(), {}), "get", [(alone, loaded)] * 2, work="tests"
     )
     assert row["ratio_to_limit"] == 0.25
     assert row["p50_ns"] == 100

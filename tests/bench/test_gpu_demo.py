@@ -55,9 +55,9 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("compiled")
 def test_two_workers_share_stored_blocks() -> None:
-    found = demo(*SMALL, "--json")
-    assert found.returncode == 0, found.stderr
-    report: dict[str, Any] = json.loads(found.stdout)
+    completed = demo(*SMALL, "--json")
+    assert completed.returncode == 0, completed.stderr
+    report: dict[str, Any] = json.loads(completed.stdout)
     assert report["policy"] == "least-tokens"
     assert sum(report["requests"]) == 24
     assert min(report["requests"]) > 0
@@ -72,29 +72,29 @@ def test_two_workers_share_stored_blocks() -> None:
     assert report["gpu"] == has_gpu()
     if not report["gpu"]:
         assert "NOT a GPU" in report["copied_by"]
-        assert "these times do not apply to a GPU" in found.stderr
-    assert leftovers(found.args[0]) == []
+        assert "these times do not apply to a GPU" in completed.stderr
+    assert leftovers(completed.args[0]) == []
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled")
 def test_the_text_report_names_the_copying_engine() -> None:
-    found = demo("--conversations", "2", "--turns", "3")
-    assert found.returncode == 0, found.stderr
-    assert "ignores caches" in found.stdout
-    assert ("NOT a GPU" in found.stdout) != has_gpu()
+    completed = demo("--conversations", "2", "--turns", "3")
+    assert completed.returncode == 0, completed.stderr
+    assert "ignores caches" in completed.stdout
+    assert ("NOT a GPU" in completed.stdout) != has_gpu()
 
 
 def test_a_demo_that_is_too_long_is_refused() -> None:
-    found = demo("--conversations", "100", "--turns", "3")
-    assert found.returncode == 2
-    assert "1 to 200 turns" in found.stderr
+    completed = demo("--conversations", "100", "--turns", "3")
+    assert completed.returncode == 2
+    assert "1 to 200 turns" in completed.stderr
 
 
 def test_gpu_memory_that_does_not_hold_a_request_is_refused() -> None:
-    found = demo(*SMALL, "--engine-blocks", "1")
-    assert found.returncode == 1
-    assert "an engine of 1 blocks is too small" in found.stderr
+    completed = demo(*SMALL, "--engine-blocks", "1")
+    assert completed.returncode == 1
+    assert "an engine of 1 blocks is too small" in completed.stderr
 
 
 def test_blocks_of_the_other_worker_are_counted_separately() -> None:

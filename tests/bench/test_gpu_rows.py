@@ -105,13 +105,13 @@ def test_copies_are_compared_with_a_copy_engine_and_peers(shm: Path) -> None:
     spread(rows + without)
     ours = [row for row in rows if row["engine"] == "cuda"]
     assert all(float(str(row["ratio_to_limit"])) > 0 for row in ours)
-    found = {
+    measured = {
         (str(row["note"]).split(";")[0], row["case"], row["crc"], row["bytes"]) for row in ours
     }
     for case in ("gather_write", "scatter_read"):
         for blocks in SMOKE_BATCHES:
             for crc in (False, True):
-                assert ("None", case, crc, blocks * BLOCK_SIZE) in found
+                assert ("None", case, crc, blocks * BLOCK_SIZE) in measured
     for share, crc in ((8, False), (16, True)):
         note = f"{share} multiprocessors"
         shares = [row["case"] for row in ours if row["note"] == note and row["crc"] is crc]

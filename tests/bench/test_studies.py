@@ -104,8 +104,8 @@ def test_a_simulated_pool_evicts_the_same_blocks_as_a_server(small: Pool, seed: 
                 level = chance.choice(list(LEVELS.values()))
                 part = chain[chance.randrange(len(chain)) :]
                 assert made.hint(0, ids(*part), level) == real.hint(part, level)
-            everything = [block for one in chains for block in one]
-            assert [made.has(one) for one in everything] == [real.has(one) for one in everything]
+            everything = [block for blocks in chains for block in blocks]
+            assert list(map(made.has, everything)) == list(map(real.has, everything))
 
 
 def test_hints_end_in_the_order_of_their_times() -> None:
@@ -178,8 +178,8 @@ def test_no_strategy_exceeds_the_bound_or_its_budget(
 def test_a_session_that_releases_blocks_at_its_end_frees_space() -> None:
     waits, ends, begins = made_sessions(3, 2)
     for session, times in (waits, (0, 100)), (ends, (40, 50)), (begins, (60, 70)):
-        for one, at_s in zip(session, times, strict=True):
-            one.t, one.hash_ids = at_s, list(range(20))
+        for request, at_s in zip(session, times, strict=True):
+            request.t, request.hash_ids = at_s, list(range(20))
     steps, trace = steps_of([waits, ends, begins])
     assert hints.run(steps, trace, 0.8)[0] == 48 / 120
     assert hints.run(steps, trace, 0.8, strategy=Strategy(end=True))[0] == 60 / 120
@@ -230,7 +230,7 @@ def test_at_the_knee_requests_wait() -> None:
 
 def made(family: int, share: float, *, saturated: bool = False, **ttft_s: list[float]) -> Cell:
     means = {policy: [9.0, 9.0] for policy in POLICIES}
-    named = {name.replace("_", "-"): found for name, found in ttft_s.items()}
+    named = {name.replace("_", "-"): times for name, times in ttft_s.items()}
     return Cell(family, share, share, saturated, means | named)
 
 
@@ -241,11 +241,11 @@ def test_the_bound_differs_above_saturation() -> None:
         made(1, 1.0, least_cost=[0.99, 0.97], lmetric=[1.0, 1.0]),
         *(made(2, share, least_cost=[1.0, 1.0], lmetric=[1.0, 1.0]) for share in SHARES),
     ]
-    found: dict[str, dict[str, dict[str, object]]] = msgspec.to_builtins(summary(cells))
-    whole = found["loads"]["all"]
+    summed: dict[str, dict[str, dict[str, object]]] = msgspec.to_builtins(summary(cells))
+    whole = summed["loads"]["all"]
     assert (whole["within_bounds"], whole["cells"], whole["worst"]) == (8, 9, 1.03)
-    assert [found["loads"][load]["within_bounds"] for load in ("1", "1.1")] == [2, 2]
-    assert {name: count for name, count in found["within_bounds"].items() if count} == {
+    assert [summed["loads"][load]["within_bounds"] for load in ("1", "1.1")] == [2, 2]
+    assert {name: count for name, count in summed["within_bounds"].items() if count} == {
         "least-cost": 8, "linear": 2, "lmetric": 6,
     }  # fmt: skip
 
@@ -264,7 +264,7 @@ def test_a_family_is_run_at_each_load_with_each_policy() -> None:
     assert [cell.share for cell in cells] == list(SHARES)
     for cell in cells:
         assert set(cell.ttft_s) == set(POLICIES)
-        assert all(len(found) == 2 and min(found) > 0 for found in cell.ttft_s.values())
+        assert all(len(times) == 2 and min(times) > 0 for times in cell.ttft_s.values())
         assert cell.load == pytest.approx(cell.share * cells[3].load, abs=1e-4)
 
 
@@ -285,8 +285,8 @@ def best_of_all(trace: Trace, capacity: int) -> float:
         for inside, hits in states.items():
             lead = next((n for n, b in enumerate(blocks) if b not in inside), len(blocks))
             have = sorted(inside | members)
-            for kept in combinations(have, min(capacity, len(have))):
-                key = frozenset(kept)
+            for contents in combinations(have, min(capacity, len(have))):
+                key = frozenset(contents)
                 after[key] = max(after.get(key, 0), hits + lead)
         states = after
     return max(states.values()) / sum(trace.count)

@@ -197,10 +197,10 @@ def test_a_task_of_any_length_is_decoded_whole(backend: Backend, tokens: int) ->
 def test_a_ticket_is_done_when_the_task_is(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as sender, opened(backend) as worker:
-            one, other = [await sender.enqueue_task(task(name)) for name in "ab"]
+            first, second = [await sender.enqueue_task(task(name)) for name in "ab"]
             claim = await claimed(worker)
-            waiting = asyncio.create_task(one.done(LONG_S))
-            assert not await other.done(0.2)
+            waiting = asyncio.create_task(first.done(LONG_S))
+            assert not await second.done(0.2)
             await claim.ack()
             assert await waiting
 
@@ -231,9 +231,9 @@ def test_one_poll_serves_all_waiting_senders(
                 await claims[number].ack()
             done = [waiting.pop(number) for number in (29, 8, 7, 0)]
             assert all(await asyncio.gather(*done))
-            assert not any(one.done() for one in waiting)
-            for one in waiting:
-                one.cancel()
+            assert not any(receiver.done() for receiver in waiting)
+            for receiver in waiting:
+                receiver.cancel()
 
     asyncio.run(play())
 
@@ -258,10 +258,10 @@ def test_a_task_is_withdrawn_unless_a_worker_has_it(backend: Backend) -> None:
 
 def test_a_returned_task_is_delivered_to_another_worker(backend: Backend) -> None:
     async def play() -> None:
-        async with opened(backend) as one, opened(backend) as other:
-            await one.enqueue_task(task("a"))
-            await (await claimed(one)).nack()
-            again = await claimed(other)
+        async with opened(backend) as first, opened(backend) as second:
+            await first.enqueue_task(task("a"))
+            await (await claimed(first)).nack()
+            again = await claimed(second)
             assert again.task == task("a")
             assert again.deliveries == 2
             await again.ack()
@@ -273,19 +273,19 @@ def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
     visible_s = 2.0
 
     async def play() -> None:
-        async with opened(backend, visible_s) as one, opened(backend, visible_s) as other:
-            await one.enqueue_task(task("a"))
+        async with opened(backend, visible_s) as first, opened(backend, visible_s) as second:
+            await first.enqueue_task(task("a"))
             extended = time.monotonic()
-            claim = await claimed(one)
+            claim = await claimed(first)
             again = None
             for _ in range(6):  # longer than the visibility in total, but not in one piece
-                again = await other.dequeue_task(timeout=0.5)
+                again = await second.dequeue_task(timeout=0.5)
                 if again is not None:  # correct if this machine was too slow to extend it
                     assert time.monotonic() - extended >= visible_s
                     break
                 extended = time.monotonic()
                 await claim.extend()
-            again = again or await claimed(other)
+            again = again or await claimed(second)
             assert again.deliveries == 2
 
     asyncio.run(play())
@@ -517,7 +517,10 @@ else:
 def calls(kind: type) -> dict[str, list[tuple[str, object]]]:
     """Return the parameters and their defaults of each public call."""
     return {
-        name: [(one.name, one.default) for one in inspect.signature(call).parameters.values()]
+        name: [
+            (parameter.name, parameter.default)
+            for parameter in inspect.signature(call).parameters.values()
+        ]
         for name, call in vars(kind).items()
         if not name.startswith("_") and inspect.iscoroutinefunction(call)
     }

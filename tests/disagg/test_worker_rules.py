@@ -37,7 +37,7 @@ async def worked(
     before.
     """
     queue = ListQueue()
-    queue.waiting = [(one, ListTicket(queue), before) for one, before in tasks]
+    queue.waiting = [(queued, ListTicket(queue), before) for queued, before in tasks]
     worker = PrefillWorker(queue, engine.url, **options)
     running = asyncio.create_task(worker.run())
 
@@ -73,13 +73,13 @@ def test_each_engine_status_has_its_outcome(status: int, counted: str) -> None:
 
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count a worker's pauses, without their length."""
-    pauses: list[int] = []
+    delays: list[int] = []
 
     async def pause(worker: PrefillWorker) -> None:
-        pauses.append(worker.stat.given_back)
+        delays.append(worker.stat.given_back)
 
     monkeypatch.setattr(PrefillWorker, "_pause", pause)
-    return pauses
+    return delays
 
 
 @pytest.mark.parametrize(
@@ -97,22 +97,22 @@ def test_a_prompt_that_fails_in_the_engine_does_not_affect_others(
     statuses: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play() -> None:
-        pauses = paused(monkeypatch)
+        delays = paused(monkeypatch)
         async with FakeEngine().serving() as engine:
             engine.statuses = statuses
             tasks = [(task(str(number)), 0) for number in range(len(statuses))]
             queue = ListQueue()
-            queue.waiting = [(one, ListTicket(queue), before) for one, before in tasks]
+            queue.waiting = [(queued, ListTicket(queue), before) for queued, before in tasks]
             queue.gives_back = False
             worker = PrefillWorker(queue, engine.url, concurrency=1)
             running = asyncio.create_task(worker.run())
-            while sum(dataclasses.astuple(worker.stat)) < len(statuses) or len(pauses) < len(
+            while sum(dataclasses.astuple(worker.stat)) < len(statuses) or len(delays) < len(
                 expected
             ):
                 await asyncio.sleep(0.002)
             worker.stop()
             await asyncio.wait_for(running, LONG_S)
-            assert pauses == expected
+            assert delays == expected
 
     asyncio.run(asyncio.wait_for(play(), LONG_S))
 
@@ -158,10 +158,10 @@ def test_an_unexpected_failure_of_a_task_does_not_stop_the_worker(
         paused(monkeypatch)
         prefill = PrefillWorker._prefill
 
-        async def failing(self: PrefillWorker, session: Any, one: PrefillTask) -> str | None:
-            if one.request_id == "bad":
+        async def failing(self: PrefillWorker, session: Any, task: PrefillTask) -> str | None:
+            if task.request_id == "bad":
                 raise KeyError("a defect")
-            return await prefill(self, session, one)
+            return await prefill(self, session, task)
 
         monkeypatch.setattr(PrefillWorker, "_prefill", failing)
         async with FakeEngine().serving() as engine:
@@ -180,7 +180,7 @@ def test_an_unreachable_engine_returns_the_task() -> None:
         engine.url = "http://127.0.0.1:9"
         stat, queue = await worked(engine, (task(), 0), until=1)
         assert stat == WorkerStat(given_back=1)
-        assert [one.request_id for one, _, _ in queue.waiting] == ["r"]
+        assert [queued.request_id for queued, _, _ in queue.waiting] == ["r"]
 
     asyncio.run(play())
 

@@ -239,7 +239,7 @@ class FakeEngine:
 
     def events(self, body: dict[str, Any]) -> list[bytes]:
         """Return all bytes of a stream, event by event."""
-        found = [
+        events = [
             b"data: %s\n\n"
             % json.dumps(
                 {"model": body.get("model"), "choices": [{"index": 0, "text": word}]},
@@ -247,7 +247,7 @@ class FakeEngine:
             ).encode()
             for word in self.words
         ]
-        return [*found, b"data: [DONE]\n\n"]
+        return [*events, b"data: [DONE]\n\n"]
 
 
 # ---- An engine for OpenAI's SDK
@@ -274,9 +274,9 @@ class ApiError(Exception):
 
 def invalid(where: str, what: str, message: str, given: Any = None) -> ApiError:
     """Return the error of a request that does not fit the schema."""
-    found = {"type": what, "loc": f"body.{where}".strip("."), "msg": message, "input": given}
-    text = f"1 validation error:\n  {found}"
-    return ApiError(400, text, "Bad Request", found["loc"])
+    detail = {"type": what, "loc": f"body.{where}".strip("."), "msg": message, "input": given}
+    text = f"1 validation error:\n  {detail}"
+    return ApiError(400, text, "Bad Request", detail["loc"])
 
 
 class OpenAIEngine:
@@ -479,8 +479,8 @@ class OpenAIEngine:
         if not requested.get("stream"):
             return head
         begun = {**head, "status": "in_progress", "output": []}
-        place = {"item_id": item["id"], "output_index": 0}
-        inside = {**place, "content_index": 0}
+        position = {"item_id": item["id"], "output_index": 0}
+        inside = {**position, "content_index": 0}
         listed: list[dict[str, Any]] = [
             {"type": "response.created", "response": begun},
             {"type": "response.in_progress", "response": begun},
@@ -495,8 +495,8 @@ class OpenAIEngine:
             {"type": "response.completed", "response": head},
         ]  # fmt: skip
         return [
-            b"event: %s\n%s" % (one["type"].encode(), _event({**one, "sequence_number": number}))
-            for number, one in enumerate(listed)
+            b"event: %s\n%s" % (item["type"].encode(), _event({**item, "sequence_number": number}))
+            for number, item in enumerate(listed)
         ]
 
 
@@ -505,12 +505,12 @@ _CORS = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "DE
 
 def _common(request: web.Request) -> dict[str, str]:
     """Return the headers of every answer."""
-    found = {"Server": "uvicorn"}
+    headers = {"Server": "uvicorn"}
     if "X-Request-Id" in request.headers:
-        found["X-Request-Id"] = request.headers["X-Request-Id"]
+        headers["X-Request-Id"] = request.headers["X-Request-Id"]
     if "Origin" in request.headers:
-        found["Access-Control-Allow-Origin"] = "*"
-    return found
+        headers["Access-Control-Allow-Origin"] = "*"
+    return headers
 
 
 def _json(
@@ -592,8 +592,8 @@ def _head(kind: str, what: str, requested: dict[str, Any], mark: str) -> dict[st
             "model": requested.get("model") or MODEL, "system_fingerprint": mark}  # fmt: skip
 
 
-def _usage(prompt: int, answers: int) -> dict[str, Any]:
-    made = answers * _ANSWER_TOKENS
+def _usage(prompt: int, answer_count: int) -> dict[str, Any]:
+    made = answer_count * _ANSWER_TOKENS
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
             "prompt_tokens_details": None}  # fmt: skip
 
@@ -605,11 +605,11 @@ def _words(requested: dict[str, Any], index: int) -> tuple[list[str], str]:
         words = ['{"', "city", '":', ' "', "Zürich", '"}']
     stops = requested.get("stop") or []
     for stop in [stops] if isinstance(stops, str) else stops:
-        for place, word in enumerate(words):
+        for count, word in enumerate(words):
             if stop in word:
-                return words[:place], "stop"
-    most = requested.get("max_tokens") or requested.get("max_completion_tokens") or len(words)
-    return words[:most], "length" if most < len(words) else "stop"
+                return words[:count], "stop"
+    limit = requested.get("max_tokens") or requested.get("max_completion_tokens") or len(words)
+    return words[:limit], "length" if limit < len(words) else "stop"
 
 
 def _calls(requested: dict[str, Any]) -> list[dict[str, Any]]:
@@ -630,11 +630,11 @@ def _chat_logprobs(requested: dict[str, Any], words: list[str]) -> dict[str, Any
     if not requested.get("logprobs"):
         return None
 
-    def one(word: str, rank: int) -> dict[str, Any]:
+    def token(word: str, rank: int) -> dict[str, Any]:
         return {"token": word, "logprob": -0.1 * (rank + 1), "bytes": list(word.encode())}
 
     top = requested.get("top_logprobs") or 0
-    return {"content": [{**one(word, 0), "top_logprobs": [one(word, n) for n in range(top)]}
+    return {"content": [{**token(word, 0), "top_logprobs": [token(word, n) for n in range(top)]}
                         for word in words]}  # fmt: skip
 
 
@@ -680,12 +680,12 @@ def _chunks(
 ) -> list[bytes]:
     options = requested.get("stream_options") or {}
     often = {"usage": _usage(prompt, 1)} if options.get("continuous_usage_stats") else {}
-    found = [_event({**head, "choices": [piece], **often}) for piece in pieces]
+    events = [_event({**head, "choices": [piece], **often}) for piece in pieces]
     if options.get("include_usage"):
-        found.append(
+        events.append(
             _event({**head, "choices": [], "usage": _usage(prompt, requested.get("n") or 1)})
         )
-    return [*found, b"data: [DONE]\n\n"]
+    return [*events, b"data: [DONE]\n\n"]
 
 
 # ---- KV events

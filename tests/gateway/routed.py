@@ -72,8 +72,8 @@ class Site:
 
     async def workers(self) -> list[dict[str, Any]]:
         async with self.client.get(f"{self.admin}/workers") as answer:
-            found: list[dict[str, Any]] = await answer.json()
-            return found
+            workers: list[dict[str, Any]] = await answer.json()
+            return workers
 
     def counts(self) -> list[int]:
         """Return how many requests each engine has received."""

@@ -65,12 +65,12 @@ class FakeRouter:
 
 
 def attempts(
-    tried: Iterable[int], client: GatewayClient = NOBODY, pauses: Mapping[int, float] | None = None
+    tried: Iterable[int], client: GatewayClient = NOBODY, delays: Mapping[int, float] | None = None
 ) -> Attempts:
     """Return the state of a request that these workers have failed."""
     made = Attempts(client)
     made.tried.update(tried)
-    made.pauses.update(pauses or {})
+    made.pauses.update(delays or {})
     return made
 
 
@@ -120,9 +120,9 @@ class Desk:
 
     async def refused(self, parsed: ParsedRequest = PARSED) -> tuple[int, str]:
         """Return status and text of a refusal, which must come at once."""
-        with pytest.raises(Refusal) as found:
+        with pytest.raises(Refusal) as caught:
             await asyncio.wait_for(self.place(parsed), 20)
-        return found.value.status, str(found.value)
+        return caught.value.status, str(caught.value)
 
 
 async def test_a_request_is_counted_from_its_placement_to_its_end() -> None:
@@ -239,7 +239,7 @@ async def test_a_request_for_one_worker_does_not_block_others() -> None:
 
 async def test_workers_with_a_retry_after_are_skipped() -> None:
     desk = Desk()
-    placed = await desk.director.place(PARSED, attempts({1, 2}, pauses={1: 9.0, 2: 9.0}))
+    placed = await desk.director.place(PARSED, attempts({1, 2}, delays={1: 9.0, 2: 9.0}))
     assert placed.engine is desk.engines[2]
     assert desk.director.has_other(PARSED, {1, 2})
     assert not desk.director.has_other(PARSED, {1, 2, 3})
@@ -249,12 +249,12 @@ async def test_workers_with_a_retry_after_are_skipped() -> None:
 
 async def test_a_client_avoids_a_worker_only_if_there_is_another() -> None:
     desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"))
-    one, two = GatewayClient("one", "1"), GatewayClient("two", "2")
-    desk.engines[0].busy(one, 60)
-    for client, expected in ((one, {2}), (two, {1, 2})):
+    first, second = GatewayClient("one", "1"), GatewayClient("two", "2")
+    desk.engines[0].busy(first, 60)
+    for client, expected in ((first, {2}), (second, {1, 2})):
         await desk.director.place(PARSED, Attempts(client))
         assert desk.router.allowed[-1] == expected
-    await desk.director.place(PARSED, attempts({2}, one))
+    await desk.director.place(PARSED, attempts({2}, first))
     assert desk.router.allowed[-1] == {1}
 
 
@@ -343,8 +343,8 @@ async def made(site: Site, *, stream: bool, **more: Any) -> tuple[str, str]:
     async with site.client.post(f"{site.base}/v1/responses", json=requested) as answer:
         assert answer.status == 200, await answer.text()
         text = await answer.text()
-    found = json.loads(text.split("data: ", 1)[1])["response"] if stream else json.loads(text)
-    return found["id"], found["at"]
+    response = json.loads(text.split("data: ", 1)[1])["response"] if stream else json.loads(text)
+    return response["id"], response["at"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -354,12 +354,12 @@ async def test_a_request_for_a_response_goes_to_the_engine_that_made_it(stream: 
         assert len({url for _, url in names}) == 3
         for name, url in names:
             for method, path in (("GET", name), ("POST", f"{name}/cancel")):
-                place = f"{site.base}/v1/responses/{path}"
-                async with site.client.request(method, place) as answer:
+                target = f"{site.base}/v1/responses/{path}"
+                async with site.client.request(method, target) as answer:
                     assert answer.status == 200
                     assert (await answer.json())["at"] == url
-            next_one = await made(site, stream=stream, previous_response_id=name)
-            assert next_one[1] == url
+            following = await made(site, stream=stream, previous_response_id=name)
+            assert following[1] == url
         async with site.client.get(f"{site.base}/v1/responses/resp_unknown") as answer:
             assert answer.status == 404
             assert "resp_unknown not found" in await answer.text()
@@ -386,6 +386,6 @@ async def test_responses_of_the_router_have_cors_headers() -> None:
             async with site.client.get(f"{site.base}/v1/{path}") as answer:
                 assert "Access-Control-Allow-Origin" not in answer.headers
         requested = ORIGIN | {"Access-Control-Request-Method": "POST"}
-        place = f"{site.base}/v1/completions"
-        async with site.client.options(place, headers=requested) as answer:
+        url = f"{site.base}/v1/completions"
+        async with site.client.options(url, headers=requested) as answer:
             assert answer.status == 405  # the fake engine's own error: it supports no preflight

@@ -261,12 +261,12 @@ async def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection(
             waits.connect_ex(silent.getsockname())
         there = FakeEngine()
         await stack.enter_async_context(there)
-        gone = "http://{}:{}".format(*silent.getsockname())
+        dead_url = "http://{}:{}".format(*silent.getsockname())
         limits = dataclasses.replace(QUICK, connect_s=0.2, health_timeout_s=60)
-        engines = [EngineSpec(url, ("fake",)) for url in (gone, there.url)]
+        engines = [EngineSpec(url, ("fake",)) for url in (dead_url, there.url)]
         site = await stack.enter_async_context(routed(limits=limits, engines=tuple(engines)))
         await site.up(1)
-        (dead,) = (one for one in site.service.fleet if one.url == gone)
+        (dead,) = (engine for engine in site.service.fleet if engine.url == dead_url)
         for _ in range(2):
             assert dead.passed(dead.failures)  # the engine was up shortly before
             assert (await site.completed())[0] == 200
@@ -385,7 +385,7 @@ def test_large_prompts_do_not_delay_name_lookups(monkeypatch: pytest.MonkeyPatch
             await asyncio.wait_for(loop.getaddrinfo("localhost", 80), SOON_S)
             assert (await asyncio.wait_for(site.completed(), SOON_S))[0] == 200
             go_on.set()
-            assert {(await one)[0] for one in large} == {200}
+            assert {(await answer)[0] for answer in large} == {200}
 
     monkeypatch.setattr(proxy, "parse_request", slow)
     try:

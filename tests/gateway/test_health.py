@@ -260,8 +260,8 @@ async def until_load_reported(site: Site, text: str) -> None:
     """Wait until the load's problem is logged, and check that GET /workers and metrics have it."""
     [worker] = site.service.fleet
     await until(lambda: text in worker.problems.get("metrics", ""))
-    [found] = await site.workers()
-    assert text in found["problems"]["metrics"]
+    [shown] = await site.workers()
+    assert text in shown["problems"]["metrics"]
     metrics = await site.text("/metrics")
     assert f'worker_problem{{problem="metrics",worker="{worker.url}"}} 1.0' in metrics
 

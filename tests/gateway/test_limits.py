@@ -276,11 +276,11 @@ async def test_an_engine_whose_list_of_models_is_too_long_is_down() -> None:
     engine = FakeEngine()
     engine.listed = json.dumps({"data": [{"id": "fake", "more": "a" * ANSWER_MAX}]}).encode()
     async with routed(engine, wait=False) as site:
-        (found,) = site.service.fleet
-        await until(lambda: found.health is Health.DOWN)
-        assert found.why == "its response is longer than 16 MiB"
+        (worker,) = site.service.fleet
+        await until(lambda: worker.health is Health.DOWN)
+        assert worker.why == "its response is longer than 16 MiB"
         engine.listed = None
-        await until(lambda: found.health is Health.UP)
+        await until(lambda: worker.health is Health.UP)
 
 
 class BusyEngine(FakeEngine):
@@ -465,8 +465,8 @@ async def test_a_late_body_stays_within_the_total_limit() -> None:
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"
         )
-        places = site.service._clients.slots
-        await until(lambda: any(place.connection._handled for place in places))
+        slots = site.service._clients.slots
+        await until(lambda: any(slot.connection._handled for slot in slots))
         other = asyncio.ensure_future(site.completed(stream=False))
         await until(lambda: engine.under_way == 1)
         late.write(b'"model": "fake"}')
@@ -521,12 +521,12 @@ PART = b'; name="model"\r\n'
 
 def quickest_s(work: Callable[[], object]) -> float:
     """Return the shortest CPU time of several runs."""
-    found = []
+    times_s = []
     for _ in range(3):
         started = time.process_time()
         work()
-        found.append(time.process_time() - started)
-    return min(found)
+        times_s.append(time.process_time() - started)
+    return min(times_s)
 
 
 def test_parsing_a_form_is_linear_in_its_length() -> None:
@@ -572,9 +572,9 @@ def test_the_model_of_an_unusual_body_of_any_size_is_read(wrong: bytes, size: in
 
 @pytest.mark.parametrize("before", [0, parsed_request._PIECE - 200, parsed_request._PIECE])
 def test_a_file_part_is_hashed_at_any_position(before: int) -> None:
-    parts = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
+    body = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
     isl = {
-        parse_request(CHAT, b'{"messages": %s}' % (parts % (b"x" * before, b"A" * size))).isl
+        parse_request(CHAT, b'{"messages": %s}' % (body % (b"x" * before, b"A" * size))).isl
         for size in (5000, 1 << 19)
     }
     assert len(isl) == 1
@@ -623,8 +623,8 @@ async def test_long_salts_are_not_cached() -> None:
 
 async def post(site: Site, body: bytes, kind: str, **headers: str) -> tuple[int, dict[str, Any]]:
     sent = {"Content-Type": kind} | {n.replace("_", "-"): text for n, text in headers.items()}
-    place = f"{site.base}/v1/completions"
-    async with site.client.post(place, data=body, headers=sent) as answer:
+    url = f"{site.base}/v1/completions"
+    async with site.client.post(url, data=body, headers=sent) as answer:
         return answer.status, await answer.json()
 
 
@@ -676,7 +676,7 @@ async def test_a_client_that_disconnects_in_its_body_is_not_an_error(
         writer.close()
         await asyncio.sleep(0.2)
         assert (await site.completed())[0] == 200
-    assert [one for one in caplog.records if one.exc_info] == []
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_half_a_surrogate_pair_in_a_models_name_is_a_404() -> None:
@@ -688,19 +688,19 @@ async def test_half_a_surrogate_pair_in_a_models_name_is_a_404() -> None:
 
 async def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
     async with routed(FakeEngine(), FakeEngine("other")) as site:
-        place = f"{site.base}/v1/responses"
-        async with site.client.post(place, json={"model": "fake", "input": "a"}) as answer:
+        url = f"{site.base}/v1/responses"
+        async with site.client.post(url, json={"model": "fake", "input": "a"}) as answer:
             made = (await answer.json())["id"]
         for number in range(3):
             body = {"model": f"m{number}", "input": "a", "previous_response_id": made}
-            async with site.client.post(place, json=body) as answer:
+            async with site.client.post(url, json=body) as answer:
                 assert answer.status == 404
                 assert (await answer.json())["error"]["param"] == "model"
         body = {"model": "fake", "input": "a", "previous_response_id": made}
-        async with site.client.post(place, json=body) as answer:
+        async with site.client.post(url, json=body) as answer:
             assert answer.status == 200
         body["model"] = "other"  # the engine responds that it has no such response
-        async with site.client.post(place, json=body) as answer:
+        async with site.client.post(url, json=body) as answer:
             assert answer.status == 404
         text = await site.text("/metrics")
         assert 'model="fake"' in text

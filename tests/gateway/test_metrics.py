@@ -57,9 +57,9 @@ async def test_promtool_reports_no_error() -> None:
         await until(lambda: bool(worker.problems))
         pages.append(await site.text("/metrics"))
     [page] = pages
-    found = complaints(page.encode())
-    assert [line for line in found if line and not KNOWN.fullmatch(line)] == []
-    assert {line.split("_ms")[0] for line in found if line} <= {
+    problems = complaints(page.encode())
+    assert [line for line in problems if line and not KNOWN.fullmatch(line)] == []
+    assert {line.split("_ms")[0] for line in problems if line} <= {
         f"dynamo_router_overhead_{part}"
         for part in ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling", "total")
     }

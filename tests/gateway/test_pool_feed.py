@@ -32,7 +32,7 @@ def stored(space: int, tokens: list[int], *, block_size: int = 16) -> dict[str, 
     contents = BlockHasher(block_size=block_size).local(tokens)
     return {
         "type": "BlockStored",
-        "block_hashes": [100 + place for place in range(len(contents))],  # the same for all models
+        "block_hashes": [100 + index for index in range(len(contents))],  # the same for all models
         "parent_block_hash": None,
         "token_ids": [],
         "block_size": block_size,
@@ -56,8 +56,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def pool_of(site: Site) -> dict[str, Any]:
     async with site.client.get(f"{site.admin}/pool") as answer:
-        found: dict[str, Any] = await answer.json()
-        return found
+        pool: dict[str, Any] = await answer.json()
+        return pool
 
 
 def play(
@@ -146,9 +146,9 @@ def test_the_page_shows_the_feed(tmp_path: Path) -> None:
         server.publish([stored(OURS, TOKENS), stored(THEIRS, TOKENS, block_size=32), orphan])
         server.publish([{"type": "Nonsense"}])
         await followed(site, server)
-        found = await pool_of(site)
-        assert 0 <= found.pop("last_message_age_seconds") < 60
-        assert found == {
+        pool = await pool_of(site)
+        assert 0 <= pool.pop("last_message_age_seconds") < 60
+        assert pool == {
             "up_to_date": True,
             "blocks": 4,
             "blocks_without_parent": 1,

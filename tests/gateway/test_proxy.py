@@ -257,7 +257,9 @@ async def test_a_decision_is_one_debug_line_with_the_costs(
     async with routed(a, b, policy=policy) as site:
         with caplog.at_level(logging.DEBUG, "beluga.router.router"):
             assert (await site.completed())[0] == 200
-    [line] = [one.getMessage() for one in caplog.records if one.name == "beluga.router.router"]
+    [line] = [
+        record.getMessage() for record in caplog.records if record.name == "beluga.router.router"
+    ]
     cost = "none" if policy == "round-robin" else r"[\d.e+-]+"
     seen = ";.*".join(
         rf" {engine.url} cost {cost}, cached 0 blocks, requests 0" for engine in (a, b)
@@ -388,7 +390,7 @@ async def test_bytes_that_are_not_http_cause_one_log_line(
         writer.write(sent)
         assert b" 400 " in await reader.readline()
         writer.close()
-        (line,) = [one for one in caplog.records if "handling request" in one.getMessage()]
+        (line,) = [record for record in caplog.records if "handling request" in record.getMessage()]
         assert (line.levelname, line.exc_info) == ("WARNING", None)
         assert "\n" not in line.getMessage()
 
@@ -437,7 +439,7 @@ def picture(content: str, question: str = "What is this?") -> bytes:
 
 def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
     path = "/v1/chat/completions"
-    one, same, other = (
+    short, same, other = (
         parse_request(path, picture(content, question))
         for content, question in (
             ("A" * (2 << 20), "What is this?"),
@@ -445,10 +447,10 @@ def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
             ("B" * (2 << 20), "What is this?"),
         )
     )
-    assert FILE_TOKENS < one.isl < FILE_TOKENS + 100
+    assert FILE_TOKENS < short.isl < FILE_TOKENS + 100
     start = FILE_TOKENS + 20
-    assert one.tokens[:start].tolist() == same.tokens[:start].tolist()
-    assert one.tokens[:start].tolist() != other.tokens[:start].tolist()
+    assert short.tokens[:start].tolist() == same.tokens[:start].tolist()
+    assert short.tokens[:start].tolist() != other.tokens[:start].tolist()
     assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are
 
 
@@ -476,16 +478,16 @@ async def test_a_client_that_sends_a_too_large_body_reads_why(
     body = json.dumps({"model": "fake", "prompt": "a" * (9 * HEAD_SIZE_MAX)}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
-    def sent(address: Address, rest: bytes) -> bytes:
+    def sent(address: Address, tail: bytes) -> bytes:
         with socket.create_connection(address, timeout=60) as client:
-            client.sendall(head + rest)
+            client.sendall(head + tail)
             return client.recv(1 << 16)
 
     async with routed(FakeEngine(), limits=Limits(body_size_max=1000)) as site:
-        for rest in (
+        for tail in (
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body),
             b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
         ):
-            answer = await asyncio.to_thread(sent, site.service.address, rest)
+            answer = await asyncio.to_thread(sent, site.service.address, tail)
             assert answer.startswith(b"HTTP/1.1 413 Request Entity Too Large\r\n")
     assert "head is too large" not in caplog.text

@@ -573,14 +573,14 @@ def test_histogram_buckets_separate_values() -> None:
             for sample in metric.samples:
                 if sample.name.endswith("_bucket"):
                     bounds.setdefault(metric.name, []).append(float(sample.labels["le"]))
-    for name, found in bounds.items():
-        assert found == sorted(set(found)), name
+    for name, limits in bounds.items():
+        assert limits == sorted(set(limits)), name
         if name.endswith("hit_rate"):
-            assert found[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
+            assert limits[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
             continue
         if name.endswith("tokens"):
-            assert (found[0], found[-2]) == (16, 1 << 20)  # from one block to the longest prompts
-        assert max(b / a for a, b in pairwise(found[:-1])) <= 5, name
+            assert (limits[0], limits[-2]) == (16, 1 << 20)  # from one block to the longest prompts
+        assert max(b / a for a, b in pairwise(limits[:-1])) <= 5, name
     assert len(bounds) >= 6
 
 
@@ -642,8 +642,8 @@ def test_metrics_of_a_removed_worker_are_dropped() -> None:
     assert "dynamo_kv_hit_rate http://a" not in figures(metrics)
     engine.expected(0.5, 10)
     metrics.state(engine, load)
-    found = {name.removesuffix(" http://a"): value for name, value in figures(metrics).items()}
-    assert found == {
+    values = {name.removesuffix(" http://a"): value for name, value in figures(metrics).items()}
+    assert values == {
         "dynamo_frontend_worker_active_decode_blocks": 3,
         "dynamo_frontend_worker_active_prefill_tokens": 4,
         "dynamo_kv_hit_rate": 0.5,
@@ -732,7 +732,7 @@ class Waiting:
 
 async def test_requests_leave_the_queue_in_order() -> None:
     waiting = Waiting()
-    one, two = await waiting.enter(1), await waiting.enter(2)
+    first, second = await waiting.enter(1), await waiting.enter(2)
     assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (2, True)
     assert not waiting.wait_queue.waiting("other")
     waiting.let_in = {2}
@@ -740,7 +740,7 @@ async def test_requests_leave_the_queue_in_order() -> None:
     assert waiting.tried == [1]
     waiting.let_in = {1, 2}
     waiting.wait_queue.look()
-    assert (await one, await two) == (1, 2)
+    assert (await first, await second) == (1, 2)
     assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (0, False)
 
 
@@ -759,11 +759,11 @@ async def test_lines_take_turns() -> None:
 
 async def test_a_request_beyond_the_queue_limit_is_rejected() -> None:
     waiting = Waiting(queued_max=1)
-    one = await waiting.enter(1)
+    turn = await waiting.enter(1)
     with pytest.raises(Refusal, match="1 requests are waiting already") as refused:
         await (await waiting.enter(2))
     assert refused.value.response().headers["Retry-After"] == "1"
-    one.cancel()
+    turn.cancel()
 
 
 async def test_no_client_fills_the_queue_alone() -> None:
@@ -829,12 +829,12 @@ async def test_clients_of_one_address_are_fair_to_each_other() -> None:
 
 async def test_a_canceled_request_releases_its_queue_slot() -> None:
     waiting = Waiting()
-    one = await waiting.enter(1)
+    turn = await waiting.enter(1)
     waiting.let_in = {1}
     waiting.wait_queue.look()
-    one.cancel()
+    turn.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await one
+        await turn
     assert waiting.back == [1]
     two = await waiting.enter(2)
     two.cancel()
@@ -854,19 +854,19 @@ async def test_the_error_is_that_of_the_tried_worker() -> None:
         waiting.wait_queue.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
     )
     await asyncio.sleep(0)
-    one = await waiting.enter(1)
+    turn = await waiting.enter(1)
     waiting.let_in = {1}
     waiting.wait_queue.look()
     with pytest.raises(RouterError, match="no policy"):
         await failing
-    assert await one == 1
+    assert await turn == 1
 
 
 async def test_a_request_is_rejected_after_its_wait_time() -> None:
     waiting = Waiting()
-    one = await waiting.enter(1, patience_s=0.01)
+    turn = await waiting.enter(1, patience_s=0.01)
     with pytest.raises(Refusal, match=r"for 0\.01 s"):
-        await one
+        await turn
     waiting.wait_queue.look()
     assert waiting.tried == []
 
@@ -874,11 +874,11 @@ async def test_a_request_is_rejected_after_its_wait_time() -> None:
 async def test_the_earliest_check_wakes_the_queue() -> None:
     waiting = Waiting()
     waiting.let_in = {1, 2}
-    one = await waiting.enter(1)
+    turn = await waiting.enter(1)
     waiting.wait_queue.look_in(50)
     waiting.wait_queue.look_in(0.01)
     waiting.wait_queue.look_in(60)
-    assert await asyncio.wait_for(one, 20) == 1
+    assert await asyncio.wait_for(turn, 20) == 1
     two = await waiting.enter(2)
     waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent a new one
     assert await asyncio.wait_for(two, 20) == 2
@@ -942,8 +942,8 @@ def test_rewriting_a_workers_file_in_place_drains_no_worker(tmp_path: Path, size
 
 
 def test_a_removed_worker_is_dropped_once_the_file_is_stable(tmp_path: Path) -> None:
-    one = "http://b:8000\n"
-    _, left = follow(tmp_path / "workers", TWO, one, *[None] * SETTLED_LOOKS)
+    line = "http://b:8000\n"
+    _, left = follow(tmp_path / "workers", TWO, line, *[None] * SETTLED_LOOKS)
     assert left == [BOTH] * (SETTLED_LOOKS + 1) + [["http://b:8000"]]
 
 

@@ -74,9 +74,9 @@ class Recorded(Cluster):
             setattr(tracker, name, self._noting(name, getattr(tracker, name)))
 
         def routed(request: int, query: Query, *, now: float) -> Choice:
-            found = self._matches(query)
+            matches = self._matches(query)
             choice = route(request, query, now=now)
-            self.steps.append(("route", (request, query, found, choice.worker, now)))
+            self.steps.append(("route", (request, query, matches, choice.worker, now)))
             return choice
 
         self.router.route = routed  # type: ignore[method-assign,assignment]
@@ -102,12 +102,12 @@ class Replayed:
         whole = [token for block in query.hashes for token in [block % 2**32] * BLOCK]
         return (whole + [2**32 - 1] * query.isl)[: query.isl]
 
-    def announce(self, tokens: list[int], found: Caches) -> None:
+    def announce(self, tokens: list[int], caches: Caches) -> None:
         """Send the events after which the index has the hits of the simulator."""
         local = self.hasher.local(tokens)
         names = self.hasher.sequence(local)
-        holders = [(Worker(n + 1), Tier.DEVICE, int(found.device[n])) for n in range(WORKERS)]
-        holders.append((Worker(1), Tier.SHARED, int(found.far[0])))
+        holders = [(Worker(n + 1), Tier.DEVICE, int(caches.device[n])) for n in range(WORKERS)]
+        holders.append((Worker(1), Tier.SHARED, int(caches.far[0])))
         index = self.service.index().indexer
         for worker, tier, lead in holders:
             if lead < len(names):
@@ -117,12 +117,12 @@ class Replayed:
                     [RouterEvent(worker, Stored(names[:lead], local[:lead]), tier=tier)]
                 )
 
-    def route(self, request: int, query: Query, found: Caches, now: float) -> Worker:
+    def route(self, request: int, query: Query, caches: Caches, now: float) -> Worker:
         self.clock.now = now
         self.events_clock.now += 1e6  # the predicted blocks have been announced long before
         tokens = self.prompt(query)
         if self.service._router.policy.uses_overlap:
-            self.announce(tokens, found)
+            self.announce(tokens, caches)
         ids = np.asarray(tokens, np.uint32)
         parsed = ParsedRequest("/v1/completions", b"", "m", query.isl, ids)
         placed = self.service._director._try(
@@ -154,11 +154,11 @@ async def test_the_gateway_and_the_simulation_choose_the_same_workers(
         tracker = replayed.service._router.tracker
         for kind, what in simulated.steps:
             if kind == "route":
-                request, query, found, worker, now = what
+                request, query, caches, worker, now = what
                 wanted.append(worker)
                 for engine in replayed.service.fleet:
                     engine.health = Health.UP  # no engine answers the checks here
-                got.append(replayed.route(request, query, found, now))
+                got.append(replayed.route(request, query, caches, now))
             elif kind == "publish":
                 worker, metrics = what
                 tracker.publish(Worker(worker.worker_id + 1), metrics)

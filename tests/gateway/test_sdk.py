@@ -43,11 +43,11 @@ def test_requests_behave_as_without_the_gateway() -> None:
             different = {}
             for name, run_case in CASES.items():
                 expected = await observe(run_case, *straight)
-                found = await observe(run_case, *through)
-                if found != expected:
-                    different[name] = expected, found
-            for name, (expected, found) in different.items():
-                print(f"{name}\n  straight {expected}\n  gateway  {found}")
+                observed = await observe(run_case, *through)
+                if observed != expected:
+                    different[name] = expected, observed
+            for name, (expected, observed) in different.items():
+                print(f"{name}\n  straight {expected}\n  gateway  {observed}")
             # The gateway rejects forms with 415; vLLM responds with 400.
             assert sorted(different) == ["raw_other_kind", "raw_text_kind"]
             assert "send Content-Type: application/json" in str(different)
@@ -97,8 +97,8 @@ def test_the_model_is_read_from_any_request_if_several_are_served() -> None:
                 await site.up(2)
                 for name in names:
                     expected = await observe(CASES[name], *straight)
-                    found = await observe(CASES[name], *through)
-                    assert found == expected, name
+                    observed = await observe(CASES[name], *through)
+                    assert observed == expected, name
                 wrong = [name for name in names if name.startswith("raw_n")]
                 assert other.count <= len(wrong) + 1
 
@@ -180,7 +180,7 @@ def test_a_client_disconnect_aborts_the_engines_request(stream: bool, leaves: st
                 while engine.cancelled == before:
                     brief = caller.other(timeout=timeout_s if leaves == "times out" else 60)
                     pending = asyncio.create_task(
-                        observe(lambda one: one.chat(stream=stream, user="hold"), brief, answers)
+                        observe(lambda sdk: sdk.chat(stream=stream, user="hold"), brief, answers)
                     )
                     if leaves == "times out":
                         assert (await pending)["error"][0] == "APITimeoutError"
@@ -260,8 +260,8 @@ def test_errors_of_the_gateway_have_openais_shape() -> None:
                  "BadRequestError", None),
             ):  # fmt: skip
                 seen = await observe(call, caller, answers)
-                found, fields = seen["error"]
-                assert (found, fields["status_code"]) == (name, status)
+                error, fields = seen["error"]
+                assert (error, fields["status_code"]) == (name, status)
                 assert (fields["type"], fields["param"]) == (kind, param)
                 assert fields["code"] == str(status)
                 assert fields["request_id"] == "mine"
@@ -281,7 +281,7 @@ def test_a_model_is_retrieved() -> None:
     async def play() -> None:
         engine = OpenAIEngine()
         async with both(engine) as (_, (caller, _), _):
-            found = await caller.client.models.retrieve(MODEL)
-            assert (found.id, found.owned_by) == (MODEL, "vllm")
+            model = await caller.client.models.retrieve(MODEL)
+            assert (model.id, model.owned_by) == (MODEL, "vllm")
 
     run(play)

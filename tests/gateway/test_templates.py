@@ -58,9 +58,9 @@ def given(path: str, **fields: Any) -> dict[str, Any]:
     """Return the template's input besides the messages, without the part that is the same for every
     request.
     """
-    found = conversation(path, **fields).given
+    given = conversation(path, **fields).given
     usual = {"add_generation_prompt": True, "continue_final_message": False}
-    return {name: value for name, value in found.items() if usual.get(name) != value}
+    return {name: value for name, value in given.items() if usual.get(name) != value}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_messages_have_the_fields_that_the_engine_keeps() -> None:
         as_parts=False,
     )
     made = got[2].pop("tool_calls")
-    assert [one["function"].get("arguments") for one in made] == [{"a": 1}, {}, {}]
+    assert [call["function"].get("arguments") for call in made] == [{"a": 1}, {}, {}]
     assert got == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a", "name": "Ada"},

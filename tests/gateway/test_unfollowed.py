@@ -66,23 +66,23 @@ def play(
         fakes, announcers = [FakeEngine() for _ in range(engines)], []
         try:
             for number, fake in enumerate(fakes):
-                (place := folder / str(number)).mkdir()
-                announcers.append(Announcer(place))
+                (home := folder / str(number)).mkdir()
+                announcers.append(Announcer(home))
                 fake.metrics = metrics
                 await fake.__aenter__()
             specs = tuple(
-                EngineSpec(fake.url, (), one.events, one.replay if replay else None)
-                for fake, one in zip(fakes, announcers, strict=True)
+                EngineSpec(fake.url, (), announcer.events, announcer.replay if replay else None)
+                for fake, announcer in zip(fakes, announcers, strict=True)
             )
             async with routed(engines=specs, **{"policy": "linear"} | settings) as site:
                 site.engines = fakes
                 await site.up()
-                for one in announcers:
-                    await until(one.subscribed)
+                for announcer in announcers:
+                    await until(announcer.subscribed)
                 await scenario(site, announcers)
         finally:
-            for one in announcers:
-                one.close()
+            for announcer in announcers:
+                announcer.close()
             for fake in fakes:
                 await fake.__aexit__()
 
@@ -183,14 +183,14 @@ async def test_workers_beyond_the_limit_of_the_index_are_reported() -> None:
     async with routed(FakeEngine(), FakeEngine(), policy="least-cost", index_ranks=1) as site:
         for _ in range(4):
             await site.completed(prompt=TOKENS)
-        found = [list(worker.problems.values()) for worker in site.service.fleet]
-        assert not any(found)
+        problems = [list(worker.problems.values()) for worker in site.service.fleet]
+        assert not any(problems)
         for seed in range(20):
             await site.completed(prompt=[seed * 1000 + token for token in TOKENS])
         workers = site.service.fleet
         await until(lambda: any("raise --index-ranks" in str(e.problems) for e in workers))
         kinds = [engine.problems.keys() for engine in workers]
-        assert [set(one) for one in kinds].count({"events"}) == 1
+        assert [set(kind) for kind in kinds].count({"events"}) == 1
 
 
 def test_blocks_of_any_rank_of_an_engine_count_for_it(tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ async def test_each_rank_may_have_an_endpoint(tmp_path: Path) -> None:
     async with engine:
         spec = EngineSpec(engine.url, (), first.events, None, ((second.events, None),))
         async with routed(engines=(spec,), policy="linear") as site:
-            for one in announcers:
-                await until(one.subscribed)
+            for announcer in announcers:
+                await until(announcer.subscribed)
             await until(lambda: all(e.serving for e in site.service.fleet))
             by_rank(first, 0, stored(1))
             by_rank(second, 1, stored(1) | {"block_hashes": [*range(16)], "token_ids": TOKENS})
@@ -257,8 +257,8 @@ async def test_each_rank_may_have_an_endpoint(tmp_path: Path) -> None:
             await until(lambda: worker.ranks == 2 and not worker.problems)
             site.service.fleet.remove(worker)
             assert index.indexer.workers() == []
-    for one in announcers:
-        one.close()
+    for announcer in announcers:
+        announcer.close()
 
 
 @pytest.mark.parametrize("first", [128, 16])
@@ -371,6 +371,6 @@ async def test_engines_without_events_are_a_problem_of_policies_that_need_them()
         engine.metrics = RUNNING
         async with routed(engine, policy=policy) as site:
             [worker] = site.service.fleet
-            await until(lambda one=engine: one.scrapes > 1)
+            await until(lambda load=engine: load.scrapes > 1)
             await site.completed(prompt=TOKENS)
-            await until(lambda one=worker, expected=kinds: one.problems.keys() == expected)
+            await until(lambda shown=worker, expected=kinds: shown.problems.keys() == expected)

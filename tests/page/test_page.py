@@ -54,11 +54,12 @@ def test_every_part_escapes_its_input() -> None:
 def test_a_bar_is_as_long_as_its_share_of_the_axis() -> None:
     drawn = page.chart(bars(1.0, 2.0, 4.0))
     widths = [
-        float(one) for one in re.findall(r'<rect class="b s0" x="4"[^>]* width="([\d.]+)"', drawn)
+        float(width)
+        for width in re.findall(r'<rect class="b s0" x="4"[^>]* width="([\d.]+)"', drawn)
     ]
     assert widths[2] == pytest.approx(2 * widths[1], abs=0.2)
     assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
-    assert [one for one in ("1 s", "2 s", "4 s") if f">{one}</text>" in drawn] == [
+    assert [label for label in ("1 s", "2 s", "4 s") if f">{label}</text>" in drawn] == [
         "1 s",
         "2 s",
         "4 s",
@@ -82,7 +83,7 @@ def test_a_gap_in_a_line_is_not_drawn_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "log", "least", "most"),
+    ("values", "log", "low", "high"),
     [
         ([3.0, 17.0], False, 0, 20),
         ([0.0], False, 0, 1),
@@ -94,10 +95,10 @@ def test_a_gap_in_a_line_is_not_drawn_over() -> None:
     ],
 )
 def test_an_axis_has_room_for_all_values_and_few_round_ticks(
-    values: list[float], log: bool, least: float, most: float
+    values: list[float], log: bool, low: float, high: float
 ) -> None:
     scale = scale_of(page.Axis("", log=log), values)
-    assert (scale.low, scale.high) == (pytest.approx(least), pytest.approx(most))
+    assert (scale.low, scale.high) == (pytest.approx(low), pytest.approx(high))
     assert 2 <= len(scale.ticks) <= 8
     assert all(0 <= scale.position(value) <= 1 for value in [*values, *scale.ticks])
 

@@ -121,20 +121,24 @@ def test_a_line_without_end_is_refused_as_it_is_read() -> None:
 def test_the_workload_is_made_of_120_conversations_of_ten_turns() -> None:
     requests = make_workload(Conversations())
     assert len(requests) == 1200
-    assert len({tuple(one.hash_ids[:12]) for one in requests}) == 3
-    assert {len(one.hash_ids[:12]) for one in requests} == {12}
-    answers = {one.output_length // 16 for one in requests}
+    assert len({tuple(request.hash_ids[:12]) for request in requests}) == 3
+    assert {len(request.hash_ids[:12]) for request in requests} == {12}
+    answers = {request.output_length // 16 for request in requests}
     assert answers == set(range(1, 9))
-    assert all(one.input_length == 16 * len(one.hash_ids) for one in requests)
-    assert all(one.output_length % 16 == 0 for one in requests)
+    assert all(request.input_length == 16 * len(request.hash_ids) for request in requests)
+    assert all(request.output_length % 16 == 0 for request in requests)
     # Conversations start within the 5 s that one takes, with half a second between turns on
     # average.
     assert requests[0].timestamp < 500
     assert 5000 < requests[-1].timestamp < 20000
-    firsts = [one for one in requests if len(one.hash_ids) * 16 - one.output_length == 12 * 16]
+    firsts = [
+        request
+        for request in requests
+        if len(request.hash_ids) * 16 - request.output_length == 12 * 16
+    ]
     assert len(firsts) == 120
-    assert 4000 < max(one.timestamp for one in firsts) < 5000
-    spans = [one.timestamp for one in requests if one not in firsts]
+    assert 4000 < max(first.timestamp for first in firsts) < 5000
+    spans = [request.timestamp for request in requests if request not in firsts]
     assert sum(spans) / len(spans) == pytest.approx(2500 + 5 * 500, rel=0.1)
 
 
@@ -157,9 +161,9 @@ def test_filled_blocks_have_no_errors(blocks: np.ndarray) -> None:
     assert Contents(4096).wrong_count(IDS, blocks) == 0
 
 
-@pytest.mark.parametrize("place", [0, 1, 2047, 4095])
-def test_one_wrong_bit_is_detected(blocks: np.ndarray, place: int) -> None:
-    blocks.view(np.uint8)[2, place] ^= 1
+@pytest.mark.parametrize("index", [0, 1, 2047, 4095])
+def test_one_wrong_bit_is_detected(blocks: np.ndarray, index: int) -> None:
+    blocks.view(np.uint8)[2, index] ^= 1
     assert Contents(4096).wrong_count(IDS, blocks) == 1
 
 
@@ -178,10 +182,10 @@ def test_bytes_that_were_never_written_are_detected() -> None:
 
 def test_digests_are_distinct_and_reproducible() -> None:
     ids = np.arange(10_000, dtype=np.uint64)
-    found = digests(ids)
-    assert found.shape == (10_000, 16)
-    assert len({bytes(row) for row in found}) == 10_000
-    assert bytes(digests(ids[5:6])[0]) == bytes(found[5])
+    made = digests(ids)
+    assert made.shape == (10_000, 16)
+    assert len({bytes(row) for row in made}) == 10_000
+    assert bytes(digests(ids[5:6])[0]) == bytes(made[5])
 
 
 def test_ids_are_mixed_like_splitmix64() -> None:
@@ -198,7 +202,7 @@ MIB = 1 << 20
 
 
 def requests(*ids: Sequence[int], apart_ms: float = 0.0) -> list[TraceRequest]:
-    return [TraceRequest(100 + n * apart_ms, 1, 1, list(found)) for n, found in enumerate(ids)]
+    return [TraceRequest(100 + n * apart_ms, 1, 1, list(chain)) for n, chain in enumerate(ids)]
 
 
 # ---- Sizes.
@@ -246,21 +250,21 @@ TALLY = {
 
 
 def test_the_clients_tallies_are_summed() -> None:
-    found = summarize(requests([1, 2], [1, 2]), 10**9, 7.0, [TALLY, {**TALLY, "rpc_ns": [2000]}])
-    assert (found.requests, found.blocks_looked_up, found.blocks_hit) == (2, 16, 4)
-    assert (found.hit_rate, found.ideal_hit_rate) == (0.25, 0.5)
-    assert (found.blocks_put, found.blocks_refused) == (12, 2)
-    assert (found.bytes_put, found.bytes_got) == (12 * 10**9, 4 * 10**9)
-    assert (found.verify_errors, found.mismatches, found.seconds) == (6, 8, 7)
-    assert (found.put_gb_per_s, found.get_gb_per_s) == (3, 4)
-    assert (found.rpc_p50_us, found.rpc_p99_us) == (2, pytest.approx(2.98))
+    summary = summarize(requests([1, 2], [1, 2]), 10**9, 7.0, [TALLY, {**TALLY, "rpc_ns": [2000]}])
+    assert (summary.requests, summary.blocks_looked_up, summary.blocks_hit) == (2, 16, 4)
+    assert (summary.hit_rate, summary.ideal_hit_rate) == (0.25, 0.5)
+    assert (summary.blocks_put, summary.blocks_refused) == (12, 2)
+    assert (summary.bytes_put, summary.bytes_got) == (12 * 10**9, 4 * 10**9)
+    assert (summary.verify_errors, summary.mismatches, summary.seconds) == (6, 8, 7)
+    assert (summary.put_gb_per_s, summary.get_gb_per_s) == (3, 4)
+    assert (summary.rpc_p50_us, summary.rpc_p99_us) == (2, pytest.approx(2.98))
 
 
 def test_a_client_without_work_has_no_rates() -> None:
     idle: dict[str, Any] = dict.fromkeys(TALLY, 0) | {"rpc_ns": []}
-    found = summarize(requests([1]), 4096, 1.0, [idle])
-    assert (found.hit_rate, found.put_gb_per_s, found.get_gb_per_s) == (0, 0, 0)
-    assert (found.rpc_p50_us, found.rpc_p99_us) == (0, 0)
+    summary = summarize(requests([1]), 4096, 1.0, [idle])
+    assert (summary.hit_rate, summary.put_gb_per_s, summary.get_gb_per_s) == (0, 0, 0)
+    assert (summary.rpc_p50_us, summary.rpc_p99_us) == (0, 0)
 
 
 # ---- The dispatcher.
@@ -418,10 +422,10 @@ def clients_of(*messages: tuple[int, Any], clients: int = 2) -> Any:
 def test_progress_is_the_sum_of_all_clients() -> None:
     done: list[int] = []
     tally = {"request_count": 5}
-    found = clients_of((0, {"done": 2}), (1, {"done": 3}), (0, {"done": 4}), (1, {"tally": tally}),
+    lines = clients_of((0, {"done": 2}), (1, {"done": 3}), (0, {"done": 4}), (1, {"tally": tally}),
                  (0, {"tally": {"request_count": 4}})).watch(done.append)  # fmt: skip
     assert done == [2, 5, 7, 9, 9]
-    assert found == [tally, {"request_count": 4}]
+    assert lines == [tally, {"request_count": 4}]
 
 
 def test_the_first_failure_ends_the_replay() -> None:
@@ -470,16 +474,16 @@ def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
 
 def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[tuple[int, int]] = []
-    found = run.replay(
+    summary = run.replay(
         requests([1, 2], [1, 2, 3]),
         run.ReplayOptions(block_size=64, client_count=1),
         note=print,
         advance=lambda done, total: moves.append((done, total)),
     )
-    assert (found.blocks_looked_up, found.blocks_hit, found.blocks_put) == (5, 2, 3)
-    assert (found.bytes_put, found.bytes_got) == (3 * 64, 2 * 64)
+    assert (summary.blocks_looked_up, summary.blocks_hit, summary.blocks_put) == (5, 2, 3)
+    assert (summary.bytes_put, summary.bytes_got) == (3 * 64, 2 * 64)
     assert moves[-1] == (2, 2)
-    assert 0 < found.seconds < 1000
+    assert 0 < summary.seconds < 1000
 
 
 # ---- A client.

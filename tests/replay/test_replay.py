@@ -42,7 +42,7 @@ def trace(tmp_path: Path) -> Path:
 
 def children(pid: int) -> list[tuple[int, str]]:
     """Return (pid, command line) of the processes that pid started."""
-    found = []
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -50,16 +50,16 @@ def children(pid: int) -> list[tuple[int, str]]:
         except OSError:
             continue
         if parent == pid:
-            found.append((int(stat.parent.name), command))
-    return found
+            processes.append((int(stat.parent.name), command))
+    return processes
 
 
 def wait_for_children(pid: int, module: str, count: int) -> list[tuple[int, str]]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = [child for child in children(pid) if module in child[1]]
-        if len(found) == count:
-            return found
+        matching = [child for child in children(pid) if module in child[1]]
+        if len(matching) == count:
+            return matching
         time.sleep(0.05)
     raise AssertionError(f"no {count} processes of {module}")
 
@@ -75,9 +75,9 @@ def wait_until_gone(processes: list[tuple[int, str]]) -> None:
 
 
 def pool_directory(command: str) -> Path:
-    found = re.search(r"(/[^\" ]*)/device\.0", command)
-    assert found
-    return Path(found[1])
+    match = re.search(r"(/[^\" ]*)/device\.0", command)
+    assert match
+    return Path(match[1])
 
 
 def test_a_replay_counts_and_verifies(run: Run, trace: Path) -> None:
@@ -309,15 +309,15 @@ def scraped(url: str) -> dict[str, float]:
     """Return the series of engines, without their labels ``engine`` and ``tier``."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
-    found = {}
+    values = {}
     for line in lines:
         if line.startswith("beluga_kvbm_"):
             series, _, value = line.rpartition(" ")
             assert 'engine="0"' in series
             assert 'tier="device"' in series
             series = re.sub(r'(engine|tier)="[^"]*",?', "", series).replace(",}", "}")
-            found[series.removesuffix("{}")] = float(value)
-    return found
+            values[series.removesuffix("{}")] = float(value)
+    return values
 
 
 def test_the_exporter_shows_what_the_engine_did(start: Start, tmp_path: Path) -> None:
@@ -343,20 +343,20 @@ def test_the_exporter_shows_what_the_engine_did(start: Start, tmp_path: Path) ->
         'beluga_kvbm_heat_ratio_bucket{le="0.5"}': len({key for ids in PROMPTS for key in ids}),
         'beluga_kvbm_heat_ratio_bucket{le="+Inf"}': requested,
     }
-    until, found = time.monotonic() + WAIT_S, {}
-    while any(found.get(name) != value for name, value in totals.items()):
-        assert time.monotonic() < until, {name: found.get(name) for name in totals}
+    until, values = time.monotonic() + WAIT_S, {}
+    while any(values.get(name) != value for name, value in totals.items()):
+        assert time.monotonic() < until, {name: values.get(name) for name in totals}
         time.sleep(0.1)
-        found = scraped(url.rstrip("/"))
-    assert found["beluga_kvbm_blocks"] == BLOCKS
-    assert found["beluga_kvbm_available_blocks"] == BLOCKS, "no request is under way"
-    assert found["beluga_kvbm_inflight_blocks"] == 0
-    assert found["beluga_kvbm_usage_ratio"] == 1
-    assert (found["beluga_kvbm_watermark_ratio"], found["beluga_kvbm_offload_due"]) == (0.85, 1)
-    assert found["beluga_kvbm_prefetch_heat_ratio"] == 0.7
-    assert found['beluga_kvbm_target{target="available_share_min"}'] == 0.1
-    assert found['beluga_kvbm_target_missed{target="available_share_min"}'] == 0
-    assert found["beluga_kvbm_allocation_seconds_count"] > 0
+        values = scraped(url.rstrip("/"))
+    assert values["beluga_kvbm_blocks"] == BLOCKS
+    assert values["beluga_kvbm_available_blocks"] == BLOCKS, "no request is under way"
+    assert values["beluga_kvbm_inflight_blocks"] == 0
+    assert values["beluga_kvbm_usage_ratio"] == 1
+    assert (values["beluga_kvbm_watermark_ratio"], values["beluga_kvbm_offload_due"]) == (0.85, 1)
+    assert values["beluga_kvbm_prefetch_heat_ratio"] == 0.7
+    assert values['beluga_kvbm_target{target="available_share_min"}'] == 0.1
+    assert values['beluga_kvbm_target_missed{target="available_share_min"}'] == 0
+    assert values["beluga_kvbm_allocation_seconds_count"] > 0
 
 
 @pytest.mark.parametrize("policy", ["wait", "drop", "watermark"])

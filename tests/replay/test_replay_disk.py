@@ -112,7 +112,10 @@ def test_a_killed_server_loses_no_blocks(start: Start, tmp_path: Path) -> None:
     once = [
         TraceRequest(1000 * n, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)
     ]
-    again = [TraceRequest(1000 * (40 + n), 50 * 512, 1, one.hash_ids) for n, one in enumerate(once)]
+    again = [
+        TraceRequest(1000 * (40 + n), 50 * 512, 1, request.hash_ids)
+        for n, request in enumerate(once)
+    ]
     write_trace(once + again, tmp_path / "trace.jsonl")
     replay = start("replay", tmp_path / "trace.jsonl", *options(tmp_path / "disk"), "--speed", "4")
     kill_servers(replay, 2, 0.5)

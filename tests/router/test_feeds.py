@@ -23,16 +23,16 @@ def test_replayed_and_live_items_are_in_order(seed: int) -> None:
     rng = random.Random(seed)
     feed: Feed[int] = Feed()
     out: list[int] = []
-    kept: list[int] = []
+    sent: list[int] = []
     for number in range(300):
-        kept.append(number)
+        sent.append(number)
         if rng.random() < 0.2:
             continue  # the message is lost
         ready = feed.offer(number, number, float(number))
         assert not ready.restarted
         out += ready.items
         if feed.wanted is not None and rng.random() < 0.3:
-            for old in kept[feed.wanted :]:
+            for old in sent[feed.wanted :]:
                 out += feed.replayed(old, old, old)
             out += feed.give_up()
     assert out == list(range(len(out)))
@@ -92,14 +92,14 @@ def test_a_publisher_that_reconnects_is_followed_again() -> None:
 
 
 def test_a_buffer_replays_its_items() -> None:
-    kept: ReplayBuffer[int] = ReplayBuffer(ring=4)
-    assert [kept.add(number) for number in range(10)] == list(range(10))
-    assert kept.replay(8) == Replay([8, 9], 0)
-    assert kept.replay(3) == Replay([6, 7, 8, 9], 3)
-    assert kept.replay(kept.next_number) == Replay([], 0)
-    kept.skip()
-    assert kept.add(11) == 11
-    assert kept.replay(9) == Replay([11], 2)
+    buffer: ReplayBuffer[int] = ReplayBuffer(ring=4)
+    assert [buffer.add(number) for number in range(10)] == list(range(10))
+    assert buffer.replay(8) == Replay([8, 9], 0)
+    assert buffer.replay(3) == Replay([6, 7, 8, 9], 3)
+    assert buffer.replay(buffer.next_number) == Replay([], 0)
+    buffer.skip()
+    assert buffer.add(11) == 11
+    assert buffer.replay(9) == Replay([11], 2)
     with pytest.raises(RouterError, match="at least one"):
         ReplayBuffer(ring=0)
 
@@ -145,12 +145,12 @@ def test_the_index_agrees_with_a_naive_table(seed: int) -> None:
         until = {key: when for key, when in until.items() if when > now}
         requested = [rng.randrange(2) for _ in range(8)]
         expected = {}
-        for one in map(Worker, range(4)):
+        for holder in map(Worker, range(4)):
             run = 0
-            while run < 8 and (one, tuple(requested[: run + 1])) in until:
+            while run < 8 and (holder, tuple(requested[: run + 1])) in until:
                 run += 1
             if run:
-                expected[one] = run
+                expected[holder] = run
         assert scores(index, requested, now) == expected
         assert len(index) == len(until)
 
@@ -201,8 +201,8 @@ def test_prompts_with_one_prefix_follow_the_first() -> None:
     index = PredictiveIndexer(events)
     events.apply(RouterEvent(B, Stored([1], [1])))
     index.routed(A, [1, 2, 3], 0.0)
-    found = index.find_matches([1, 2, 3], 1.0)
-    assert (found.of(A), found.of(B)) == (Overlap(device=3), Overlap(device=1))
+    matches = index.find_matches([1, 2, 3], 1.0)
+    assert (matches.of(A), matches.of(B)) == (Overlap(device=3), Overlap(device=1))
     assert index.find_matches([1, 2, 3], 5.0).held.keys() == {B}
     events.apply(RouterEvent(A, Stored([1, 2], [1, 2])))
     assert index.find_matches([1, 2, 3], 6.0).of(A) == Overlap(device=2)

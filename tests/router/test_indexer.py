@@ -53,8 +53,8 @@ def index() -> Indexer:
 
 
 def scores(index: Indexer, *hashes: int, early_exit: bool = False) -> dict[Worker, int]:
-    found = index.find_matches(hashes, early_exit=early_exit)
-    return {worker: overlap.device for worker, overlap in found.held.items()}
+    matches = index.find_matches(hashes, early_exit=early_exit)
+    return {worker: overlap.device for worker, overlap in matches.held.items()}
 
 
 def test_r1_unknown_parent_drops_the_whole_event(index: Indexer) -> None:
@@ -173,9 +173,9 @@ def test_r7_scores_are_leading_blocks(index: Indexer) -> None:
 def test_r7_early_exit_gives_a_lower_bound(index: Indexer) -> None:
     index.apply(stored(A, list(range(100, 150)), list(range(50))))
     index.apply(stored(B, [100, 101, 102], [0, 1, 2]))
-    found = scores(index, *range(50), early_exit=True)
-    assert found[B] == 3
-    assert 3 < found[A] < 50
+    held_by = scores(index, *range(50), early_exit=True)
+    assert held_by[B] == 3
+    assert 3 < held_by[A] < 50
 
 
 def test_r10_numbers_order_a_workers_events(index: Indexer) -> None:
@@ -197,13 +197,13 @@ def test_tiers_continue_each_other(index: Indexer) -> None:
     index.apply(stored(B, [11, 12], [1, 2]))
     index.apply(stored(B, [13], [3], parent=12, tier=Tier.SHARED))
     index.apply(stored(A, [16, 17], [6, 7], parent=15, tier=Tier.SHARED))
-    found = index.matches(Query(isl=8, block_size=1, hashes=[1, 2, 3, 4, 5, 6, 7, 8]))
-    assert found.of(A) == Overlap(device=2, host=2, disk=1, shared=2)
-    assert found.of(B) == Overlap(device=2, shared=1)
-    assert found.of(Worker(9)) == Overlap()
+    matches = index.matches(Query(isl=8, block_size=1, hashes=[1, 2, 3, 4, 5, 6, 7, 8]))
+    assert matches.of(A) == Overlap(device=2, host=2, disk=1, shared=2)
+    assert matches.of(B) == Overlap(device=2, shared=1)
+    assert matches.of(Worker(9)) == Overlap()
     index.apply(stored(B, [11, 12], None, tier=Tier.SHARED))
-    found = index.find_matches([1, 2, 3, 4])
-    assert (found.of(Worker(9)), found.shared) == (Overlap(shared=3), 3)
+    matches = index.find_matches([1, 2, 3, 4])
+    assert (matches.of(Worker(9)), matches.shared) == (Overlap(shared=3), 3)
 
 
 def test_the_pools_blocks_outlive_their_publishers(index: Indexer) -> None:
@@ -408,8 +408,8 @@ def engine_event(pick: Pick, *, ranks: int) -> RouterEvent:
 
 def check_same(index: Indexer, model: NaiveIndex, hashes: list[int]) -> None:
     held, shared = model.find(hashes)
-    found = index.find_matches(hashes)
-    assert (found.held, found.shared) == (held, shared)
+    matches = index.find_matches(hashes)
+    assert (matches.held, matches.shared) == (held, shared)
     early = index.find_matches(hashes, early_exit=True)
     assert early.held.keys() <= held.keys()
     assert all(early.held[worker].held <= held[worker].held for worker in early.held)

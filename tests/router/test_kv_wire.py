@@ -83,7 +83,7 @@ REMOVED = {"type": "BlockRemoved", "block_hashes": [11, 12], "medium": "GPU"}
 
 
 @pytest.mark.parametrize(
-    ("events", "salt", "found"),
+    ("events", "salt", "blocks"),
     [
         pytest.param([EIGHT], "", 2, id="an array"),
         pytest.param([[*EIGHT, {"session_id": "s"}]], "", 2, id="a map in an array"),
@@ -118,8 +118,8 @@ REMOVED = {"type": "BlockRemoved", "block_hashes": [11, 12], "medium": "GPU"}
         pytest.param([eight(locality="REMOTE", ownership="b")], "", 0, id="not local"),
     ],
 )
-def test_events_of_engines_are_read(events: list[Any], salt: str, found: int) -> None:
-    assert held(*events, salt=salt) == (found, 0)
+def test_events_of_engines_are_read(events: list[Any], salt: str, blocks: int) -> None:
+    assert held(*events, salt=salt) == (blocks, 0)
 
 
 def test_frames_with_and_without_topic() -> None:
@@ -215,25 +215,27 @@ def test_blocks_with_extra_keys_are_never_matched() -> None:
 def test_blocks_are_salted_from_the_first_on(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wire, always = decoder(), [adapter] if adapter else []
 
-    def found(names: list[Any], *keys: Any, **more: Any) -> list[int]:
+    def local_hashes(names: list[Any], *keys: Any, **more: Any) -> list[int]:
         lora = {"lora_name": adapter or None, "extra_keys": [key or None for key in keys]}
         (event,) = wire.batch(payload(stored(names, **lora, **more))).events
         assert isinstance(event.data, Stored) and event.data.tokens_hashes is not None
-        return [one - 1000 * len(adapter) for one in event.data.tokens_hashes]
+        return [digest - 1000 * len(adapter) for digest in event.data.tokens_hashes]
 
-    assert found([11, 12], [*always, "salt"], always) == [400_001, 400_002]
-    assert found([13], always, parent=12, first=3) == [400_003]
-    assert found([14], always, parent=bytes(24) + (13).to_bytes(8, "big"), first=4) == [400_004]
-    assert found([21], always) == [1]
-    assert found([22], always, parent=21, first=2) == [2]
-    (shown,) = found([15], [*always, ["cat", 1]], parent=14, first=5)
+    assert local_hashes([11, 12], [*always, "salt"], always) == [400_001, 400_002]
+    assert local_hashes([13], always, parent=12, first=3) == [400_003]
+    assert local_hashes([14], always, parent=bytes(24) + (13).to_bytes(8, "big"), first=4) == [
+        400_004
+    ]
+    assert local_hashes([21], always) == [1]
+    assert local_hashes([22], always, parent=21, first=2) == [2]
+    (shown,) = local_hashes([15], [*always, ["cat", 1]], parent=14, first=5)
     assert shown not in (5, 400_005)
     monkeypatch.setattr(wire_module, "SALTED_MAX", 1)
-    assert found([16], always, parent=15, first=6) == [400_006]
-    assert found([17], always, parent=14, first=7) == [7]  # dropped
-    assert found([17], always, parent=16, first=7) == [400_007]
+    assert local_hashes([16], always, parent=15, first=6) == [400_006]
+    assert local_hashes([17], always, parent=14, first=7) == [7]  # dropped
+    assert local_hashes([17], always, parent=16, first=7) == [400_007]
     wire.batch(payload({"type": "AllBlocksCleared"}))
-    assert found([18], always, parent=17, first=8) == [8]
+    assert local_hashes([18], always, parent=17, first=8) == [8]
 
 
 def test_other_cache_groups_are_ignored() -> None:

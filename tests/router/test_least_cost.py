@@ -38,15 +38,15 @@ LEARNED = Usual(blocks=20.0, on_device=0.0, ended=1_000_000, decode_s=8.0)
 
 
 def query(blocks: int = 20, usual: Usual = LEARNED) -> Query:
-    found = tuple(range(blocks))
-    return Query(10 * blocks, 10, found, found, usual=usual)
+    hashes = tuple(range(blocks))
+    return Query(10 * blocks, 10, hashes, hashes, usual=usual)
 
 
 def worker(
-    place: int, overlap: Overlap | None = None, new: int = 20, alone: float = 0.0, **load: float
+    number: int, overlap: Overlap | None = None, new: int = 20, alone: float = 0.0, **load: float
 ) -> Candidate:
     state = Load(**load)  # type: ignore[arg-type]
-    return Candidate(Worker(place), state, overlap or Overlap(), new, held_alone=alone)
+    return Candidate(Worker(number), state, overlap or Overlap(), new, held_alone=alone)
 
 
 def cost(
@@ -56,14 +56,14 @@ def cost(
     return LeastCost(estimator=ESTIMATOR).choose(requested or query(), [state, *others]).cost
 
 
-def busy(place: int, new: int = 20, **load: float) -> Candidate:
-    return worker(place, new=new, prefill_s=1000.0, **load)
+def busy(number: int, new: int = 20, **load: float) -> Candidate:
+    return worker(number, new=new, prefill_s=1000.0, **load)
 
 
 def missing(free: float, spread: float) -> float:
     """Return the mean of max(x - free, 0), integrated over the density of x."""
     scale, step = spread / math.sqrt(2), spread / 1000
-    needed = [free + step * (place + 0.5) for place in range(15_000)]
+    needed = [free + step * (index + 0.5) for index in range(15_000)]
     density = [math.exp(-abs(x) / scale) / (2 * scale) for x in needed]
     beyond = sum((x - free) * d for x, d in zip(needed, density, strict=True))
     return beyond * step
@@ -129,8 +129,8 @@ def test_the_change_of_space_is_derived_before_any_request_has_ended() -> None:
         state = worker(0, new=10, kv_active_blocks=50, active_requests=runs)
         change = math.sqrt(4 / 3 * 50**2 / runs)
         others_s = delay(50, 10, 1 + runs / 2, change) / 3 * answer_s / 8.0
-        found = cost(state, query(usual=fresh), others=[busy(1)])
-        assert found == pytest.approx(0.203 + others_s, rel=1e-4)
+        cost_s = cost(state, query(usual=fresh), others=[busy(1)])
+        assert cost_s == pytest.approx(0.203 + others_s, rel=1e-4)
 
 
 def test_long_residence_of_blocks_adds_to_the_cost() -> None:

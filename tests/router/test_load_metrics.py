@@ -215,11 +215,11 @@ def test_unreadable_metrics_are_reported(answer: str, why: str) -> None:
     st.text('0{}[]",\n e-NaN\\=', max_size=8),
 )
 def test_damaged_pages_return_figures_none_or_one_error(
-    answer: str, at: int, gone: int, put: str
+    answer: str, at: int, removed: int, put: str
 ) -> None:
     at %= len(answer)
     try:
-        report = read_load(answer[:at] + put + answer[at + gone :])
+        report = read_load(answer[:at] + put + answer[at + removed :])
     except RouterError:
         return
     if report is not None and report.metrics is not None:

@@ -59,18 +59,18 @@ def cases(draw: st.DrawFn) -> tuple[Query, list[Candidate]]:
         draw(SECONDS), draw(st.floats(0, 1e8)),
     )  # fmt: skip
     blocks = st.integers(0, max(isl // size, 1))
-    found = [
+    candidates = [
         Candidate(
-            Worker(place),
+            Worker(number),
             load,
             Overlap(draw(blocks), draw(blocks), draw(blocks), draw(blocks)),
             draw(st.integers(0, len(hashes))),
             draw(st.sampled_from([0.0, 0.0, 0.5, -1.0])),
             draw(st.floats(0, 100)),
         )
-        for place, load in enumerate(draw(st.lists(LOADS, min_size=1, max_size=6)))
+        for number, load in enumerate(draw(st.lists(LOADS, min_size=1, max_size=6)))
     ]
-    return Query(isl, size, hashes, hashes, usual=usual), found
+    return Query(isl, size, hashes, hashes, usual=usual), candidates
 
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
@@ -96,14 +96,14 @@ def test_a_policy_chooses_as_in_plain_python(
     query, candidates = case
     policy = make_policy(name, seed=1, **chosen)
     try:
-        place, of_all, prefill_s = plain_choice(policy, query, candidates)
+        index, of_all, prefill_s = plain_choice(policy, query, candidates)
     except ZeroDivisionError:  # each worker is full
         with pytest.raises(AllWorkersBusyError):
             policy.choose(query, candidates)
         return
     choice = policy.choose(query, candidates)
-    assert choice.worker == candidates[place].worker
-    assert choice.overlap == candidates[place].overlap
+    assert choice.worker == candidates[index].worker
+    assert choice.overlap == candidates[index].overlap
     assert list(choice.costs) == of_all  # without a tolerance
     assert choice.prefill_s == prefill_s
 

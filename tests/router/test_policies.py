@@ -45,7 +45,7 @@ QUERY = Query(isl=160, block_size=16, hashes=range(10), sequence=range(10))
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_same_seed_makes_the_same_choices(name: str) -> None:
-    states = [Candidate(Worker(place), Load(), Overlap()) for place in range(4)]
+    states = [Candidate(Worker(number), Load(), Overlap()) for number in range(4)]
     first, second = (make_policy(name, seed=5) for _ in range(2))
     assert first.name == name
     for _ in range(50):
@@ -68,7 +68,7 @@ def test_an_empty_list_of_candidates_raises_a_typed_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_empty_prompt_is_routed(name: str) -> None:
-    states = [Candidate(Worker(place), Load(), Overlap()) for place in range(2)]
+    states = [Candidate(Worker(number), Load(), Overlap()) for number in range(2)]
     assert make_policy(name).choose(Query(isl=0, block_size=16), states).hit_rate == 0
 
 
@@ -79,9 +79,9 @@ def test_a_policy_that_uses_overlaps_gets_them(name: str) -> None:
     def choices(held: int) -> list[Worker]:
         policy = make_policy(name, seed=3)
         states = [
-            Candidate(Worker(place), Load(), Overlap(device=held if place == holder else 0))
+            Candidate(Worker(number), Load(), Overlap(device=held if number == holder else 0))
             for holder in range(4)
-            for place in range(4)
+            for number in range(4)
         ]
         return [policy.choose(QUERY, states[at : at + 4]).worker for at in range(0, 16, 4)]
 
@@ -156,8 +156,8 @@ BLIND_QUERY = Query(isl=160, block_size=16)
 def candidates(*tokens: int) -> list[Candidate]:
     """Make one worker for each count of outstanding tokens, with ids from 1."""
     return [
-        Candidate(Worker(place), Load(outstanding_tokens=count), Overlap())
-        for place, count in enumerate(tokens, 1)
+        Candidate(Worker(number), Load(outstanding_tokens=count), Overlap())
+        for number, count in enumerate(tokens, 1)
     ]
 
 
@@ -205,10 +205,10 @@ def test_least_tokens_breaks_ties_by_requests_and_then_at_random() -> None:
 
 
 def candidate(
-    place: int = 0, *, new: int = 0, overlap: Overlap | None = None, **load: float
+    number: int = 0, *, new: int = 0, overlap: Overlap | None = None, **load: float
 ) -> Candidate:
     state = Load(**load)  # type: ignore[arg-type]
-    return Candidate(Worker(place), state, overlap or Overlap(), new)
+    return Candidate(Worker(number), state, overlap or Overlap(), new)
 
 
 def cost(query: Query, *states: Candidate, **settings) -> list[float]:
@@ -241,7 +241,7 @@ def test_example_c_a_decode_router_credits_decode_blocks() -> None:
 def test_example_d_the_pool_counts_beyond_the_device() -> None:
     matches = Matches(held={Worker(0): Overlap(device=2)}, shared=4)
     query = Query(isl=4, block_size=1)
-    states = [candidate(place, overlap=matches.of(Worker(place))) for place in (0, 1)]
+    states = [candidate(number, overlap=matches.of(Worker(number))) for number in (0, 1)]
     assert cost(query, *states, shared_credit=0.5) == [1.0, 2.0]
 
 
@@ -286,12 +286,12 @@ def pool_states(draw: st.DrawFn) -> tuple[Query, list[Candidate], int]:
     loads = draw(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 500)), min_size=2))
     states = [
         candidate(
-            place,
+            number,
             overlap=Overlap(device=device, shared=shared),
             active_prefill_tokens=tokens,
             active_decode_blocks=decode,
         )
-        for place, (tokens, decode) in enumerate(loads)
+        for number, (tokens, decode) in enumerate(loads)
     ]
     return Query(isl=blocks * 16, block_size=16), states, device + shared
 
@@ -305,9 +305,9 @@ def test_on_a_pool_as_good_as_local_memory_linear_only_balances_load(
     costs = cost(query, *states, shared_credit=1.0)
     blind = cost(query, *states, credit=0, host_credit=0, disk_credit=0)
     loads = [c.load.active_prefill_tokens / 16 + c.load.active_decode_blocks for c in states]
-    least = min(costs)
-    assert [c - least for c in costs] == pytest.approx([c - min(blind) for c in blind], abs=1e-6)
-    assert [c - least for c in costs] == pytest.approx([x - min(loads) for x in loads], abs=1e-6)
+    lowest = min(costs)
+    assert [c - lowest for c in costs] == pytest.approx([c - min(blind) for c in blind], abs=1e-6)
+    assert [c - lowest for c in costs] == pytest.approx([x - min(loads) for x in loads], abs=1e-6)
 
 
 def test_lmetric_multiplies_prefill_and_decode() -> None:
@@ -330,7 +330,7 @@ def test_logit2_is_twice_the_hits_less_usage_and_queue() -> None:
 
 def test_logit2_without_any_metrics_draws_at_random() -> None:
     policy = make_policy("logit2", seed=1)
-    states = [candidate(place) for place in range(3)]
+    states = [candidate(number) for number in range(3)]
     assert {policy.choose(ISL_64, states).worker.worker_id for _ in range(60)} == {0, 1, 2}
 
 
@@ -375,27 +375,27 @@ def test_alpha_gamma_skips_full_workers() -> None:
 
 
 def test_choices_at_a_temperature_match_the_softmax() -> None:
-    states = [candidate(place, active_decode_blocks=place) for place in range(3)]
+    states = [candidate(number, active_decode_blocks=number) for number in range(3)]
     policy = make_policy("linear", seed=2, temperature=1.0)
     drawn = [policy.choose(ISL_64, states).worker.worker_id for _ in range(4000)]
-    for place, share in enumerate((0.506, 0.307, 0.186)):  # e ** 0 : e ** -0.5 : e ** -1
-        assert drawn.count(place) / 4000 == pytest.approx(share, abs=0.04)
+    for number, share in enumerate((0.506, 0.307, 0.186)):  # e ** 0 : e ** -0.5 : e ** -1
+        assert drawn.count(number) / 4000 == pytest.approx(share, abs=0.04)
 
 
 def test_equal_costs_are_drawn_uniformly() -> None:
-    states = [candidate(place) for place in range(4)]
+    states = [candidate(number) for number in range(4)]
     for temperature in (0.0, 0.5):
         policy = make_policy("linear", seed=2, temperature=temperature)
         drawn = [policy.choose(ISL_64, states).worker.worker_id for _ in range(2000)]
-        assert min(drawn.count(place) for place in range(4)) > 400
+        assert min(drawn.count(number) for number in range(4)) > 400
 
 
 FOUR_BLOCKS = Query(isl=64, block_size=16, hashes=(1, 2, 3, 4))
 
 
-def busy(place: int, requests: int = 0, held: int = 0, **load: float) -> Candidate:
+def busy(number: int, requests: int = 0, held: int = 0, **load: float) -> Candidate:
     state = Load(active_requests=requests, **load)  # type: ignore[arg-type]
-    return Candidate(Worker(place), state, Overlap(device=held))
+    return Candidate(Worker(number), state, Overlap(device=held))
 
 
 def test_cache_aware_selects_the_longest_match_while_loads_are_balanced() -> None:
@@ -477,11 +477,11 @@ def test_sent_prompts_are_evicted_from_the_tail_of_the_least_recent() -> None:
 def test_the_tree_of_sent_prompts_matches_a_naive_model(
     requests: list[tuple[int, int, int]],
 ) -> None:
-    sent, naive = SentPrefixes(blocks_max=1000), {Worker(place): set() for place in range(3)}
-    for place, root, length in requests:
+    sent, naive = SentPrefixes(blocks_max=1000), {Worker(number): set() for number in range(3)}
+    for number, root, length in requests:
         blocks = tuple(range(root, root + length))
-        sent.add(Worker(place), blocks)
-        naive[Worker(place)] |= {blocks[:end] for end in range(1, length + 1)}
+        sent.add(Worker(number), blocks)
+        naive[Worker(number)] |= {blocks[:end] for end in range(1, length + 1)}
     for root in range(3):
         blocks = tuple(range(root, root + 7))
         held = {
@@ -536,8 +536,8 @@ def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
         MinTtft(estimator=by_tokens, ttft_objective_s=60).choose(FOUR_BLOCKS, states)
     with pytest.raises(ObjectiveError, match="each token"):
         MinTtft(estimator=by_tokens, between_tokens_objective_s=2).choose(FOUR_BLOCKS, states)
-    kept = make_policy("min-ttft", estimator=by_tokens, ttft_objective_s=64)
-    assert kept.choose(FOUR_BLOCKS, states).worker == Worker(0)
+    limited = make_policy("min-ttft", estimator=by_tokens, ttft_objective_s=64)
+    assert limited.choose(FOUR_BLOCKS, states).worker == Worker(0)
 
 
 def test_the_default_estimate_is_based_on_published_costs() -> None:
@@ -548,10 +548,10 @@ def test_the_default_estimate_is_based_on_published_costs() -> None:
     step = 5.099  # seconds: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
     queue = 7 + 5.089 / 2  # half a step of the 2 requests that decode
     # a step's addition to its 16 s of prefill: 5 ms, 2 requests, 64 tokens
-    one_step = 0.005 + 0.084
-    assert estimator(FOUR_BLOCKS, state, 0) == pytest.approx((queue, 16.0 + one_step, 2.0, step))
+    step_s = 0.005 + 0.084
+    assert estimator(FOUR_BLOCKS, state, 0) == pytest.approx((queue, 16.0 + step_s, 2.0, step))
     # All 4 blocks are found; the last token is always computed.
-    assert estimator(FOUR_BLOCKS, state, 1) == pytest.approx((queue, 1.0 + one_step, 3.0, step))
+    assert estimator(FOUR_BLOCKS, state, 1) == pytest.approx((queue, 1.0 + step_s, 3.0, step))
     assert MinTtft().choose(FOUR_BLOCKS, [busy(0), busy(1, held=4)]).worker == Worker(1)
 
 
@@ -560,9 +560,9 @@ def test_an_estimate_counts_steps_and_each_memory_at_its_speed() -> None:
     estimator = CostEstimator(costs=costs, bytes_per_s=1000, host_bytes_per_s=500, step_tokens=10)
     state = busy(0)
     state.overlap = Overlap(device=1, host=1, shared=1)
-    found = estimator(FOUR_BLOCKS, state, 0)
-    assert found.prefill_s == pytest.approx(16 + 2 * 0.002)  # 16 tokens in 2 steps
-    assert found.transfer_s == pytest.approx(16 * 100 / 500 + 16 * 100 / 1000)
-    assert found.added_s == pytest.approx(found.prefill_s + found.transfer_s)
+    estimate = estimator(FOUR_BLOCKS, state, 0)
+    assert estimate.prefill_s == pytest.approx(16 + 2 * 0.002)  # 16 tokens in 2 steps
+    assert estimate.transfer_s == pytest.approx(16 * 100 / 500 + 16 * 100 / 1000)
+    assert estimate.added_s == pytest.approx(estimate.prefill_s + estimate.transfer_s)
     state.load.prefill_s = 4.0  # the copies end before the earlier prefills do
-    assert estimator(FOUR_BLOCKS, state, 0).added_s == pytest.approx(found.prefill_s + 0.8)
+    assert estimator(FOUR_BLOCKS, state, 0).added_s == pytest.approx(estimate.prefill_s + 0.8)

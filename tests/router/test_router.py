@@ -54,9 +54,9 @@ def index(query: Query) -> Matches:
 
 
 def test_matches_include_pool_blocks_beyond_the_workers_own() -> None:
-    found = index(QUERY)
-    assert found.of(TWO) == Overlap(device=2, host=1, shared=1)
-    assert found.of(ONE) == Overlap(shared=4)
+    matches = index(QUERY)
+    assert matches.of(TWO) == Overlap(device=2, host=1, shared=1)
+    assert matches.of(ONE) == Overlap(shared=4)
     assert Matches(held={ONE: Overlap(device=9)}, shared=4).of(ONE) == Overlap(device=9)
     assert Matches(held={ONE: Overlap(device=9)}).of(ONE) == Overlap(device=9)
     behind = Overlap(device=1, shared=2)  # an index that has the length of the pool's continuation
@@ -132,7 +132,7 @@ def test_workers_can_be_added_removed_and_paused() -> None:
 def test_required_workers_and_taints_are_respected(
     demand: Constraints, fitting: set[Worker]
 ) -> None:
-    assert {found.worker for found in router().candidates(QUERY, demand)} == fitting
+    assert {candidate.worker for candidate in router().candidates(QUERY, demand)} == fitting
 
 
 def test_a_requirement_that_no_worker_satisfies_is_an_error() -> None:
@@ -143,7 +143,9 @@ def test_a_requirement_that_no_worker_satisfies_is_an_error() -> None:
 def test_preferred_taints_decide_among_equals() -> None:
     made = router("linear")
     demand = Constraints(preferred_taints={"east": 1.0, "gpu-a": 0.5})
-    weights = {found.worker: found.taint_weight for found in made.candidates(QUERY, demand)}
+    weights = {
+        candidate.worker: candidate.taint_weight for candidate in made.candidates(QUERY, demand)
+    }
     assert weights == {ONE: 1.5, TWO: 0.5, THREE: 0.0}
     assert {made.choose(QUERY, demand).worker for _ in range(9)} == {ONE}
 
@@ -189,10 +191,10 @@ def test_wspt_matches_the_examples(overlap: int, expected: float) -> None:
 
 
 def drained(queue: RouterQueue[str], now: float = 0.0) -> list[str]:
-    found = []
+    drawn = []
     while (item := queue.pop(now)) is not None:
-        found.append(item)
-    return found
+        drawn.append(item)
+    return drawn
 
 
 def filled(order: str) -> RouterQueue[str]:
@@ -265,27 +267,27 @@ def test_a_request_that_is_not_ready_keeps_its_position() -> None:
 
 def test_a_canceled_request_is_removed() -> None:
     queue: RouterQueue[list[int]] = RouterQueue()
-    gone, stays = [1], [1]
-    queue.push(gone, query(1), 0.0)
+    canceled, stays = [1], [1]
+    queue.push(canceled, query(1), 0.0)
     queue.push(stays, query(1), 1.0)
-    assert queue.discard(gone)
-    assert not queue.discard(gone)
+    assert queue.discard(canceled)
+    assert not queue.discard(canceled)
     assert queue.pop(2.0) is stays
 
 
 def test_requests_wait_only_while_every_worker_is_over_the_threshold() -> None:
     limits = BusyThresholds(prefill_batches=16.0, max_num_batched_tokens=64)
     router = Router(make_policy("least-tokens"), wait_above=limits)
-    one, two = Worker(1), Worker(2)
-    router.add_worker(one)
-    router.add_worker(two)
-    router.route("a", query(16 * 64 + 1), Constraints(pin=one))
-    assert router.choose(query(1)).worker == two
+    first, second = Worker(1), Worker(2)
+    router.add_worker(first)
+    router.add_worker(second)
+    router.route("a", query(16 * 64 + 1), Constraints(pin=first))
+    assert router.choose(query(1)).worker == second
     with pytest.raises(AllWorkersBusyError, match="1 workers"):
-        router.choose(query(1), Constraints(pin=one))
-    router.route("b", query(16 * 64), Constraints(pin=two))
+        router.choose(query(1), Constraints(pin=first))
+    router.route("b", query(16 * 64), Constraints(pin=second))
     router.choose(query(1))  # the second worker is at the threshold, not over it
-    router.route("c", query(1), Constraints(pin=two))
+    router.route("c", query(1), Constraints(pin=second))
     with pytest.raises(AllWorkersBusyError, match="2 workers"):
         router.choose(query(1))
     router.tracker.prefill_done("c")
@@ -442,8 +444,8 @@ def test_idle_roles_shrink_but_not_to_nothing() -> None:
 
 
 def test_spare_workers_of_one_role_are_advised_for_the_other() -> None:
-    found = actions(prefill=Seen(workers=2, queued=20), decode=Seen(workers=2, usage=0.1))
-    assert found == [("re-role", "prefill")]
+    advised = actions(prefill=Seen(workers=2, queued=20), decode=Seen(workers=2, usage=0.1))
+    assert advised == [("re-role", "prefill")]
     seen: dict[Role, Seen] = {
         "prefill": Seen(workers=2, queued=20),
         "decode": Seen(workers=2, usage=0.1),

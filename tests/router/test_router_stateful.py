@@ -61,7 +61,7 @@ SIZE = 16  # tokens of a block
 ALL = [Worker(number, rank) for number in range(2) for rank in range(2)]
 WORKERS = st.sampled_from(ALL)
 TAINTS = st.frozensets(st.sampled_from("xyz"), max_size=2)
-PLACES = st.integers(0, 1 << 16)
+INDICES = st.integers(0, 1 << 16)
 LARGEST = (1 << 64) - 1
 PATHS = st.builds(
     lambda path, length: path[:length],
@@ -166,8 +166,8 @@ class RouterMachine(RuleBasedStateMachine):
         self, worker: Worker, tier: Tier, names: list[int], contents: bool, parent: int | None
     ) -> None:
         """A hostile event: names collide, parents are unknown, contents contradict each other."""
-        found = names if contents else None
-        self.apply(RouterEvent(worker, Stored(names, found, parent), tier=tier))
+        known = names if contents else None
+        self.apply(RouterEvent(worker, Stored(names, known, parent), tier=tier))
 
     @rule(worker=WORKERS, tier=TIERS, names=NAMES)
     def remove(self, worker: Worker, tier: Tier, names: list[int]) -> None:
@@ -200,9 +200,9 @@ class RouterMachine(RuleBasedStateMachine):
         )
         metrics: WorkerMetrics | None = None
         try:
-            found = read_load(text)
-            assert found is not None
-            metrics = found.metrics
+            load = read_load(text)
+            assert load is not None
+            metrics = load.metrics
         except RouterError:
             pass
         self.router.tracker.publish(worker, metrics)
@@ -272,24 +272,24 @@ class RouterMachine(RuleBasedStateMachine):
         return 0 < load.kv_total_blocks <= load.kv_active_blocks
 
     @precondition(lambda self: self.running)
-    @rule(place=PLACES, passed_s=st.sampled_from([0.0, 0.5, 100.0]))
-    def answer(self, place: int, passed_s: float) -> None:
-        name = self.pick(place)
+    @rule(index=INDICES, passed_s=st.sampled_from([0.0, 0.5, 100.0]))
+    def answer(self, index: int, passed_s: float) -> None:
+        name = self.pick(index)
         self.now += passed_s
         request = self.running[name]
         assert self.router.tracker.prefill_done(name, self.now) is not request.is_prefilled
         request.is_prefilled = True
 
     @precondition(lambda self: self.running)
-    @rule(place=PLACES)
-    def end(self, place: int) -> None:
-        name = self.pick(place)
+    @rule(index=INDICES)
+    def end(self, index: int) -> None:
+        name = self.pick(index)
         assert self.router.tracker.free(name, self.now)
         assert not self.router.tracker.free(name, self.now)
         del self.running[name]
 
-    def pick(self, place: int) -> int:
-        return list(self.running)[place % len(self.running)]
+    def pick(self, index: int) -> int:
+        return list(self.running)[index % len(self.running)]
 
     # ---- What must be true
 
@@ -311,9 +311,9 @@ class RouterMachine(RuleBasedStateMachine):
             assert load.active_decode_blocks == len(
                 {block for request in mine for block in request.blocks}
             )
-            most = sum(request.computed for request in waiting)
-            assert 0 <= load.active_prefill_tokens <= most
-            assert self.policy in DURATION_POLICIES or load.active_prefill_tokens == most
+            total = sum(request.computed for request in waiting)
+            assert 0 <= load.active_prefill_tokens <= total
+            assert self.policy in DURATION_POLICIES or load.active_prefill_tokens == total
             metrics = account.metrics or WorkerMetrics()
             for field in dataclasses.fields(WorkerMetrics):
                 assert getattr(load, field.name) == getattr(metrics, field.name)
@@ -324,11 +324,11 @@ class RouterMachine(RuleBasedStateMachine):
         fitting = self.fitting(None, frozenset())
         well = [worker for worker in fitting if not self.is_overloaded(worker)]
         try:
-            found = self.router.candidates(query, now=self.now)
+            candidates = self.router.candidates(query, now=self.now)
         except (NoWorkersError, WorkersOverloadedError):
             assert not well
             return
-        assert {each.worker: each.overlap for each in found} == {
+        assert {each.worker: each.overlap for each in candidates} == {
             worker: self.overlap_of(worker, self.path) for worker in well
         }
 

@@ -336,13 +336,13 @@ def test_any_lifecycle_agrees_with_a_naive_model(seed: int) -> None:
             assert tracker.load(worker).active_decode_blocks == before + held
             active[request] = (worker, blocks, 7 * request or 16 * len(blocks), True)
         elif active:
-            one = chance.choice(list(active))
+            running = chance.choice(list(active))
             if act < 0.75:
-                assert tracker.prefill_done(one) is active[one][3]
-                active[one] = (*active[one][:3], False)
+                assert tracker.prefill_done(running) is active[running][3]
+                active[running] = (*active[running][:3], False)
             else:
-                assert tracker.free(one)
-                del active[one]
+                assert tracker.free(running)
+                del active[running]
         assert tracker.loads == {worker: naive(active, worker) for worker in (A, B)}
 
 

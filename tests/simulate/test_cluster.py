@@ -316,13 +316,13 @@ class Checked:
         for candidate in each:
             self.compare(query, candidate)
         try:
-            place, costs, prefill_s = plain_choice(self.policy, query, each)
+            index, costs, prefill_s = plain_choice(self.policy, query, each)
         except ZeroDivisionError:  # each worker is full
             with pytest.raises(AllWorkersBusyError):
                 self.policy.choose(query, candidates)
             raise AllWorkersBusyError("all") from None
         choice = self.policy.choose(query, candidates)
-        assert choice.worker == each[place].worker
+        assert choice.worker == each[index].worker
         assert list(choice.costs) == costs
         assert choice.prefill_s == prefill_s
         self.decisions += 1
@@ -333,11 +333,15 @@ class Checked:
         cluster, number = self.cluster, candidate.worker.worker_id
         tracker, request = cluster.router.tracker, cluster._routed
         assert candidate.load == tracker.load(candidate.worker)
-        active = [one for one in cluster.requests if one.worker == number and math.isnan(one.done)]
+        active = [
+            request
+            for request in cluster.requests
+            if request.worker == number and math.isnan(request.done)
+        ]
         assert candidate.load.active_requests == len(active)
         if not self.uses_overlap:
             return
-        held = {block for one in active for block in cluster._hashes[one.index]}
+        held = {block for request in active for block in cluster._hashes[request.index]}
         assert candidate.new_blocks == len(set(query.sequence) - held)
         device = cluster._hbm[number].lead(request.ids, request.reusable)
         far = cluster.engines[number].far.tier.lead(request.ids, request.reusable)

@@ -65,14 +65,14 @@ def test_blocks_of_the_pool_are_copied_and_not_computed() -> None:
     blocks = list(range(10))
     first, second = TraceEntry(0, 5200, 1, blocks), TraceEntry(100, 5200, 1, blocks)
     options = dataclasses.replace(ONE, workers=2)
-    one, two = run(trace_of(first, second), options).requests
-    if one.worker == two.worker:  # both are on one worker by chance, and its HBM has the blocks
-        assert two.device == 10
+    stored, copied = run(trace_of(first, second), options).requests
+    if stored.worker == copied.worker:  # by chance; the HBM of that worker has the blocks
+        assert copied.device == 10
         return
-    assert (two.device, two.far) == (0, 10)
-    copied = 10 * 512 * QWEN.kv_bytes_per_token / 26e9
-    expected = copied + (QWEN.h + QWEN.prefill_ms(80, 5120)) / 1e3
-    assert two.first_token - 100 == pytest.approx(expected, rel=1e-6)
+    assert (copied.device, copied.far) == (0, 10)
+    copy_s = 10 * 512 * QWEN.kv_bytes_per_token / 26e9
+    expected = copy_s + (QWEN.h + QWEN.prefill_ms(80, 5120)) / 1e3
+    assert copied.first_token - 100 == pytest.approx(expected, rel=1e-6)
 
 
 def test_hbm_hits_are_free_and_local_dram_is_slower() -> None:
@@ -127,8 +127,8 @@ def test_a_request_that_fits_no_worker_is_refused() -> None:
 
 def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
     prompts = [TraceEntry(0, 1024, 9, (1, 2)), TraceEntry(0, 1100, 9, (1, 2))]
-    one, two = run(trace_of(*prompts), dataclasses.replace(ONE, engine="serial")).requests
-    begin, end = sorted([one, two], key=lambda request: request.first_token)
+    requests = run(trace_of(*prompts), dataclasses.replace(ONE, engine="serial")).requests
+    begin, end = sorted(requests, key=lambda request: request.first_token)
     assert begin.first_token == pytest.approx(QWEN.prefill_ms(begin.left) / 1e3)
     waited = end.first_token - begin.first_token
     assert waited == pytest.approx(QWEN.prefill_ms(end.left, end.kv) / 1e3)
@@ -147,7 +147,8 @@ def test_blocks_of_a_serial_worker_are_hits_for_another() -> None:
     cluster.run()
     first, other, again = cluster.requests
     assert first.worker != other.worker and first.worker == again.worker
-    assert [(one.device, one.far) for one in (first, other, again)] == [(0, 0), (0, 10), (10, 0)]
+    hits = [(request.device, request.far) for request in cluster.requests]
+    assert hits == [(0, 0), (0, 10), (10, 0)]
 
 
 @pytest.mark.parametrize(("workers", "adapters"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
@@ -197,40 +198,40 @@ def step_by_step(requests: list[Naive], options: Options) -> None:
             now = max(now, arrivals[0].arrival)
         while arrivals and arrivals[0].arrival <= now:
             queue.append(arrivals.popleft())
-        free = (options.hbm or 0) // BLOCK - sum(one.slots for one in admitted)
+        free = (options.hbm or 0) // BLOCK - sum(job.slots for job in admitted)
         while queue and len(admitted) < options.slots and queue[0].slots <= free:
             free -= queue[0].slots
             admitted.append(queue.popleft())
         now += _step(admitted, now, options) / 1e3
-        admitted = [one for one in admitted if one.made < one.output]
+        admitted = [job for job in admitted if job.made < job.output]
 
 
 def _step(admitted: list[Naive], start: float, options: Options) -> float:
     """Run a step: every decoding request makes a token, and prompts continue. Returns its
     milliseconds.
     """
-    decoding = [one for one in admitted if one.made]
-    ready = [one for one in admitted if not one.made]
+    decoding = [job for job in admitted if job.made]
+    ready = [job for job in admitted if not job.made]
     room = max(1, options.step_tokens - len(decoding))
     took = MODEL.h + (MODEL.a if ready else MODEL.e)
     pieces = []
-    for one in ready:
-        tokens = min(one.input - one.kv, room)
+    for job in ready:
+        tokens = min(job.input - job.kv, room)
         if tokens:
-            took += MODEL.b * tokens + MODEL.c * tokens * (one.kv + tokens / 2)
-            pieces.append((one, tokens))
+            took += MODEL.b * tokens + MODEL.c * tokens * (job.kv + tokens / 2)
+            pieces.append((job, tokens))
         room -= tokens
     if decoding:
         took += MODEL.f * len(decoding)
-        took += MODEL.g * sum(one.input + one.made for one in decoding)
+        took += MODEL.g * sum(job.input + job.made for job in decoding)
     end = start + took / 1e3
-    for one in decoding:
-        one.made += 1
-        one.done = end
-    for one, tokens in pieces:
-        one.kv += tokens
-        if one.kv == one.input:
-            one.made, one.first, one.done = 1, end, end
+    for job in decoding:
+        job.made += 1
+        job.done = end
+    for job, tokens in pieces:
+        job.kv += tokens
+        if job.kv == job.input:
+            job.made, job.first, job.done = 1, end, end
     return took
 
 
@@ -247,18 +248,18 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
         Naive(chance.expovariate(1.0 + 2 * seed), chance.randint(1, 90), chance.randint(1, 60))
         for _ in range(40)
     ]
-    for before, one in itertools.pairwise(naive):
-        one.arrival += before.arrival
+    for before, job in itertools.pairwise(naive):
+        job.arrival += before.arrival
     naive[0].arrival = 0.0  # the trace's first request is at 0
-    prompts = [TraceEntry(one.arrival, one.input, one.output, ()) for one in naive]
+    prompts = [TraceEntry(job.arrival, job.input, job.output, ()) for job in naive]
     cluster = Cluster(
         make_trace("steps", BLOCK, prompts, 1.0), options, policy="random", memory="pool"
     )
     cluster.run()
     step_by_step(naive, options)
-    for one, request in zip(naive, cluster.requests, strict=True):
-        assert request.first_token == pytest.approx(one.first, abs=1e-6)
-        assert request.done == pytest.approx(one.done, abs=1e-6)
+    for job, request in zip(naive, cluster.requests, strict=True):
+        assert request.first_token == pytest.approx(job.first, abs=1e-6)
+        assert request.done == pytest.approx(job.done, abs=1e-6)
     [engine] = cluster.engines
     assert 0 < engine.busy_s <= cluster.end_s
 

@@ -320,18 +320,18 @@ def test_a_replay_names_every_block_of_every_format(tmp_path: Path) -> None:
         json.dumps({"prompt": list(range(40)), "output_tokens": 3}) + "\n"
     )
     (tmp_path / "v.jsonl").write_text((tmp_path / "v.jsonl").read_text() * 2)
-    (one, two), _ = trace_requests(tmp_path / "v.jsonl")
-    assert (one.input_length, one.output_length, len(one.hash_ids)) == (40, 3, 3)
-    assert one.hash_ids[:2] == two.hash_ids[:2]
-    assert one.hash_ids[2] != two.hash_ids[2]  # partial blocks are not shared
+    (first, second), _ = trace_requests(tmp_path / "v.jsonl")
+    assert (first.input_length, first.output_length, len(first.hash_ids)) == (40, 3, 3)
+    assert first.hash_ids[:2] == second.hash_ids[:2]
+    assert first.hash_ids[2] != second.hash_ids[2]  # partial blocks are not shared
     (tmp_path / "a.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:17:03,32,1\n2023-11-16 18:17:05,17,1\n"
     )
-    (first, second), _ = trace_requests(tmp_path / "a.csv")
-    assert (first.timestamp, second.timestamp) == (0, 2000)
-    assert len({*first.hash_ids, *second.hash_ids}) == 4
-    assert trace_requests(tmp_path / "v.jsonl", "vllm")[0] == [one, two]
+    (first_row, second_row), _ = trace_requests(tmp_path / "a.csv")
+    assert (first_row.timestamp, second_row.timestamp) == (0, 2000)
+    assert len({*first_row.hash_ids, *second_row.hash_ids}) == 4
+    assert trace_requests(tmp_path / "v.jsonl", "vllm")[0] == [first, second]
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -339,7 +339,7 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
 def lines(*objects: object) -> str:
-    return "".join(json.dumps(one) + "\n" for one in objects)
+    return "".join(json.dumps(item) + "\n" for item in objects)
 
 
 def mooncake(tokens: Sequence[int], size: int, *, gap: float = 1000) -> list[dict[str, object]]:
@@ -717,7 +717,7 @@ def test_load_balancing_on_a_pool_matches_cache_aware_routing_and_beats_split_dr
     trace: Trace,
 ) -> None:
     options = Options(speed=2.0)
-    found = {
+    ttft_s = {
         (policy, memory): mean(trace, options, policy, memory).ttft_mean_s
         for policy, memory in (
             ("least-tokens", "pool"),
@@ -727,9 +727,9 @@ def test_load_balancing_on_a_pool_matches_cache_aware_routing_and_beats_split_dr
             ("min-ttft", "split"),
         )
     }
-    oblivious = found["least-tokens", "pool"]
-    assert oblivious <= 1.1 * found["linear", "pool"]
-    assert oblivious < min(ttft for (_, memory), ttft in found.items() if memory == "split")
+    oblivious = ttft_s["least-tokens", "pool"]
+    assert oblivious <= 1.1 * ttft_s["linear", "pool"]
+    assert oblivious < min(ttft for (_, memory), ttft in ttft_s.items() if memory == "split")
 
 
 def test_a_batch_of_completions_is_read(tmp_path: Path) -> None:

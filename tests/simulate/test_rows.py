@@ -21,10 +21,10 @@ from beluga.simulate.result import make_row, mean_row
 BLOCK = 10  # tokens
 
 
-def request(arrival: float, ttft: float, *, out: int, done: float, found: tuple[int, int]) -> Any:
+def request(arrival: float, ttft: float, *, out: int, done: float, hits: tuple[int, int]) -> Any:
     made = Request(0, arrival, (25, out, BLOCK), None, 2)
     made.first_token, made.done = arrival + ttft, arrival + ttft + done
-    made.device, made.far = found
+    made.device, made.far = hits
     return made
 
 
@@ -51,50 +51,50 @@ def row(*requests: Request, seed: int = 7, **options: Any) -> Row:
 
 
 REQUESTS = (
-    request(0.0, 1.0, out=11, done=2.0, found=(1, 1)),
-    request(5.0, 3.0, out=1, done=0.0, found=(0, 2)),
-    request(9.0, 2.0, out=3, done=0.8, found=(0, 0)),
+    request(0.0, 1.0, out=11, done=2.0, hits=(1, 1)),
+    request(5.0, 3.0, out=1, done=0.0, hits=(0, 2)),
+    request(9.0, 2.0, out=3, done=0.8, hits=(0, 0)),
     Request(3, 10.0, (25, 2, BLOCK), None, 2),  # refused
 )
 
 
 def test_a_row_has_the_means_of_served_requests() -> None:
-    found = row(*REQUESTS)
-    assert (found.policy, found.memory, found.seed) == ("random", "pool", 7)
-    assert (found.requests, found.rejects) == (4, 1)
-    assert found.ttft_mean_s == found.ttft_p50_s == pytest.approx(2.0)
-    assert found.ttft_p90_s == pytest.approx(2.8)
-    assert found.ttft_p99_s == pytest.approx(2.98)
+    result = row(*REQUESTS)
+    assert (result.policy, result.memory, result.seed) == ("random", "pool", 7)
+    assert (result.requests, result.rejects) == (4, 1)
+    assert result.ttft_mean_s == result.ttft_p50_s == pytest.approx(2.0)
+    assert result.ttft_p90_s == pytest.approx(2.8)
+    assert result.ttft_p99_s == pytest.approx(2.98)
     # There are 10 further tokens in 2 s, and 2 in 0.8 s. An answer of one token has none.
-    assert found.tpot_mean_ms == pytest.approx(300)
-    assert found.tpot_p99_ms == pytest.approx(398)
-    assert found.throughput_per_s == 3 / 20
+    assert result.tpot_mean_ms == pytest.approx(300)
+    assert result.tpot_p99_ms == pytest.approx(398)
+    assert result.throughput_per_s == 3 / 20
 
 
 def test_hit_rates_count_blocks_and_their_tails() -> None:
-    found = row(*REQUESTS)
-    assert found.hit_rate == pytest.approx(4 / 9)
-    assert found.hit_rate_hbm == pytest.approx(1 / 9)
-    assert (found.hit_rate_pool, found.hit_rate_local) == (pytest.approx(3 / 9), 0)
-    assert found.hit_rate_tokens == pytest.approx(40 / 75)
+    result = row(*REQUESTS)
+    assert result.hit_rate == pytest.approx(4 / 9)
+    assert result.hit_rate_hbm == pytest.approx(1 / 9)
+    assert (result.hit_rate_pool, result.hit_rate_local) == (pytest.approx(3 / 9), 0)
+    assert result.hit_rate_tokens == pytest.approx(40 / 75)
     split = row(*REQUESTS, memory="split")
     assert (split.hit_rate_pool, split.hit_rate_local) == (0, pytest.approx(3 / 9))
 
 
 def test_a_row_has_the_work_of_workers_and_links() -> None:
-    found = row(*REQUESTS)
-    assert found.load_imbalance == 1.5
-    assert (found.link_read_utilisation, found.link_write_utilisation) == (0.5, 0.25)
-    assert (found.onboard_ms, found.onboard_queue_ms) == (1000, 250)
-    assert (found.workers, found.workers_most, found.worker_hours) == (2, 2, 2)
-    assert found.capacity_bytes == 1000
+    result = row(*REQUESTS)
+    assert result.load_imbalance == 1.5
+    assert (result.link_read_utilisation, result.link_write_utilisation) == (0.5, 0.25)
+    assert (result.onboard_ms, result.onboard_queue_ms) == (1000, 250)
+    assert (result.workers, result.workers_most, result.worker_hours) == (2, 2, 2)
+    assert result.capacity_bytes == 1000
     assert row(memory="split").capacity_bytes == 600
 
 
 def test_before_and_after_are_separated_by_arrival() -> None:
-    found = row(*REQUESTS, scale=Scale(5.0, 1))
-    assert (found.hit_rate_before, found.hit_rate_after) == (2 / 3, 2 / 6)
-    assert (found.ttft_mean_before_s, found.ttft_mean_after_s) == (1.0, 2.5)
+    result = row(*REQUESTS, scale=Scale(5.0, 1))
+    assert (result.hit_rate_before, result.hit_rate_after) == (2 / 3, 2 / 6)
+    assert (result.ttft_mean_before_s, result.ttft_mean_after_s) == (1.0, 2.5)
     late = row(*REQUESTS, scale=Scale(0.0, 1))
     assert (late.hit_rate_before, late.ttft_mean_before_s) == (None, None)
     never = row(*REQUESTS)
@@ -107,16 +107,16 @@ def test_a_run_without_served_requests_has_no_times() -> None:
     idle.end_s = 0.0
     idle.network.read = SimpleNamespace(count=1, busy_s=3.0, waited_s=2.0)
     idle.engines = [SimpleNamespace(busy_s=0.0)]
-    found = make_row(idle, policy="random", seed=0)
-    assert (found.ttft_mean_s, found.ttft_p99_s, found.tpot_mean_ms) == (None, None, None)
-    assert found.load_imbalance == 1
-    assert (found.throughput_per_s, found.hit_rate, found.hit_rate_tokens) == (0, 0, 0)
-    assert (found.onboard_ms, found.onboard_queue_ms) == (3000, 2000)
+    result = make_row(idle, policy="random", seed=0)
+    assert (result.ttft_mean_s, result.ttft_p99_s, result.tpot_mean_ms) == (None, None, None)
+    assert result.load_imbalance == 1
+    assert (result.throughput_per_s, result.hit_rate, result.hit_rate_tokens) == (0, 0, 0)
+    assert (result.onboard_ms, result.onboard_queue_ms) == (3000, 2000)
 
 
 def test_one_row_summarizes_all_seeds() -> None:
-    one, two = row(*REQUESTS[:1], seed=0), row(*REQUESTS[1:2], seed=1)
-    mean = mean_row([one, two])
+    first, second = row(*REQUESTS[:1], seed=0), row(*REQUESTS[1:2], seed=1)
+    mean = mean_row([first, second])
     assert mean.seed is None
     assert mean.ttft_mean_s == 2.0
     assert (mean.requests, mean.workers, mean.capacity_bytes) == (1, 2, 1000)
@@ -143,12 +143,12 @@ def rows() -> list[Row]:
     """Make the rows of one policy on a pool with two seeds, which the report leaves out, and their
     mean; and of another policy on split DRAM that served nothing.
     """
-    one = row(*REQUESTS[:1], seed=0)
+    first = row(*REQUESTS[:1], seed=0)
     two = row(*REQUESTS[1:2], seed=1)
     none = dataclasses.replace(
         row(memory="split"), policy="<none>", seed=None, ttft_mean_s=None, hit_rate=0.125
     )
-    return [one, two, mean_row([one, two]), none]
+    return [first, two, mean_row([first, two]), none]
 
 
 def html(options: Options, rows: list[Row], **origin: str) -> str:
@@ -156,32 +156,32 @@ def html(options: Options, rows: list[Row], **origin: str) -> str:
 
 
 def cards(source: str) -> dict[str, tuple[str, ...]]:
-    found = re.findall(
+    matches = re.findall(
         r"<div><dt>(.*?)</dt><dd>(.*?)</dd>(?:<dd class=\"than\">(.*?)</dd>)?", source
     )
-    return {name: (value, than) for name, value, than in found}
+    return {name: (value, than) for name, value, than in matches}
 
 
 def test_the_cards_have_the_figures_of_the_row(rows: list[Row]) -> None:
     mean = rows[2]
     read = Page(html(Options(workers=2), rows))
-    found = cards(read.source)
-    assert found["Mean time to first token"][0] == seconds(mean.ttft_mean_s or 0)
-    assert found["90th percentile of it"][0] == seconds(mean.ttft_p90_s or 0)
-    assert found["Prompt blocks found"][0] == percent(mean.hit_rate)
-    assert found["Prompt tokens not computed"] == ("20", "of 50")
-    assert found["GPU time saved"][0] == f"{plain(mean.prefill_saved_s)} GPU-s"
-    assert found["Requests refused"][0] == "1"
+    shown = cards(read.source)
+    assert shown["Mean time to first token"][0] == seconds(mean.ttft_mean_s or 0)
+    assert shown["90th percentile of it"][0] == seconds(mean.ttft_p90_s or 0)
+    assert shown["Prompt blocks found"][0] == percent(mean.hit_rate)
+    assert shown["Prompt tokens not computed"] == ("20", "of 50")
+    assert shown["GPU time saved"][0] == f"{plain(mean.prefill_saved_s)} GPU-s"
+    assert shown["Requests refused"][0] == "1"
     assert read.texts["p"][0] == (
         "With a shared pool 2 engines begin to answer after 2\xa0s on average at this load."
     )
 
 
 def test_saved_prefill_is_the_time_of_the_hit_tokens() -> None:
-    found = row(*REQUESTS[:1])
+    result = row(*REQUESTS[:1])
     costs = Options().model
-    assert found.tokens_saved == 20
-    assert found.prefill_saved_s == pytest.approx(
+    assert result.tokens_saved == 20
+    assert result.prefill_saved_s == pytest.approx(
         (costs.prefill_ms(25) - costs.prefill_ms(5, 20)) / 1e3
     )
 
@@ -240,14 +240,14 @@ def test_the_headline_names_the_better_memory(
 
 def test_the_pool_is_compared_with_the_best_of_split_dram(rows: list[Row]) -> None:
     mean = rows[2]
-    found = [
+    listed = [
         dataclasses.replace(mean, policy="least-cost", ttft_mean_s=2.0),
         dataclasses.replace(mean, policy="random", ttft_mean_s=1.0),
         dataclasses.replace(mean, policy="random", memory="split", ttft_mean_s=9.0),
         dataclasses.replace(mean, policy="linear", memory="split", ttft_mean_s=4.0),
     ]
-    chosen = summarize(found, 5.0)
-    assert (chosen.pool, chosen.split) == (found[0], found[3])
+    chosen = summarize(listed, 5.0)
+    assert (chosen.pool, chosen.split) == (listed[0], listed[3])
 
 
 def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[Row]) -> None:
@@ -267,13 +267,13 @@ def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[R
 
 def test_the_time_series_adds_up_to_the_row() -> None:
     trace = make_trace("t", BLOCK, [TraceEntry(at / 4, 25, 20, (1, 2)) for at in range(40)], 1.0)
-    found = simulate(trace, Options(workers=1), policies=["random"], memories=["pool"],
+    results = simulate(trace, Options(workers=1), policies=["random"], memories=["pool"],
                      courses=True)  # fmt: skip
-    course = found[0].course
-    assert course is not None and found[1].course == course
+    course = results[0].course
+    assert course is not None and results[1].course == course
     step = course.end_s[0]
     # Little's law: the mean number of waiting requests is the arrival rate times the mean wait.
-    assert sum(course.waiting) * step == pytest.approx(40 * (found[0].ttft_mean_s or 0))
+    assert sum(course.waiting) * step == pytest.approx(40 * (results[0].ttft_mean_s or 0))
     assert course.hit_rate[0] == 0 or course.hit_rate[0] is None or course.hit_rate[0] < 1
     assert None in course.ttft_mean_s  # after the last arrival
     assert simulate(trace, Options(workers=1), policies=["random"])[0].course is None

@@ -80,8 +80,8 @@ def test_the_replay_of_the_reference_has_470_blocks_of_hbm_and_15600_in_all() ->
 @pytest.mark.parametrize("name", ["workers", "step_tokens", "slots", "hbm", "pool", "local",
                                   "adapters", "devices"])  # fmt: skip
 def test_every_count_is_at_least_one(name: str) -> None:
-    least: dict[str, Any] = {name: 1}
-    assert getattr(Options(**least), name) == 1
+    lowest: dict[str, Any] = {name: 1}
+    assert getattr(Options(**lowest), name) == 1
     with pytest.raises(SimulateError, match=f"{name} is 0, but must be at least 1"):
         Options(**{name: 0})
 
@@ -222,8 +222,8 @@ def test_new_workers_find_the_pool_full_and_their_own_dram_empty() -> None:
         cluster = Cluster(TRACE, options, policy="random", memory=memory)
         cluster.run()
         late = [request for request in cluster.requests if request.arrival >= 60]
-        found = sum(request.device + request.far for request in late)
-        return found / sum(request.blocks for request in late)
+        hits = sum(request.device + request.far for request in late)
+        return hits / sum(request.blocks for request in late)
 
     more = Scale(60.0, 3)
     assert after("pool", more) == pytest.approx(after("pool", None), abs=0.02)

@@ -133,13 +133,13 @@ def test_of_a_chain_that_does_not_fit_the_beginning_is_kept() -> None:
 
 
 def test_hits_do_not_change_the_order_of_fifo() -> None:
-    for eviction, kept in (("lru", True), ("fifo", False)):
+    for eviction, retained in (("lru", True), ("fifo", False)):
         tier = SimulatedTier(10, 2, eviction)
         tier.put(ids(0), 1)
         tier.put(ids(1), 1)
         tier.touch(ids(0), 1)
         tier.put(ids(2), 1)
-        assert bool(tier.lead(ids(0), 1)) is kept
+        assert bool(tier.lead(ids(0), 1)) is retained
 
 
 def test_held_blocks_are_not_evicted() -> None:
@@ -191,8 +191,8 @@ def ends(speeds: list[float], copies: list[tuple[float, float, tuple[int, ...]]]
 def test_processor_sharing_matches_the_examples(
     copies: list[tuple[float, float]], expected_ms: list[float]
 ) -> None:
-    found = ends([GB], [(at, size, (0,)) for at, size in copies])
-    assert [1e3 * at for at in found] == pytest.approx(expected_ms, rel=1e-3)
+    ends_s = ends([GB], [(at, size, (0,)) for at, size in copies])
+    assert [1e3 * at for at in ends_s] == pytest.approx(expected_ms, rel=1e-3)
 
 
 def test_the_remaining_time_is_the_sum_of_the_others_remaining_bytes() -> None:
@@ -206,17 +206,17 @@ def test_the_remaining_time_is_the_sum_of_the_others_remaining_bytes() -> None:
 def test_copies_have_the_speed_of_their_slowest_link() -> None:
     # Two copies use the slow shared link 0. The third has link 1 except for what the second takes
     # of it.
-    found = ends([2 * GB, 4 * GB], [(0, GB, (0,)), (0, GB, (0, 1)), (0, 3 * GB, (1,))])
-    assert found == pytest.approx([1, 1, 1], rel=1e-3)
+    ends_s = ends([2 * GB, 4 * GB], [(0, GB, (0,)), (0, GB, (0, 1)), (0, 3 * GB, (1,))])
+    assert ends_s == pytest.approx([1, 1, 1], rel=1e-3)
 
 
 def test_links_are_work_conserving() -> None:
     random = Random(2)
     copies = [(random.uniform(0, 0.01), random.uniform(1, 9) * MB, (0,)) for _ in range(200)]
-    found = ends([GB], copies)
-    assert max(found) == pytest.approx(sum(size for _, size, _ in copies) / GB, abs=0.011)
+    ends_s = ends([GB], copies)
+    assert max(ends_s) == pytest.approx(sum(size for _, size, _ in copies) / GB, abs=0.011)
     assert all(
-        end - at >= size / GB * 0.999 for end, (at, size, _) in zip(found, copies, strict=True)
+        end - at >= size / GB * 0.999 for end, (at, size, _) in zip(ends_s, copies, strict=True)
     )
 
 
