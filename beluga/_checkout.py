@@ -34,15 +34,15 @@ def give_way() -> None:
         raise
 
 
-def _has_core(places: Sequence[str]) -> bool:
-    return PathFinder.find_spec("beluga._core", places) is not None
+def _has_core(folders: Sequence[str]) -> bool:
+    return PathFinder.find_spec("beluga._core", folders) is not None
 
 
 def _installed(folder: Path) -> ModuleSpec | None:
     """Return the first package with a C core on Python's path, apart from this ``folder``."""
-    for place in sys.path:
-        found = PathFinder.find_spec("beluga", [place])
-        places = None if found is None else found.submodule_search_locations
-        if places and Path(places[0]).resolve() != folder and _has_core(places):
-            return found
+    for entry in sys.path:
+        spec = PathFinder.find_spec("beluga", [entry])
+        folders = None if spec is None else spec.submodule_search_locations
+        if folders and Path(folders[0]).resolve() != folder and _has_core(folders):
+            return spec
     return None

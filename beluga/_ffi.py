@@ -61,8 +61,8 @@ if platform.machine() == "aarch64":
 def _taken_away(variable: str, choice: str | None, choices: dict[str, tuple[int, int]]) -> int:
     if choice is None:
         return 0
-    found = lib.bl_cpu_features()
-    possible = [name for name, (needs, _) in choices.items() if found & needs == needs]
+    features = lib.bl_cpu_features()
+    possible = [name for name, (needs, _) in choices.items() if features & needs == needs]
     if choice not in possible:
         raise InstructionError(
             f"{variable}={choice} is not possible on this CPU; set it to {' or '.join(possible)}"
@@ -101,10 +101,10 @@ def _layout(kind: Any) -> Any:
 
 def _arm(point: str) -> None:
     """Arm ``NAME[:PASSAGE][:kill|stop]`` (csrc/coherence/crash_point.h); no line is torn."""
-    name, *rest = point.split(":")
-    action = rest.pop() if rest and rest[-1] in ("kill", "stop") else "kill"
-    passage = rest.pop() if rest else "1"
-    numbered = not rest and passage.isdecimal()
+    name, *options = point.split(":")
+    action = options.pop() if options and options[-1] in ("kill", "stop") else "kill"
+    passage = options.pop() if options else "1"
+    numbered = not options and passage.isdecimal()
     if not numbered or lib.bl_crash_arm(name.encode(), int(passage), action == "stop", 0) < 0:
         raise ValueError(f"BELUGA_CRASH={point}: no such point; give NAME[:PASSAGE][:kill|stop]")
 

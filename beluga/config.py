@@ -66,7 +66,7 @@ def settings_file() -> Path | None:
     return Path(value) if value else None
 
 
-def settings_places() -> tuple[Path, ...]:
+def settings_paths() -> tuple[Path, ...]:
     """Return the default locations of beluga.toml; the first that exists is used."""
     home = os.environ.get("XDG_CONFIG_HOME")
     mine = (Path(home) if home else _home() / ".config") / "beluga/beluga.toml"
@@ -83,7 +83,7 @@ def copy_settings() -> dict[str, int]:
         import tomllib
     else:
         import tomli as tomllib
-    path = settings_file() or next((one for one in settings_places() if one.is_file()), None)
+    path = settings_file() or next((path for path in settings_paths() if path.is_file()), None)
     try:
         table = {} if path is None else tomllib.loads(path.read_text()).get("copy", {})
         return {
@@ -210,8 +210,10 @@ def notify_socket() -> str | None:
 
 def with_notify_socket(address: str) -> dict[str, str]:
     """Return the environment for a child that notifies ``address`` when it is ready."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WATCHDOG_")}
-    return kept | {"NOTIFY_SOCKET": address}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("WATCHDOG_")
+    }
+    return inherited | {"NOTIFY_SOCKET": address}
 
 
 def watchdog_s() -> float | None:

@@ -514,11 +514,11 @@ def is_of_request(error: BaseException | None) -> bool:
 
 def status_name(status: int) -> str:
     """Return the name of a status: ok, the error's without \"Error\", or that of an errno."""
-    place = -status - FIRST_CODE
+    index = -status - FIRST_CODE
     if status >= 0:
         return "ok"
-    if 0 <= place < len(CODES):
-        return CODES[place][0].__name__.removesuffix("Error")
+    if 0 <= index < len(CODES):
+        return CODES[index][0].__name__.removesuffix("Error")
     return errno.errorcode.get(-status, str(status))
 
 
@@ -530,9 +530,9 @@ def raise_for_status(code: int, doing: str = "") -> int:
     if code >= 0:
         return code
     prefix = f"{doing}: " if doing else ""
-    place = -code - FIRST_CODE
-    if 0 <= place < len(CODES):
-        kind, text = CODES[place]
+    index = -code - FIRST_CODE
+    if 0 <= index < len(CODES):
+        kind, text = CODES[index]
         raise kind(prefix + text)
     number = min(-code, INT_MAX)  # the negation of a broken server's status may overflow an int
     raise OSError(number, prefix + os.strerror(number))

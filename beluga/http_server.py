@@ -329,7 +329,7 @@ class Acceptor:
         self._context = context
         self._shaking: dict[asyncio.Task[None], float] = {}  # TLS handshakes, and their start times
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._accept(one)) for one in sockets]
+        self._tasks = [loop.create_task(self._accept(listening)) for listening in sockets]
         self._tasks.append(loop.create_task(self._end_overdue()))
 
     async def close(self) -> None:
@@ -338,8 +338,8 @@ class Acceptor:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
 
     def _made(self) -> AcceptedConnection:
         return AcceptedConnection(self._server, self._share, **self._options)
@@ -392,8 +392,8 @@ class Acceptor:
                 )
             warned = True
             # As many as there are waiting, because a harmless client may be the last of them.
-            most = 1 + min(_info(listening, _INFO_UNACKED), count // 2)
-            slowest = slots.slowest(most, _LAG_MIN_S)
+            close_max = 1 + min(_info(listening, _INFO_UNACKED), count // 2)
+            slowest = slots.slowest(close_max, _LAG_MIN_S)
             await asyncio.sleep(_LOOK_S)
             for _ in range(_TURNS):  # pending input is read meanwhile, and its requests start
                 await asyncio.sleep(0)
@@ -401,7 +401,7 @@ class Acceptor:
                 if slot.lag_s(loop.time()) >= _LAG_MIN_S:
                     slot.connection.abort()
             late = time.monotonic() - _LAG_MIN_S
-            for task, begin in [*self._shaking.items()][: most - len(slowest)]:
+            for task, begin in [*self._shaking.items()][: close_max - len(slowest)]:
                 if begin <= late:
                     task.cancel()
 
@@ -413,10 +413,10 @@ def is_own_shortage(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
-def _info(one: Any, field: int) -> int:
+def _info(listening: Any, field: int) -> int:
     """Return a field of a socket's ``tcp_info``; 0 if the system does not have it."""
     try:
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field + 4)
+        info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field + 4)
         return int(struct.unpack_from("=I", info, field)[0])
     except (OSError, struct.error):
         return 0

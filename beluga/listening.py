@@ -207,12 +207,12 @@ def _shown(address: str) -> str:
     """Return an address without its secrets. A password may have any character, so all before the
     last @ is left out; if that follows a ? or #, the rest may be of a password or an option.
     """
-    scheme, mark, rest = address.partition("://")
-    options = _OPTIONS.search(rest)
-    user = rest.rfind("@")
+    scheme, mark, remainder = address.partition("://")
+    options = _OPTIONS.search(remainder)
+    user = remainder.rfind("@")
     if options is None:
-        return scheme + mark + rest[user + 1 :]
-    end = "," if rest.endswith(",") else ""  # another address follows
+        return scheme + mark + remainder[user + 1 :]
+    end = "," if remainder.endswith(",") else ""  # another address follows
     if user > options.start():
         return f"{scheme}{mark}...{end}"
-    return scheme + mark + rest[user + 1 : options.start()] + end
+    return scheme + mark + remainder[user + 1 : options.start()] + end

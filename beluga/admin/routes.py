@@ -146,7 +146,7 @@ def page_routes() -> Routes:
 
 def _policy(body: bytes) -> str:
     """Return the Content-Security-Policy of a page with inline styles and scripts."""
-    parts = [f"{kind}-src {' '.join(_digests(body, tag))}" for kind, tag in _INLINE.items()]
+    hashes = [f"{kind}-src {' '.join(_digests(body, tag))}" for kind, tag in _INLINE.items()]
     others = (
         "default-src 'none'",
         "connect-src 'self'",
@@ -155,7 +155,7 @@ def _policy(body: bytes) -> str:
         "form-action 'none'",
         "frame-ancestors 'none'",
     )
-    return "; ".join([*others, *parts])
+    return "; ".join([*others, *hashes])
 
 
 def _digests(body: bytes, tag: bytes) -> list[str]:

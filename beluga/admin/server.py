@@ -231,8 +231,8 @@ class Admin:
         target, _, query = request.raw_path.partition("?")
         authority: tuple[str, ...] = ()
         if not target.startswith("/"):  # a whole URL; its path has one spelling, too
-            scheme, mark, rest_of_url = target.partition("://")
-            host, slash, path = rest_of_url.partition("/")
+            scheme, mark, authority_and_path = target.partition("://")
+            host, slash, path = authority_and_path.partition("/")
             if not mark or scheme.lower() not in ("http", "https"):
                 return _refusal(HTTPStatus.BAD_REQUEST, "the request has no path"), True
             authority, target = (host,), slash + path

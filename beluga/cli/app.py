@@ -102,8 +102,8 @@ def _key(name: str) -> str:
     return name.removeprefix("BELUGA_").strip("-").replace("-", "_").lower()
 
 
-def _program(name: str, text: str, places: Mapping[str, str | CommandGroup]) -> Program:
-    return Program(text, places, name=name, params=parameters_of(_options), callback=_prepare)
+def _program(name: str, text: str, targets: Mapping[str, str | CommandGroup]) -> Program:
+    return Program(text, targets, name=name, params=parameters_of(_options), callback=_prepare)
 
 
 app = _program(

@@ -31,11 +31,11 @@ def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> No
     rows: list[beluga_bench.Row] = []
     recorded: list[beluga_bench.Recorded] = []
     for path in sources:
-        found = beluga_bench.load(path)
-        if isinstance(found, list):
-            rows += found
+        content = beluga_bench.load(path)
+        if isinstance(content, list):
+            rows += content
         else:
-            recorded.append(found)
+            recorded.append(content)
     made = origin()
     _write(
         target,

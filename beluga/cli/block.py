@@ -114,12 +114,12 @@ def _fetch(cache: KVCache, key: str) -> bytes | None:
     from beluga.index import IndexClient
 
     index, keys = IndexClient(cache.client), cache.keys([digest(key)])
-    found = index.lookup(keys).hits
-    if not found and cache.onboard([digest(key)]):
+    hits = index.lookup(keys).hits
+    if not hits and cache.onboard([digest(key)]):
         cache.onboard([digest(key)], wait_s=_ONBOARD_S)
-        found = index.lookup(keys).hits
-    data = bytearray(found[0].length) if found else bytearray()
-    return bytes(data) if found and cache.get([digest(key)], [data]).hits else None
+        hits = index.lookup(keys).hits
+    data = bytearray(hits[0].length) if hits else bytearray()
+    return bytes(data) if hits and cache.get([digest(key)], [data]).hits else None
 
 
 def get(
@@ -203,13 +203,18 @@ def explain_keys(
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         named = _namespace_of(opened, namespace, field, salt)
-        found = explain(client, named, [digest(key) for key in keys])
+        explanations = explain(client, named, [digest(key) for key in keys])
     if json:
-        print_json([{"name": key} | asdict(one) for key, one in zip(keys, found, strict=True)])
+        print_json(
+            [
+                {"name": key} | asdict(explanation)
+                for key, explanation in zip(keys, explanations, strict=True)
+            ]
+        )
     else:
-        for key, one in zip(keys, found, strict=True):
-            click.echo(f"{key}: {one.state}, {one.cause}: {one.text}")
-    if any(one.state == "miss" for one in found):
+        for key, explanation in zip(keys, explanations, strict=True):
+            click.echo(f"{key}: {explanation.state}, {explanation.cause}: {explanation.text}")
+    if any(explanation.state == "miss" for explanation in explanations):
         raise Exit(1)
 
 
@@ -228,10 +233,10 @@ def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) ->
         return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
     for known in known_namespaces(pool.runtime_dir):
         if f"{known.fingerprint:016x}" == name:
-            found = Namespace(known.fields, salt=salt)
-            if found.fingerprint != known.fingerprint:
+            namespace = Namespace(known.fields, salt=salt)
+            if namespace.fingerprint != known.fingerprint:
                 raise CacheError(f"the namespace {name} has a salt; give it with --salt")
-            return found
+            return namespace
     if _FINGERPRINT.fullmatch(name):
         print_note(
             f"this host has opened no namespace with the fingerprint {name}, so it is taken as a "
@@ -276,7 +281,9 @@ def ls(
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         half = client.stat().epoch % 2
-        known = {one.fingerprint: one for one in known_namespaces(opened.runtime_dir)}
+        known = {
+            namespace.fingerprint: namespace for namespace in known_namespaces(opened.runtime_dir)
+        }
         rows = _spaces(opened, half, known) if namespaces else _blocks(opened, half, known, limit)
     if json:
         print_json(rows)
@@ -331,15 +338,15 @@ def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
 
 def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
     """Show a namespace by its name if it has no other fields, otherwise by its fingerprint."""
-    one = known.get(fingerprint)
-    if one is not None and set(one.fields) == {"name"} and not one.secret:
-        return str(one.fields["name"])
+    namespace = known.get(fingerprint)
+    if namespace is not None and set(namespace.fields) == {"name"} and not namespace.secret:
+        return str(namespace.fields["name"])
     return f"{fingerprint:016x}"
 
 
-def _fields(one: KnownNamespace) -> str:
-    shown = [f"{name}={value}" for name, value in one.fields.items()]
-    return " ".join([*shown, *(["(and a salt)"] if one.secret else [])])
+def _fields(namespace: KnownNamespace) -> str:
+    shown = [f"{name}={value}" for name, value in namespace.fields.items()]
+    return " ".join([*shown, *(["(and a salt)"] if namespace.secret else [])])
 
 
 def rm(
@@ -363,7 +370,7 @@ def rm(
             removed = {key: _remove(cache, digest(key)) for key in keys}
     if json:
         print_json(removed)
-    missing = [key for key, places in removed.items() if not places]
+    missing = [key for key, removed_from in removed.items() if not removed_from]
     if not json and len(missing) < len(removed):
         print_note(f"removed: {len(removed) - len(missing)} of {len(removed)}{_where(removed)}")
     if missing:
@@ -381,14 +388,14 @@ def _remove(cache: KVCache, name: bytes) -> list[str]:
     index, key = IndexClient(cache.client), cache.keys([name])
     below = int(index.tiers(key)[0]) & ~1 != 0
     unknown = not below and index.lookup(key).state == BlockState.BELOW
-    places = ["pool"] if cache.remove([name]) else []
-    return places + ["lower tier"] * below + ["unknown"] * (unknown and not places)
+    removed_from = ["pool"] if cache.remove([name]) else []
+    return removed_from + ["lower tier"] * below + ["unknown"] * (unknown and not removed_from)
 
 
 def _where(removed: Mapping[str, list[str]]) -> str:
     """Describe the blocks that were not in the pool."""
-    below = sum(places == ["lower tier"] for places in removed.values())
-    unknown = sum(places == ["unknown"] for places in removed.values())
+    below = sum(removed_from == ["lower tier"] for removed_from in removed.values())
+    unknown = sum(removed_from == ["unknown"] for removed_from in removed.values())
     text = ""
     if below:
         text += f"; {below} of them only from a lower tier"

@@ -55,8 +55,8 @@ def with_callers(command: Callable[..., None]) -> Callable[..., None]:
     added = typing.get_type_hints(CallerOptions, include_extras=True)
     parameters = [
         *(
-            one.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, one in inspect.signature(command).parameters.items()
+            parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in inspect.signature(command).parameters.items()
             if name != "callers"
         ),
         *(
@@ -78,5 +78,5 @@ def with_callers(command: Callable[..., None]) -> Callable[..., None]:
     # inspect.signature() would follow __wrapped__ to the original parameters.
     del run.__wrapped__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

@@ -49,7 +49,7 @@ def detached(
     """
     with open_pool(paths) as pool:
         directory = pool.runtime_dir
-        stop = "" if paths is None else "".join(f" --pool {shlex.quote(one)}" for one in paths)
+        stop = "" if paths is None else "".join(f" --pool {shlex.quote(path)}" for path in paths)
     name = _free(directory) if stands_by else _NAMES[0]
     log, lock = directory / f"{name}.log", directory / f"{name}.pid"
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
@@ -145,17 +145,17 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
     """
     directory = runtime_dir_of(pool)
     serving = _serving(directory)
-    found = [(lock, pid) for lock in _locks(directory) if (pid := _holder(lock)) is not None]
-    if not found:
+    holders = [(lock, pid) for lock in _locks(directory) if (pid := _holder(lock)) is not None]
+    if not holders:
         raise NoServerError("no server was started here with --detach; " + _how_to_stop(directory))
     # The server comes last, so that no standby takes over
-    found.sort(key=lambda one: one[1] == serving)
-    for lock, pid in found:
-        _stop_one(lock, pid)
+    holders.sort(key=lambda holder: holder[1] == serving)
+    for lock, pid in holders:
+        _stop_process(lock, pid)
         if not json:
             print_note(f"stopped: process {pid}")
     if json:
-        pids = [pid for _, pid in found]
+        pids = [pid for _, pid in holders]
         print_json({"stopped": pids[-1], **({"standby": pids[0]} if len(pids) > 1 else {})})
 
 
@@ -174,7 +174,7 @@ def _serving(directory: Path) -> int | None:
         return None
 
 
-def _stop_one(lock: Path, pid: int) -> None:
+def _stop_process(lock: Path, pid: int) -> None:
     with suppress(ProcessLookupError):  # the process has just ended
         _end(lock, pid)
     until = time.monotonic() + _STOP_S

@@ -47,8 +47,8 @@ def explains(*legends: Legend) -> Callable[[Function], Function]:
 
 def legends_of(command: Any) -> tuple[Legend, ...]:
     """Return the legends of a command, or of a function that wraps it."""
-    found: tuple[Legend, ...] = getattr(command, "legends", ())
-    return found
+    legends: tuple[Legend, ...] = getattr(command, "legends", ())
+    return legends
 
 
 _WIDTH_MIN = 20  # columns
@@ -272,29 +272,31 @@ def _row(param: Any) -> tuple[str, str]:
 class CommandGroup(click.Group):
     """A group that imports its commands on access.
 
-    ``places`` maps each command to ``module:function`` of this package, or to a subgroup.
+    ``targets`` maps each command to ``module:function`` of this package, or to a subgroup.
     """
 
     context_class = _HelpContext
 
-    def __init__(self, text: str, places: Mapping[str, str | CommandGroup], **details: Any) -> None:
+    def __init__(
+        self, text: str, targets: Mapping[str, str | CommandGroup], **details: Any
+    ) -> None:
         super().__init__(help=text, no_args_is_help=True, context_settings=_SETTINGS, **details)
-        self.places = places
+        self.targets = targets
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.places)
+        return list(self.targets)
 
     def get_command(self, ctx: Any, name: str) -> click.Command | None:
-        if name not in self.commands and name in self.places:
-            place = self.places[name]
-            if isinstance(place, CommandGroup):
-                place.name = name
-            self.commands[name] = command_of(name, place) if isinstance(place, str) else place
+        if name not in self.commands and name in self.targets:
+            target = self.targets[name]
+            if isinstance(target, CommandGroup):
+                target.name = name
+            self.commands[name] = command_of(name, target) if isinstance(target, str) else target
         return self.commands.get(name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.places and not ctx.resilient_parsing:
-            ctx.fail(f"{args[0]!r} is not a command{meant(args[0], self.places)}")
+        if args and args[0] not in self.targets and not ctx.resilient_parsing:
+            ctx.fail(f"{args[0]!r} is not a command{meant(args[0], self.targets)}")
         return super().resolve_command(ctx, args)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
@@ -305,23 +307,23 @@ class CommandGroup(click.Group):
         with formatter.section("Options"):
             formatter.write_dl([_row(param) for param in self.get_params(ctx)])
         with formatter.section("Commands"):
-            helps = {name: self.at((name,)).help or "" for name in self.places}
+            helps = {name: self.at((name,)).help or "" for name in self.targets}
             formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in helps.items()])
 
     def leaves(self) -> Iterator[tuple[str, ...]]:
         """Yield the words of each command, such as ``("pool", "create")``, without importing it."""
-        for name, place in self.places.items():
-            if isinstance(place, str):
+        for name, target in self.targets.items():
+            if isinstance(target, str):
                 yield (name,)
             else:
-                yield from ((name, *words) for words in place.leaves())
+                yield from ((name, *words) for words in target.leaves())
 
     def at(self, words: Sequence[str]) -> Any:
         """Import and return a command."""
-        found: Any = self
+        command: Any = self
         for word in words:
-            found = found.get_command(None, word)
-        return found
+            command = command.get_command(None, word)
+        return command
 
 
 class Program(CommandGroup):
@@ -379,9 +381,9 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def command_of(name: str, place: str) -> Command:
+def command_of(name: str, target: str) -> Command:
     """Import ``module:function``, and return the command that calls the function."""
-    module, _, attribute = place.partition(":")
+    module, _, attribute = target.partition(":")
     function = getattr(import_module(f"beluga.cli.{module}"), attribute)
     params = parameters_of(function)
     several = {param.name for param in params if param.multiple or param.nargs == -1}

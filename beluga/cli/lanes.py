@@ -133,19 +133,21 @@ def list_handlers(
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
-        found = client.handlers()
+        handlers = client.handlers()
     if json:
-        print_json([dataclasses.asdict(one) for one in found])
+        print_json([dataclasses.asdict(handler) for handler in handlers])
         return
-    for one in found:
-        print_row(plain(f"{one}  {one.help}".strip()))
+    for handler in handlers:
+        print_row(plain(f"{handler}  {handler.help}".strip()))
 
 
-def _kinds(handler: str, found: list[HandlerInfo]) -> list[str]:
+def _kinds(handler: str, handlers: list[HandlerInfo]) -> list[str]:
     """Return the types of a handler's parameters; none if it is unknown, because the server then
     reports the error.
     """
-    return next((list(one.parameters.values()) for one in found if one.name == handler), [])
+    return next(
+        (list(known.parameters.values()) for known in handlers if known.name == handler), []
+    )
 
 
 def _bytes(text: str, limit: int) -> bytes:

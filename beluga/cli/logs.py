@@ -170,7 +170,7 @@ class _Json(logging.Formatter):
 
 
 @dataclass
-class _Place:
+class _Repeats:
     """A call site that logs."""
 
     record: logging.LogRecord  # the last message
@@ -185,34 +185,34 @@ class _Handler(logging.Handler):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._by_origin: dict[tuple[str, int], _Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock()
-        for key, place in list(self._places.items()):
-            if now - place.began >= WINDOW_S:
-                self._sum_up(place)
-                del self._places[key]
+        for key, repeats in list(self._by_origin.items()):
+            if now - repeats.began >= WINDOW_S:
+                self._sum_up(repeats)
+                del self._by_origin[key]
         key = (record.pathname, record.lineno)
-        place = self._places.setdefault(key, _Place(record, now))
-        place.record = record
-        if place.passed < BURST:
-            place.passed += 1
+        repeats = self._by_origin.setdefault(key, _Repeats(record, now))
+        repeats.record = record
+        if repeats.passed < BURST:
+            repeats.passed += 1
             _write(self.format(record))
         else:
-            place.left_out += 1
+            repeats.left_out += 1
 
     def close(self) -> None:
-        for place in self._places.values():
-            self._sum_up(place)
-        self._places.clear()
+        for repeats in self._by_origin.values():
+            self._sum_up(repeats)
+        self._by_origin.clear()
         super().close()
 
-    def _sum_up(self, place: _Place) -> None:
-        if place.left_out == 0:
+    def _sum_up(self, repeats: _Repeats) -> None:
+        if repeats.left_out == 0:
             return
-        last = place.record
-        text = f"{place.left_out} more like this were left out; the last: {last.getMessage()}"
+        last = repeats.record
+        text = f"{repeats.left_out} more like this were left out; the last: {last.getMessage()}"
         summary = logging.LogRecord(last.name, last.levelno, "", 0, text, (), None)
-        summary.suppressed = place.left_out
+        summary.suppressed = repeats.left_out
         _write(self.format(summary))

@@ -65,7 +65,9 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(one) or json.dumps(one)[1:-1] for one in lacking), error.end
+    return "".join(
+        _PLAIN.get(character) or json.dumps(character)[1:-1] for character in lacking
+    ), error.end
 
 
 def _run(name: str, program: str) -> NoReturn:

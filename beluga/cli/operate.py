@@ -110,27 +110,27 @@ def quota(
         return
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         directory = opened.runtime_dir
-        found, own = fetch_sessions(client), f"{client.stat().nonce:016x}"
-    others = [one for one in found.sessions if one.nonce != own]
+        listing, own = fetch_sessions(client), f"{client.stat().nonce:016x}"
+    others = [session for session in listing.sessions if session.nonce != own]
     tenants, shares = _of_server(directory, "/tenants"), _of_server(directory, "/shares")
     if json:
         print_json(
             {
-                "quota": asdict(found.quota),
-                "sessions": [asdict(one) for one in others],
+                "quota": asdict(listing.quota),
+                "sessions": [asdict(other) for other in others],
                 "shares": shares,
                 "tenants": tenants,
             }
         )
         return
-    print_facts(_limits(found.quota))
+    print_facts(_limits(listing.quota))
     if others:
         print_table(_USE, _use(others))
     if shares and len(shares) > 1:
-        rows = [[one[name] for name in _SHARE_FIELDS] for one in shares]
+        rows = [[share[name] for name in _SHARE_FIELDS] for share in shares]
         print_table(_SHARES, rows, title="shares of tenants")
     if tenants:
-        print_table(_TENANTS, [_tenant(one) for one in tenants], title="namespaces")
+        print_table(_TENANTS, [_tenant(tenant) for tenant in tenants], title="namespaces")
 
 
 def _change(text: str) -> tuple[str, int]:
@@ -164,16 +164,16 @@ def _limits(limits: Quota) -> dict[str, object]:
 def _use(sessions: Sequence[SessionView]) -> list[Sequence[object]]:
     return [
         (
-            one.host,
-            str(one.pid or "-"),
-            one.lane,
-            one.kind,
-            one.grant_count,
-            one.pin_count,
-            one.bytes,
-            one.call_count,
+            session.host,
+            str(session.pid or "-"),
+            session.lane,
+            session.kind,
+            session.grant_count,
+            session.pin_count,
+            session.bytes,
+            session.call_count,
         )
-        for one in sessions
+        for session in sessions
     ]
 
 
@@ -187,10 +187,10 @@ def _of_server(directory: Path, path: str) -> list[dict[str, Any]] | None:
         return None
 
 
-def _tenant(one: dict[str, Any]) -> list[object]:
-    name = f"{one['fingerprint']:016x}" if one["length"] else "others"
-    length = one["length"] or None
-    return [name, length, one["block_count"], one["block_count"] * one["length"]]
+def _tenant(tenant: dict[str, Any]) -> list[object]:
+    name = f"{tenant['fingerprint']:016x}" if tenant["length"] else "others"
+    length = tenant["length"] or None
+    return [name, length, tenant["block_count"], tenant["block_count"] * tenant["length"]]
 
 
 def drain(
@@ -243,13 +243,13 @@ def drain(
 
 
 def _progress(state: dict[str, Any]) -> str:
-    parts = [f"{state['writing']:,} blocks are being written"]
+    states = [f"{state['writing']:,} blocks are being written"]
     if state["looked"] is not None:
-        parts.append(
+        states.append(
             f"{state['dirty']:,} wait for a lower tier, {state['looked']:,} of {state['blocks']:,} "
             "are compared with it"
         )
-    return ", ".join(parts)
+    return ", ".join(states)
 
 
 def _drained(state: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ def among(*known: str) -> Callable[[str], list[str]]:
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{one}" for one in known if one.startswith(last)]
+        return [f"{before}{comma}{word}" for word in known if word.startswith(last)]
 
     return complete
 

@@ -64,8 +64,8 @@ def print_row(text: str) -> None:
     """Print a line on stdout. On a narrow terminal, its continuation lines are indented."""
     room = _width()
     if len(text) > room:
-        first, *rest = fill(" ".join(text.split()), room - _INDENT)
-        text = "\n".join([first, *(" " * _INDENT + line for line in rest)])
+        first, *others = fill(" ".join(text.split()), room - _INDENT)
+        text = "\n".join([first, *(" " * _INDENT + line for line in others)])
     print_line(text)
 
 
@@ -113,7 +113,7 @@ def print_table(
     room, shown = _room(), columns
     if not wide:
         shown = _fitting(columns, rows, spare, room)
-    width = _least_width(columns, shown, rows)
+    width = _width_min(columns, shown, rows)
     if width > room and not wide:
         if title is not None:
             _console().print(title)
@@ -145,14 +145,14 @@ def _fitting(
     """Return the columns that fit, dropping spare ones in order."""
     shown = list(columns)
     for name in spare:
-        if _least_width(columns, shown, rows) <= room:
+        if _width_min(columns, shown, rows) <= room:
             break
         if name in shown:
             shown.remove(name)
     return shown
 
 
-def _least_width(columns: list[str], shown: list[str], rows: Sequence[Sequence[object]]) -> int:
+def _width_min(columns: list[str], shown: list[str], rows: Sequence[Sequence[object]]) -> int:
     """Return the smallest width of a table of the shown columns, with wrapped text."""
     widths = [
         min(width, _TEXT_MIN) if _is_text(rows, index) else width
@@ -201,7 +201,7 @@ def _cell(value: object) -> str:
 
 def plain(text: str) -> str:
     """Remove control characters from a text: clients choose the names of namespaces."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> None:

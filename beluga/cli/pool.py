@@ -43,12 +43,12 @@ def scrub_admission(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, 
     except (TransferError, PoolError, OSError):
         yield None
         return
-    place = IoHandle(link)
+    handle = IoHandle(link)
     try:
-        with place.using() as io_queue:
+        with handle.using() as io_queue:
             yield io_queue, TransferClass.SCRUB
     finally:
-        place.close()
+        handle.close()
         link.close()
 
 
@@ -531,7 +531,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 "geometry": asdict(geometry),
                 "devices": [asdict(device) for device in pool.devices],
                 "policy": asdict(known) | {"rows": rows},
-                "engines": {name: asdict(found) for name, found in copies.items()},
+                "engines": {name: asdict(facts) for name, facts in copies.items()},
             }
         )
         return
@@ -584,21 +584,24 @@ def _table(geometry: Geometry) -> str:
 
 def _engines(copies: dict[str, EngineFacts]) -> str:
     """Describe the copy engines in one line."""
-    missing = [name for name, found in copies.items() if found.why_none is not None]
-    here = ["cpu", *(_engine(name, found) for name, found in copies.items() if name not in missing)]
+    missing = [name for name, facts in copies.items() if facts.why_none is not None]
+    shown = [
+        "cpu",
+        *(_engine(name, facts) for name, facts in copies.items() if name not in missing),
+    ]
     if missing:
-        here[-1] += f" (not here: {', '.join(missing)}; --json has the reasons)"
-    return "; ".join(here)
+        shown[-1] += f" (not here: {', '.join(missing)}; --json has the reasons)"
+    return "; ".join(shown)
 
 
-def _engine(name: str, found: EngineFacts) -> str:
+def _engine(name: str, facts: EngineFacts) -> str:
     from beluga.pool import show_size
 
-    if found.memory != "host":
-        return f"{name} for blocks in {found.memory.upper()} memory"
+    if facts.memory != "host":
+        return f"{name} for blocks in {facts.memory.upper()} memory"
     sizes = [
         f"never {what}" if size is None else f"from {show_size(size)} {what}"
-        for what, size in (("written", found.written), ("read", found.read))
+        for what, size in (("written", facts.written), ("read", facts.read))
     ]
-    source = "as measured" if found.measured else "by default"
-    return f"{name} ({found.device}) {', '.join(sizes)}, {source}"
+    source = "as measured" if facts.measured else "by default"
+    return f"{name} ({facts.device}) {', '.join(sizes)}, {source}"

@@ -401,15 +401,15 @@ def _give_up(server: IndexServer, tiers: Sequence[str]) -> None:
         server.give_up_tier(name)
 
 
-def _registering(place: str, threads: int) -> Callable[[Server], None]:
+def _registering(target: str, threads: int) -> Callable[[Server], None]:
     """Load handlers and return a function that registers them with a server; without handlers it
     does nothing.
     """
     from beluga.rpc import load_handlers
 
-    if not place:
+    if not target:
         return lambda server: None
-    handlers = load_handlers(place)
+    handlers = load_handlers(target)
     return lambda server: server.register(handlers, threads=threads)
 
 
@@ -486,7 +486,7 @@ def _services(
 
 def _saving(services: Sequence[RestartableService]) -> TierService | None:
     """Return the service of the lower tiers, or None."""
-    saving = (one for one in services if hasattr(one, "save_missing"))
+    saving = (service for service in services if hasattr(service, "save_missing"))
     return cast("TierService | None", next(saving, None))
 
 
@@ -541,7 +541,7 @@ def serve_until_stopped(
     from beluga.admin import ServerHealth
     from beluga.rpc import stand_by
 
-    beside = Services(services, patient=silent_s is not None)
+    running = Services(services, patient=silent_s is not None)
     manager, health, stopping = (
         Manager(_LOOK_INTERVAL_S),
         health or ServerHealth(),
@@ -563,7 +563,7 @@ def serve_until_stopped(
             epoch, why = stat.epoch, stat.takeover
             text = f"took over, epoch {epoch}: {why}"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=why.reason)
-        beside.start()
+        running.start()
         if admin is not None:
             admin.claim()
         epoch = server.stat().epoch
@@ -571,11 +571,11 @@ def serve_until_stopped(
             text = f"serving, epoch {epoch}; stop with Ctrl-C"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
         manager.ready(f"serving, epoch {epoch}")
-        _look_after(server, beside, stopping, manager, health)
+        _look_after(server, running, stopping, manager, health)
     finally:
         if stopping.is_set():
             manager.stopping()
-        beside.stop()
+        running.stop()
         server.stop()
 
 
@@ -589,7 +589,7 @@ def _report_waiting(server: Server, manager: Manager, health: ServerHealth, why:
 
 def _look_after(
     server: Server,
-    beside: Services,
+    services: Services,
     stopping: threading.Event,
     manager: Manager,
     health: ServerHealth,
@@ -611,7 +611,7 @@ def _look_after(
             manager.alive()
             health.record_progress(serves=True)
         seen = record_progress
-        beside.look_after()
+        services.look_after()
 
 
 def _event_settings(

@@ -80,7 +80,7 @@ def find(named: Path | None) -> Path | None:
     The current folder is not searched, so a command behaves the same in every folder.
     """
     chosen = named or config.settings_file()
-    return chosen or next((path for path in config.settings_places() if _exists(path)), None)
+    return chosen or next((path for path in config.settings_paths() if _exists(path)), None)
 
 
 def _exists(path: Path) -> bool:
@@ -109,8 +109,8 @@ def tables(root: Any) -> dict[str, tuple[str, ...]]:
 
 def options(params: list[Any]) -> dict[str, Any]:
     """Return the options that a file may set, by key: ``quota_calls`` for ``--quota-calls``."""
-    found = {key_of(param): param for param in params if param.param_type_name == "option"}
-    return {key: option for key, option in found.items() if key not in ONCE}
+    by_key = {key_of(param): param for param in params if param.param_type_name == "option"}
+    return {key: option for key, option in by_key.items() if key not in ONCE}
 
 
 def key_of(option: Any) -> str:
@@ -285,7 +285,7 @@ def show_settings(context: Context, json: Json = False) -> None:
     defaults.
     """
     file = context.find_root().obj or FileSettings()
-    searched = [str(path) for path in config.settings_places()]
+    searched = [str(path) for path in config.settings_paths()]
     if json:
         rows = [vars(row) for row in file.rows]
         path = None if file.path is None else str(file.path)

@@ -339,7 +339,7 @@ def simulate(
     )
     if preset is not None:
         options = _with_preset(preset, options)
-    cases = [dataclasses.replace(options, speed=one) for one in speeds]
+    cases = [dataclasses.replace(options, speed=each) for each in speeds]
     _check(report)
     _warn(options)
     loaded = read_named(trace, form, rate, time_unit, block_tokens)
@@ -362,9 +362,9 @@ def _options(*, model: str, **values: Any) -> Options:
     try:
         return Options(model=costs_of, **values)
     except SimulateError as error:
-        name, space, rest = str(error).partition(" ")
+        name, space, problem = str(error).partition(" ")
         option = _NAMED.get(name, f"--{name.replace('_', '-')}") if name in values else name
-        raise BadParameter(f"{option}{space}{rest}") from None
+        raise BadParameter(f"{option}{space}{problem}") from None
 
 
 def _speeds(text: str) -> list[float]:

@@ -170,10 +170,10 @@ def size_tiers(
     if advice is None:
         memory = max(-(-need // _GIB), 1) * _GIB
         advice = calculate([TierSize("memory", memory, memory_bandwidth * _GB)])
-    found = _found(advice, loaded)
+    shares = _shares(advice, loaded)
     if json:
         fields = asdict(advice)
-        for tier, share in zip(fields["tiers"], found, strict=True):
+        for tier, share in zip(fields["tiers"], shares, strict=True):
             tier["found"] = share
         traced = {
             "name": loaded.name,
@@ -183,7 +183,7 @@ def size_tiers(
         }
         print_json({"model": asdict(shape), **fields, "trace": traced})
         return
-    _show(advice, shape, loaded, need, found, wide=wide)
+    _show(advice, shape, loaded, need, shares, wide=wide)
 
 
 def _shape(
@@ -200,12 +200,14 @@ def _shape(
     return KvShape(64, dtype or "BF16", 8, 128)
 
 
-def _found(advice: SizingAdvice, trace: Trace) -> list[float]:
+def _shares(advice: SizingAdvice, trace: Trace) -> list[float]:
     """Return the share of a trace that hits in each tier or those above it."""
     from beluga.simulate import found_shares
 
     tokens = accumulate(tier.tokens for tier in advice.tiers)
-    return found_shares(trace, [min(one // trace.block_tokens, trace.id_count) for one in tokens])
+    return found_shares(
+        trace, [min(count // trace.block_tokens, trace.id_count) for count in tokens]
+    )
 
 
 def _show(
@@ -213,7 +215,7 @@ def _show(
     shape: KvShape,
     trace: Trace,
     need: int,
-    found: Sequence[float],
+    shares: Sequence[float],
     *,
     wide: bool,
 ) -> None:
@@ -247,7 +249,7 @@ def _show(
                 None if tier.pays is None else "yes" if tier.pays else "no",
                 f"{share:.1%}",
             ]
-            for tier, share in zip(advice.tiers, found, strict=True)
+            for tier, share in zip(advice.tiers, shares, strict=True)
         ],
         spare=("size", "ms per token"),
         wide=wide,

@@ -147,18 +147,18 @@ def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
 def _tier(counters: Mapping[str, Any]) -> str:
     from beluga.pool import show_size
 
-    parts = []
+    facts = []
     if "blocks" in counters:
         used, size = counters.get("used_bytes", 0), counters.get("data_bytes", 0)
-        parts.append(f"{counters['blocks']:,} blocks, {show_size(used)} of {show_size(size)}")
+        facts.append(f"{counters['blocks']:,} blocks, {show_size(used)} of {show_size(size)}")
     for word in ("saved", "loaded", "missed"):
-        parts.append(f"{counters.get(f'{word}_blocks', 0):,} {word}")
+        facts.append(f"{counters.get(f'{word}_blocks', 0):,} {word}")
     failures = counters.get("failures", counters.get("errors", {}))
     if count := sum(failures.values()) if isinstance(failures, Mapping) else failures:
-        parts.append(f"{count:,} failures")
+        facts.append(f"{count:,} failures")
     if counters.get("breaker_state", "closed") != "closed":
-        parts.append(f"breaker {counters['breaker_state']}")
-    return ", ".join(parts)
+        facts.append(f"breaker {counters['breaker_state']}")
+    return ", ".join(facts)
 
 
 def _clients(sessions: Sequence[SessionView], directory: Path) -> list[Sequence[object]]:

@@ -77,47 +77,47 @@ def trace(
     if follow and (before or slowest):
         raise BadParameter("--follow excludes --before and --slowest; drop one")
     directory = runtime_dir_of(pool)
-    found = read_trace(directory, before=before)
+    recorded = read_trace(directory, before=before)
     if slowest:
-        calls = found.slowest(last)
+        calls = recorded.slowest(last)
     else:
         with as_bad_value(BadValueError):
-            calls = found.calls(
+            calls = recorded.calls(
                 last=last, slow_s=slow / 1e3, method=method or None, session=session or None
             )
     if follow:
-        _follow(directory, found, calls, json, slow_s=slow / 1e3, method=method, session=session)
+        _follow(directory, recorded, calls, json, slow_s=slow / 1e3, method=method, session=session)
     elif json:
         print_json(
             {
-                "epoch": found.epoch,
-                "pid": found.pid,
-                "ended": found.ended,
-                "alive": found.alive,
-                "takeover": asdict(found.takeover),
+                "epoch": recorded.epoch,
+                "pid": recorded.pid,
+                "ended": recorded.ended,
+                "alive": recorded.alive,
+                "takeover": asdict(recorded.takeover),
                 "calls": [asdict(call) for call in calls],
             }
         )
     else:
-        print_note(_headline(found))
+        print_note(_headline(recorded))
         print_row(_HEADING)
         _show(calls)
 
 
-def _headline(found: CallTrace) -> str:
-    if found.alive:
+def _headline(trace: CallTrace) -> str:
+    if trace.alive:
         state = "serves"
-    elif found.ended:
-        state = f"stopped cleanly at {_clock(found.seen_s)}"
+    elif trace.ended:
+        state = f"stopped cleanly at {_clock(trace.seen_s)}"
     else:
-        state = f"was killed, or hangs: its last update was at {_clock(found.seen_s)}"
-    server = f"server {found.pid}, epoch {found.epoch}: it {state}; {found.count:,} calls"
-    return f"{server}\nit took over because {found.takeover}"
+        state = f"was killed, or hangs: its last update was at {_clock(trace.seen_s)}"
+    server = f"server {trace.pid}, epoch {trace.epoch}: it {state}; {trace.count:,} calls"
+    return f"{server}\nit took over because {trace.takeover}"
 
 
 def _follow(
     directory: Path,
-    found: CallTrace,
+    trace: CallTrace,
     calls: Sequence[TracedCall],
     json: bool,
     *,
@@ -130,7 +130,7 @@ def _follow(
 
     if not json:
         print_row(_HEADING)
-    epoch, newest = found.epoch, found.newest
+    epoch, newest = trace.epoch, trace.newest
     while True:
         for call in calls:
             if call.seconds is not None and json:
@@ -139,14 +139,14 @@ def _follow(
             _show([call for call in calls if call.seconds is not None])
         time.sleep(_FOLLOW_S)
         with suppress(NoTraceError):  # a server is starting
-            found = read_trace(directory)
-        if found.epoch != epoch:
-            print_note(_headline(found))
-            epoch, newest = found.epoch, 0
-        calls = found.calls(
+            trace = read_trace(directory)
+        if trace.epoch != epoch:
+            print_note(_headline(trace))
+            epoch, newest = trace.epoch, 0
+        calls = trace.calls(
             slow_s=slow_s, method=method or None, session=session or None, newer_than=newest
         )
-        newest = max(newest, found.newest)
+        newest = max(newest, trace.newest)
 
 
 def _show(calls: Sequence[TracedCall]) -> None:

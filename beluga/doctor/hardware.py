@@ -92,8 +92,8 @@ def check_copy(machine: Machine) -> Verdict:
             f"BELUGA_ISA excludes {', '.join(limited)}, which this CPU has", "unset BELUGA_ISA"
         )
     if "avx512" not in lost:
-        rest = "" if "movdir64b" in lost else "; movdir64b can submit to dedicated DSA queues"
-        return ok(f"avx512 streams whole lines{rest}")
+        more = "" if "movdir64b" in lost else "; movdir64b can submit to dedicated DSA queues"
+        return ok(f"avx512 streams whole lines{more}")
     if "avx2" not in lost:
         return ok("avx2 streams half lines; with avx512 a line would be one store")
     return warning("sse2 streams quarter lines: puts are slower than with avx2", lost["avx2"])
@@ -156,8 +156,8 @@ _SHM = "/dev/shm"  # noqa: S108  no file is made there
 _PAT = "sys/kernel/debug/x86/pat_memtype_list"
 _MTRR = "proc/mtrr"
 _THP = "sys/kernel/mm/transparent_hugepage"
-_SHM_LEAST = 1 << 30  # bytes; containers often give 64 MiB
-_MEMORY_LEAST = 1 << 30
+_SHM_MIN = 1 << 30  # bytes; containers often give 64 MiB
+_MEMORY_MIN = 1 << 30
 
 _MTRR_LINE = re.compile(
     r"reg\d+: base=0x([0-9a-fA-F]{1,16}) +\(.*?\), size= *(\d{1,15})([KMGT])B.*?: ([a-z-]+)"
@@ -221,17 +221,17 @@ def check_memory_type(machine: Machine) -> Verdict:
         except UndeterminedError as failure:
             closed.append(str(failure))
     verdicts = [_evaluate_type(machine, name, ranges, str(platform.memory)) for name in nodes]
-    found = worst(
+    verdict = worst(
         verdicts, f"{platform.memory} ({platform.memory_source}), according to MTRR and PAT"
     )
-    if found.level == "ok" and closed:
+    if verdict.level == "ok" and closed:
         return unknown("; ".join(closed), "sudo beluga doctor")
-    if found.level == "ok" and not ranges:
+    if verdict.level == "ok" and not ranges:
         return unknown(
             f"neither /{_PAT} nor /{_MTRR} lists a range (is debugfs mounted?)",
             "sudo mount -t debugfs none /sys/kernel/debug && sudo beluga doctor",
         )
-    return found
+    return verdict
 
 
 def _evaluate_type(machine: Machine, name: str, ranges: list[_Range], platform: str) -> Verdict:
@@ -327,8 +327,8 @@ def _missing_bytes(machine: Machine) -> int:
     for spec in machine.pool.specs:
         try:
             if shm in spec.real_path.parents:
-                found = spec.path.stat()
-                grow += max(0, found.st_size - found.st_blocks * 512)
+                stat = spec.path.stat()
+                grow += max(0, stat.st_size - stat.st_blocks * 512)
         except OSError:
             continue
     return grow
@@ -349,7 +349,7 @@ def check_shm_space(machine: Machine) -> Verdict:
         return error(
             f"{shown}, but the pool's sparse files may grow by {show_size(grow)}: SIGBUS then", fix
         )
-    if size < _SHM_LEAST:
+    if size < _SHM_MIN:
         return warning(f"{shown}; a container gets more by docker run --shm-size=SIZE", fix)
     return ok(shown)
 
@@ -364,20 +364,20 @@ def check_cgroup_memory(machine: Machine) -> Verdict:
     ]
     if not groups:
         return ok("no control group limits memory")
-    least = min(groups, key=lambda limit: limit.size)
-    shown = f"{least.what} leaves {show_size(max(0, least.size))}"
+    smallest = min(groups, key=lambda limit: limit.size)
+    shown = f"{smallest.what} leaves {show_size(max(0, smallest.size))}"
     grow = _missing_bytes(machine)
     fix = "sudo systemctl set-property UNIT MemoryMax=SIZE"
-    if grow > least.size:
+    if grow > smallest.size:
         return error(f"{shown}; the pool's files may grow by {show_size(grow)}: OOM kill then", fix)
-    if least.size < _MEMORY_LEAST:
+    if smallest.size < _MEMORY_MIN:
         return warning(f"{shown}; files in /dev/shm count against it", fix)
     return ok(shown)
 
 
-_MAPS_LEAST = 65530  # the kernel's default
-_LOCKED_LEAST = 8 << 20  # bytes; the default of recent kernels
-_FILES_LEAST = 1024
+_MAPS_MIN = 65530  # the kernel's default
+_LOCKED_MIN = 8 << 20  # bytes; the default of recent kernels
+_FILES_MIN = 1024
 _FILES_OF_CLIENT = 2  # a pidfd and a liveness lock
 _FILES_OF_SERVER = 256
 _RING = (5, 1)  # the first kernel with io_uring
@@ -385,11 +385,11 @@ _RING = (5, 1)  # the first kernel with io_uring
 
 def check_map_count(machine: Machine) -> Verdict:
     """Check how many mappings a process may have."""
-    most = machine.number("proc/sys/vm/max_map_count")
-    if most >= _MAPS_LEAST:
-        return ok(f"a process may have {most} mappings; a pool takes one for each device")
+    limit = machine.number("proc/sys/vm/max_map_count")
+    if limit >= _MAPS_MIN:
+        return ok(f"a process may have {limit} mappings; a pool takes one for each device")
     return warning(
-        f"a process may have {most} mappings; a pool takes one for each device, but engines with "
+        f"a process may have {limit} mappings; a pool takes one for each device, but engines with "
         "a GPU take thousands",
         "sudo sysctl -w vm.max_map_count=262144",
     )
@@ -407,7 +407,7 @@ def check_locked_memory(machine: Machine) -> Verdict:
             "with RDMA adapters, which locks them",
             fix,
         )
-    if limit < _LOCKED_LEAST:
+    if limit < _LOCKED_MIN:
         return warning(
             f"a process may lock {show_size(limit)}: rings of io_uring count against it on "
             "kernels before 5.12",
@@ -421,7 +421,7 @@ def check_open_files(machine: Machine) -> Verdict:
     limit = machine.limit(resource.RLIMIT_NOFILE)
     if limit is None:
         return ok("a process may open any number of files")
-    need, why = _FILES_LEAST, "a server with 64 clients and its tiers"
+    need, why = _FILES_MIN, "a server with 64 clients and its tiers"
     facts = machine.pool.facts if machine.pool.paths else None
     if isinstance(facts, PoolInspection):
         need = _FILES_OF_SERVER + _FILES_OF_CLIENT * facts.lane_count
@@ -444,26 +444,26 @@ def check_io_uring(machine: Machine) -> Verdict:
         denied = "all users" if switch > 1 else "users outside of kernel.io_uring_group"
         return warning(f"the kernel denies io_uring to {denied}: disk tiers use threads", fix)
     release = machine.read("proc/sys/kernel/osrelease")
-    found = re.match(r"(\d{1,6})\.(\d{1,6})", release)
-    if found is None:
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", release)
+    if match is None:
         return unknown(f"the kernel's release is {release[:40]!r}", "uname -r")
-    if (int(found[1]), int(found[2])) < _RING:
+    if (int(match[1]), int(match[2])) < _RING:
         return warning(
-            f"kernel {found[0]} has no io_uring: disk tiers use threads", "use kernel 5.1 or later"
+            f"kernel {match[0]} has no io_uring: disk tiers use threads", "use kernel 5.1 or later"
         )
-    return ok(f"kernel {found[0]} has io_uring, without a switch; liburing is not needed")
+    return ok(f"kernel {match[0]} has io_uring, without a switch; liburing is not needed")
 
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's numbers of a vendor and of a class
 _CUDA12, _CUDA13 = 525, 580  # the first drivers for them
-_CUPY_LEAST = 14
+_CUPY_MIN = 14
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def quoted_command(failure: Exception) -> str | None:
     """Return the command in quotes in an error's text."""
-    found = re.search(r"'((?:daxctl|ulimit|truncate) [^']+)'", str(failure))
-    return found[1] if found else None
+    match = re.search(r"'((?:daxctl|ulimit|truncate) [^']+)'", str(failure))
+    return match[1] if match else None
 
 
 def _in_pool(machine: Machine, name: str) -> bool:
@@ -555,10 +555,10 @@ def _driver(machine: Machine) -> int | None:
     text = machine.read_if("proc/driver/nvidia/version")
     if text is None:
         return None
-    found = re.search(r"NVRM version:.*?\s(\d{3,6})\.\d+", text)
-    if found is None:
+    match = re.search(r"NVRM version:.*?\s(\d{3,6})\.\d+", text)
+    if match is None:
         raise UndeterminedError("/proc/driver/nvidia/version names no version", "nvidia-smi")
-    return int(found[1])
+    return int(match[1])
 
 
 def check_gpu_driver(machine: Machine) -> Verdict:
@@ -592,7 +592,7 @@ def check_cupy(machine: Machine) -> Verdict:
     if why is not None:
         return warning(f"{why}; without it blocks go through host memory", fix)
     name, version = next(
-        ((name, found) for name in _CUPY if (found := machine.version(name)) is not None),
+        ((name, version) for name in _CUPY if (version := machine.version(name)) is not None),
         ("cupy", ""),
     )
     major = version.partition(".")[0]
@@ -600,7 +600,7 @@ def check_cupy(machine: Machine) -> Verdict:
         return unknown(f"cupy is importable, but its version is {version!r}", "pip show cupy")
     if name == "cupy-cuda13x" and cuda < 13:
         return warning(f"{name} needs a driver from {_CUDA13} on; this is {driver}", fix)
-    if int(major) < _CUPY_LEAST:
+    if int(major) < _CUPY_MIN:
         return warning(
             f"{name} {version} has no streams with priorities", f"pip install -U '{name}>=14'"
         )

@@ -145,13 +145,13 @@ class PoolLook:
     @cached_property
     def specs(self) -> list[DeviceSpec]:
         """The devices, without invalid specifications."""
-        found = []
+        specs = []
         for path in self.paths:
             try:
-                found.append(DeviceSpec.parse(path))
+                specs.append(DeviceSpec.parse(path))
             except BelugaError:
                 continue
-        return found
+        return specs
 
     @cached_property
     def facts(self) -> PoolInspection | BelugaError | OSError:
@@ -204,8 +204,8 @@ def _why_no_import(module: str) -> str | None:
 
 def _usage(folder: Path) -> tuple[int, int]:
     """Return the size and the free bytes of a folder's filesystem."""
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    filesystem = os.statvfs(folder)
+    return filesystem.f_blocks * filesystem.f_frsize, filesystem.f_bavail * filesystem.f_frsize
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,8 @@ class Machine:
     def chosen(self, name: str) -> str:
         """Return the word in brackets of a file such as "always [madvise] never"."""
         text = self.read(name)
-        _, opened, rest = text.partition("[")
-        word, closed, _ = rest.partition("]")
+        _, opened, following = text.partition("[")
+        word, closed, _ = following.partition("]")
         if not (opened and closed and word.isidentifier()):
             raise UndeterminedError(f"/{name} contains {text[:40]!r}", f"cat /{name}")
         return word

@@ -273,18 +273,18 @@ def share_runtime_dir(root: Path = Path("/")) -> str:
 
 def _own(machine: Machine) -> Iterator[Path]:
     """Yield the runtime directories that this user's processes may use, and their parents."""
-    root, uid, places = machine.root, machine.uid, list[Path]()
+    root, uid, folders = machine.root, machine.uid, list[Path]()
     if dax_nodes(root / "sys"):  # Only these have no device file next to them.
-        places += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
-        places.append(root / f"run/user/{uid}/beluga")
+        folders += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
+        folders.append(root / f"run/user/{uid}/beluga")
     if (export := config.configured_runtime_root()) is not None:
-        places.append(export)
-    for place in places:
-        if place.is_symlink() or place.exists():
-            yield place
-            yield from (path for path in _children(place) if _POOL_ID.fullmatch(path.name))
-    for place in (root / "dev/shm", *_children(root / "dev/shm")):
-        yield from (path for path in _children(place) if path.suffix == ".run")
+        folders.append(export)
+    for folder in folders:
+        if folder.is_symlink() or folder.exists():
+            yield folder
+            yield from (path for path in _children(folder) if _POOL_ID.fullmatch(path.name))
+    for folder in (root / "dev/shm", *_children(root / "dev/shm")):
+        yield from (path for path in _children(folder) if path.suffix == ".run")
 
 
 def _children(folder: Path) -> list[Path]:
@@ -298,12 +298,12 @@ def _others(machine: Machine) -> Iterator[Path]:
     """Yield the directories of other users for the runtime directories of their pools."""
     if not dax_nodes(machine.root / "sys"):
         return
-    places = [*machine.root.glob("tmp/beluga-*"), *machine.root.glob("run/user/*/beluga")]
-    for place in sorted(places):
-        uid = place.parent.name if place.name == "beluga" else place.name.removeprefix("beluga-")
-        pools = [path for path in _children(place) if _POOL_ID.fullmatch(path.name)]
+    folders = [*machine.root.glob("tmp/beluga-*"), *machine.root.glob("run/user/*/beluga")]
+    for folder in sorted(folders):
+        uid = folder.parent.name if folder.name == "beluga" else folder.name.removeprefix("beluga-")
+        pools = [path for path in _children(folder) if _POOL_ID.fullmatch(path.name)]
         if pools and uid.isdecimal() and uid != str(machine.uid):
-            yield place
+            yield folder
 
 
 def check_runtime_dirs(machine: Machine) -> Verdict:
@@ -335,9 +335,9 @@ def _list(names: list[str]) -> str:
 
 
 def _evaluate_own(machine: Machine, path: Path) -> Verdict:
-    found = path.lstat()
+    status = path.lstat()
     name = shlex.quote(str(path))
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return error(f"{path} is not a directory, so it cannot contain lock files", f"rm {name}")
     trusted = {machine.uid, 0}
     device = _device_of(path)
@@ -347,12 +347,12 @@ def _evaluate_own(machine: Machine, path: Path) -> Verdict:
         closed = not os.access(device, os.R_OK | os.W_OK)
     # Users who may write to the configured directory are trusted.
     shared = config.configured_runtime_root() in (path, path.parent)
-    if found.st_uid not in trusted and not shared:
-        text = f"user {found.st_uid} has made {path}, where this user's lock files would lie"
+    if status.st_uid not in trusted and not shared:
+        text = f"user {status.st_uid} has made {path}, where this user's lock files would lie"
         return error(text, f"sudo rm -r {name}")
-    if not closed and not _may_enter(machine, found):
+    if not closed and not _may_enter(machine, status):
         return warning(
-            f"{path} is user {found.st_uid}'s: this user's processes cannot use that pool",
+            f"{path} is user {status.st_uid}'s: this user's processes cannot use that pool",
             share_runtime_dir(machine.root),
         )
     return ok(str(path))
@@ -363,11 +363,11 @@ def _device_of(runtime_dir: Path) -> Path:
     return runtime_dir.with_name(runtime_dir.name.removesuffix(".run").partition("@")[0])
 
 
-def _may_enter(machine: Machine, found: os.stat_result) -> bool:
-    if machine.uid in (0, found.st_uid):
+def _may_enter(machine: Machine, status: os.stat_result) -> bool:
+    if machine.uid in (0, status.st_uid):
         return True
-    shift = 3 if found.st_gid in os.getgroups() else 0
-    return found.st_mode >> shift & 3 == 3
+    shift = 3 if status.st_gid in os.getgroups() else 0
+    return status.st_mode >> shift & 3 == 3
 
 
 def check_stale_pools(machine: Machine) -> Verdict:
@@ -380,9 +380,11 @@ def check_stale_pools(machine: Machine) -> Verdict:
     verdicts = []
     if stale := [pool for pool in others if not _used(pool, mapped, closed)]:
         verdicts.append(_stale(stale))
-    if gone := [path for path in _orphans(shm) if not _locked(path, closed)]:
-        text = f"runtime directories of files that are gone: {_list([str(path) for path in gone])}"
-        shown = " ".join(shlex.quote(str(path)) for path in gone[:_SHOWN])
+    if orphans := [path for path in _orphans(shm) if not _locked(path, closed)]:
+        text = (
+            f"runtime directories of files that are gone: {_list([str(path) for path in orphans])}"
+        )
+        shown = " ".join(shlex.quote(str(path)) for path in orphans[:_SHOWN])
         verdicts.append(warning(text, f"rm -r {shown}"))
     if lost := _serving_removed(machine):
         # Every process is listed: the memory is freed only when all of them have ended.
@@ -406,8 +408,12 @@ def _used(pool: list[PoolFile], mapped: set[tuple[int, int]], closed: list[Path]
 def _may_be_ours(path: Path) -> bool:
     """Return whether an unreadable file has the name of a pool's file: other programs have files
     there, too."""
-    beside = path.with_name(f"{path.name}.run")
-    return "beluga" in f"{path.parent.name}/{path.name}" or path.suffix == ".run" or beside.exists()
+    runtime_dir = path.with_name(f"{path.name}.run")
+    return (
+        "beluga" in f"{path.parent.name}/{path.name}"
+        or path.suffix == ".run"
+        or runtime_dir.exists()
+    )
 
 
 def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
@@ -450,16 +456,16 @@ def _stale(pools: list[list[PoolFile]]) -> Verdict:
 def _orphans(shm: Path) -> list[Path]:
     """Return the runtime directories whose device is gone."""
     folders = [shm, *_children(shm)]
-    found = [path for folder in folders for path in _children(folder) if path.suffix == ".run"]
+    paths = [path for folder in folders for path in _children(folder) if path.suffix == ".run"]
     try:
-        return [path for path in found if path.is_dir() and not _device_of(path).exists()]
+        return [path for path in paths if path.is_dir() and not _device_of(path).exists()]
     except OSError:
         return []  # a folder that this user may list but not search
 
 
 def _serving_removed(machine: Machine) -> dict[int, list[str]]:
     """Return the removed files of pools that processes still map, by process."""
-    found = {}
+    by_process = {}
     for name in machine.names("proc"):
         if not name.isdecimal():
             continue
@@ -470,13 +476,13 @@ def _serving_removed(machine: Machine) -> dict[int, list[str]]:
         removed = _REMOVED.findall(maps) if "/beluga/_core." in maps else []
         paths = {path for low, high, path in removed if int(high, 16) - int(low, 16) >= STRIPE_SIZE}
         if paths:
-            found[int(name)] = sorted(paths)
-    return found
+            by_process[int(name)] = sorted(paths)
+    return by_process
 
 
 def _mapped(machine: Machine) -> set[tuple[int, int]]:
     """Return the files (device, inode) that processes have mapped, as far as this user may see."""
-    found: set[tuple[int, int]] = set()
+    identities: set[tuple[int, int]] = set()
     for name in machine.names("proc"):
         if not name.isdecimal():
             continue
@@ -485,5 +491,5 @@ def _mapped(machine: Machine) -> set[tuple[int, int]]:
         except UndeterminedError:
             continue  # ended, or another user's process, whose use is shown by its lock
         for major, minor, inode in _MAPPED.findall(maps):
-            found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
-    return found
+            identities.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    return identities

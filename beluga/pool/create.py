@@ -64,8 +64,8 @@ def room(directory: Path, *, root: Path = Path("/")) -> Limit:
 
     ``root`` is where proc and sys are found.
     """
-    least = min(limits(directory, root=root), key=lambda limit: limit.size)
-    return Limit(least.what, max(0, least.size) // 10 * 9)
+    smallest = min(limits(directory, root=root), key=lambda limit: limit.size)
+    return Limit(smallest.what, max(0, smallest.size) // 10 * 9)
 
 
 def require_room(size: int, directory: Path, *, root: Path = Path("/")) -> None:
@@ -85,12 +85,12 @@ def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
     if kind == "hugetlbfs":  # The pages were reserved at boot, so only their number matters.
         return [_huge_pages(directory, root)]
     stat = os.statvfs(directory)
-    found = [Limit("the filesystem", stat.f_bavail * stat.f_frsize)]
+    candidates = [Limit("the filesystem", stat.f_bavail * stat.f_frsize)]
     available = _available_memory(root)
     if available is not None:
-        found.append(Limit("available memory", available))
-    found.extend(_control_groups(root))
-    return found
+        candidates.append(Limit("available memory", available))
+    candidates.extend(_control_groups(root))
+    return candidates
 
 
 def filesystem(directory: Path, *, root: Path = Path("/")) -> str:
@@ -125,8 +125,8 @@ def _available_memory(root: Path) -> int | None:
 def _control_groups(root: Path) -> Iterator[Limit]:
     """Yield the limit of each group above this process that limits memory, of cgroup v2 and v1."""
     for line in _text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, separated, path = rest.partition(":")
+        number, _, fields = line.partition(":")
+        controllers, separated, path = fields.partition(":")
         if not (number and separated):
             continue
         if controllers == "":
@@ -140,10 +140,10 @@ def _control_groups(root: Path) -> Iterator[Limit]:
             group = top / path.strip("/")
             # A container may show a path that exists only outside, so the walk continues to the
             # parents.
-            for place in (group, *group.parents):
-                if place != top and top not in place.parents:
+            for folder in (group, *group.parents):
+                if folder != top and top not in folder.parents:
                     break
-                yield from _group_limit(place, names)
+                yield from _group_limit(folder, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +161,15 @@ _V1 = _Names(
 )
 
 
-def _group_limit(place: Path, names: _Names) -> Iterator[Limit]:
-    limit, usage = _number(place / names.limit), _number(place / names.usage)
+def _group_limit(group: Path, names: _Names) -> Iterator[Limit]:
+    limit, usage = _number(group / names.limit), _number(group / names.usage)
     if limit is None or usage is None or limit >= _UNLIMITED:
         return
-    for line in _text(place / "memory.stat").splitlines():
+    for line in _text(group / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in names.cache:
             usage -= _whole(value) or 0
-    yield Limit(f"the memory limit of control group {place.name}", limit - usage)
+    yield Limit(f"the memory limit of control group {group.name}", limit - usage)
 
 
 def _text(path: Path) -> str:
@@ -304,9 +304,9 @@ def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
         return wanted
     sizes = {device.size // STRIPE_SIZE * STRIPE_SIZE for device in devices if device.size > 0}
     if len(sizes) > 1:
-        found = ", ".join(f"{device.spec.path} {show_size(device.size)}" for device in devices)
+        named = ", ".join(f"{device.spec.path} {show_size(device.size)}" for device in devices)
         raise DeviceMismatchError(
-            f"devices of different sizes ({found}); name one with --size (Pool.create: device_size)"
+            f"devices of different sizes ({named}); name one with --size (Pool.create: device_size)"
         )
     if not sizes:
         return _default_size(devices)
@@ -488,7 +488,7 @@ def _refuse_partial(named: dict[str, list[Device]], counts: dict[str, int], dama
     missing = {pool: counts[pool] - len(devices) for pool, devices in named.items()}
     if sum(missing.values()) <= damaged:
         return
-    pool = max(missing, key=lambda one: missing[one])
+    pool = max(missing, key=lambda pool_id: missing[pool_id])
     raise DeviceMismatchError(
         f"the pool on {named[pool][0]} has {counts[pool]} devices, and {missing[pool]} of them are "
         "not named; name all of them, or destroy these alone with --force (Pool.destroy: "

@@ -55,8 +55,8 @@ def show_size(size: int) -> str:
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = 1 << _UNITS[unit[0]]
         if size >= scale:
-            whole, rest = divmod(size, scale)
-            return f"{size / scale:.1f} {unit}" if rest else f"{whole} {unit}"
+            whole, remainder = divmod(size, scale)
+            return f"{size / scale:.1f} {unit}" if remainder else f"{whole} {unit}"
     return f"{size} bytes"
 
 
@@ -86,10 +86,10 @@ class DeviceSpec:
             raise BadTypeError(
                 f"a device is {short(text)}; give a path, as text or a Path, or a DeviceSpec"
             )
-        whole = rest = os.fspath(text)
+        whole = remainder = os.fspath(text)
         options: dict[str, str] = {}
-        while (match := _OPTION.fullmatch(rest)) is not None:
-            rest = match["rest"]
+        while (match := _OPTION.fullmatch(remainder)) is not None:
+            remainder = match["rest"]
             options[match["name"]] = match["value"]
         if unknown := set(options) - {"link", "node"}:
             raise DeviceSpecError(f"{whole}: no option '{unknown.pop()}'; there are link and node")
@@ -97,15 +97,15 @@ class DeviceSpec:
         if node is not None and not node.isdecimal():
             raise DeviceSpecError(f"{whole}: node={node} is not the number of a NUMA node")
         offset, size = 0, None
-        if (match := _SLICE.fullmatch(rest)) is not None:
-            rest = match["path"]
+        if (match := _SLICE.fullmatch(remainder)) is not None:
+            remainder = match["path"]
             offset, size = parse_size(match["offset"]), parse_size(match["size"])
             _validate_slice(whole, offset, size)
-        elif _SLICE_MEANT.fullmatch(rest):
+        elif _SLICE_MEANT.fullmatch(remainder):
             raise DeviceSpecError(f"{whole}: a slice is PATH@OFFSET+SIZE, such as PATH@2M+16M")
-        if not rest or "\0" in rest:
+        if not remainder or "\0" in remainder:
             raise DeviceSpecError("a device needs a path: PATH or PATH@OFFSET+SIZE")
-        path = Path(rest).absolute()
+        path = Path(remainder).absolute()
         return cls(path, offset, size, options.get("link"), None if node is None else int(node))
 
     def __str__(self) -> str:
@@ -122,12 +122,16 @@ class DeviceSpec:
 SpecLike: TypeAlias = "str | os.PathLike[str] | DeviceSpec"
 
 
-_ONE = (str, bytes, os.PathLike)
+_PATH_TYPES = (str, bytes, os.PathLike)
 
 
 def listed(paths: SpecLike | Sequence[SpecLike]) -> list[SpecLike]:
     """Return the devices as a list; a single device need not be in a list."""
-    return list(paths) if isinstance(paths, Iterable) and not isinstance(paths, _ONE) else [paths]
+    return (
+        list(paths)
+        if isinstance(paths, Iterable) and not isinstance(paths, _PATH_TYPES)
+        else [paths]
+    )
 
 
 def _validate_slice(text: str, offset: int, size: int) -> None:
@@ -169,25 +173,27 @@ def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) ->
     """
     path = spec.path
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if not creating:
             raise DeviceMissingError(f"{path}: no such device or file; check the path") from None
         return _examine_nothing(spec)
     except OSError as error:
         raise explain(error, path) from None
-    if stat.S_ISREG(found.st_mode):
-        room = _room(spec, found.st_size)
-        return Device(spec, "file", room, True, file_identity(found), spec.node)
-    if stat.S_ISCHR(found.st_mode):
-        return _examine_devdax(spec, found.st_rdev, sysfs)
-    what = "a directory; name a file in it" if stat.S_ISDIR(found.st_mode) else "no device-dax node"
+    if stat.S_ISREG(status.st_mode):
+        room = _room(spec, status.st_size)
+        return Device(spec, "file", room, True, file_identity(status), spec.node)
+    if stat.S_ISCHR(status.st_mode):
+        return _examine_devdax(spec, status.st_rdev, sysfs)
+    what = (
+        "a directory; name a file in it" if stat.S_ISDIR(status.st_mode) else "no device-dax node"
+    )
     raise DeviceMissingError(f"{path} is {what}; a device is a devdax node or a file")
 
 
-def file_identity(found: os.stat_result) -> tuple[object, ...]:
+def file_identity(status: os.stat_result) -> tuple[object, ...]:
     """Return the identity of a file."""
-    return "file", found.st_dev, found.st_ino
+    return "file", status.st_dev, status.st_ino
 
 
 def _examine_nothing(spec: DeviceSpec) -> Device:
@@ -215,9 +221,9 @@ def _room(spec: DeviceSpec, size: int) -> int:
 
 
 def _examine_devdax(spec: DeviceSpec, number: int, sysfs: Path) -> Device:
-    found = read_dax_node(spec.path, number, sysfs)
-    node = spec.node if spec.node is not None else found.node
-    return Device(spec, "devdax", _room(spec, found.size), True, ("devdax", number), node)
+    dax_node = read_dax_node(spec.path, number, sysfs)
+    node = spec.node if spec.node is not None else dax_node.node
+    return Device(spec, "devdax", _room(spec, dax_node.size), True, ("devdax", number), node)
 
 
 def open_device(device: Device) -> int:
@@ -244,18 +250,18 @@ def explain(error: OSError, path: Path) -> PoolError:
 
 def refuse_twice(devices: Sequence[Device]) -> None:
     """Raise DeviceMismatchError if two of ``devices`` share bytes."""
-    for place, device in enumerate(devices):
-        for other in devices[:place]:
+    for number, device in enumerate(devices):
+        for other in devices[:number]:
             if device.identity == other.identity and _overlap(device, other):
                 raise DeviceMismatchError(
                     f"{device} and {other} are the same memory; name each device once"
                 )
 
 
-def _overlap(one: Device, other: Device) -> bool:
-    if not (one.sliced and other.sliced):
+def _overlap(device: Device, other: Device) -> bool:
+    if not (device.sliced and other.sliced):
         return True
-    low, high = sorted((one, other), key=lambda device: device.spec.offset)
+    low, high = sorted((device, other), key=lambda device: device.spec.offset)
     return low.spec.offset + low.size > high.spec.offset
 
 
@@ -301,19 +307,19 @@ def read_dax_node(path: Path, number: int, sysfs: Path) -> DaxNode:
 
 def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
     """Return every devdax node of this kernel by name; an error explains why it is unsuitable."""
-    found: dict[str, DaxNode | PoolError] = {}
+    nodes: dict[str, DaxNode | PoolError] = {}
     for entry in sorted((sysfs / "bus/dax/devices").glob("*")):
         path = Path("/dev", entry.name)
         number = re.fullmatch(r"(\d{1,9}):(\d{1,9})", _read(entry / "dev") or "")
         try:
             if number is None:
                 raise DeviceMissingError(f"{path}: {entry / 'dev'} has no device number")
-            found[entry.name] = read_dax_node(
+            nodes[entry.name] = read_dax_node(
                 path, os.makedev(int(number[1]), int(number[2])), sysfs
             )
         except PoolError as error:
-            found[entry.name] = error
-    return found
+            nodes[entry.name] = error
+    return nodes
 
 
 def _entry(path: Path, number: int, sysfs: Path) -> Path:

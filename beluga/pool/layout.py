@@ -256,7 +256,7 @@ DEVICE_SIZE_MIN, DEVICE_SIZE_MAX = 2 * STRIPE_SIZE, 1 << 47
 BLOCK_SIZE_MIN = 64  # smaller blocks may be stored, but no table is made for them
 _PAGE_SIZE = 4096
 _BLOCK_BYTES = 256 << 10  # unless smaller blocks are configured
-_BLOCKS_LEAST = 1024
+_BLOCK_COUNT_MIN = 1024
 # Two vLLM engines of one rank take 8 lanes, a server with a disk and a store 6, each rank of SGLang
 # 2, and events, a queue, LMCache and each command 1. So a pool has 32, and from 4 GiB on 64. In
 # smaller pools 32 lanes of 124 KiB would take more than 3 % of the space; 12 fit into a stripe that
@@ -292,8 +292,8 @@ class NewPoolSettings:
             of_type(name, getattr(self, name), bool)
         of_type("metadata_coherence", self.metadata_coherence, str, type(None))
         of_type("coherence", self.coherence, str, list, tuple, type(None))
-        for one in self.coherence or ():
-            of_type("coherence", one, str)
+        for item in self.coherence or ():
+            of_type("coherence", item, str)
         for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
@@ -378,9 +378,9 @@ def _validate(settings: NewPoolSettings, device_size: int) -> None:
         "slot_count": (settings.slot_count, 4, 1024),
         "--bulk-size (bulk_size)": (settings.bulk_size, _PAGE_SIZE, 64 * _MIB),
     }
-    for name, (value, least, most) in ranges.items():
-        if value is not None and not least <= value <= most:
-            raise PoolError(f"{name} is from {least} to {most}, not {value}")
+    for name, (value, low, high) in ranges.items():
+        if value is not None and not low <= value <= high:
+            raise PoolError(f"{name} is from {low} to {high}, not {value}")
     if settings.slot_count is not None and settings.slot_count & (settings.slot_count - 1):
         raise PoolError(f"slot_count is a power of two, not {settings.slot_count}")
     if settings.bulk_size is not None and settings.bulk_size % _PAGE_SIZE:
@@ -421,4 +421,4 @@ def _block_count_max(settings: NewPoolSettings, size: int) -> int:
     if settings.max_blocks is not None:
         return settings.max_blocks
     smallest = settings.block_bytes or _BLOCK_BYTES
-    return min(max(_BLOCKS_LEAST, -(-size // smallest)), BLOCK_COUNT_MAX)
+    return min(max(_BLOCK_COUNT_MIN, -(-size // smallest)), BLOCK_COUNT_MAX)

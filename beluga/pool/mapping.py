@@ -78,9 +78,9 @@ class _Memory:
         device = member.device
         fd = open_device(device)
         try:
-            place = self.addresses + index
+            address = self.addresses + index
             size = self._geometry.device_size_of(index)
-            code = lib.bl_device_map(fd, device.spec.offset, size, place)
+            code = lib.bl_device_map(fd, device.spec.offset, size, address)
             if member.superblock.sparse and code == 0:
                 self._files[index], fd = fd, -1
         finally:

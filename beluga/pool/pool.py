@@ -76,7 +76,7 @@ def _in_order(members: Sequence[Member]) -> list[Member]:
     devices of one pool.
     """
     first = members[0].superblock
-    places: dict[int, Member] = {}
+    by_index: dict[int, Member] = {}
     for member in members:
         superblock = member.superblock
         if superblock.pool_id != first.pool_id or superblock.geometry != first.geometry:
@@ -84,22 +84,22 @@ def _in_order(members: Sequence[Member]) -> list[Member]:
                 f"{member.device} is of pool {superblock.pool_id[:8]}, {members[0].device} of pool "
                 f"{first.pool_id[:8]}; name the devices of one pool"
             )
-        if other := places.get(superblock.device_index):
+        if other := by_index.get(superblock.device_index):
             raise DeviceMismatchError(
                 f"{member.device} and {other.device} are both device {superblock.device_index} of "
                 f"pool {first.pool_id[:8]}; one is a copy: name each device once"
             )
-        places[superblock.device_index] = member
-    missing = [str(i) for i in range(first.geometry.device_count) if i not in places]
+        by_index[superblock.device_index] = member
+    missing = [str(i) for i in range(first.geometry.device_count) if i not in by_index]
     if missing:
-        apart = first.geometry.metadata_device and 0 not in places
+        apart = first.geometry.metadata_device and 0 not in by_index
         raise DeviceMismatchError(
             f"pool {first.pool_id[:8]} has {first.geometry.device_count} devices; "
             f"device {', '.join(missing)} (counted from 0) is not named"
             + "; device 0 is its metadata device"
             * apart
         )
-    return [places[index] for index in sorted(places)]
+    return [by_index[index] for index in sorted(by_index)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,9 @@ class Pool(OfThisProcess):
         self._files: dict[Path, tuple[int, int]] = {}  # device and inode of a path
         for device in self.devices:
             with suppress(OSError):
-                found = device.path.stat()
+                stat = device.path.stat()
                 if device.kind == "file":
-                    self._files[device.path] = found.st_dev, found.st_ino
+                    self._files[device.path] = stat.st_dev, stat.st_ino
 
     @classmethod
     def create(  # noqa: PLR0913  all of them named
@@ -302,8 +302,8 @@ class Pool(OfThisProcess):
         """
         for path, identity in self._files.items():
             try:
-                found = path.stat()
-                if (found.st_dev, found.st_ino) == identity:
+                stat = path.stat()
+                if (stat.st_dev, stat.st_ino) == identity:
                     continue
             except OSError:
                 pass

@@ -34,14 +34,14 @@ def runtime_path(first: Device, pool_id: str) -> Path:
     """Return the directory's path, which may not exist. ``first`` is the pool's first device."""
     if first.kind == "devdax" or config.configured_runtime_root() is not None:
         return config.runtime_root() / pool_id
-    return runtime_beside(first.spec)
+    return runtime_dir_of_file(first.spec)
 
 
-def runtime_beside(first: DeviceSpec) -> Path:
+def runtime_dir_of_file(first: DeviceSpec) -> Path:
     """Return the directory beside a file, which need not exist any more."""
     file = first.real_path
-    place = f"@{first.offset:#x}" if first.offset else ""
-    return file.with_name(f"{file.name}{place}.run")
+    suffix = f"@{first.offset:#x}" if first.offset else ""
+    return file.with_name(f"{file.name}{suffix}.run")
 
 
 def make_runtime_dir(first: Device, pool_id: str) -> Path:
@@ -136,11 +136,11 @@ def _refuse_prepared(parent: Path, owner: int) -> None:
 
 def _refuse_other_owner(path: Path, owner: int) -> None:
     """Raise DevicePermissionError for a directory of another user."""
-    found, parent = path.lstat(), path.parent.stat()
+    status, parent = path.lstat(), path.parent.stat()
     trusted = [os.geteuid(), owner, 0]
     if config.configured_runtime_root() is not None and not parent.st_mode & stat.S_IWOTH:
-        trusted.append(found.st_uid)  # a user who may write to the parent directory is trusted
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in trusted:
+        trusted.append(status.st_uid)  # a user who may write to the parent directory is trusted
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in trusted:
         raise DevicePermissionError(f"{path} belongs to another user; remove it")
     if not os.access(path, os.W_OK | os.X_OK):
         raise DevicePermissionError(f"{path}: this user may not write there; join its group")
@@ -160,10 +160,10 @@ def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
     """Return the directories that may belong to the pool. A directory next to a file belongs to the
     file.
     """
-    found = paths or config.pool_paths() or stored_specs() or emulated_paths()
-    specs = [DeviceSpec.parse(path) for path in found]
+    named = paths or config.pool_paths() or stored_specs() or emulated_paths()
+    specs = [DeviceSpec.parse(path) for path in named]
     if config.configured_runtime_root() is None:
-        return [runtime_beside(spec) for spec in specs]
+        return [runtime_dir_of_file(spec) for spec in specs]
     return [
         directory
         for directory in _children(config.runtime_root())
@@ -226,8 +226,8 @@ def stored_specs() -> list[DeviceSpec]:
     if the file is damaged.
     """
     try:
-        found = json.loads(_file().read_text())
-        return [DeviceSpec.parse(text) for text in found["devices"]]
+        content = json.loads(_file().read_text())
+        return [DeviceSpec.parse(text) for text in content["devices"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -238,18 +238,18 @@ def stored_specs() -> list[DeviceSpec]:
 
 def refuse_missing(specs: Sequence[DeviceSpec]) -> None:
     """Raise NoDefaultPoolError if a device of the mounted pool no longer exists."""
-    gone = next((spec.path for spec in specs if not spec.path.exists()), None)
-    if gone is None:
+    missing = next((spec.path for spec in specs if not spec.path.exists()), None)
+    if missing is None:
         return
     booted = _boot_time()
     cause = "it was removed"
     if booted > _file().stat().st_mtime:
         cause = f"this machine has rebooted ({datetime.fromtimestamp(booted):%F %R})"
-        if str(gone).startswith("/dev/shm/"):  # noqa: S108  only a name
+        if str(missing).startswith("/dev/shm/"):  # noqa: S108  only a name
             cause += ", which empties /dev/shm"
     names = " ".join(map(str, specs))
     raise NoDefaultPoolError(
-        f"device {gone} of the mounted pool is missing: {cause}; create the pool again "
+        f"device {missing} of the mounted pool is missing: {cause}; create the pool again "
         f"(beluga mount --create {names}), or unmount it (beluga umount)"
     )
 

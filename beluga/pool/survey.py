@@ -45,12 +45,12 @@ def find_pools(folder: Path) -> tuple[list[list[PoolFile]], list[Path]]:
     closed: list[Path] = []
     for path in _files(folder, closed):
         try:
-            found = _look(path)
+            file = _look(path)
         except (OSError, PoolError):
             closed.append(path)
             continue
-        if found is not None:
-            pools.setdefault(found.pool_id or str(path), []).append(found)
+        if file is not None:
+            pools.setdefault(file.pool_id or str(path), []).append(file)
     return list(pools.values()), closed
 
 
@@ -119,11 +119,11 @@ def survey(paths: Sequence[SpecLike]) -> list[str]:
             findings.append(FAULTS[verdict].format(device))
             continue
         valid.append((device, Superblock.of(raw)))
-        findings += _check_one(device, raw, valid[-1][1])
+        findings += _check_device(device, raw, valid[-1][1])
     return findings + list(_compare(valid, complete=len(valid) == len(devices)))
 
 
-def _check_one(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
+def _check_device(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
     c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
     if any(c.reserved) or c.reserved_tail or any(c.geometry.reserved):
         yield f"superblock-reserved {device}: a reserved field is used"
@@ -138,22 +138,22 @@ def _compare(valid: list[tuple[Device, Superblock]], *, complete: bool) -> Itera
     """
     if not valid:
         return
-    one, first = valid[0]
-    places: dict[int, Device] = {}
+    reference, first = valid[0]
+    by_index: dict[int, Device] = {}
     for device, superblock in valid:
         if superblock.pool_id != first.pool_id:
             pool = superblock.pool_id[:8]
-            yield f"superblock-pool {device}: it belongs to pool {pool}, unlike {one}"
+            yield f"superblock-pool {device}: it belongs to pool {pool}, unlike {reference}"
         elif superblock.geometry != first.geometry:
-            yield f"superblock-disagrees {device}: it has another geometry than {one}"
-        elif other := places.get(superblock.device_index):
+            yield f"superblock-disagrees {device}: it has another geometry than {reference}"
+        elif other := by_index.get(superblock.device_index):
             yield (
                 f"superblock-twice {device}: device {superblock.device_index} of the pool, "
                 f"as {other} is"
             )
         else:
-            places[superblock.device_index] = device
-    missing = [i for i in range(first.geometry.device_count) if i not in places]
+            by_index[superblock.device_index] = device
+    missing = [i for i in range(first.geometry.device_count) if i not in by_index]
     if complete and missing:
         yield f"device-missing {', '.join(map(str, missing))}: of {first.geometry.device_count}"
 

@@ -61,7 +61,7 @@ def save_crossings(options: Options) -> Path | None:
                 engine.close()
     if not sizes:
         return None
-    path = config.settings_file() or config.settings_places()[0]
+    path = config.settings_file() or config.settings_paths()[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text() if path.exists() else ""
     path.write_text(with_sizes(text, sizes))

@@ -275,7 +275,7 @@ def test_health_is_answered_while_routes_hang_and_others_are_refused(
             assert over_tcp(admin) == HTTPStatus.SERVICE_UNAVAILABLE
         finally:
             going_on.set()
-        assert [one.result() for one in hung] == [HTTPStatus.OK] * len(hung)
+        assert [future.result() for future in hung] == [HTTPStatus.OK] * len(hung)
     assert over_tcp(admin) == HTTPStatus.OK
 
 
@@ -366,7 +366,7 @@ def test_a_port_that_other_machines_read_without_a_token_is_logged(
 ) -> None:
     secret = Token("of-the-operators") if token else None
     Admin(ROUTES, address=(host, 0), token=secret).stop()
-    assert [one.levelname for one in caplog.records] == ["WARNING"] * warned
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
     assert ("give --admin-token FILE" in caplog.text) is warned
 
 
@@ -379,7 +379,7 @@ def test_a_port_in_use_is_a_one_line_error(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "address"),
     [
         ("9466", ("127.0.0.1", 9466)),
         ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104  only read
@@ -387,8 +387,8 @@ def test_a_port_in_use_is_a_one_line_error(make: Make) -> None:
         ("rack-7:9466", ("rack-7", 9466)),
     ],
 )
-def test_read_address_parses_host_and_port(text: str, found: tuple[str, int]) -> None:
-    assert read_address(text) == found
+def test_read_address_parses_host_and_port(text: str, address: tuple[str, int]) -> None:
+    assert read_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":x", "65536", "-1", "9466/metrics", "٣"])

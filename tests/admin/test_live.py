@@ -73,15 +73,15 @@ def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
         past.add(At(at_s))
     now = At(103.0)
     past.add(now)
-    found = past.before(now, observer.WINDOW_S)
-    assert found is not None and found.at_s == 100.0
+    earlier = past.before(now, observer.WINDOW_S)
+    assert earlier is not None and earlier.at_s == 100.0
     later = At(1000.0)
     past.add(later)
     assert past.before(later, observer.WINDOW_S) is None
     slow = At(1009.0)  # a snapshot every nine seconds
     past.add(slow)
-    found = past.before(slow, observer.WINDOW_S)
-    assert found is not None and found.at_s == 1000.0
+    earlier = past.before(slow, observer.WINDOW_S)
+    assert earlier is not None and earlier.at_s == 1000.0
 
 
 def test_byte_rates_start_at_the_first_client_report(
@@ -143,7 +143,7 @@ def test_the_map_adds_up_and_shows_block_locations(pool: Pool, look: Look) -> No
         cache.put(names(100), payload(100))
         seen = look()
     geometry = pool.geometry
-    assert [device.path for device in seen.devices] == [str(one.path) for one in pool.devices]
+    assert [device.path for device in seen.devices] == [str(device.path) for device in pool.devices]
     for device in seen.devices:
         assert len(device.states) == len(device.fill) // 2 == DEVICE // STRIPE_SIZE - 1
     tables = sum(device.table_bytes for device in seen.devices)
@@ -228,6 +228,6 @@ def test_the_response_is_the_snapshot_with_history_on_request(
         whole = request(pool.runtime_dir, "/live?history=1").body
     finally:
         admin.stop()
-    found = msgspec.json.decode(whole, type=Snapshot)
-    assert len(found.history) == 1
-    assert msgspec.json.decode(plain, type=Snapshot) == dataclasses.replace(found, history=())
+    snapshot = msgspec.json.decode(whole, type=Snapshot)
+    assert len(snapshot.history) == 1
+    assert msgspec.json.decode(plain, type=Snapshot) == dataclasses.replace(snapshot, history=())

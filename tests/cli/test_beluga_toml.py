@@ -47,14 +47,14 @@ def given(*words: str, program: Any = app) -> dict[str, Any]:
     command: Any = program
     context = command.make_context("beluga", list(words))
     context.invoke(command.callback, **context.params)
-    rest = list(words)
-    while rest[0] not in command.places:
-        del rest[0]  # the program's own options
-    while hasattr(command, "places"):
-        command = command.at(rest[:1])
-        name = rest.pop(0)
+    remaining = list(words)
+    while remaining[0] not in command.targets:
+        del remaining[0]  # the program's own options
+    while hasattr(command, "targets"):
+        command = command.at(remaining[:1])
+        name = remaining.pop(0)
         context = command.make_context(
-            name, list(rest), parent=context, resilient_parsing=hasattr(command, "places")
+            name, list(remaining), parent=context, resilient_parsing=hasattr(command, "targets")
         )
     return dict(context.params)
 
@@ -256,8 +256,8 @@ def test_every_option_may_be_in_a_file_unless_it_concerns_one_run() -> None:
     assert {"serve", "pool-create", "gateway", "prefill-worker"} <= set(tables)
     for name, words in tables.items():
         command = root.at(words)
-        own = [one for one in command.params if one.param_type_name == "option"]
-        keys = {settings.key_of(one) for one in own}
+        own = [param for param in command.params if param.param_type_name == "option"]
+        keys = {settings.key_of(param) for param in own}
         assert len(keys) == len(own), name
         assert keys - set(settings.options(command.params)) <= settings.ONCE
     assert not set(tables) & {"pool", "host", "log_level", "log_format"}

@@ -170,14 +170,14 @@ def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> Non
     run("put", "two", "-", *pool, "--namespace", "other", stdin="more bytes")
     result = run("explain", "one", "two", "three", *pool)
     assert result.returncode == 1
-    one, two, three = result.stdout.splitlines()
-    assert one.startswith("one: hit, stored: 5 bytes")
-    assert two.startswith("two: miss, namespace: it is stored in another namespace")
-    assert "name is 'other' there and 'cli' here" in two
-    assert three.startswith("three: miss, never: ")
+    first, second, third = result.stdout.splitlines()
+    assert first.startswith("one: hit, stored: 5 bytes")
+    assert second.startswith("two: miss, namespace: it is stored in another namespace")
+    assert "name is 'other' there and 'cli' here" in second
+    assert third.startswith("three: miss, never: ")
     assert run("explain", "one", *pool).returncode == 0
-    found = json.loads(run("explain", "two", *pool, "--field", "name=other", "--json").stdout)
-    assert [(each["name"], each["cause"]) for each in found] == [("two", "stored")]
+    content = json.loads(run("explain", "two", *pool, "--field", "name=other", "--json").stdout)
+    assert [(each["name"], each["cause"]) for each in content] == [("two", "stored")]
     blocks = json.loads(run("ls", *pool, "--json").stdout)
     assert sorted((block["namespace"], block["bytes"]) for block in blocks) == [
         ("cli", 5),

@@ -69,12 +69,12 @@ class Taken(NamedTuple):
 
 
 def commands() -> Iterator[tuple[str, Taken | None]]:
-    for program, found in PROGRAMS.items():
-        group = found
+    for program, program in PROGRAMS.items():
+        group = program
         for words in group.leaves():
             command: Any = group.at(words)
-            options = {option for one in command.params for option in one.opts}
-            operands = {one.name for one in command.params} & {"paths"}
+            options = {option for param in command.params for option in param.opts}
+            operands = {param.name for param in command.params} & {"paths"}
             name = " ".join([program, *words])
             yield name, Taken("--pool" in options) if "--pool" in options or operands else None
 
@@ -103,7 +103,7 @@ def ran(name: str, arguments: list[str], home: Path, *, without: tuple[int, ...]
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 sys.stdin, sys.stdout, sys.stderr = (
-                    os.fdopen(place, mode) for place, mode in enumerate("rww")
+                    os.fdopen(fd, mode) for fd, mode in enumerate("rww")
                 )
                 os.environ |= {"HOME": str(home), "XDG_STATE_HOME": str(home)}
                 drop(without)
@@ -203,18 +203,18 @@ def test_each_command_is_tested_or_needs_no_pool() -> None:
 def test_a_damaged_device_is_a_one_line_error(
     paths: list[Path], tmp_path: Path, how: str, number: int
 ) -> None:
-    place = number % 2
-    kept = {path: path.stat().st_ino for path in paths}
-    SPOILT[how](paths[place])
+    index = number % 2
+    inodes = {path: path.stat().st_ino for path in paths}
+    SPOILT[how](paths[index])
     for name, taken in share(WITH.items(), number):
         if name == "beluga pool destroy" and how == "cut short":
             continue  # works: the remaining file is a device of the pool
         arguments = [*given(name, tmp_path), *taken.words(paths)]
         ended = ran(name, arguments, tmp_path, without=(DAC_OVERRIDE, DAC_READ_SEARCH))
         # Creating a pool may fail at the other device, which already has one.
-        refused(name, ended, *map(str, paths if name == "beluga pool create" else [paths[place]]))
-        whole = paths[1 - place]
-        assert whole.stat().st_ino == kept[whole], name
+        refused(name, ended, *map(str, paths if name == "beluga pool create" else [paths[index]]))
+        whole = paths[1 - index]
+        assert whole.stat().st_ino == inodes[whole], name
 
 
 def test_a_missing_pool_is_a_one_line_error_that_names_the_option(

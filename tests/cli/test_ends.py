@@ -72,11 +72,13 @@ CASES = {
 
 class Command:
     """A running command in a session of its own, as a shell starts it on a terminal. Like ``head``,
-    ``one_line`` closes its output after the first line.
+    ``first_line_only`` closes its output after the first line.
     """
 
-    def __init__(self, words: list[str], environment: dict[str, str], *, one_line: bool) -> None:
-        self._one_line = one_line
+    def __init__(
+        self, words: list[str], environment: dict[str, str], *, first_line_only: bool
+    ) -> None:
+        self._first_line_only = first_line_only
         self.process = subprocess.Popen(
             words,
             cwd=ROOT,
@@ -102,20 +104,20 @@ class Command:
             with self._grown:
                 self._lines[name].append(line)
                 self._grown.notify_all()
-            if self._one_line and name == "out":
+            if self._first_line_only and name == "out":
                 stream.close()
                 return
 
     def has(self, text: str) -> bool:
         """Wait until a line has this text. Returns False if the command ends before."""
 
-        def found() -> bool:
+        def seen() -> bool:
             return any(text in line for lines in self._lines.values() for line in lines)
 
         with self._grown:
-            while not found() and any(reader.is_alive() for reader in self._readers):
+            while not seen() and any(reader.is_alive() for reader in self._readers):
                 self._grown.wait(0.1)
-            return found()
+            return seen()
 
     def end(self) -> tuple[int, str]:
         """Wait for the end of the command, and return its status and stderr."""
@@ -130,15 +132,17 @@ class Command:
 
     def running(self) -> list[str]:
         """Return the command lines of the processes of its session."""
-        found = []
+        command_lines = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == self.process.pid and fields[0] != "Z":
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    command_lines.append(
+                        (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    )
             except OSError:  # the process has ended
                 continue
-        return found
+        return command_lines
 
     def kill(self) -> None:
         if self.running():
@@ -159,7 +163,7 @@ def launch(tmp_path: Path, idle: list[str], request: pytest.FixtureRequest) -> I
     launched: list[Command] = []
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
 
-    def launch(case: Case, *more: str, one_line: bool = False) -> Command:
+    def launch(case: Case, *more: str, first_line_only: bool = False) -> Command:
         words: list[str] = []
         for word in (*case.words, *more):
             if word == "POOL":
@@ -179,20 +183,20 @@ def launch(tmp_path: Path, idle: list[str], request: pytest.FixtureRequest) -> I
         else:
             code = f"from beluga.cli.main import {case.program}; {case.program}()"
             program = [sys.executable, "-c", code]
-        launched.append(Command([*program, *words], environment, one_line=one_line))
+        launched.append(Command([*program, *words], environment, first_line_only=first_line_only))
         return launched[-1]
 
     yield launch
-    for one in launched:
-        one.kill()
+    for command in launched:
+        command.kill()
 
 
 def left_by(command: Command) -> list[str]:
     """Return what the command has left: processes, and files in memory that have its pid."""
     until = time.monotonic() + LIMIT_S
-    while (found := command.running()) and time.monotonic() < until:
+    while (running := command.running()) and time.monotonic() < until:
         time.sleep(0.02)  # a helper of multiprocessing ends after its parent
-    return [*found, *(path.name for path in SHM.glob(f"*-{command.process.pid}-*"))]
+    return [*running, *(path.name for path in SHM.glob(f"*-{command.process.pid}-*"))]
 
 
 def cases(number: signal.Signals, *quick: str) -> list[object]:
@@ -234,14 +238,14 @@ def test_a_signal_ends_the_command_and_nothing_is_left(
 
 @pytest.mark.parametrize("name", ["top", "top-json"])
 def test_a_closed_output_ends_the_command_without_a_message(launch: Launch, name: str) -> None:
-    command = launch(CASES[name], one_line=True)
+    command = launch(CASES[name], first_line_only=True)
     assert command.end() == (1, "")
     assert left_by(command) == []
 
 
 @pytest.mark.parametrize("name", ["stat", "ls"])
 def test_a_closed_output_after_the_result_is_not_an_error(launch: Launch, name: str) -> None:
-    command = launch(Case((name, "POOL"), ""), one_line=True)
+    command = launch(Case((name, "POOL"), ""), first_line_only=True)
     status, errors = command.end()
     assert status in (0, 1)  # 0: it had written everything before
     assert "Traceback" not in errors
@@ -252,7 +256,7 @@ def test_a_standby_serves_although_the_reader_of_its_events_has_ended(
     launch: Launch, server: subprocess.Popen[str]
 ) -> None:
     """It ended with status 1 at the moment at which it took over."""
-    standby = launch(CASES["standby"], "--json", one_line=True)
+    standby = launch(CASES["standby"], "--json", first_line_only=True)
     assert standby.has("standing by")
     server.send_signal(signal.SIGTERM)
     assert standby.has("took over, epoch 2")

@@ -141,9 +141,9 @@ class World:
         options = ["--salt", salt] if salt else []
         ended = self._run("explain", KEY.hex(), *fields, *options, *self._options, "--json")
         assert ended.stderr == ""
-        (found,) = json.loads(ended.stdout)
-        assert ended.returncode == (found["state"] == "miss")
-        return dict(found)
+        (explanation,) = json.loads(ended.stdout)
+        assert ended.returncode == (explanation["state"] == "miss")
+        return dict(explanation)
 
     def remove(self, namespace: Namespace) -> None:
         fields = [f"--field={name}={value}" for name, value in namespace.fields.items()]
@@ -186,9 +186,9 @@ def test_blocks_of_another_engine_are_explained(
         world.kill()
         world.serve()
     assert world.explain(stored)["cause"] == "stored"
-    found = world.explain(engine())
-    assert (found["state"], found["cause"]) == ("miss", cause)
-    assert message in found["text"]
+    explanation = world.explain(engine())
+    assert (explanation["state"], explanation["cause"]) == ("miss", cause)
+    assert message in explanation["text"]
 
 
 def test_the_most_similar_namespace_is_shown(world: World) -> None:
@@ -203,9 +203,12 @@ def test_a_salt_is_explained(world: World) -> None:
     assert world.cause(engine(), salt="wrong") == "salt"
     assert world.cause(engine(), salt="tenant") == "stored"
     # with the salt, the output has more details
-    found = world.explain(engine(rank=1), salt="tenant")
-    assert (found["cause"], "tp is '0/2' there and '1/2' here" in found["text"]) == ("rank", True)
-    assert "no salt there" not in found["text"]
+    explanation = world.explain(engine(rank=1), salt="tenant")
+    assert (explanation["cause"], "tp is '0/2' there and '1/2' here" in explanation["text"]) == (
+        "rank",
+        True,
+    )
+    assert "no salt there" not in explanation["text"]
     world.kill()
     world.serve()
     assert world.cause(engine()) == "salt"
@@ -218,9 +221,9 @@ def test_a_block_evicted_by_a_full_table_is_explained(world: World) -> None:
     """
     world.store(engine())
     world.crowd(LINES)
-    found = world.explain(engine())
-    assert (found["state"], found["cause"]) == ("miss", "evicted")
-    assert "the block table was full" in found["text"]
+    explanation = world.explain(engine())
+    assert (explanation["state"], explanation["cause"]) == ("miss", "evicted")
+    assert "the block table was full" in explanation["text"]
     world.kill()
     world.serve()
     assert world.cause(engine()) == "never"
@@ -229,9 +232,9 @@ def test_a_block_evicted_by_a_full_table_is_explained(world: World) -> None:
 def test_an_eviction_without_a_record_is_a_suspected_cause(world: World) -> None:
     world.store(engine())
     world.crowd(FORGOTTEN)
-    found = world.explain(engine())
-    assert (found["state"], found["cause"]) == ("miss", "never")
-    assert "blocks were evicted since this server took over" in found["text"]
+    explanation = world.explain(engine())
+    assert (explanation["state"], explanation["cause"]) == ("miss", "never")
+    assert "blocks were evicted since this server took over" in explanation["text"]
 
 
 def test_a_block_evicted_by_larger_blocks_is_explained(world: World) -> None:
@@ -239,14 +242,14 @@ def test_a_block_evicted_by_larger_blocks_is_explained(world: World) -> None:
     world.store(engine(), size=4 << 20)
     others = [n.to_bytes(16, "big") for n in range(6)]
     world.store(Namespace({"name": "others"}), *others, size=4 << 20)
-    found = world.explain(engine())
-    assert (found["state"], found["cause"]) == ("miss", "evicted")
-    assert "evicted to make room" in found["text"]
+    explanation = world.explain(engine())
+    assert (explanation["state"], explanation["cause"]) == ("miss", "evicted")
+    assert "evicted to make room" in explanation["text"]
     world.kill()
     world.serve()
-    found = world.explain(engine())
-    assert found["cause"] == "evicted"
-    assert "before this server took over" in found["text"]
+    explanation = world.explain(engine())
+    assert explanation["cause"] == "evicted"
+    assert "before this server took over" in explanation["text"]
 
 
 def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: World) -> None:
@@ -269,8 +272,8 @@ def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: W
         text=True,
     ) as writer:
         assert writer.stdout and writer.stdout.readline() == "ready\n"
-        found = world.explain(engine())
-        assert (found["state"], found["cause"]) == ("pending", "pending")
+        explanation = world.explain(engine())
+        assert (explanation["state"], explanation["cause"]) == ("pending", "pending")
         writer.kill()
     assert world.cause(engine()) == "never"
 
@@ -284,24 +287,24 @@ def test_a_block_of_the_previous_epoch_is_explained(world: World) -> None:
     world.serve()
     assert world.cause(engine()) == "stored"
     world.crowd(FORGOTTEN)
-    found = world.explain(engine())
-    assert (found["state"], found["cause"]) == ("miss", "epoch")
-    assert "the server of epoch 1 had it, but that of epoch 2 does not" in found["text"]
+    explanation = world.explain(engine())
+    assert (explanation["state"], explanation["cause"]) == ("miss", "epoch")
+    assert "the server of epoch 1 had it, but that of epoch 2 does not" in explanation["text"]
 
 
 def test_bad_memory_is_explained(world: World) -> None:
     world.store(engine())
     with Pool.open(world.paths) as pool, KVCache(pool, namespace=engine()) as cache:
-        place = IndexClient(cache.client).lookup(cache.keys([KEY])).hits[0].offset
+        offset = IndexClient(cache.client).lookup(cache.keys([KEY])).hits[0].offset
     data = bytearray(Path(world.paths[0]).read_bytes())
     at = data.index(bytes([7]) * SIZE)
-    assert at % SIZE == place % SIZE
+    assert at % SIZE == offset % SIZE
     with Path(world.paths[0]).open("r+b") as device:
         device.seek(at + 100)
         device.write(b"flipped")
     for _ in range(2):
-        found = world.explain(engine())
-        assert (found["state"], found["cause"]) == ("miss", "checksum")
+        explanation = world.explain(engine())
+        assert (explanation["state"], explanation["cause"]) == ("miss", "checksum")
         world.kill()
         world.serve()
 

@@ -52,8 +52,8 @@ def test_help_fits_and_names_every_option_in_full(
     command: Any = PROGRAMS[name].at(words)
     for option in command.params:
         if option.param_type_name == "option" and not option.hidden:
-            for one in (*option.opts, *option.secondary_opts):
-                assert re.search(rf"(?<![\w-]){one}(?![\w-])", text), one
+            for opt in (*option.opts, *option.secondary_opts):
+                assert re.search(rf"(?<![\w-]){opt}(?![\w-])", text), opt
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -101,17 +101,17 @@ def commands() -> Iterator[tuple[str, Any, tuple[Legend, ...]]]:
     for name, program in PROGRAMS.items():
         root: Any = program
         for words in root.leaves():
-            found = legends_of(root.at(words).callback)
-            yield " ".join((name, *words)), program, found
+            legends = legends_of(root.at(words).callback)
+            yield " ".join((name, *words)), program, legends
 
 
 def test_every_legend_belongs_to_a_command() -> None:
     """A table cannot be printed without a legend; a legend without a command explains nothing."""
-    shown = [one for *_, legends in commands() for one in legends]
+    shown = [legend for *_, legends in commands() for legend in legends]
     for module in pkgutil.iter_modules([str(FOLDER)]):
         for name, value in vars(import_module(f"beluga.cli.{module.name}")).items():
             if isinstance(value, Legend):
-                assert any(value is one for one in shown), f"{module.name}.{name}"
+                assert any(value is legend for legend in shown), f"{module.name}.{name}"
                 assert all(len(text.split()) > 1 for text in value.values()), name
 
 
@@ -127,7 +127,7 @@ def test_legends_are_defined_apart_from_printing() -> None:
 @pytest.mark.parametrize("name", [name for name, _, legends in commands() if legends])
 def test_the_help_explains_each_column(name: str) -> None:
     program, *words = name.split()
-    legends = next(found for one, _, found in commands() if one == name)
+    legends = next(tables for command, _, tables in commands() if command == name)
     text = CliRunner().invoke(PROGRAMS[program], [*words, "--help"]).stdout
     shown = " ".join(text.split())
     for legend in legends:
@@ -144,9 +144,9 @@ def test_columns_of_truncated_tables_are_explained_too() -> None:
 
 def completed(words: tuple[str, ...], option: str, incomplete: str = "") -> list[str]:
     command: Any = app.at(words)
-    (found,) = [one for one in command.params if option in (*one.opts, one.name)]
+    (parameter,) = [param for param in command.params if option in (*param.opts, param.name)]
     ctx = click.Context(command, resilient_parsing=True)
-    return [one.value for one in found.shell_complete(ctx, incomplete)]
+    return [item.value for item in parameter.shell_complete(ctx, incomplete)]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def completed(words: tuple[str, ...], option: str, incomplete: str = "") -> list
 )
 def test_values_are_completed(words: tuple[str, ...], option: str, values: set[str]) -> None:
     assert set(completed(words, option)) == values
-    one = max(values)
-    assert one in completed(words, option, one[:-1])
+    value = max(values)
+    assert value in completed(words, option, value[:-1])
     assert completed(words, option, "nothing") == []
 
 
@@ -182,13 +182,13 @@ def test_every_option_that_lists_its_words_completes_them(name: str) -> None:
     for words in root.leaves():
         command = root.at(words)
         ctx = click.Context(command, resilient_parsing=True)
-        for one in command.params:
-            shown = str(one.metavar or "")
+        for param in command.params:
+            shown = str(param.metavar or "")
             if "|" not in shown:
                 continue
-            found = {item.value for item in one.shell_complete(ctx, "")}
-            if found != set(shown.split("|")):
-                lacking.append(f"{' '.join(words)} {one.opts[0]}: {shown}")
+            values = {item.value for item in param.shell_complete(ctx, "")}
+            if values != set(shown.split("|")):
+                lacking.append(f"{' '.join(words)} {param.opts[0]}: {shown}")
     assert lacking == []
 
 
@@ -202,8 +202,8 @@ main()
 """
 ROOTS = [pytest.param(app, id="beluga"), pytest.param(cxl_rpc, id="cxl-rpc")]
 # Modules of commands, and what else a command should not wait for.
-COMMANDS = {f"beluga.cli.{one}" for one in ("block", "bench", "pool", "ping", "serve", "stat")}
-SLOW = COMMANDS | {f"beluga.{one}" for one in ("tiers", "transfer", "router", "simulate")}
+COMMANDS = {f"beluga.cli.{name}" for name in ("block", "bench", "pool", "ping", "serve", "stat")}
+SLOW = COMMANDS | {f"beluga.{name}" for name in ("tiers", "transfer", "router", "simulate")}
 
 Loaded = Callable[..., set[str]]
 
@@ -304,5 +304,5 @@ def test_command_names_resolve_to_their_modules(program: Any) -> None:
     leaves = list(root.leaves())
     assert len(leaves) == len(set(leaves)) > 3
     for words in leaves:
-        found = root.at(words)
-        assert (found.name, hasattr(found, "commands")) == (words[-1], False)
+        command = root.at(words)
+        assert (command.name, hasattr(command, "commands")) == (words[-1], False)

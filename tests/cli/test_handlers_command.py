@@ -208,7 +208,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
 
 
 @pytest.mark.parametrize(
-    ("place", "text"),
+    ("handlers", "text"),
     [
         ("jobs", "'jobs' does not name handlers; give MODULE:NAME, such as jobs:handlers"),
         pytest.param("../jobs:handlers", "does not name handlers; give MODULE:NAME", marks=LONG),
@@ -225,7 +225,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
     ],
 )
 def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
-    folder: Path, run_command: RunCommand, pool: list[str], place: str, text: str
+    folder: Path, run_command: RunCommand, pool: list[str], handlers: str, text: str
 ) -> None:
     (folder / "broken.py").write_text("import absent_package\n")
     (folder / "syntax.py").write_text("def f(:\n")
@@ -233,9 +233,9 @@ def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
     (folder / "exits.py").write_text("raise SystemExit(3)\n")
     (folder / "coroutine.py").write_text("async def f() -> int: ...\nhandlers = [f]\n")
     for words, entry in (
-        (("serve", place), "cxl_rpc"),
-        (("serve", "--handlers", place), "main"),
-        (("serve", "--detach", "--handlers", place), "main"),
+        (("serve", handlers), "cxl_rpc"),
+        (("serve", "--handlers", handlers), "main"),
+        (("serve", "--detach", "--handlers", handlers), "main"),
     ):
         ended = run_command(*words, *pool, entry=entry)
         assert ended.returncode == 1

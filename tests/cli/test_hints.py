@@ -57,18 +57,18 @@ SHOWN = re.compile(r"(?<![\w./-])(beluga|cxl-rpc) ([a-z][a-z-]*)(?: ([a-z]+))?([
 
 def known() -> dict[tuple[str, ...], set[str]]:
     """Return the options of each command by its words; groups and programs have none."""
-    found: dict[tuple[str, ...], set[str]] = {}
+    by_command: dict[tuple[str, ...], set[str]] = {}
     for name, program in PROGRAMS.items():
         root: Any = program
-        found[name,] = options_of(root)
+        by_command[name,] = options_of(root)
         for leaf in root.leaves():
-            found[(name, *leaf)] = options_of(root.at(leaf))
-            found.setdefault((name, leaf[0]), set())
-    return found
+            by_command[(name, *leaf)] = options_of(root.at(leaf))
+            by_command.setdefault((name, leaf[0]), set())
+    return by_command
 
 
 def options_of(command: Any) -> set[str]:
-    return {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
+    return {text for param in command.params for text in (*param.opts, *param.secondary_opts)}
 
 
 def files() -> Iterator[Path]:
@@ -104,12 +104,16 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def test_options_that_are_named_exist() -> None:
-    options = {option for found in known().values() for option in found} | {"--help"}
+    options = {option for known_options in known().values() for option in known_options} | {
+        "--help"
+    }
     named = {
         option: path for path in files() for text in texts(path) for option in OPTION.findall(text)
     }
     assert len(named) > 30
-    assert {one: path.name for one, path in named.items() if one not in options | OF_OTHERS} == {}
+    assert {
+        option: path.name for option, path in named.items() if option not in options | OF_OTHERS
+    } == {}
     assert OF_OTHERS - named.keys() == set(), "no text names these any more"
 
 
@@ -117,14 +121,14 @@ def test_commands_that_are_named_exist_and_have_the_options() -> None:
     commands, wrong, count = known(), [], 0
     for path in files():
         for text in texts(path):
-            for program, first, second, rest in SHOWN.findall(text):
+            for program, first, second, following in SHOWN.findall(text):
                 if first in VERBS:
                     continue
                 count += 1
                 words = (program, first)
                 if (*words, second) in commands:
                     words = (*words, second)
-                if words not in commands or set(OPTION.findall(rest)) - commands[words]:
-                    wrong.append(f"{path.name}: {program} {first} {second}{rest}")
+                if words not in commands or set(OPTION.findall(following)) - commands[words]:
+                    wrong.append(f"{path.name}: {program} {first} {second}{following}")
     assert count > 20
     assert wrong == []

@@ -200,15 +200,15 @@ class Served:
 
 @pytest.fixture
 def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
-    found: list[Served] = []
+    all_served: list[Served] = []
     monkeypatch.setattr("beluga.index.IndexServer", lambda pool, **options: options)
     monkeypatch.setattr("beluga.admin.server_routes", lambda *_: {})
     monkeypatch.setattr(
         serve,
         "serve_until_stopped",
-        lambda server, stopping, admin, health, **how: found.append(Served(server, how)),
+        lambda server, stopping, admin, health, **how: all_served.append(Served(server, how)),
     )
-    return found
+    return all_served
 
 
 def test_a_server_has_no_quotas_by_default(served: list[Served]) -> None:
@@ -245,13 +245,13 @@ def test_an_invalid_budget_of_hints_is_rejected(served: list[Served], text: str)
 def test_a_budget_of_hints_may_be_0_and_100_percent(served: list[Served]) -> None:
     for text in "0%", "100":
         assert beluga("serve", "--hint-budget", text).exit_code == 0
-    assert [one.server["hint_budget"] for one in served] == [0, 1]
+    assert [each.server["hint_budget"] for each in served] == [0, 1]
 
 
 def test_tiers_reach_their_service(
     served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("beluga.tiers.TierService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr("beluga.tiers.TierService", lambda *arguments, **more: (arguments[2], more))
     monkeypatch.setattr(TierSettings, "check_owner", lambda *_: None)
     beluga("serve", "--disk", "/a", "--disk", "/b", "--disk-bytes", "4G", "--remote", "file:///c",
            "--offload", "wait", "--admission", "sketch", "--host", 3)  # fmt: skip
@@ -275,7 +275,7 @@ def test_a_disk_of_another_owner_ends_serve_before_it_serves(
     def refuse(*_: object) -> None:
         raise TierError("a disk of another server")
 
-    monkeypatch.setattr("beluga.tiers.TierService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr("beluga.tiers.TierService", lambda *arguments, **more: (arguments[2], more))
     monkeypatch.setattr(TierSettings, "check_owner", refuse)
     assert beluga("serve", "--disk", "/a", "--disk-bytes", "4G").exit_code == 1
     assert not served
@@ -300,7 +300,7 @@ def test_invalid_tiers_are_rejected(served: list[Served], arguments: list[str], 
 def test_event_options_reach_their_service(
     served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "EventService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr(events, "EventService", lambda *arguments, **more: (arguments[2], more))
     beluga("serve", "--events", "tcp://a:1", "--events-replay", "tcp://a:2", "--events-form",
            "dynamo", "--host", 3)  # fmt: skip
     assert served[0].how["services"] == [
@@ -436,15 +436,15 @@ def test_a_block_evicted_during_its_fetch_is_a_miss(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache = Opened(client=None, keys=list, get=lambda keys, into: SimpleNamespace(hits=0))
-    found = SimpleNamespace(hits=[SimpleNamespace(length=5)])
+    evicted = SimpleNamespace(hits=[SimpleNamespace(length=5)])
     monkeypatch.setattr("beluga.kvcache.KVCache", lambda *_, **__: cache)
     monkeypatch.setattr(
-        "beluga.index.IndexClient", lambda client: Opened(lookup=lambda keys: found)
+        "beluga.index.IndexClient", lambda client: Opened(lookup=lambda keys: evicted)
     )
     (tmp_path / "old").write_bytes(b"kept")
-    gone = beluga("get", "key", tmp_path / "old")
+    ended = beluga("get", "key", tmp_path / "old")
     assert (
-        str(gone.exception)
+        str(ended.exception)
         == "there is no block 'key' in the namespace 'cli'; see 'beluga explain'"
     )
     assert (tmp_path / "old").read_bytes() == b"kept"
@@ -546,8 +546,8 @@ def test_benchmarks_get_their_options_and_show_all_columns(
 ) -> None:
     requests: list[Any] = []
     fields = dict.fromkeys([*bench._COLUMNS, "note"])
-    one = {**fields, "bench": "a", "memory": "m", "coherence": None, "case": "c", "p50_ns": 5}
-    rows = [one, {**one, "case": "d", "p50_ns": None, "note": "odd"}, {**one, "memory": "n"}]
+    row = {**fields, "bench": "a", "memory": "m", "coherence": None, "case": "c", "p50_ns": 5}
+    rows = [row, {**row, "case": "d", "p50_ns": None, "note": "odd"}, {**row, "memory": "n"}]
     benches = {"a": lambda options: requests.append(options) or rows, "b": lambda options: []}
     monkeypatch.setattr("beluga_bench.BENCHES", benches)
     shown = beluga("bench", "all")
@@ -748,13 +748,13 @@ def test_scrubbing_without_a_link_needs_no_admission(
 def test_scrubbing_unregisters_from_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     link = SimpleNamespace(close=lambda: closed.append("link"))
-    place = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("place"))
+    handle = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("handle"))
     monkeypatch.setattr("beluga.transfer.host_link", lambda pool: link)
-    monkeypatch.setattr("beluga.transfer.IoHandle", lambda found: place)
+    monkeypatch.setattr("beluga.transfer.IoHandle", lambda _: handle)
     with pool_commands.scrub_admission(None) as admission:  # type: ignore[arg-type]
         assert admission == (5, transfer.TransferClass.SCRUB)
         assert closed == []
-    assert closed == ["place", "link"]
+    assert closed == ["handle", "link"]
 
 
 # ---- verify

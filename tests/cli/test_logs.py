@@ -129,11 +129,11 @@ def test_repeated_messages_of_one_call_site_are_limited_and_counted(
 
 
 def test_a_closed_pipe_causes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone:
+    class ClosedPipe:
         def write(self, text: str) -> None:
             raise BrokenPipeError
 
-    monkeypatch.setattr(logs.sys, "stderr", Gone())
+    monkeypatch.setattr(logs.sys, "stderr", ClosedPipe())
     logs.begin()
     log.error("nobody hears it")
 

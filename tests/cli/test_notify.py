@@ -41,11 +41,11 @@ class NotifySocket:
 
     def until(self, words: str) -> list[str]:
         """Return the datagrams up to the one that has these words."""
-        end, found = time.monotonic() + WAIT_S, [""]
-        while words not in found[-1]:
-            assert time.monotonic() < end, f"{words} is not among {found}"
-            found.append(self.next(1.0))
-        return found
+        end, datagrams = time.monotonic() + WAIT_S, [""]
+        while words not in datagrams[-1]:
+            assert time.monotonic() < end, f"{words} is not among {datagrams}"
+            datagrams.append(self.next(1.0))
+        return datagrams
 
     def close(self) -> None:
         self._socket.close()

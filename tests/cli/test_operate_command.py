@@ -47,17 +47,17 @@ def test_stat_prints_text(run: Run, pool: list[str], server: Server[str], opened
         cache.client.report.kind = "vllm"
         cache.client.call(16, (1).to_bytes(8, "little") + bytes(8))  # the session's report
         text = run("stat", *pool).stdout
-        found = value(run, "stat", *pool)
+        stat = value(run, "stat", *pool)
     assert "100.0% of 1" in text
     assert "1, 4 KiB; 0 pinned, 0 being written" in text
     assert "quarantined" in text and "nothing" in text
     assert narrow(text)
-    (client,) = found["sessions"]
+    (client,) = stat["sessions"]
     assert (client["pid"], client["kind"], client["host"]) == (os.getpid(), "vllm", 0)
     assert client["name"] == Path("/proc/self/comm").read_text().strip()
     assert str(os.getpid()) in text and "vllm" in text
-    assert (found["hit_rate"], found["epoch"], found["draining"]) == (1.0, 1, False)
-    assert found["quarantine"] == [] and found["block_count"] == 1
+    assert (stat["hit_rate"], stat["epoch"], stat["draining"]) == (1.0, 1, False)
+    assert stat["quarantine"] == [] and stat["block_count"] == 1
 
 
 def test_stat_prints_quarantined_space_and_the_reason(
@@ -69,7 +69,7 @@ def test_stat_prints_quarantined_space_and_the_reason(
         first.stop()
     with IndexServer(opened):
         text = run("stat", *pool).stdout
-        found = value(run, "stat", *pool)
+        stat = value(run, "stat", *pool)
         assert narrow(text)
         words = " ".join(text.split())
         assert "quarantined: its lane of the session on lane 0 (host 0), suspect for" in words
@@ -78,9 +78,9 @@ def test_stat_prints_quarantined_space_and_the_reason(
         assert (
             "sessions of earlier epochs may still write there. Freed by: the end of all 1" in words
         )
-        one, together = found["quarantine"]
-        assert (one["lane"], one["host"], one["bytes"]) == (0, 0, None)
-        assert together["bytes"] == found["held_bytes"] >= 1 << 20
+        first, together = stat["quarantine"]
+        assert (first["lane"], first["host"], first["bytes"]) == (0, 0, None)
+        assert together["bytes"] == stat["held_bytes"] >= 1 << 20
         client.close()
         assert eventually(lambda: value(run, "stat", *pool)["quarantine"] == [])
 
@@ -146,7 +146,9 @@ def test_quota_is_shown_and_changed_without_a_restart(
         assert "until the server ends" in changed.stderr
         result = value(run, "quota", *pool)
         assert result["quota"] == {"grants": 1, "pins": 0, "bytes": 1 << 20, "calls_per_s": 0}
-        assert [(one["grant_count"], one["bytes"]) for one in result["sessions"]] == [(1, 4096)]
+        assert [(session["grant_count"], session["bytes"]) for session in result["sessions"]] == [
+            (1, 4096)
+        ]
         assert index.reserve(keys([2]), length=4096)[0].status < 0
         assert value(run, "quota", *pool, "--set", "grants=0")["quota"]["bytes"] == 1 << 20
         assert eventually(lambda: index.reserve(keys([2]), length=4096)[0].status == 0)

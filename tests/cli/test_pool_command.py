@@ -141,9 +141,9 @@ def test_check_finds_a_changed_byte(run: Run, pool: list[str]) -> None:
     assert run("pool", "check", "--payload", *pool).returncode == 0
     for path in map(Path, pool[1::2]):
         path.write_bytes(path.read_bytes().replace(b"precious", b"spurious", 1))
-    found = run("pool", "check", "--payload", "--json", *pool)
-    assert found.returncode == 1
-    assert json.loads(found.stdout)["finding_count"] == 1
+    ended = run("pool", "check", "--payload", "--json", *pool)
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout)["finding_count"] == 1
 
 
 def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
@@ -257,11 +257,11 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_check_shows_what_it_found_and_fails(
     did: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Report(2, ["one is torn", "two is gone"])
+    report = Report(2, ["one is torn", "two is gone"])
 
     def check_devices(*what: Any, **how: Any) -> Report:
         did.append((what, how))
-        return found
+        return report
 
     monkeypatch.setattr("beluga.index.check_devices", check_devices)
     shown = beluga("pool", "check")
@@ -272,7 +272,7 @@ def test_a_check_shows_what_it_found_and_fails(
     assert "findings" in shown.stdout and "finding_count" not in shown.stdout
     assert "torn" not in shown.stdout
     assert isinstance(beluga("pool", "check", "--payload", "--json").exception, PoolError)
-    found.finding_count = 0
+    report.finding_count = 0
     assert beluga("pool", "check", "--pool", "p").exit_code == 0
     assert did == [
         (([Path("/a"), Path("/b")],), {}),

@@ -31,8 +31,10 @@ def pasted(tmp_path: Path) -> dict[str, str]:
     code = "from beluga.cli.main import main; main()"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
     program.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BELUGA_POOL")}
-    return kept | {
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("BELUGA_POOL")
+    }
+    return inherited | {
         "PATH": f"{program.parent}:{os.environ['PATH']}",
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "PYTHONPATH": str(ROOT),

@@ -62,8 +62,8 @@ def test_json_has_the_detected_format_that_stderr_shows(
     if given:
         options += ["--format", "mooncake", "--time-unit", "s", "--block-tokens", "16"]
     done = run(command, trace, *options, "--json")
-    found = json.loads(done.stdout)
-    read = found[0]["read"] if command == "simulate" else found["read"]
+    shown = json.loads(done.stdout)
+    read = shown[0]["read"] if command == "simulate" else shown["read"]
     assert {name: read[name] for name in ("file", "format", "time_unit", "block_tokens")} == {
         "file": "t.jsonl", "format": "mooncake", "time_unit": "s" if given else "ms",
         "block_tokens": 16,
@@ -180,9 +180,9 @@ class Simulation:
         self, trace: Any, cases: list[Options], *, processes: int, advance: Any, **requested: Any
     ) -> list[Row]:
         self.options, self.requested, self.processes = cases[0], requested, processes
-        self.speeds = [one.speed for one in cases]
+        self.speeds = [case.speed for case in cases]
         advance(1, 2)
-        return [dataclasses.replace(row, speed=one.speed) for one in cases for row in self.rows]
+        return [dataclasses.replace(row, speed=case.speed) for case in cases for row in self.rows]
 
 
 class SimpleReading:
@@ -298,7 +298,7 @@ def test_simulate_prints_means_over_seeds_and_bars_on_request(simulation: Simula
 
 def test_json_has_every_row_and_the_assumptions(simulation: Simulation) -> None:
     shown = beluga("t", "--json", "--plot")
-    assert [found["seed"] for found in json.loads(shown.stdout)] == [0, None]
+    assert [row["seed"] for row in json.loads(shown.stdout)] == [0, None]
     assert shown.stderr == "read a-trace: format mooncake\n"
 
 

@@ -37,10 +37,10 @@ def snapshot(shm: Path) -> Snapshot:
         IndexServer(pool) as server,
     ):
         seen = Observer(server, pool)
-        found = seen.snapshot()
+        made = seen.snapshot()
     name = "\x1b[31mred\r\n" + "n" * 100
     return dataclasses.replace(
-        found,
+        made,
         sessions=(SessionFacts("ab" * 8, 3, None, "vllm", "suspect", 7, 9, None, 1, 2, 3, 4),) * 20,
         tenants=(TenantFacts("cd" * 8, name, 4096, 10, 40960, 10, 20, 30),),
         tiers=(TierFacts(name, None, None, None, 1, 2, 3, "open"),),
@@ -66,9 +66,9 @@ def test_one_frame_and_one_snapshot(
     shown = run("top", *pool, "--once")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "serving, epoch 1" in shown.stdout
-    found = json.loads(run("top", *pool, "--once", "--json").stdout)
-    assert found["server"]["pid"] == server.pid
-    assert found["rates"]["sessions_attached_total"] == 0
+    content = json.loads(run("top", *pool, "--once", "--json").stdout)
+    assert content["server"]["pid"] == server.pid
+    assert content["rates"]["sessions_attached_total"] == 0
 
 
 def test_without_a_server_top_fails_with_one_line(run: Run, pool: list[str]) -> None:

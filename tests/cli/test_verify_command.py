@@ -38,23 +38,23 @@ def test_doctor_prints_one_line_for_each_finding(run: Run, pool: list[str]) -> N
 
 
 def test_json_has_one_finding_for_every_check(run: Run, pool: list[str]) -> None:
-    found = json.loads(run("doctor", "--json", *pool).stdout)
-    assert [each["name"] for each in found] == NAMES
-    for each in found:
+    findings = json.loads(run("doctor", "--json", *pool).stdout)
+    assert [each["name"] for each in findings] == NAMES
+    for each in findings:
         assert list(each) == ["name", "level", "text", "fix"]
         assert each["level"] in ("ok", "warning", "error")
         assert isinstance(each["fix"], str)
         assert (each["fix"] == "") == (each["level"] == "ok")
-    served = next(each for each in found if each["name"] == "pool-server")
+    served = next(each for each in findings if each["name"] == "pool-server")
     assert served["fix"].startswith("beluga serve --pool ")
 
 
 def test_an_error_is_the_exit_status(run: Run, tmp_path: Path) -> None:
     refused = run("doctor", "--pool", tmp_path / "missing", "--json")
     assert refused.returncode == 1
-    found = {each["name"]: each for each in json.loads(refused.stdout)}
-    assert found["pool-devices"]["level"] == "error"
-    assert found["pool-devices"]["fix"] == f"beluga pool create {tmp_path}/missing"
+    findings = {each["name"]: each for each in json.loads(refused.stdout)}
+    assert findings["pool-devices"]["level"] == "error"
+    assert findings["pool-devices"]["fix"] == f"beluga pool create {tmp_path}/missing"
 
 
 def test_a_server_that_died_is_an_error(
@@ -62,10 +62,10 @@ def test_a_server_that_died_is_an_error(
 ) -> None:
     server.kill()
     server.wait()
-    found = {each["name"]: each for each in json.loads(run("doctor", "--json", *pool).stdout)}
-    assert found["pool-server"]["level"] == "error"
-    assert "does not answer" in found["pool-server"]["text"]
-    assert found["pool-server"]["fix"] == "beluga serve " + " ".join(pool)
+    findings = {each["name"]: each for each in json.loads(run("doctor", "--json", *pool).stdout)}
+    assert findings["pool-server"]["level"] == "error"
+    assert "does not answer" in findings["pool-server"]["text"]
+    assert findings["pool-server"]["fix"] == "beluga serve " + " ".join(pool)
 
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -98,7 +98,7 @@ def check_required(report: dict[str, Any]) -> None:
     """Check that each test ran, and that what is required holds. A CPU may reorder or tear plain
     loads and stores."""
     assert all(trials > 0 for trials, _ in counted(report))
-    assert not any(one["violations"] for one in report["findings"] if one["promised"])
+    assert not any(finding["violations"] for finding in report["findings"] if finding["promised"])
 
 
 def test_files_of_one_host_pass_and_are_unchanged(run: Run, paths: list[str]) -> None:

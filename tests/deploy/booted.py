@@ -141,8 +141,8 @@ class Booted:
     def pid(self) -> int:
         """The pid on this machine of process 1 of the namespaces; 0 before it has started."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        found = children.read_text().split()
-        return int(found[0]) if found else 0
+        words = children.read_text().split()
+        return int(words[0]) if words else 0
 
     def log(self) -> str:
         """Return the log of systemd and the services."""

@@ -33,7 +33,7 @@ MONITORING = (ROOT / "docs/operate/monitoring.md").read_text()
 
 # What may follow a root directory in a text: nothing, a path below it, or the end of a sentence.
 BELOW = r"(?=$|[/\s`'\"):,;}\]>]|\.(?!\w)|\\n)"
-PLACES = {
+FOLDERS = {
     r"/run/beluga": RUNTIME_ROOT,
     r"/etc/beluga": SETTINGS,
     r"/var/lib/beluga": STATE,
@@ -60,16 +60,16 @@ def texts() -> Iterator[tuple[Path, str]]:
             yield path, path.read_text()
 
 
-@pytest.mark.parametrize("root", PLACES, ids=str)
+@pytest.mark.parametrize("root", FOLDERS, ids=str)
 def test_files_use_only_the_shared_directory(root: str) -> None:
-    assert str(PLACES[root]) == root
+    assert str(FOLDERS[root]) == root
     strange = [
-        f"{path.relative_to(ROOT)}: {text[found.start() : found.end() + 20]!r}"
+        f"{path.relative_to(ROOT)}: {text[match.start() : match.end() + 20]!r}"
         for path, text in texts()
-        for found in re.finditer(re.escape(root), text)
-        if not re.match(re.escape(root) + BELOW, text[found.start() :], re.MULTILINE)
-        and not OF_A_USER.match(text, found.start())
-        and not text[: found.start()].endswith(tuple("abcdefghijklmnopqrstuvwxyz"))
+        for match in re.finditer(re.escape(root), text)
+        if not re.match(re.escape(root) + BELOW, text[match.start() :], re.MULTILINE)
+        and not OF_A_USER.match(text, match.start())
+        and not text[: match.start()].endswith(tuple("abcdefghijklmnopqrstuvwxyz"))
     ]
     assert strange == []
 
@@ -77,10 +77,10 @@ def test_files_use_only_the_shared_directory(root: str) -> None:
 def test_admin_ports_match_their_component() -> None:
     servers = {0, ADMIN_PORT, STANDBY_ADMIN_PORT}
     strange = [
-        f"{path.relative_to(ROOT)}: {found[0]}"
+        f"{path.relative_to(ROOT)}: {match[0]}"
         for path, text in texts()
-        for found in re.finditer(r"--admin[ =]+\"?(?:[\w.\[\]]+:)?(\d{1,5})\b", text)
-        if int(found[1]) not in servers | {GATEWAY_ADMIN_PORT}
+        for match in re.finditer(r"--admin[ =]+\"?(?:[\w.\[\]]+:)?(\d{1,5})\b", text)
+        if int(match[1]) not in servers | {GATEWAY_ADMIN_PORT}
     ]
     assert strange == []
 
@@ -90,7 +90,7 @@ def test_the_documented_scrape_config_covers_all_units() -> None:
     assert served == [ADMIN_PORT, STANDBY_ADMIN_PORT]
     [block] = re.findall(r"```yaml\n# prometheus.yml\n(.*?)```", MONITORING, re.DOTALL)
     [job] = yaml.safe_load(block)["scrape_configs"]
-    targets = [target for one in job["static_configs"] for target in one["targets"]]
+    targets = [target for static in job["static_configs"] for target in static["targets"]]
     assert targets == [f"127.0.0.1:{port}" for port in served]
 
 

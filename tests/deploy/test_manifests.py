@@ -115,18 +115,18 @@ def run_script(script: str, tmp_path: Path, *, number: str | None) -> list[list[
 
 def started(manifests: list[dict[str, Any]], tmp_path: Path) -> list[list[str]]:
     """Return the command lines that the containers and their probes run."""
-    found = []
+    command_lines = []
     for container in containers(manifests):
         command, args = container["command"], container.get("args", [])
         if command[0] == "/bin/sh":
             script = args[0] if args else command[2]
-            found += run_script(script, tmp_path, number="1")
+            command_lines += run_script(script, tmp_path, number="1")
         else:
-            found.append([*command, *args])
+            command_lines.append([*command, *args])
         probe = container.get("readinessProbe", {}).get("exec")
         if probe:
-            found += run_script(probe["command"][2], tmp_path, number="1")
-    return found
+            command_lines += run_script(probe["command"][2], tmp_path, number="1")
+    return command_lines
 
 
 def check_all(manifests: list[dict[str, Any]], tmp_path: Path) -> set[str]:

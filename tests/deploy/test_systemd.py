@@ -42,9 +42,9 @@ def commands_of(unit: Path) -> list[str]:
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
 def test_the_commands_of_units_parse(unit: Path) -> None:
-    found = commands_of(unit)
-    assert found
-    for line in found:
+    commands = commands_of(unit)
+    assert commands
+    for line in commands:
         assert "$" not in line
         check_command("beluga", line.split())
 
@@ -142,7 +142,7 @@ def scraped(machine: Booted) -> list[str]:
 
 def judged(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
     """Return what doctor found, by check."""
-    return {one["name"]: one for one in json.loads(run.stdout)}
+    return {finding["name"]: finding for finding in json.loads(run.stdout)}
 
 
 @pytest.mark.slow
@@ -167,9 +167,9 @@ def test_units_monitoring_and_doctor_are_consistent_for_two_users_after_a_failov
 
     # `doctor` finds the same pool, runtime directory and server for both users.
     for user in (1234, 1235):
-        found = judged(booted.as_engine("doctor", "--json", user=user))
+        findings = judged(booted.as_engine("doctor", "--json", user=user))
         for check in ("pool-server", "runtime-dirs", "pool-superblocks"):
-            assert found[check]["level"] == "ok", found[check]
+            assert findings[check]["level"] == "ok", findings[check]
 
     # `stop` names the user whose permission it needs; any member of the group may `drain`.
     refused = booted.as_engine("stop")
@@ -256,12 +256,12 @@ class Operator:
 
     def leftovers(self) -> list[str]:
         """Return the paths with Beluga's name outside of the sources and the packages."""
-        found = self._machine.run(
+        ended = self._machine.run(
             *("find", "/", "-path", "/proc", "-prune", "-o", "-path", "/sys", "-prune", "-o"),
             *("-path", "/usr", "-prune", "-o", "-path", "/opt/*", "-prune", "-o"),
             *("-iname", "*beluga*", "-print"),
         )
-        return found.stdout.split()
+        return ended.stdout.split()
 
 
 @pytest.mark.slow

@@ -47,18 +47,18 @@ def mapped(path: Path, *, device: int = 0, inode: int = 0) -> str:
     """Return a line of /proc/PID/maps for the file, or with numbers that are larger by an
     offset.
     """
-    found = path.stat()
-    numbers = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev) + device:02x}"
-    return f"7f00-7f01 rw-s 00000000 {numbers} {found.st_ino + inode}   {path} (deleted)\n"
+    stat = path.stat()
+    numbers = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev) + device:02x}"
+    return f"7f00-7f01 rw-s 00000000 {numbers} {stat.st_ino + inode}   {path} (deleted)\n"
 
 
 def test_doctor_reports_an_unused_pool_with_its_size(tmp_path: Path, paths: list[Path]) -> None:
-    found = stale(tmp_path)
-    assert found.level == "warning"
+    result = stale(tmp_path)
+    assert result.level == "warning"
     size = sum(path.stat().st_blocks * 512 for path in paths)
-    assert f"no process uses 1 pools, which take {show_size(size)}: " in found.text
-    assert str(paths[0]) in found.text
-    words = shlex.split(found.fix)
+    assert f"no process uses 1 pools, which take {show_size(size)}: " in result.text
+    assert str(paths[0]) in result.text
+    words = shlex.split(result.fix)
     assert words == ["beluga", "pool", "destroy", "--yes", *map(str, paths)]
     Pool.destroy(words[4:])
     assert stale(tmp_path).level == "ok"
@@ -96,9 +96,9 @@ def test_a_damaged_pool_can_be_stale(tmp_path: Path, paths: list[Path]) -> None:
     with paths[1].open("r+b") as file:
         file.seek(100)
         file.write(b"damage")
-    found = stale(tmp_path)
-    assert "no process uses 2 pools" in found.text
-    Pool.destroy(shlex.split(found.fix)[4:])
+    result = stale(tmp_path)
+    assert "no process uses 2 pools" in result.text
+    Pool.destroy(shlex.split(result.fix)[4:])
     assert not any(path.exists() for path in paths)
 
 
@@ -121,18 +121,18 @@ def test_doctor_reports_an_unreadable_pool_as_unknown(
 
     machine = made(tmp_path)
     monkeypatch.setattr(Path, "open", refuse)
-    found = finding("stale-pools", machine)
-    assert (found.level, found.fix) == ("warning", "sudo beluga doctor")
-    assert "unknown: " in found.text
-    assert str(paths[0]) in found.text
+    result = finding("stale-pools", machine)
+    assert (result.level, result.fix) == ("warning", "sudo beluga doctor")
+    assert "unknown: " in result.text
+    assert str(paths[0]) in result.text
 
 
 def test_a_lock_that_cannot_be_read_keeps_the_pool(tmp_path: Path, paths: list[Path]) -> None:
     lock = Path(f"{paths[0]}.run/alive-1")
     lock.unlink()
     lock.mkdir()  # opening it fails for root, too
-    found = stale(tmp_path)
-    assert found.fix == "sudo beluga doctor"
+    result = stale(tmp_path)
+    assert result.fix == "sudo beluga doctor"
 
 
 def test_a_runtime_directory_that_cannot_be_read_keeps_the_pool(
@@ -140,9 +140,9 @@ def test_a_runtime_directory_that_cannot_be_read_keeps_the_pool(
 ) -> None:
     machine = made(tmp_path)
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    found = finding("stale-pools", machine)
-    assert found.fix == "sudo beluga doctor"
-    assert f"{paths[0]}.run" in found.text
+    result = finding("stale-pools", machine)
+    assert result.fix == "sudo beluga doctor"
+    assert f"{paths[0]}.run" in result.text
 
 
 def test_files_of_other_users_are_not_listed_as_pools(
@@ -164,9 +164,9 @@ def test_a_runtime_directory_without_its_file_is_left_over(tmp_path: Path, shm: 
     for name in ("gone.run", "slice@0x200000.run", "here.run"):
         (shm / name).mkdir()
     (shm / "here").touch()
-    found = stale(tmp_path)
-    assert found.level == "warning"
-    assert shlex.split(found.fix) == ["rm", "-r", *(
+    result = stale(tmp_path)
+    assert result.level == "warning"
+    assert shlex.split(result.fix) == ["rm", "-r", *(
         str(shm / name) for name in ("gone.run", "slice@0x200000.run")
     )]  # fmt: skip
 
@@ -190,17 +190,17 @@ POOL_ID = "0123456789abcdef" * 2
 def test_a_runtime_directory_that_another_user_has_prepared_is_an_error(tmp_path: Path) -> None:
     uid = 987654  # the owner of no pool
     strange(tmp_path / f"tmp/beluga-{uid}", 0o777)
-    found = folders(tmp_path, uid=uid)
-    assert found.level == "error"
-    assert found.fix == f"sudo rm -r {tmp_path}/tmp/beluga-{uid}"
+    result = folders(tmp_path, uid=uid)
+    assert result.level == "error"
+    assert result.fix == f"sudo rm -r {tmp_path}/tmp/beluga-{uid}"
 
 
 @pytest.mark.usefixtures("shm")
 def test_a_link_where_lock_files_lie_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/beluga").symlink_to("/nowhere")
-    found = folders(tmp_path)
-    assert (found.level, found.fix) == ("error", f"rm {tmp_path}/run/beluga")
+    result = folders(tmp_path)
+    assert (result.level, result.fix) == ("error", f"rm {tmp_path}/run/beluga")
 
 
 @pytest.mark.usefixtures("shm")
@@ -210,11 +210,11 @@ def test_runtime_directories_of_other_users_are_reported(tmp_path: Path) -> None
     assert folders(tmp_path).level == "ok", "no pool's lock files are there"
     (tmp_path / "tmp/beluga-1001" / POOL_ID).mkdir()
     (tmp_path / "run/user/1002/beluga" / POOL_ID).mkdir(parents=True)
-    found = folders(tmp_path)
-    assert found.level == "warning"
-    assert "tmp/beluga-1001" in found.text
-    assert "run/user/1002/beluga" in found.text
-    assert "BELUGA_RUNTIME_DIR=" in found.fix
+    result = folders(tmp_path)
+    assert result.level == "warning"
+    assert "tmp/beluga-1001" in result.text
+    assert "run/user/1002/beluga" in result.text
+    assert "BELUGA_RUNTIME_DIR=" in result.fix
     without_devdax = made(tmp_path, {"sys/bus/dax": None})
     assert finding("runtime-dirs", without_devdax).level == "ok", "pools lie in files"
 
@@ -227,9 +227,9 @@ def test_a_pool_without_permission_is_reported(
     strange(shm / "theirs.run", 0o700)
     if os.geteuid() == 0:
         os.chown(shm / "theirs", STRANGER, STRANGER)
-    found = folders(tmp_path, uid=uid)
-    assert found.level == "warning"
-    assert "theirs.run" in found.text
+    result = folders(tmp_path, uid=uid)
+    assert result.level == "warning"
+    assert "theirs.run" in result.text
     (shm / "theirs.run").chmod(0o777)
     assert folders(tmp_path, uid=uid).level == "ok"
     (shm / "theirs.run").chmod(0o700)
@@ -257,10 +257,10 @@ def test_the_remedy_destroys_exactly_the_listed_pools(
 ) -> None:
     for number in range(7):
         Pool.create(shm / f"more{number}", device_size=8 << 20, sparse=True).close()
-    found = stale(tmp_path)
-    assert "and 3 more" in found.text
-    named = shlex.split(found.fix)[4:]
-    assert all(one in found.text for one in named if one != str(paths[1]))
+    result = stale(tmp_path)
+    assert "and 3 more" in result.text
+    named = shlex.split(result.fix)[4:]
+    assert all(path in result.text for path in named if path != str(paths[1]))
     Pool.destroy(named)
     assert "no process uses 3 pools" in stale(tmp_path).text
 
@@ -284,6 +284,6 @@ def test_each_process_that_holds_removed_files_is_named_once(tmp_path: Path, shm
             for name in range(8)
         ]
         (tmp_path / f"proc/{pid}/maps").write_text(core + "".join(lines))
-    found = stale(tmp_path)
-    assert all(f"process {pid} of /dev/shm/{pid}/0, " in found.text for pid in range(101, 109))
-    assert found.fix == "kill " + " ".join(map(str, range(101, 109)))
+    result = stale(tmp_path)
+    assert all(f"process {pid} of /dev/shm/{pid}/0, " in result.text for pid in range(101, 109))
+    assert result.fix == "kill " + " ".join(map(str, range(101, 109)))

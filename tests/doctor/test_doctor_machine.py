@@ -56,34 +56,34 @@ def test_a_check_that_fails_is_a_warning(tmp_path: Path) -> None:
     def fails(machine: Machine) -> Verdict:
         raise ZeroDivisionError("one\ntwo")
 
-    found = run_check(Check("broken", fails), made(tmp_path))
-    assert (found.name, found.level) == ("broken", "warning")
-    assert found.text == "unknown: this check failed (ZeroDivisionError: one two)"
-    assert found.fix
+    result = run_check(Check("broken", fails), made(tmp_path))
+    assert (result.name, result.level) == ("broken", "warning")
+    assert result.text == "unknown: this check failed (ZeroDivisionError: one two)"
+    assert result.fix
 
 
 def test_an_impossible_check_is_a_warning(tmp_path: Path) -> None:
     def blind(machine: Machine) -> Verdict:
         raise UndeterminedError("it is dark", "switch the light on")
 
-    found = run_check(Check("blind", blind), made(tmp_path))
-    assert (found.level, found.text) == ("warning", "unknown: it is dark")
-    assert found.fix == "switch the light on"
+    result = run_check(Check("blind", blind), made(tmp_path))
+    assert (result.level, result.text) == ("warning", "unknown: it is dark")
+    assert result.fix == "switch the light on"
 
 
 def test_a_finding_is_one_line_that_a_terminal_can_show(tmp_path: Path) -> None:
-    found = run_check(
+    result = run_check(
         Check("loud", lambda machine: Verdict("error", "a\x1b[31m\nb", "c\td\n")), made(tmp_path)
     )
-    assert (found.text, found.fix) == ("a [31m b", "c d")
+    assert (result.text, result.fix) == ("a [31m b", "c d")
 
 
 def test_every_check_returns_a_finding_for_this_machine() -> None:
-    found = diagnose(Machine())
-    assert [each.name for each in found] == [check.name for check in CHECKS]
-    assert [each for each in found if "this check failed" in each.text] == []
-    assert [each for each in found if bool(each.fix) != (each.level != "ok")] == []
-    assert [each for each in found if "#" in each.fix] == [], "a comment would hide what follows"
+    results = diagnose(Machine())
+    assert [each.name for each in results] == [check.name for check in CHECKS]
+    assert [each for each in results if "this check failed" in each.text] == []
+    assert [each for each in results if bool(each.fix) != (each.level != "ok")] == []
+    assert [each for each in results if "#" in each.fix] == [], "a comment would hide what follows"
 
 
 class Case(NamedTuple):
@@ -319,11 +319,11 @@ def test_each_check_reports_its_finding(
 ) -> None:
     for variable in ("BELUGA_MEMORY", "BELUGA_DDIO", "BELUGA_RUNTIME_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    found = finding(case.name, made(tmp_path, case.changes, **case.facts))
-    assert found.level == case.level, found
-    assert case.text in found.text, found
-    assert case.fix in found.fix, found
-    assert bool(found.fix) == (found.level != "ok")
+    result = finding(case.name, made(tmp_path, case.changes, **case.facts))
+    assert result.level == case.level, result
+    assert case.text in result.text, result
+    assert case.fix in result.fix, result
+    assert bool(result.fix) == (result.level != "ok")
 
 
 def test_a_good_machine_has_no_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,8 +343,8 @@ def test_settings_of_the_environment_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: str, level: str, fix: str
 ) -> None:
     monkeypatch.setenv("BELUGA_MEMORY", values)
-    found = finding("memory-type", made(tmp_path))
-    assert (found.level, found.fix) == (level, fix), found
+    result = finding("memory-type", made(tmp_path))
+    assert (result.level, result.fix) == (level, fix), result
 
 
 def test_a_given_ddio_setting_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,9 +356,9 @@ def test_several_devices_are_one_finding(tmp_path: Path) -> None:
     second = DAX.replace("dax0.0", "dax1.0")
     also = {name.replace(DAX, second): text for name, text in GOOD.items() if DAX in name}
     also |= {f"{second}/dev": "252:8\n", f"{second}/driver->": "sys/bus/dax/drivers/kmem"}
-    found = finding("devdax", made(tmp_path, {**also, f"{DAX}/driver->": None}))
-    assert found.level == "warning"
-    assert found.fix == " && ".join(
+    result = finding("devdax", made(tmp_path, {**also, f"{DAX}/driver->": None}))
+    assert result.level == "warning"
+    assert result.fix == " && ".join(
         f"daxctl reconfigure-device --mode=devdax dax{number}.0" for number in (0, 1)
     )
 
@@ -366,10 +366,10 @@ def test_several_devices_are_one_finding(tmp_path: Path) -> None:
 def test_files_that_a_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = made(tmp_path)
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    found = {name: finding(name, machine) for name in ("devdax-access", "dsa-access")}
-    assert {each.level for each in found.values()} == {"warning"}
-    assert found["devdax-access"].fix == "sudo setfacl -m u:1000:rw /dev/dax0.0"
-    assert found["dsa-access"].fix == "sudo setfacl -m u:1000:rw /dev/dsa/wq0.0"
+    results = {name: finding(name, machine) for name in ("devdax-access", "dsa-access")}
+    assert {each.level for each in results.values()} == {"warning"}
+    assert results["devdax-access"].fix == "sudo setfacl -m u:1000:rw /dev/dax0.0"
+    assert results["dsa-access"].fix == "sudo setfacl -m u:1000:rw /dev/dsa/wq0.0"
 
 
 def test_a_file_of_root_advises_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,9 +381,9 @@ def test_a_file_of_root_advises_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
-    found = finding("memory-type", machine)
-    assert (found.level, found.fix) == ("warning", "sudo beluga doctor")
-    assert "this user may not read" in found.text
+    result = finding("memory-type", machine)
+    assert (result.level, result.fix) == ("warning", "sudo beluga doctor")
+    assert "this user may not read" in result.text
 
 
 HOSTILE = ["", "\x00\xff\n", "-1", "9" * 400, "[", "]x[", "a b\nc: d - e\n" * 50, UNREADABLE, None]
@@ -398,15 +398,15 @@ def test_arbitrary_file_contents_do_not_break_a_check(tmp_path: Path, hostile: s
         root = tmp_path / str(number)
         machine = made(root)
         spoil(root, {name: None if name.endswith("->") else hostile})
-        found = diagnose(machine)
-        assert [each.name for each in found] == [check.name for check in CHECKS]
-        assert [each for each in found if "this check failed" in each.text] == [], name
+        results = diagnose(machine)
+        assert [each.name for each in results] == [check.name for check in CHECKS]
+        assert [each for each in results if "this check failed" in each.text] == [], name
 
 
 def test_an_empty_root_is_examined_without_a_failure(tmp_path: Path) -> None:
     machine = made(tmp_path / "made")
     empty = tmp_path / "empty"
     empty.mkdir()
-    found = {each.name: each for each in diagnose(type(machine)(root=empty))}
-    assert [each for each in found.values() if "this check failed" in each.text] == []
-    assert found["max-map-count"].text == "unknown: there is no /proc/sys/vm/max_map_count"
+    results = {each.name: each for each in diagnose(type(machine)(root=empty))}
+    assert [each for each in results.values() if "this check failed" in each.text] == []
+    assert results["max-map-count"].text == "unknown: there is no /proc/sys/vm/max_map_count"

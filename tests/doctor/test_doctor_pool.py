@@ -47,8 +47,8 @@ def look(*paths: Path, host: int | None = None) -> dict[str, Finding]:
     return {name: finding(name, machine) for name in NAMES}
 
 
-def levels(found: dict[str, Finding]) -> list[str]:
-    return [found[name].level for name in NAMES]
+def levels(findings: dict[str, Finding]) -> list[str]:
+    return [findings[name].level for name in NAMES]
 
 
 def test_without_a_pool_every_pool_check_passes() -> None:
@@ -56,44 +56,44 @@ def test_without_a_pool_every_pool_check_passes() -> None:
 
 
 def test_a_pool_without_a_server_raises_an_error_with_a_fix(paths: list[Path]) -> None:
-    found = look(*paths)
-    assert levels(found) == ["ok", "ok", "ok", "warning", "ok"]
-    assert found["pool-server"].fix == f"beluga serve --pool {paths[0]} --pool {paths[1]}"
+    findings = look(*paths)
+    assert levels(findings) == ["ok", "ok", "ok", "warning", "ok"]
+    assert findings["pool-server"].fix == f"beluga serve --pool {paths[0]} --pool {paths[1]}"
     assert not paths[0].with_name("a.run").exists(), "it is made by those who use the pool"
 
 
 def test_a_ping_of_the_server_releases_its_lane(paths: list[Path]) -> None:
     with Pool.open(paths) as pool, Server(pool) as server:
         for _ in range(2 * LANES):
-            found = look(*paths)
-        assert levels(found) == ["ok"] * len(NAMES)
-        assert found["pool-server"].text == "a server answers, epoch 1"
+            findings = look(*paths)
+        assert levels(findings) == ["ok"] * len(NAMES)
+        assert findings["pool-server"].text == "a server answers, epoch 1"
         assert server.stat().live_count == 0
 
 
 def test_taken_lanes_are_reported(paths: list[Path]) -> None:
     with Pool.open(paths) as pool, Server(pool):
         clients = [Client(pool) for _ in range(LANES)]
-        found = look(*paths)["pool-server"]
+        result = look(*paths)["pool-server"]
         for client in clients:
             client.close()
-    assert found.level == "warning"
-    assert f"all {LANES} lanes are taken" in found.text
-    assert f"--lanes {2 * LANES} {paths[0]} {paths[1]}" in found.fix
+    assert result.level == "warning"
+    assert f"all {LANES} lanes are taken" in result.text
+    assert f"--lanes {2 * LANES} {paths[0]} {paths[1]}" in result.fix
 
 
 def test_a_missing_device_is_an_error(paths: list[Path]) -> None:
     paths[1].unlink()
-    found = look(*paths)
-    assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
-    assert found["pool-devices"].fix == f"beluga pool create {paths[0]} {paths[1]}"
+    findings = look(*paths)
+    assert levels(findings) == ["error", "warning", "warning", "warning", "warning"]
+    assert findings["pool-devices"].fix == f"beluga pool create {paths[0]} {paths[1]}"
 
 
 def test_a_device_missing_from_the_list_is_an_error(paths: list[Path]) -> None:
-    found = look(paths[1])
-    assert found["pool-superblocks"].level == "error"
-    assert "device-missing 0: of 2" in found["pool-superblocks"].text
-    assert "name every device" in found["pool-superblocks"].fix
+    findings = look(paths[1])
+    assert findings["pool-superblocks"].level == "error"
+    assert "device-missing 0: of 2" in findings["pool-superblocks"].text
+    assert "name every device" in findings["pool-superblocks"].fix
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_foreign_superblock_is_an_error(paths: list[Path], offset: int, kind: 
     with paths[1].open("r+b") as file:
         file.seek(offset)
         file.write(b"\x63\x00")
-    found = look(*paths)["pool-superblocks"]
-    assert found.level == "error"
-    assert kind in found.text
-    assert found.fix == f"beluga pool create --force {paths[0]} {paths[1]}"
+    result = look(*paths)["pool-superblocks"]
+    assert result.level == "error"
+    assert kind in result.text
+    assert result.fix == f"beluga pool create --force {paths[0]} {paths[1]}"
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ def test_a_foreign_superblock_is_an_error(paths: list[Path], offset: int, kind: 
     ],
 )
 def test_an_unusable_path_is_an_error(path: str, fix: str) -> None:
-    found = finding("pool-devices", Machine(pool=PoolLook((path,))))
-    assert found.level == "error"
-    assert fix in found.fix
+    result = finding("pool-devices", Machine(pool=PoolLook((path,))))
+    assert result.level == "error"
+    assert fix in result.fix
 
 
 def test_a_device_that_may_not_be_written_is_an_error(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    found = look(*paths)["pool-devices"]
-    assert found.level == "error"
-    assert "sudo setfacl -m u:" in found.fix
+    result = look(*paths)["pool-devices"]
+    assert result.level == "error"
+    assert "sudo setfacl -m u:" in result.fix
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_the_reason_of_a_missing_session_is_reported(
     facts = look.facts
     assert isinstance(facts, PoolInspection)
     vars(look)["facts"] = replace(facts, failure=failure)  # the property is cached there
-    found = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
-    assert tuple(each.level for each in found) == levels_of
-    assert all(each.fix for each in found)
+    results = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
+    assert tuple(each.level for each in results) == levels_of
+    assert all(each.fix for each in results)
 
 
 def test_the_remedy_for_a_hidden_boot_id_is_not_another_directory(paths: list[Path]) -> None:
@@ -175,8 +175,8 @@ def test_another_machine_with_this_hosts_number_is_an_error(
     created = Pool.create([path], device_size=8 * MIB, sparse=True, coherence="software")
     with created as pool, Server(pool):
         assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
-        found = look(path)["pool-host"]
-        assert (found.level, "--host N" in found.fix) == ("error", True), found
+        result = look(path)["pool-host"]
+        assert (result.level, "--host N" in result.fix) == ("error", True), result
         assert (
             look(path, host=1)["pool-host"].text
             == "this machine is registered at the server as host 1"
@@ -194,8 +194,8 @@ def test_hardware_coherence_on_devdax_is_a_warning(paths: list[Path]) -> None:
     assert isinstance(facts, PoolInspection)
     devices = (replace(facts.devices[0], kind="devdax"), facts.devices[1])
     vars(look)["facts"] = replace(facts, devices=devices)
-    found = finding("pool-coherence", Machine(pool=look))
-    assert (found.level, "--coherence software" in found.fix) == ("warning", True)
+    result = finding("pool-coherence", Machine(pool=look))
+    assert (result.level, "--coherence software" in result.fix) == ("warning", True)
 
 
 def test_a_sparse_pool_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
@@ -249,20 +249,20 @@ class TestDefaultPool:
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"devices": [str(path) for path in paths]}))
         paths[0].unlink()
-        found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
-        assert found.level == "error"
-        assert "is missing" in found.text
-        assert found.fix == f"beluga mount --create {paths[0]} {paths[1]}"
+        result = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
+        assert result.level == "error"
+        assert "is missing" in result.text
+        assert result.fix == f"beluga mount --create {paths[0]} {paths[1]}"
 
     def test_a_damaged_record_is_an_error_with_its_remedy(self, state: Path) -> None:
         state.parent.mkdir(parents=True)
         state.write_text("{")
         machine = Machine(pool=PoolLook.named(None, None))
-        found = {name: finding(name, machine) for name in NAMES}
-        assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
-        assert found["pool-devices"].fix == "beluga umount"
+        findings = {name: finding(name, machine) for name in NAMES}
+        assert levels(findings) == ["error", "warning", "warning", "warning", "warning"]
+        assert findings["pool-devices"].fix == "beluga umount"
 
     def test_an_invalid_default_pool_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BELUGA_POOL", "/dev/shm/a@3+4")
-        found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
-        assert (found.level, found.fix) == ("error", "unset BELUGA_POOL")
+        result = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
+        assert (result.level, result.fix) == ("error", "unset BELUGA_POOL")

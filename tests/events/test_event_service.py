@@ -51,12 +51,12 @@ def endpoints(path: Path) -> tuple[str, str]:
 
 def free_endpoints() -> tuple[str, str]:
     """Return two unused endpoints of this machine."""
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
             each.bind(("127.0.0.1", 0))
         return (
-            f"tcp://127.0.0.1:{one.getsockname()[1]}",
-            f"tcp://127.0.0.1:{two.getsockname()[1]}",
+            f"tcp://127.0.0.1:{first.getsockname()[1]}",
+            f"tcp://127.0.0.1:{second.getsockname()[1]}",
         )
 
 
@@ -269,9 +269,9 @@ def test_the_gateways_index_follows_the_pool(pool: Pool, tmp_path: Path) -> None
         indexer = gateway.index.indexer
         stranger = RouterEvent(Worker(1), Stored([77], [6000]), tier=Tier.SHARED)
         indexer.apply(stranger)  # an engine does not publish the pool's blocks
-        for gone, left in ((None, 8), (5, 5)):
-            if gone is not None:
-                remove(cache, gone)
+        for evicted, left in ((None, 8), (5, 5)):
+            if evicted is not None:
+                remove(cache, evicted)
             while indexer.find_matches([*range(5000, 5008)]).shared != left:
                 await asyncio.sleep(0.01)
         assert indexer.find_matches([6000]).shared == 0
@@ -342,8 +342,8 @@ class Engine:
         count = self._random.randrange(1, CHAIN)
         path = [1 + talk // 10, *(100 * (1 + talk) + depth for depth in range(count))]
         if self._random.random() < 0.1:
-            gone = [self.digest(rank, path[-1]) for rank in range(RANKS)]
-            for rank, digest in enumerate(gone):
+            digests = [self.digest(rank, path[-1]) for rank in range(RANKS)]
+            for rank, digest in enumerate(digests):
                 self.caches[rank].remove([digest])
             return
         for rank, cache in enumerate(self.caches):
@@ -422,5 +422,5 @@ def test_routers_have_the_pools_table_after_random_operations(
         shown = json.loads(
             run("pool", "check", "--pool", str(shm / "a"), "--names", "--json").stdout
         )
-        named = {int(one["hash"], 16) ^ int(one["space"], 16) for one in shown["names"]}
+        named = {int(block["hash"], 16) ^ int(block["space"], 16) for block in shown["names"]}
         assert set(early.blocks()) <= named

@@ -51,12 +51,12 @@ def events_of(table: NameTable, *changes: np.void) -> list[PoolEvent]:
 
 def stands(table: NameTable) -> dict[tuple[int, int], int]:
     """Return the blocks that the table sends to late routers, with the hashes of their tokens."""
-    found = {}
+    contents_of = {}
     for event in table.snapshot():
         assert isinstance(event.data, Stored) and event.data.tokens_hashes is not None
         for name, contents in zip(event.data.block_hashes, event.data.tokens_hashes, strict=True):
-            found[event.space, name] = contents
-    return found
+            contents_of[event.space, name] = contents
+    return contents_of
 
 
 def chain(first: int, count: int, **more: int) -> NDArray[np.void]:
@@ -131,8 +131,8 @@ def test_a_part_in_two_lines_is_present_until_both_are_removed() -> None:
 
 def test_inconsistent_ranks_do_not_form_a_complete_block() -> None:
     table = NameTable(LINES)
-    one, other = chain(10, 1)[0], chain(10, 1, rank=1, rank_count=2)[0]
-    events = events_of(table, stored(0, 1, one), stored(1, 2, other))
+    first, second = chain(10, 1)[0], chain(10, 1, rank=1, rank_count=2)[0]
+    events = events_of(table, stored(0, 1, first), stored(1, 2, second))
     assert [type(event.data) for event in events] == [Stored, Removed]
     assert events_of(table, removed(1, 2)) == [PoolEvent(Stored([10], [510], None), 0, TOKENS)]
 
@@ -177,7 +177,9 @@ class World:
             generation, _, _ = self.lines.pop(line)
             return removed(line, generation)
         block, rank = self.random.randrange(1, 40), self.random.randrange(self.ranks)
-        if (block, rank) in {(one, other) for _, one, other in self.lines.values()}:
+        if (block, rank) in {
+            (line_block, line_rank) for _, line_block, line_rank in self.lines.values()
+        }:
             return removed(line, 0)
         self.lines[line] = (self.generation, block, rank)
         parent = block // 3
@@ -187,10 +189,10 @@ class World:
         return stored(line, self.generation, name[0])
 
     def present(self) -> dict[int, int]:
-        found: dict[int, set[int]] = {}
+        ranks_of: dict[int, set[int]] = {}
         for _, block, rank in self.lines.values():
-            found.setdefault(block, set()).add(rank)
-        return {block: block + 500 for block, have in found.items() if len(have) == self.ranks}
+            ranks_of.setdefault(block, set()).add(rank)
+        return {block: block + 500 for block, have in ranks_of.items() if len(have) == self.ranks}
 
 
 def receive(feed: PoolFeed, number: int, events: list[PoolEvent]) -> None:
@@ -222,7 +224,7 @@ def test_routers_that_join_at_any_time_have_the_pools_blocks(seed: int, ranks: i
         if number % 50 == 0:
             feeds.append(PoolFeed(Indexer(), block_size=TOKENS))
             begin(feeds[-1], number, table)
-    assert {name: found for (_, name), found in stands(table).items()} == world.present()
+    assert {name: contents for (_, name), contents in stands(table).items()} == world.present()
     for feed in feeds:
         assert feed.blocks() == world.present()
         assert feed.unread == 0

@@ -23,17 +23,17 @@ class Scrape:
                 name, kind = line.split()[2:]
                 self.kinds[name] = kind
             elif not line.startswith("#"):
-                found = SERIES.fullmatch(line)
-                assert found, line
-                labels = tuple(sorted(LABEL.findall(found[2] or "")))
-                assert labels not in self.series.get(found[1], {}), f"twice: {line}"
-                self.series.setdefault(found[1], {})[labels] = float(found[3])
+                match = SERIES.fullmatch(line)
+                assert match, line
+                labels = tuple(sorted(LABEL.findall(match[2] or "")))
+                assert labels not in self.series.get(match[1], {}), f"twice: {line}"
+                self.series.setdefault(match[1], {})[labels] = float(match[3])
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of the series that have these labels; 0 if none has."""
         wanted = set(labels.items())
-        found = self.series.get(name, {}).items()
-        return sum(value for have, value in found if wanted <= set(have))
+        items = self.series.get(name, {}).items()
+        return sum(value for have, value in items if wanted <= set(have))
 
     def labels(self, name: str, label: str) -> set[str]:
         """Return the values of a label."""

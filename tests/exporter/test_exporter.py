@@ -141,9 +141,9 @@ def test_a_successor_counts_the_blocks_that_it_takes_over(pool: Pool) -> None:
         cache.put(names(3), payload(3))
         tenant = cache.fingerprint
     with IndexServer(pool) as successor:
-        (found,) = successor.tenants()
-    assert (found.fingerprint, found.length, found.block_count) == (tenant, LENGTH, 3)
-    assert found.commit_count == 0
+        (row,) = successor.tenants()
+    assert (row.fingerprint, row.length, row.block_count) == (tenant, LENGTH, 3)
+    assert row.commit_count == 0
 
 
 def test_tenants_beyond_the_table_are_counted_together(shm: Path) -> None:

@@ -151,10 +151,10 @@ class Prometheus:
 
     def query(self, expr: str) -> list[float]:
         """Return the values that a query has now, without those that are not numbers."""
-        found = self._get("query", query=expr)["result"]
-        if found and not isinstance(found[0], dict):
-            found = [{"value": found}]
-        values = [float(one["value"][1]) for one in found]
+        samples = self._get("query", query=expr)["result"]
+        if samples and not isinstance(samples[0], dict):
+            samples = [{"value": samples}]
+        values = [float(sample["value"][1]) for sample in samples]
         return [value for value in values if not math.isnan(value)]
 
     def firing(self) -> set[str]:

@@ -93,15 +93,15 @@ class Listener:
     """A listener of HTTP. ``health`` is the request of a harmless client."""
 
     name: str
-    place: tuple[str, int] | Path
+    address: tuple[str, int] | Path
     process: subprocess.Popen[str]
     health: str
     large: str = ""  # a path with a large answer
 
     def connect(self) -> socket.socket:
-        if isinstance(self.place, Path):
-            return connect(self.place.parent, self.place.name, ANSWER_S)
-        return socket.create_connection(self.place, ANSWER_S)
+        if isinstance(self.address, Path):
+            return connect(self.address.parent, self.address.name, ANSWER_S)
+        return socket.create_connection(self.address, ANSWER_S)
 
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str
@@ -155,11 +155,11 @@ def _line(child: Any) -> dict[str, Any]:
     """Return the next line that a command prints."""
     line = child.stdout.readline()
     assert line, "it has ended"
-    found: dict[str, Any] = json.loads(line)
-    return found
+    announced: dict[str, Any] = json.loads(line)
+    return announced
 
 
-def _place(url: str) -> tuple[str, int]:
+def _address(url: str) -> tuple[str, int]:
     host, _, port = url.rstrip("/").rpartition("//")[2].rpartition(":")
     return host, int(port)
 
@@ -184,14 +184,18 @@ def site(start: Start, folder: Path, endpoints: tuple[str, str]) -> Iterator[Sit
         )
         started, where, _ = _line(gateway), _line(server), _line(server)
         listeners = (
-            Listener("clients", _place(started["url"]), gateway, "/health", "/v1/large"),
-            Listener("operators", _place(started["admin"]), gateway, "/workers", "/alerts"),
-            Listener("admin port", _place(where["url"]), server, "/healthz", "/"),
+            Listener("clients", _address(started["url"]), gateway, "/health", "/v1/large"),
+            Listener("operators", _address(started["admin"]), gateway, "/workers", "/alerts"),
+            Listener("admin port", _address(where["url"]), server, "/healthz", "/"),
             Listener("local socket", runtime / "admin.sock", server, "/healthz", "/"),
         )
-        found = Site(
-            engine, {one.name: one for one in listeners}, endpoints[1], endpoints[0], paths
+        served = Site(
+            engine,
+            {listener.name: listener for listener in listeners},
+            endpoints[1],
+            endpoints[0],
+            paths,
         )
-        while found.http["clients"].request("GET", "/ready")[0] != 200:
+        while served.http["clients"].request("GET", "/ready")[0] != 200:
             pass
-        yield found
+        yield served

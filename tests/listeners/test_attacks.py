@@ -129,10 +129,10 @@ def test_a_flood_of_replays_delays_no_event(served: Site, routers: int) -> None:
         assert live.poll(30_000)
         flood = []
         for _ in range(routers):
-            one = context.socket(zmq.DEALER)
-            one.setsockopt(zmq.RCVHWM, 1)
-            one.connect(served.replay)
-            flood.append(one)
+            router = context.socket(zmq.DEALER)
+            router.setsockopt(zmq.RCVHWM, 1)
+            router.connect(served.replay)
+            flood.append(router)
         for number in range(6000):
             flood[number % routers].send_multipart([b"", bytes(8)])
         while live.poll(0):
@@ -154,10 +154,10 @@ def test_a_router_that_sends_too_much_is_disconnected(served: Site) -> None:
 
     context = zmq.Context()
     try:
-        one = context.socket(zmq.DEALER)
-        ended = one.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        one.connect(served.replay)
-        one.send_multipart([b"", bytes(MIB)])
+        router = context.socket(zmq.DEALER)
+        ended = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        router.connect(served.replay)
+        router.send_multipart([b"", bytes(MIB)])
         assert ended.poll(30_000)
         requested = context.socket(zmq.DEALER)
         requested.connect(served.replay)
@@ -187,7 +187,7 @@ def test_a_body_of_the_server_has_64_kib_at_most(
 
 
 COUNT = 150
-PLACES_MAX = 70  # limit of a listener's connections
+CONNECTIONS_MAX = 70  # limit of a listener's connections
 JSON = "Content-Type: application/json"
 
 
@@ -202,7 +202,7 @@ def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[s
 
     def open_again() -> None:
         while not ending.wait(0.002):
-            for peer in [one for one in list(peers) if is_ended(one)]:
+            for peer in [each for each in list(peers) if is_ended(each)]:
                 peers.remove(peer)
                 peer.close()
             with suppress(OSError):
@@ -215,7 +215,7 @@ def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[s
     with ExitStack() as stack:
         thread.start()
         try:
-            while len(opened) < min(count, PLACES_MAX):
+            while len(opened) < min(count, CONNECTIONS_MAX):
                 time.sleep(0.01)
             yield peers
         finally:

@@ -59,7 +59,7 @@ def test_a_page_of_another_site_changes_nothing(served: Site, headers: dict[str,
         assert operators.request(method, path, body, **kind, **headers)[0] == 403
     answer = operators.request("GET", "/workers", **headers)
     assert "Access-Control-Allow-Origin" not in answer[1]
-    assert [one["draining"] for one in json.loads(answer[2])] == [False]
+    assert [pool["draining"] for pool in json.loads(answer[2])] == [False]
     assert served.http["admin port"].request("POST", "/drain", b"", **headers)[0] == 403
 
 
@@ -154,15 +154,15 @@ def test_routes_open_to_any_host_name_give_no_access_to_others(served: Site) -> 
 
 def test_no_response_shows_an_engine_address(served: Site) -> None:
     clients, engine = served.http["clients"], served.engine
-    place = engine.url.removeprefix("http://")
+    authority = engine.url.removeprefix("http://")
     engine.headers = {
         "Location": f"{engine.url}/v1/x?a=1",
-        "Link": f"<http://{place}/v1/y>; rel=next, <https://other.example/z>",
-        "Content-Location": f"//{place}/v1/z",
+        "Link": f"<http://{authority}/v1/y>; rel=next, <https://other.example/z>",
+        "Content-Location": f"//{authority}/v1/z",
         "Alt-Svc": 'h2=":9000"',
     }
     _, headers, _ = clients.request("GET", "/v1/anything/")
-    assert place not in str(headers)
+    assert authority not in str(headers)
     assert headers["Location"] == "/v1/x?a=1"
     assert headers["Link"] == "</v1/y>; rel=next, <https://other.example/z>"
     assert "Alt-Svc" not in headers

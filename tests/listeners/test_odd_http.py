@@ -104,10 +104,10 @@ class _Made(socket.socket):
         self._shared = file
 
     def makefile(self, *_: object, **__: object) -> object:  # type: ignore[override]
-        return _Kept(self._shared)
+        return _LeftOpen(self._shared)
 
 
-class _Kept:
+class _LeftOpen:
     def __init__(self, file: object) -> None:
         self._file = file
 

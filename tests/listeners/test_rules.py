@@ -49,28 +49,28 @@ def test_the_client_that_was_silent_longest_loses_its_slot(clock: Clock) -> None
 
 
 def test_a_client_with_a_running_request_keeps_its_connection(clock: Clock) -> None:
-    one = clock.slots.take("one", "a")
-    one.work()
+    slot = clock.slots.take("one", "a")
+    slot.work()
     clock.now += 1000
     assert clock.slowest() == []
     assert clock.slots.overdue() == []
-    one.wait()
+    slot.wait()
     clock.now += 31
     assert [slot.connection for slot in clock.slots.overdue()] == ["one"]
 
 
 def test_a_trickle_of_bytes_counts_as_silence(clock: Clock) -> None:
-    one = clock.slots.take("drips", "a")
+    slot = clock.slots.take("drips", "a")
     for _ in range(31):
         clock.now += 1
-        one.move(1)
+        slot.move(1)
     assert [slot.connection for slot in clock.slots.overdue()] == ["drips"]
 
 
 def test_earlier_speed_protects_a_client_only_briefly(clock: Clock) -> None:
     """It sent a mebibyte at once, and then nothing."""
-    one = clock.slots.take("one", "a")
-    one.move(1 << 20)
+    slot = clock.slots.take("one", "a")
+    slot.move(1 << 20)
     clock.now += 31
     assert clock.slots.overdue()
 

@@ -169,8 +169,8 @@ def page_table() -> str:
     return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
 
 
-HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs/operate/listeners.md"
+FOLDER = Path(__file__).parent
+PAGE = FOLDER.parents[1] / "docs/operate/listeners.md"
 
 
 def test_the_page_has_the_table() -> None:
@@ -184,13 +184,13 @@ def test_every_cell_has_a_test_that_exists_or_a_reason() -> None:
             assert cell.text
             if cell.test:
                 file, _, name = cell.test.partition("::")
-                tree = ast.parse((HERE / file).read_text())
+                tree = ast.parse((FOLDER / file).read_text())
                 names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
                 assert name in names, cell.test
 
 
 def test_every_test_of_an_attack_is_in_the_table() -> None:
     named = {cell.test for cells in TABLE.values() for cell in cells}
-    for node in ast.parse((HERE / _ATTACKS).read_text()).body:
+    for node in ast.parse((FOLDER / _ATTACKS).read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             assert f"{_ATTACKS}::{node.name}" in named

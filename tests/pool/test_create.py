@@ -52,7 +52,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def found(directory: Path, root: Path) -> dict[str, int]:
+def sizes_of(directory: Path, root: Path) -> dict[str, int]:
     return {limit.what: limit.size for limit in limits(directory, root=root)}
 
 
@@ -65,7 +65,7 @@ def group_v2(root: Path, name: str, limit: str, current: int, files: int = 0) ->
 
 def test_free_space_is_limited_by_filesystem_and_memory(tmp_path: Path, root: Path) -> None:
     stat = os.statvfs(tmp_path)
-    sizes = found(tmp_path, root)
+    sizes = sizes_of(tmp_path, root)
     assert sizes["available memory"] == 8 << 30
     assert abs(sizes["the filesystem"] - stat.f_bavail * stat.f_frsize) < 64 * MIB
     assert len(sizes) == 2
@@ -76,7 +76,7 @@ def test_free_space_is_limited_by_every_parent_control_group(tmp_path: Path, roo
     group_v2(root, "a", str(300 * MIB), 200 * MIB)
     group_v2(root, "a/b", "max", 10 * MIB)
     group_v2(root, "a/b/c", str(900 * MIB), 10 * MIB)
-    sizes = found(tmp_path, root)
+    sizes = sizes_of(tmp_path, root)
     assert sizes["the memory limit of control group a"] == 100 * MIB
     assert sizes["the memory limit of control group c"] == 890 * MIB
     assert room(tmp_path, root=root).size == 90 * MIB
@@ -85,13 +85,13 @@ def test_free_space_is_limited_by_every_parent_control_group(tmp_path: Path, roo
 def test_file_cache_of_a_control_group_counts_as_free(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/a")
     group_v2(root, "a", str(300 * MIB), 200 * MIB, files=150 * MIB)
-    assert found(tmp_path, root)["the memory limit of control group a"] == 250 * MIB
+    assert sizes_of(tmp_path, root)["the memory limit of control group a"] == 250 * MIB
 
 
 def test_free_space_is_limited_by_the_containers_control_group(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/only/outside/sees/this")
     group_v2(root, ".", str(100 * MIB), 36 * MIB)
-    assert found(tmp_path, root)["the memory limit of control group cgroup"] == 64 * MIB
+    assert sizes_of(tmp_path, root)["the memory limit of control group cgroup"] == 64 * MIB
 
 
 def test_free_space_is_limited_by_cgroup_v1(tmp_path: Path, root: Path) -> None:
@@ -101,7 +101,7 @@ def test_free_space_is_limited_by_cgroup_v1(tmp_path: Path, root: Path) -> None:
         write(group / "memory.limit_in_bytes", limit)
         write(group / "memory.usage_in_bytes", str(24 * MIB))
         write(group / "memory.stat", f"total_inactive_file {10 * MIB}\ninactive_file 1")
-    sizes = found(tmp_path, root)
+    sizes = sizes_of(tmp_path, root)
     assert sizes["the memory limit of control group x"] == 50 * MIB
     assert len(sizes) == 3
 
@@ -117,7 +117,7 @@ def test_free_huge_pages_are_the_reserved_ones(tmp_path: Path, root: Path) -> No
     info.write_text(info.read_text().replace("- tmpfs", "- hugetlbfs"))
     page = os.statvfs(tmp_path).f_bsize
     write(root / f"sys/kernel/mm/hugepages/hugepages-{page >> 10}kB/free_hugepages", "30")
-    assert found(tmp_path, root) == {"the number of free huge pages": 30 * page}
+    assert sizes_of(tmp_path, root) == {"the number of free huge pages": 30 * page}
 
 
 def test_too_little_room_is_refused_with_figures(tmp_path: Path, root: Path) -> None:
@@ -135,7 +135,7 @@ def test_missing_kernel_files_are_ignored(tmp_path: Path, root: Path, text: str)
     write(root / "sys/fs/cgroup/a/memory.max", str(300 * MIB))
     write(root / "sys/fs/cgroup/a/memory.current", str(200 * MIB))
     write(root / "sys/fs/cgroup/a/memory.stat", "inactive_file\nactive_file many")
-    assert set(found(tmp_path, root)) <= {
+    assert set(sizes_of(tmp_path, root)) <= {
         "the filesystem",
         "the memory limit of control group a",
     }
@@ -151,17 +151,17 @@ def digest(path: Path) -> str:
 @pytest.fixture
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A real filesystem of 64 MiB in memory, as containers have for /dev/shm."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "beluga-test", str(place)]
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "beluga-test", str(folder)]
     try:
         mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         mounted = False
     if not mounted:
         pytest.skip("this user cannot mount a tmpfs")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)  # noqa: S607
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)  # noqa: S607
 
 
 def test_files_are_allocated_and_progress_is_reported(two: list[Path]) -> None:

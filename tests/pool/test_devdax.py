@@ -57,7 +57,7 @@ def test_unknown_node_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "word"),
+    ("slice_of", "word"),
     [
         ("254MiB+4MiB", "beyond"),
         ("1MiB+4MiB", "offset 0x100000 is not a multiple of 2 MiB"),
@@ -66,9 +66,9 @@ def test_unknown_node_is_none(tmp_path: Path) -> None:
         ("2MiB+2MiB", "at least 4 MiB"),
     ],
 )
-def test_slice_that_would_be_rounded_is_refused(tmp_path: Path, place: str, word: str) -> None:
+def test_slice_that_would_be_rounded_is_refused(tmp_path: Path, slice_of: str, word: str) -> None:
     with refused(DeviceSpecError, word):
-        look(fake_devdax(tmp_path, NODE), f"{NODE}@{place}")
+        look(fake_devdax(tmp_path, NODE), f"{NODE}@{slice_of}")
 
 
 @pytest.mark.parametrize(

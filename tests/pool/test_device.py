@@ -62,7 +62,7 @@ def test_slice_beyond_the_end_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "same"),
     [
         ("", "", True),
         ("@0+4MiB", "", True),
@@ -70,13 +70,13 @@ def test_slice_beyond_the_end_of_a_file_is_refused(tmp_path: Path) -> None:
         ("@4MiB+4MiB", "@0+4MiB", False),
     ],
 )
-def test_overlap_is_refused(tmp_path: Path, one: str, other: str, same: bool) -> None:
+def test_overlap_is_refused(tmp_path: Path, first: str, second: str, same: bool) -> None:
     (tmp_path / "file").touch()
     os.truncate(tmp_path / "file", 16 * MIB)
     (tmp_path / "link").symlink_to(tmp_path / "file")
     devices = [
-        examine(DeviceSpec.parse(f"{tmp_path}/file{one}")),
-        examine(DeviceSpec.parse(f"{tmp_path}/link{other}")),
+        examine(DeviceSpec.parse(f"{tmp_path}/file{first}")),
+        examine(DeviceSpec.parse(f"{tmp_path}/link{second}")),
     ]
     if same:
         with refused(DeviceMismatchError, "same memory"):

@@ -86,9 +86,9 @@ def test_other_format_hash_is_refused() -> None:
 
 
 @given(st.integers(12, SUPERBLOCK_SIZE - 1), st.integers(1, 255))
-def test_any_changed_byte_is_detected(place: int, change: int) -> None:
+def test_any_changed_byte_is_detected(offset: int, change: int) -> None:
     raw = bytearray(GOOD.raw)
-    raw[place] ^= change
+    raw[offset] ^= change
     with refused(SuperblockDamagedError, "--force"):
         validate(DEVICE, bytes(raw))
 
@@ -190,8 +190,8 @@ def test_regions_follow_each_other_and_fill_the_pool(
         2 * g.stripe_count * 64,
     ]
     for start, size, following in zip(starts, sizes, starts[1:], strict=False):
-        rest = following - (start + size)
-        assert 0 <= rest < (STRIPE + 128 if following == g.data_offset else PAGE)
+        unused = following - (start + size)
+        assert 0 <= unused < (STRIPE + 128 if following == g.data_offset else PAGE)
     lane_size = PAGE + 3 * g.slot_count * 128 + 3 * g.bulk_size
     assert 0 <= g.lane_stride - lane_size < PAGE
     assert g.data_offset % STRIPE == 0
@@ -204,8 +204,8 @@ def test_no_stripe_is_reserved_for_metadata_needlessly(stripes: int, wish: NewPo
         g = geometry(1, stripes * STRIPE, wish)
     except NoRoomError:
         return
-    with_one_more = g.extent_offset + 2 * (g.stripe_count + 1) * 64
-    assert with_one_more > g.data_offset - STRIPE
+    end_with_more = g.extent_offset + 2 * (g.stripe_count + 1) * 64
+    assert end_with_more > g.data_offset - STRIPE
 
 
 @pytest.mark.parametrize("size", [256 * MIB, 300 * MIB, 510 * MIB, 512 * MIB, 1 << 30, 4 << 30])

@@ -104,14 +104,14 @@ def test_a_forked_child_maps_a_pool_again(shm: Path) -> None:
     with Pool.open([path]) as pool:
         child = os.fork()
         if child == 0:
-            found = 1
+            wrong = 1
             try:
                 with Pool.open([path]) as _:
-                    found = int(mapping_count(path) != 1)
-                found += int(mapping_count(path) != 0)
+                    wrong = int(mapping_count(path) != 1)
+                wrong += int(mapping_count(path) != 0)
                 pool.close()
             finally:
-                os._exit(found)
+                os._exit(wrong)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert mapping_count(path) == 1
 
@@ -125,6 +125,6 @@ def test_threads_that_open_and_close_leave_nothing_mapped(shm: Path) -> None:
             return bytes(ffi.buffer(lib.bl_pool_address(handle, 0), 64))
 
     with ThreadPoolExecutor(8) as threads:
-        found = set(threads.map(use, range(400)))
-    assert len(found) == 1
+        superblocks = set(threads.map(use, range(400)))
+    assert len(superblocks) == 1
     assert mapping_count(path) == 0

@@ -22,8 +22,8 @@ from beluga.errors import DeviceMismatchError, NoRoomError, PoolError
 from beluga.pool import Pool
 from beluga.pool.layout import Geometry, Layout, NewPoolSettings
 
-HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "csrc"
+FOLDER = Path(__file__).parent
+CSRC = FOLDER.parents[1] / "csrc"
 MIB = 1 << 20
 STRIPE = 2 * MIB
 SIZE = 16 * MIB
@@ -35,16 +35,16 @@ class Placement:
 
     geometry: Geometry
 
-    def places(self) -> list[tuple[int, int]]:
+    def stripes(self) -> list[tuple[int, int]]:
         """Return the device and the stripe in it of each stripe of the linear range."""
         g = self.geometry
         meta = g.data_offset // STRIPE if g.metadata_device else 0
-        found = [(0, 1 + number) for number in range(meta)]
+        metadata = [(0, 1 + number) for number in range(meta)]
         devices = range(1 if g.metadata_device else 0, g.device_count)
         rows = range(1, g.device_size // STRIPE)
         if g.interleaved:
-            return found + [(device, row) for row in rows for device in devices]
-        return found + [(device, row) for device in devices for row in rows]
+            return metadata + [(device, row) for row in rows for device in devices]
+        return metadata + [(device, row) for device in devices for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The functions of ``placed.c``."""
     library = tmp_path_factory.mktemp("placed") / "placed.so"
     flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-DBL_FORMAT_HASH=0ull", f"-I{CSRC}"]
-    command = ["gcc", *flags, str(HERE / "placed.c"), "-o", str(library)]
+    command = ["gcc", *flags, str(FOLDER / "placed.c"), "-o", str(library)]
     subprocess.run(command, check=True)
-    found = ctypes.CDLL(str(library))
-    found.offset_of.restype = found.size_of.restype = ctypes.c_uint64
-    return found
+    functions = ctypes.CDLL(str(library))
+    functions.offset_of.restype = functions.size_of.restype = ctypes.c_uint64
+    return functions
 
 
 def geometry(
@@ -96,11 +96,11 @@ def test_every_byte_has_one_place_and_comes_back(
         assert not wish["metadata"]
         return
     c = raw(layout)
-    places = Placement(layout).places()
-    assert len(places) == layout.size // STRIPE
-    assert len(set(places)) == len(places)
+    expected_at = Placement(layout).stripes()
+    assert len(expected_at) == layout.size // STRIPE
+    assert len(set(expected_at)) == len(expected_at)
     device, at = ctypes.c_uint64(), ctypes.c_uint64()
-    for stripe, expected in enumerate(places):
+    for stripe, expected in enumerate(expected_at):
         inside = stripe * 4160 % STRIPE
         offset = ctypes.c_uint64(stripe * STRIPE + inside)
         arithmetic.place(c, offset, ctypes.byref(device), ctypes.byref(at))
@@ -109,12 +109,12 @@ def test_every_byte_has_one_place_and_comes_back(
     sizes = [arithmetic.size_of(c, ctypes.c_uint64(i)) for i in range(layout.device_count)]
     assert sizes == [layout.device_size_of(i) for i in range(layout.device_count)]
     last = dict.fromkeys(range(layout.device_count), 0)
-    for number, row in places:
+    for number, row in expected_at:
         last[number] = max(last[number], row)
     assert sizes == [(1 + row) * STRIPE for row in last.values()]
     data = np.arange(layout.data_offset, layout.size, STRIPE, dtype=np.int64) + 64
     assert layout.devices_of(data).tolist() == [
-        device for device, _ in places[layout.data_offset // STRIPE :]
+        device for device, _ in expected_at[layout.data_offset // STRIPE :]
     ]
 
 
@@ -174,7 +174,7 @@ def test_devices_are_named_in_any_order(files: tuple[Path, list[Path]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "data", "one"),
+    ("metadata", "data", "one_host"),
     [
         ("hardware", "software", False),
         ("hardware", "hardware", True),
@@ -184,10 +184,10 @@ def test_devices_are_named_in_any_order(files: tuple[Path, list[Path]]) -> None:
     ],
 )
 def test_a_pool_is_for_one_host_if_a_data_device_is(
-    files: tuple[Path, list[Path]], metadata: str, data: str | list[str], one: bool
+    files: tuple[Path, list[Path]], metadata: str, data: str | list[str], one_host: bool
 ) -> None:
     with made(files, metadata_coherence=metadata, coherence=data) as pool:
-        assert pool.one_host is one
+        assert pool.one_host is one_host
 
 
 def test_the_default_coherence_is_that_of_the_kind(
@@ -202,7 +202,7 @@ def test_the_default_coherence_is_that_of_the_kind(
     devices = [
         Layout(1, SIZE, declared, metadata_device=True).superblock(i, "devdax") for i in (0, 1)
     ]
-    assert [one.coherence for one in devices] == ["hardware", "software"]
+    assert [device.coherence for device in devices] == ["hardware", "software"]
 
 
 def test_missing_metadata_device_is_named(files: tuple[Path, list[Path]]) -> None:

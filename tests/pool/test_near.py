@@ -30,18 +30,18 @@ def test_local_cpus_are_those_of_all_specified_nodes(tmp_path: Path) -> None:
 
 def test_run_near_pins_only_the_calling_thread(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
-    one = min(before)
-    make_node(tmp_path, 0, str(one))
+    cpu = min(before)
+    make_node(tmp_path, 0, str(cpu))
     seen: list[set[int]] = []
 
     def work() -> None:
-        assert run_near({0}, root=tmp_path) == {one}
+        assert run_near({0}, root=tmp_path) == {cpu}
         seen.append(os.sched_getaffinity(0))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [{one}]
+    assert seen == [{cpu}]
     assert os.sched_getaffinity(0) == before
 
 

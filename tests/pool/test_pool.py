@@ -147,16 +147,18 @@ def test_a_larger_file_is_used_up_to_the_device_size(pool: list[Path]) -> None:
 STRIPE = 2 * MIB
 
 
-def place(offset: int, device_count: int, device_size: int, interleaved: bool) -> tuple[int, int]:
+def position(
+    offset: int, device_count: int, device_size: int, interleaved: bool
+) -> tuple[int, int]:
     """Return the place of an offset: (device, offset in the device). This models
     format/interleave.h.
     """
-    stripe, rest = divmod(offset, STRIPE)
+    stripe, inside = divmod(offset, STRIPE)
     if interleaved:
         row, device = divmod(stripe, device_count)
     else:
         device, row = divmod(stripe, device_size // STRIPE - 1)
-    return device, (1 + row) * STRIPE + rest
+    return device, (1 + row) * STRIPE + inside
 
 
 def write(pool: Pool, offset: int, data: bytes) -> None:
@@ -201,7 +203,7 @@ def test_every_stripe_is_at_the_models_offset(
             write(pool, offset, (offset + 1).to_bytes(8, "little"))
     files = [path.open("rb") for path in paths]
     for offset in offsets:
-        device, at = place(offset, device_count, 4 * SIZE, interleave)
+        device, at = position(offset, device_count, 4 * SIZE, interleave)
         assert os.pread(files[device].fileno(), 8, at) == (offset + 1).to_bytes(8, "little")
     for file in files:
         file.close()
@@ -217,14 +219,14 @@ def test_addresses_match_the_model(shm: Path, device_count: int, interleave: boo
 
         first = [0] * device_count
         for offset in range(0, pool.geometry.size, STRIPE):
-            device, at = place(offset, device_count, 1 << 30, interleave)
+            device, at = position(offset, device_count, 1 << 30, interleave)
             if at == STRIPE:
                 first[device] = address(offset) - at
 
         @settings(max_examples=fewer(200))
         @given(st.integers(0, pool.geometry.size - 1))
         def compare(offset: int) -> None:
-            device, at = place(offset, device_count, 1 << 30, interleave)
+            device, at = position(offset, device_count, 1 << 30, interleave)
             assert address(offset) == first[device] + at
 
         compare()
@@ -234,8 +236,8 @@ def test_addresses_match_the_model(shm: Path, device_count: int, interleave: boo
 def test_slices_of_one_file_are_pools_of_their_own(shm: Path) -> None:
     file = shm / "file"
     file.write_bytes(b"\xaa" * 2 * MIB + bytes(20 * MIB) + b"\xbb" * 2 * MIB)
-    one, other = f"{file}@2MiB+8MiB", f"{file}@10MiB+8MiB"
-    with Pool.create([one]) as first, Pool.create([other]) as second:
+    low, high = f"{file}@2MiB+8MiB", f"{file}@10MiB+8MiB"
+    with Pool.create([low]) as first, Pool.create([high]) as second:
         for pool, byte in ((first, b"\x11"), (second, b"\x22")):
             for offset in range(0, pool.geometry.size, STRIPE):
                 write(pool, offset, byte * STRIPE)
@@ -260,13 +262,13 @@ def test_each_device_may_have_its_own_coherence(two: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "found"),
+    ("named", "recorded"),
     [(None, "hardware"), ("hardware", "hardware"), ("software", "software")],
 )
-def test_coherence_is_recorded(two: list[Path], named: str | None, found: str) -> None:
+def test_coherence_is_recorded(two: list[Path], named: str | None, recorded: str) -> None:
     Pool.create(two, device_size=SIZE, sparse=True, coherence=named).close()
     with Pool.open(two) as pool:
-        assert {device.coherence for device in pool.devices} == {found}
+        assert {device.coherence for device in pool.devices} == {recorded}
 
 
 def test_concatenation_is_recorded(two: list[Path]) -> None:

@@ -213,10 +213,10 @@ def test_every_byte_of_every_file_is_filled_once(
 def test_tables_grow_with_the_pool(
     size: int, lanes: int, slots: int, bulk: int, blocks: int
 ) -> None:
-    found = Layout(1, size, NewPoolSettings()).superblock(0, "file").geometry
-    assert (found.lane_count, found.slot_count, found.bulk_size) == (lanes, slots, bulk)
-    assert found.block_count_max == blocks
-    assert found == Layout(1, size, NewPoolSettings()).superblock(0, "devdax").geometry
+    geometry = Layout(1, size, NewPoolSettings()).superblock(0, "file").geometry
+    assert (geometry.lane_count, geometry.slot_count, geometry.bulk_size) == (lanes, slots, bulk)
+    assert geometry.block_count_max == blocks
+    assert geometry == Layout(1, size, NewPoolSettings()).superblock(0, "devdax").geometry
 
 
 @pytest.mark.parametrize("size", [6 * MIB, 16 * MIB, 64 * MIB, 126 * MIB])

@@ -48,10 +48,10 @@ def test_slices_of_one_file_have_directories_of_their_own(tmp_path: Path) -> Non
     (tmp_path / "file").write_bytes(b"")
     os.truncate(tmp_path / "file", 16 * MIB)
     with (
-        Pool.create(slices[:1], sparse=True) as one,
+        Pool.create(slices[:1], sparse=True) as first,
         Pool.create(slices[1:], sparse=True) as other,
     ):
-        assert one.runtime_dir != other.runtime_dir
+        assert first.runtime_dir != other.runtime_dir
 
 
 def test_directory_is_shared_with_the_group_of_the_file(pool: list[Path]) -> None:
@@ -59,9 +59,9 @@ def test_directory_is_shared_with_the_group_of_the_file(pool: list[Path]) -> Non
     os.chown(pool[0], -1, group)
     pool[0].chmod(0o660)
     with Pool.open(pool) as opened:
-        found = opened.runtime_dir.stat()
-    assert found.st_gid == group
-    assert found.st_mode & 0o7777 == 0o2770
+        stat = opened.runtime_dir.stat()
+    assert stat.st_gid == group
+    assert stat.st_mode & 0o7777 == 0o2770
 
 
 def test_another_object_at_the_path_is_rejected(pool: list[Path]) -> None:
@@ -73,9 +73,9 @@ def test_another_object_at_the_path_is_rejected(pool: list[Path]) -> None:
 def test_directory_of_another_user_is_refused(pool: list[Path]) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of another user")
-    place = pool[0].with_name("pool.0.run")
-    place.mkdir()
-    os.chown(place, 12345, -1)
+    folder = pool[0].with_name("pool.0.run")
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
     with Pool.open(pool) as opened, refused(DevicePermissionError, "another user"):
         _ = opened.runtime_dir
 
@@ -88,7 +88,7 @@ def test_devdax_pools_have_a_directory_named_by_their_id(
     path = make_runtime_dir(device, "ab12")
     assert path == runtime_path(device, "ab12") == tmp_path / "run/ab12"
     assert path.is_dir()
-    assert [one.stat().st_mode & 0o7777 for one in (path.parent, path)] == [0o700, 0o700]
+    assert [each.stat().st_mode & 0o7777 for each in (path.parent, path)] == [0o700, 0o700]
     assert make_runtime_dir(device, "ab12") == path
 
 

@@ -83,9 +83,9 @@ def test_a_healthy_pool_has_no_findings(paths: list[Path]) -> None:
 @pytest.mark.parametrize(("kind", "plant"), PLANTS, ids=[kind for kind, _ in PLANTS])
 def test_damage_is_found(paths: list[Path], kind: str, plant: Callable[[Path], None]) -> None:
     plant(paths[1])
-    found = survey(paths)
-    assert found[0].startswith(f"{kind} {paths[1]}: ")
-    assert [text.split()[0] for text in found[1:]] in ([], ["device-missing"])
+    findings = survey(paths)
+    assert findings[0].startswith(f"{kind} {paths[1]}: ")
+    assert [text.split()[0] for text in findings[1:]] in ([], ["device-missing"])
 
 
 def test_another_geometry_is_found(paths: list[Path], tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_another_geometry_is_found(paths: list[Path], tmp_path: Path) -> None:
         identity = ffi.new("bl_superblock *")
         ffi.memmove(identity, file.read(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)
     forge(other, lambda raw: setattr(raw, "pool_id", bytes(identity.pool_id)))
-    found = survey([paths[1], other, paths[2]])
-    assert found[0].startswith(f"superblock-disagrees {other}: ")
+    findings = survey([paths[1], other, paths[2]])
+    assert findings[0].startswith(f"superblock-disagrees {other}: ")
 
 
 def test_a_missing_device_is_found(paths: list[Path]) -> None:

@@ -18,8 +18,8 @@ from beluga.pool import Pool
 @pytest.fixture(params=["hardware", "software"])
 def coherence(request: pytest.FixtureRequest) -> str | list[str]:
     """The coherence of all devices, or of each."""
-    found: str | list[str] = request.param
-    return found
+    devices: str | list[str] = request.param
+    return devices
 
 
 @pytest.fixture

@@ -347,9 +347,9 @@ def test_an_interpreter_may_exit_while_it_serves(pool: Pool, paths: list[Path]) 
 
 @pytest.mark.parametrize("name", ["grants", "pins", "bytes", "calls_per_s"])
 def test_a_quota_has_as_many_bits_as_its_field(name: str) -> None:
-    most = (1 << (64 if name == "bytes" else 32)) - 1
-    assert getattr(Quota(**{name: most}), name) == most
+    limit = (1 << (64 if name == "bytes" else 32)) - 1
+    assert getattr(Quota(**{name: limit}), name) == limit
     assert getattr(Quota(), name) == 0
-    for wrong in (most + 1, -1):
+    for wrong in (limit + 1, -1):
         with pytest.raises(ValueError, match=f"{name} is .* must be from 0 to"):
             Quota(**{name: wrong})

@@ -72,12 +72,12 @@ def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
 
 
 def test_calls_are_filtered_by_time_method_and_session(pool: Pool) -> None:
-    with IndexServer(pool) as server, Client(pool) as one, Client(pool) as other:
+    with IndexServer(pool) as server, Client(pool) as first, Client(pool) as other:
         server.handle(METHOD_USER, lambda request: time.sleep(0.02) or request)
         for _ in range(3):
-            one.ping()
+            first.ping()
         other.ping()
-        one.call(METHOD_USER, b"slow")
+        first.call(METHOD_USER, b"slow")
         trace, nonce = read(pool), f"{other.stat().nonce:016x}"
         lane = other.stat().lane
     assert [call.method for call in trace.calls(slow_s=0.015)] == ["64"]

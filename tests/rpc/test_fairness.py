@@ -84,10 +84,12 @@ def crowd(pool: Pool) -> Iterator[Crowd]:
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short calls", "calls of 256 keys"])
-@pytest.mark.parametrize("place", range(AGGRESSORS + 1))
-def test_a_victim_waits_for_one_quantum_of_each_other(crowd: Crowd, place: int, long: bool) -> None:
+@pytest.mark.parametrize("position", range(AGGRESSORS + 1))
+def test_a_victim_waits_for_one_quantum_of_each_other(
+    crowd: Crowd, position: int, long: bool
+) -> None:
     holder, *others = crowd.clients
-    victim = others.pop(place)  # before, between and after the others in the server's order
+    victim = others.pop(position)  # before, between and after the others in the server's order
     lanes = [Lane(client) for client in others]
     data = long_call()
     with crowd.held(holder) as before:

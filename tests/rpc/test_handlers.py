@@ -144,9 +144,9 @@ def on_thread(client: Client, word: str, answers: list[object]) -> threading.Thr
     ids=repr,
 )
 def test_a_value_is_returned_unchanged(client: Client, value: object) -> None:
-    found = client.call("echo", value)
-    assert found == value
-    assert type(found) is type(value) or isinstance(value, np.generic)
+    result = client.call("echo", value)
+    assert result == value
+    assert type(result) is type(value) or isinstance(value, np.generic)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +163,15 @@ def test_a_value_is_returned_unchanged(client: Client, value: object) -> None:
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
 def test_an_array_is_returned_unchanged(client: Client, array: NDArray[np.generic]) -> None:
-    found = client.call("echo", array, returns=np.ndarray)
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    np.testing.assert_array_equal(found, array)
-    found += found.dtype.type(1)  # the array belongs to the caller
+    result = client.call("echo", array, returns=np.ndarray)
+    assert (result.dtype, result.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(result, array)
+    result += result.dtype.type(1)  # the array belongs to the caller
 
 
 def test_nan_is_returned_unchanged(client: Client) -> None:
-    found = client.call("echo", float("nan"), returns=float)
-    assert math.isnan(found)
+    result = client.call("echo", float("nan"), returns=float)
+    assert math.isnan(result)
 
 
 def test_a_dataclass_is_rebuilt_on_both_sides(client: Client) -> None:
@@ -263,14 +263,14 @@ def test_space_of_an_incomplete_message_is_reused(
     monkeypatch.setattr(parts, "_HELD_MAX", 3 * BULK)
     begun = parts._HEAD.pack(parts.SEND, 1, 0, 5 * BULK) + bytes(ROOM)
     clients = [Client(pool) for _ in range(2)]
-    for one in clients:
-        one.call(FUNCTION, begun)
+    for sender in clients:
+        sender.call(FUNCTION, begun)
     with pytest.raises(QuotaError):
         client.call("length", bytes(3 * BULK))
     monkeypatch.setattr(parts, "_IDLE_S", -1.0)
     assert client.call("length", bytes(2 * BULK)) == 2 * BULK
-    for one in clients:
-        one.close()
+    for sender in clients:
+        sender.close()
 
 
 def test_a_part_without_its_predecessors_is_resent(client: Client) -> None:
@@ -317,16 +317,16 @@ def test_calls_wait_for_a_free_thread_in_their_order(pool: Pool) -> None:
         server.register(Handlers(held.hold))
         clients = [Client(pool) for _ in range(3)]
         threads = []
-        for number, one in enumerate(clients):
-            threads.append(on_thread(one, str(number), answers))
+        for number, caller in enumerate(clients):
+            threads.append(on_thread(caller, str(number), answers))
             if number == 0:
                 assert held.entered.acquire(timeout=60)
         held.go.set()
         for thread in threads:
             thread.join()
         assert sorted(map(str, answers)) == ["0", "1", "2"]
-        for one in clients:
-            one.close()
+        for caller in clients:
+            caller.close()
 
 
 def test_the_reply_to_a_detached_caller_is_dropped(pool: Pool) -> None:
@@ -420,8 +420,8 @@ def test_requests_wait_for_an_earlier_one_on_a_thread(client: Client) -> None:
     pump.size, pump.depth, pump.method = size, 8, FUNCTION
     with client.lock:
         assert lib.bl_session_pump(client.session, pump, 20 * 10**9) == 0
-    found = bytes(ffi.buffer(replies))
-    numbers = [parts._HEAD.unpack_from(found, at * size)[1] for at in range(count)]
+    content = bytes(ffi.buffer(replies))
+    numbers = [parts._HEAD.unpack_from(content, at * size)[1] for at in range(count)]
     assert numbers == list(range(count))
 
 
@@ -452,14 +452,14 @@ def test_the_trace_has_the_duration_of_a_handler(pool: Pool) -> None:
 
 
 def test_handlers_are_described(client: Client) -> None:
-    found = {one.name: one for one in client.handlers()}
+    described = {handler.name: handler for handler in client.handlers()}
     names = ["echo", "twice", "scale", "total", "pair", "fails", "length", "filled"]
-    assert list(found) == sorted(names)
-    assert str(found["scale"]) == (
+    assert list(described) == sorted(names)
+    assert str(described["scale"]) == (
         "scale(values: numpy.ndarray[float32], by: float = ...) -> numpy.ndarray[float32]"
     )
-    assert found["scale"].help == "Multiply. More text."
-    assert str(found["pair"]) == "pair(a: int, b: tuple[str, ...] = ...) -> tuple[int, str]"
+    assert described["scale"].help == "Multiply. More text."
+    assert str(described["pair"]) == "pair(a: int, b: tuple[str, ...] = ...) -> tuple[int, str]"
 
 
 def test_an_error_shows_how_to_start_a_server_with_handlers(pool: Pool) -> None:
@@ -591,10 +591,10 @@ def test_a_message_is_decoded_as_it_was_encoded(
     fields = unpack(pack({"value": [value], "arrays": {"a": array, "b": other.T}}))
     assert fields["value"] == [value]
     assert isinstance(fields["arrays"], dict)
-    for sent, found in zip((array, other.T), fields["arrays"].values(), strict=True):
-        assert (found.dtype, found.shape) == (sent.dtype, sent.shape)
-        assert found.tobytes() == sent.tobytes()
-        assert found.flags.aligned
+    for sent, read in zip((array, other.T), fields["arrays"].values(), strict=True):
+        assert (read.dtype, read.shape) == (sent.dtype, sent.shape)
+        assert read.tobytes() == sent.tobytes()
+        assert read.flags.aligned
 
 
 @settings(max_examples=fewer(300), deadline=None)

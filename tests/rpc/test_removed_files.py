@@ -49,20 +49,24 @@ def replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("remove", [Path.unlink, replaced], ids=["removed", "replaced"])
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("number", [0, 1])
 def test_an_embedded_server_ends_once_a_file_is_removed(
-    paths: list[Path], remove: Callable[[Path], object], place: int
+    paths: list[Path], remove: Callable[[Path], object], number: int
 ) -> None:
-    with Pool.open(paths) as pool, IndexServer(pool) as server, KVCache(pool, namespace="a") as one:
-        assert one.put([KEY], [b"x" * 1000]).stored == 1
-        remove(paths[place])
+    with (
+        Pool.open(paths) as pool,
+        IndexServer(pool) as server,
+        KVCache(pool, namespace="a") as cache,
+    ):
+        assert cache.put([KEY], [b"x" * 1000]).stored == 1
+        remove(paths[number])
         assert eventually(lambda: server.failure is not None)
         assert isinstance(server.failure, DeviceMissingError)
-        assert str(paths[place]) in str(server.failure)
+        assert str(paths[number]) in str(server.failure)
 
         def nobody_serves() -> bool:
             try:
-                one.lookup([KEY])
+                cache.lookup([KEY])
             except NoServerError:
                 return True
             return False  # the failure is set before the loop has ended
@@ -91,14 +95,18 @@ def test_a_server_continues_if_files_are_renamed_or_proc_is_hidden(
         looked.release()
 
     monkeypatch.setattr(Pool, "refuse_removed", counted)
-    with Pool.open(paths) as pool, IndexServer(pool) as server, KVCache(pool, namespace="a") as one:
+    with (
+        Pool.open(paths) as pool,
+        IndexServer(pool) as server,
+        KVCache(pool, namespace="a") as cache,
+    ):
         renamed = paths[0].rename(paths[0].with_name("c"))
         assert all(looked.acquire(timeout=60) for _ in range(3))
         monkeypatch.setattr(beluga.pool.runtime, "_MAPS", Path("/proc/self/hidden"))
         renamed.unlink()
         assert all(looked.acquire(timeout=60) for _ in range(3))
         assert server.failure is None
-        assert one.put([KEY], [b"x" * 1000]).stored == 1
+        assert cache.put([KEY], [b"x" * 1000]).stored == 1
 
 
 def test_the_check_of_the_files_ends_with_the_server(paths: list[Path]) -> None:
@@ -106,14 +114,16 @@ def test_the_check_of_the_files_ends_with_the_server(paths: list[Path]) -> None:
         with IndexServer(pool) as server:
             pass
         paths[0].unlink()
-        assert eventually(lambda: "beluga-files" not in {one.name for one in threading.enumerate()})
+        assert eventually(
+            lambda: "beluga-files" not in {thread.name for thread in threading.enumerate()}
+        )
         assert server.failure is None
 
 
 def doctor(run: Run) -> str:
     shown = run("doctor", "--json")
     findings = json.loads(shown.stdout)
-    return str(next(one["text"] for one in findings if one["name"] == "stale-pools"))
+    return str(next(finding["text"] for finding in findings if finding["name"] == "stale-pools"))
 
 
 def test_doctor_names_an_embedded_server_until_its_pool_is_closed(

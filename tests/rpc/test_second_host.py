@@ -47,9 +47,9 @@ def test_a_client_under_another_host_number_is_refused(pool: Pool) -> None:
 
 @pytest.mark.parametrize("coherence", ["software"], indirect=True)
 def test_a_pool_with_software_coherence_may_have_many_hosts(pool: Pool) -> None:
-    with Server(pool, host=2), Client(pool, host=1) as one, Client(pool, host=2) as other:
-        one.ping()
-        other.ping()
+    with Server(pool, host=2), Client(pool, host=1) as first, Client(pool, host=2) as second:
+        first.ping()
+        second.ping()
         assert OtherMachine(pool, host=5, boot_id=(1, 2)).attach(nonce=78) == 0
 
 

@@ -156,7 +156,7 @@ def test_an_interrupted_start_leaves_no_thread_in_a_closing_pool(shm: Path) -> N
         time.sleep(0.001)
 
 
-BESIDE = """
+CONCURRENT = """
 import sys, threading
 import beluga.rpc.server
 from beluga import Client, IndexServer, Pool
@@ -190,7 +190,7 @@ print("alive")
 
 def test_calls_during_a_stop_or_close_get_no_server_or_a_valid_one(shm: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", BESIDE, str(shm / "a")],
+        [sys.executable, "-X", "faulthandler", "-c", CONCURRENT, str(shm / "a")],
         capture_output=True,
         text=True,
         timeout=120 * PATIENCE,

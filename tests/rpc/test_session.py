@@ -118,11 +118,11 @@ def test_threads_may_share_a_client(pool: Pool, server: Server) -> None:
 
 def test_processes_call_concurrently(pool: Pool, server: Server, paths: list[Path]) -> None:
     calls = fewer(2000)
-    with Process(roles.call, paths) as one, Process(roles.call, paths) as two:
-        for process in (one, two):
+    with Process(roles.call, paths) as first, Process(roles.call, paths) as second:
+        for process in (first, second):
             process.send(f"call {calls}")
-        assert one.receive() == two.receive() == str(calls)
-        assert one.end() == two.end() == 0
+        assert first.receive() == second.receive() == str(calls)
+        assert first.end() == second.end() == 0
     assert eventually(lambda: server.stat().live_count == 0)
 
 

@@ -204,9 +204,9 @@ def test_a_session_of_this_boot_without_a_lock_file_is_not_one_of_an_earlier_boo
         with Client(pool) as client:
             offset = session_offset(pool, client.stat().lane, epoch=1)
             line = ffi.from_buffer("bl_session_line *", read(pool, offset))
-            here = (line.boot_id[0], line.boot_id[1])
+            own_boot = (line.boot_id[0], line.boot_id[1])
         for nonce in (NONCE, NONCE + 1):
-            assert OtherMachine(pool, host=0, boot_id=here).attach(nonce) == 0
+            assert OtherMachine(pool, host=0, boot_id=own_boot).attach(nonce) == 0
         first.stop()
     rewrite(pool, "bl_session_line", session_offset(pool, 1, epoch=1), 1, boot_id=OTHER)
     with Server(pool) as second:

@@ -54,7 +54,7 @@ class Browser:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
 
-        def place() -> None:  # in the child
+        def place_pipes() -> None:  # in the child
             low = os.dup(read), os.dup(write)
             os.dup2(low[0], 3)
             os.dup2(low[1], 4)
@@ -64,7 +64,7 @@ class Browser:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=place,  # noqa: PLW1509  there are no threads yet
+            preexec_fn=place_pipes,  # noqa: PLW1509  there are no threads yet
             pass_fds=(3, 4),
             start_new_session=True,
         )
@@ -99,14 +99,14 @@ class Browser:
 
     def go(self, url: str) -> None:
         """Open a page."""
-        found = self._call("Page.navigate", url=url)
-        assert not found.get("errorText"), found
+        reply = self._call("Page.navigate", url=url)
+        assert not reply.get("errorText"), reply
 
     def run(self, script: str) -> Any:
         """Return the value of an expression of the page."""
-        found = self._evaluate(script)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = self._evaluate(script)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def _evaluate(self, script: str) -> dict[str, Any]:
         return self._call("Runtime.evaluate", expression=script, returnByValue=True)
@@ -128,8 +128,8 @@ class Browser:
 
     def picture(self) -> bytes:
         """Return what the window shows as a PNG."""
-        found = self._call("Page.captureScreenshot", format="png")
-        return base64.b64decode(found["data"])
+        reply = self._call("Page.captureScreenshot", format="png")
+        return base64.b64decode(reply["data"])
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

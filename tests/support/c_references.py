@@ -90,8 +90,8 @@ def compiled(tree: Tree, folder: Path, whole: str = "beluga.c", more: str = "") 
 
 
 def _output(*command: str) -> list[str]:
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    return found.stdout.splitlines()
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    return ended.stdout.splitlines()
 
 
 class _Symbols:
@@ -100,45 +100,45 @@ class _Symbols:
     def __init__(self, target: Path) -> None:
         section = re.compile(r"\s*\[\s*(\d+)\]\s+(\S+)")
         listed = map(section.match, _output("readelf", "-SW", str(target)))
-        sections = {found[1]: found[2] for found in listed if found}
+        sections = {match[1]: match[2] for match in listed if match}
         self.names: set[str] = set()
         self.shared: set[str] = set()
-        self._places: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._by_section: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for line in _output("readelf", "-sW", str(target)):
             match line.split():
                 case [_, value, _, "FUNC" | "OBJECT", binding, _, index, name] if index.isdigit():
                     self.names.add(name)
-                    self._places[sections[index]].append((int(value, 16), name))
+                    self._by_section[sections[index]].append((int(value, 16), name))
                     if binding == "GLOBAL":
                         self.shared.add(name)
-        for places in self._places.values():
-            places.sort()
+        for symbols in self._by_section.values():
+            symbols.sort()
 
     def at(self, section: str, offset: int) -> str | None:
         """Return the name at this address."""
-        places = self._places.get(section, [])
-        number = bisect.bisect_right(places, (offset, "\x7f"))
-        return places[number - 1][1] if number else None
+        symbols = self._by_section.get(section, [])
+        number = bisect.bisect_right(symbols, (offset, "\x7f"))
+        return symbols[number - 1][1] if number else None
 
 
 def _read(target: Path, tree: Tree) -> References:
     symbols = _Symbols(target)
-    found = References(shared=symbols.shared)
+    references = References(shared=symbols.shared)
     for line in _output("nm", "-l", str(target)):
-        name, tab, place = line.partition("\t")
-        home = tree.name_of(Path(place.rpartition(":")[0]))
+        name, tab, location = line.partition("\t")
+        home = tree.name_of(Path(location.rpartition(":")[0]))
         if tab and home:
-            found.home[name.split()[-1]] = home
+            references.home[name.split()[-1]] = home
     section = ""
     for line in _output("readelf", "-rW", str(target)):
         if heading := re.match(r"Relocation section '\.rela([^']+)'", line):
             section = heading[1]
         elif not section.startswith((".debug", ".eh_frame")):
-            _relocation(line.split(), section, symbols, found)
-    return found
+            _relocation(line.split(), section, symbols, references)
+    return references
 
 
-def _relocation(words: list[str], section: str, symbols: _Symbols, found: References) -> None:
+def _relocation(words: list[str], section: str, symbols: _Symbols, references: References) -> None:
     match words:
         case [offset, _, kind, _, name, *addend] if re.fullmatch("[0-9a-f]+", offset):
             user = symbols.at(section, int(offset, 16))
@@ -146,8 +146,8 @@ def _relocation(words: list[str], section: str, symbols: _Symbols, found: Refere
             if name.startswith("."):  # a section, for a name that is local to this object
                 add = int("".join(addend) or "0", 16)
                 used = symbols.at(name, max(0, add + (4 if "PC32" in kind or "PLT" in kind else 0)))
-            if user in found.home and used in found.home and used in symbols.names:
-                found.pairs.add((str(user), str(used)))
+            if user in references.home and used in references.home and used in symbols.names:
+                references.pairs.add((str(user), str(used)))
 
 
 @dataclass(frozen=True)
@@ -182,17 +182,17 @@ def references(
     declared = set[str]()
     if seam:
         declared = set(re.findall(r"\b(\w+)\(", tree.code(seam.header)))
-    found = set()
+    uses = set()
     for build in builds.values():
         for user, used in build.pairs:
             home = build.home[used]
             if seam and home.startswith(f"{seam.folder}/"):
                 home = first.home.get(used, seam.header if used in declared else home)
             if home != build.home[user] and not (seam and home == seam.heap):
-                found.add(Reference(build.home[user], home, f"{user} uses {used}"))
+                uses.add(Reference(build.home[user], home, f"{user} uses {used}"))
     for name in tree.names:
-        found |= {Reference(name, other, "includes it") for other in tree.includes(name)}
-    return sorted(found, key=lambda one: (one.user, one.used, one.how))
+        uses |= {Reference(name, other, "includes it") for other in tree.includes(name)}
+    return sorted(uses, key=lambda use: (use.user, use.used, use.how))
 
 
 def circles(links: Mapping[str, set[str]]) -> list[list[str]]:

@@ -132,8 +132,8 @@ class Blocks:
         return cls(memory, plan)
 
     def stored(self, pool: Pool) -> bool:
-        found = peek(pool, int(self.plan.chunks["offset"][0]), len(self.memory))
-        return bool((found == self.memory).all())
+        content = peek(pool, int(self.plan.chunks["offset"][0]), len(self.memory))
+        return bool((content == self.memory).all())
 
 
 def engine_on(pool: Pool, driver: HostDriver, **options: Any) -> CudaEngine:

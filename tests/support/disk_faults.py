@@ -80,9 +80,9 @@ class FaultyEngine:
         self.writes += len(requests)
         self._pass("write")
         touched = np.array([self.only(int(offset)) for offset in requests["offset"]])
-        rest = requests[~touched]
-        self.inner.write(rest)
-        requests[~touched] = rest
+        untouched = requests[~touched]
+        self.inner.write(untouched)
+        requests[~touched] = untouched
         mine = requests[touched]
         if self.write_error:
             mine["result"] = -self.write_error

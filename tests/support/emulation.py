@@ -25,21 +25,21 @@ EMULATED = PATIENCE > 1
 FULL = os.environ.get("TEST_EFFORT") == "full"
 
 FEWEST = 5
-_PARTS = 10 if EMULATED else 1 if FULL else 4
+_FRACTION = 10 if EMULATED else 1 if FULL else 4
 
 
 def fewer(count: int) -> int:
     """Return how many examples, seeds or rounds a test has: ``count`` in a full run, a quarter in a
     quick one, a tenth under an emulator; but at least ``FEWEST``.
     """
-    return max(count // _PARTS, min(count, FEWEST))
+    return max(count // _FRACTION, min(count, FEWEST))
 
 
 def share(cases: Iterable[_Case], number: int) -> list[_Case]:
     """Return the cases for one of several tests with the same cases, by its number: all in a full
     run, every fourth in a quick one.
     """
-    return list(cases)[number % _PARTS :: _PARTS]
+    return list(cases)[number % _FRACTION :: _FRACTION]
 
 
 def long(*case: object) -> ParameterSet:
@@ -51,7 +51,7 @@ def long(*case: object) -> ParameterSet:
 
 def lighten() -> None:
     """Set Hypothesis's default number of examples; without a deadline under an emulator."""
-    if _PARTS > 1:
+    if _FRACTION > 1:
         from hypothesis import settings
 
         limit = {"deadline": None} if EMULATED else {}

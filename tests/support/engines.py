@@ -137,8 +137,8 @@ class ReferenceEngine:
 
 def peek(pool: Pool, offset: int, size: int) -> Bytes:
     """Return a copy of bytes of the pool."""
-    parts = [bytes(pool_bytes(pool, at, piece)) for at, piece in _stripes(offset, size)]
-    return np.frombuffer(b"".join(parts), np.uint8)
+    pieces = [bytes(pool_bytes(pool, at, piece)) for at, piece in _stripes(offset, size)]
+    return np.frombuffer(b"".join(pieces), np.uint8)
 
 
 def poke(pool: Pool, offset: int, content: Bytes) -> None:
@@ -216,8 +216,8 @@ class GpuMemory:
         self.address = int(self._array.data.ptr)
 
     def content(self) -> Bytes:
-        found: Bytes = self._array.get()
-        return found
+        content: Bytes = self._array.get()
+        return content
 
 
 def _gpu_missing() -> str | None:

@@ -84,8 +84,8 @@ class Fork(subprocess.Popen[str]):
             bufsize=1,
         )
 
-    def _execute_child(self, args: list[str], *rest: Any) -> None:
-        cwd, environment, pipes = rest[4], rest[5], rest[9:15]
+    def _execute_child(self, args: list[str], *more: Any) -> None:
+        cwd, environment, pipes = more[4], more[5], more[9:15]
         self._status, theirs = os.pipe()
         request = {
             "code": self._code,

@@ -30,7 +30,7 @@ REFUSALS = (BelugaError, ValueError)
 ENDING = {*ENDS, "request_stop", "fail", "release_all"}
 BLOCKING = {"serve_forever"}
 LIMIT_S = 10  # timeout of one kind, after which its threads are printed
-BESIDE_S = 0.02
+CONCURRENT_S = 0.02
 PAUSE_S = 0.0002
 
 
@@ -77,7 +77,7 @@ class Case:
             if name in self.names:
                 self.tried(name)
 
-    def beside(self, over: threading.Event, *, blocking: bool) -> list[threading.Thread]:
+    def call_concurrently(self, over: threading.Event, *, blocking: bool) -> list[threading.Thread]:
         """Call each method that does not end it from threads, until the context ends."""
         left_out = ENDING if blocking else ENDING | BLOCKING
 
@@ -119,12 +119,12 @@ def after_the_pool(case: Case) -> None:
     case.scene.pool.close()
 
 
-def _beside(case: Case, end: Callable[[], object]) -> None:
+def _end_concurrently(case: Case, end: Callable[[], object]) -> None:
     if case.kind.one_thread:
         return
     over = threading.Event()
-    threads = case.beside(over, blocking=True)
-    time.sleep(BESIDE_S)
+    threads = case.call_concurrently(over, blocking=True)
+    time.sleep(CONCURRENT_S)
     end()
     over.set()
     for thread in threads:
@@ -133,14 +133,14 @@ def _beside(case: Case, end: Callable[[], object]) -> None:
     case.scene.pool.close()
 
 
-def beside_close(case: Case) -> None:
+def during_close(case: Case) -> None:
     """Call every method from threads while it is closed."""
-    _beside(case, case.end)
+    _end_concurrently(case, case.end)
 
 
-def beside_the_pool(case: Case) -> None:
+def during_the_pools_close(case: Case) -> None:
     """Call every method from threads while the pool is closed."""
-    _beside(case, case.scene.pool.close)
+    _end_concurrently(case, case.scene.pool.close)
 
 
 def forked(case: Case) -> None:
@@ -149,8 +149,8 @@ def forked(case: Case) -> None:
     """
     case.used()
     over = threading.Event()
-    threads = [] if case.kind.one_thread else case.beside(over, blocking=False)
-    time.sleep(BESIDE_S)
+    threads = [] if case.kind.one_thread else case.call_concurrently(over, blocking=False)
+    time.sleep(CONCURRENT_S)
     children = [_child(case) for _ in range(2)]
     over.set()
     for thread in threads:
@@ -183,7 +183,7 @@ def _child(case: Case) -> int:
 
 PHASES = {
     phase.__name__: phase
-    for phase in (after_close, after_the_pool, beside_close, beside_the_pool, forked)
+    for phase in (after_close, after_the_pool, during_close, during_the_pools_close, forked)
 }
 
 
@@ -224,8 +224,8 @@ def main(folder: str, phase: str, *only: str) -> None:
         own = Path(folder) / name
         with contextlib.suppress(FileExistsError):
             own.mkdir()
-        found = {"name": name, "wrong": list(_run(name, kind, own, phase))}
-        print(json.dumps(found), flush=True)
+        outcome = {"name": name, "wrong": list(_run(name, kind, own, phase))}
+        print(json.dumps(outcome), flush=True)
 
 
 if __name__ == "__main__":

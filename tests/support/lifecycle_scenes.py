@@ -117,9 +117,9 @@ class Scene:
         return KVCache(self.pool, namespace="lifecycle", link=self.link, timeout_s=2, host=0)
 
     def plan(self) -> Any:
-        places = np.array([[self.memory.ctypes.data]], np.uint64)
+        addresses = np.array([[self.memory.ctypes.data]], np.uint64)
         offset = np.array([self.pool.geometry.size - STRIPE_SIZE])
-        return plan_blocks(places, np.array([self.memory.nbytes]), offset, owners=(self.memory,))
+        return plan_blocks(addresses, np.array([self.memory.nbytes]), offset, owners=(self.memory,))
 
     def serve_user(self) -> Server:
         """Return a server that is not started yet."""
@@ -200,8 +200,8 @@ class Scene:
 
     def call(self, owner: object, name: str) -> object:
         """Call a method with plausible arguments, or read a property."""
-        found = getattr(type(owner), name)
-        if not callable(found):
+        attribute = getattr(type(owner), name)
+        if not callable(attribute):
             return getattr(owner, name)
         prepared = self.prepared
         if name == "get_tokens":
@@ -217,8 +217,8 @@ class Scene:
                 named[parameter.name] = prepared[parameter.name]
             else:
                 arguments.append(prepared[parameter.name])
-        found = method(*arguments, **named)
-        return list(found) if inspect.isgenerator(found) else found
+        result = method(*arguments, **named)
+        return list(result) if inspect.isgenerator(result) else result
 
     def put_and_get(self, cache: KVCache) -> None:
         keys = [bytes(32)]
@@ -286,9 +286,9 @@ MAKERS: dict[str, Kind] = {
 
 def modules() -> Iterator[Any]:
     """Return all modules of Beluga whose requirements this environment has."""
-    for found in pkgutil.walk_packages(beluga.__path__, "beluga."):
+    for package in pkgutil.walk_packages(beluga.__path__, "beluga."):
         try:
-            yield importlib.import_module(found.name)
+            yield importlib.import_module(package.name)
         except ImportError:
             continue
 
@@ -297,23 +297,23 @@ def closable() -> dict[str, set[str]]:
     """Return public classes that can be closed or stopped, and the modules that have one of that
     name.
     """
-    found: dict[str, set[str]] = {}
+    modules_of: dict[str, set[str]] = {}
     for module in modules():
         for name, kind in vars(module).items():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and not name.startswith("_") and any(hasattr(kind, end) for end in ENDS):
-                found.setdefault(name, set()).add(module.__name__)
-    return found
+                modules_of.setdefault(name, set()).add(module.__name__)
+    return modules_of
 
 
 def methods(owner: object, skip: tuple[str, ...] = ()) -> list[str]:
     """Return public methods and properties, and ``__enter__``, but no static or class methods."""
     names = []
     for name in dir(type(owner)):
-        found = inspect.getattr_static(type(owner), name)
-        if isinstance(found, staticmethod | classmethod) or name in skip:
+        attribute = inspect.getattr_static(type(owner), name)
+        if isinstance(attribute, staticmethod | classmethod) or name in skip:
             continue
-        wanted = inspect.isfunction(found) or isinstance(found, property)
+        wanted = inspect.isfunction(attribute) or isinstance(attribute, property)
         if wanted and (not name.startswith("_") or name == "__enter__"):
             names.append(name)
     return names

@@ -24,10 +24,10 @@ class ListTicket:
         return True
 
     async def withdraw(self) -> bool:
-        kept = [entry for entry in self.queue.waiting if entry[1] is not self]
-        gone = len(kept) < len(self.queue.waiting)
-        self.queue.waiting[:] = kept
-        return gone
+        others = [entry for entry in self.queue.waiting if entry[1] is not self]
+        removed = len(others) < len(self.queue.waiting)
+        self.queue.waiting[:] = others
+        return removed
 
 
 @dataclasses.dataclass

@@ -49,10 +49,10 @@ class MemoryTier:
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
         self._wait()
         self.loads.append(len(keys))
-        found = [None if self.failing else self.blocks.get(name(key)) for key in keys]
+        blocks = [None if self.failing else self.blocks.get(name(key)) for key in keys]
         return [
             None if block is None else StoredBlock(block[0], np.frombuffer(block[1], np.uint8))
-            for block in found
+            for block in blocks
         ]
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:

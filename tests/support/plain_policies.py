@@ -84,20 +84,20 @@ def missing_of(free: float, spread: float) -> float:
 
 def lowest(costs: Sequence[float], random: Random) -> int:
     best = min(costs)
-    places = [place for place, cost in enumerate(costs) if cost == best]
-    return places[0] if len(places) == 1 else random.choice(places)
+    cheapest = [index for index, cost in enumerate(costs) if cost == best]
+    return cheapest[0] if len(cheapest) == 1 else random.choice(cheapest)
 
 
 def draw(costs: Sequence[float], temperature: float, random: Random) -> int:
     if temperature <= 0:
         return lowest(costs, random)
-    least, most = min(costs), max(costs)
-    if least == most:
+    low, high = min(costs), max(costs)
+    if low == high:
         return random.randrange(len(costs))
-    scale = (most - least) * temperature
-    sums = list(accumulate(math.exp((least - cost) / scale) for cost in costs))
+    scale = (high - low) * temperature
+    sums = list(accumulate(math.exp((low - cost) / scale) for cost in costs))
     sample = random.random() * sums[-1]
-    return next(place for place, reached in enumerate(sums) if reached >= sample)
+    return next(index for index, reached in enumerate(sums) if reached >= sample)
 
 
 def least_cost(policy: Any, query: Query, candidates: Sequence[Candidate], random: Random) -> Plain:
@@ -115,23 +115,23 @@ def least_cost(policy: Any, query: Query, candidates: Sequence[Candidate], rando
     costs, estimates = [], []
     for candidate, more in zip(candidates, taken, strict=True):
         load = candidate.load
-        one = estimate(estimator, query, candidate)
+        estimated = estimate(estimator, query, candidate)
         blocks = load.kv_total_blocks or estimator.device_blocks(query.block_size)
         held, requests = load.held_blocks, load.active_requests
         free = blocks - held
         excess = candidate.new_blocks + tail - free
         blocked_s = answer_s * rounds(excess, blocks, held, requests)
-        ttft_s = max(one.queue_s, one.transfer_s + blocked_s) + one.prefill_s
+        ttft_s = max(estimated.queue_s, estimated.transfer_s + blocked_s) + estimated.prefill_s
         spread = spread_of(usual, typical, held, requests)
         after = missing_of(free - more, spread)
         by_bound = after - missing_of(free, spread)
         by_free = after - missing_of(free - fewest, spread)
         missing = bound * by_bound + (1 - bound) * by_free
         others_s = followers * answer_s * missing / blocks
-        costs.append(ttft_s + reuse * one.transfer_s + others_s)
-        estimates.append(one)
-    place = lowest(costs, random)
-    return place, costs, estimates[place].added_s
+        costs.append(ttft_s + reuse * estimated.transfer_s + others_s)
+        estimates.append(estimated)
+    index = lowest(costs, random)
+    return index, costs, estimates[index].added_s
 
 
 def min_ttft(policy: Any, query: Query, candidates: Sequence[Candidate], random: Random) -> Plain:
@@ -141,14 +141,14 @@ def min_ttft(policy: Any, query: Query, candidates: Sequence[Candidate], random:
         own, ratio = candidate.overlap.blocks, policy.fetch_threshold
         more = 0 if ratio is None or longest <= own * ratio else longest - own
         estimates.append(estimate(policy.estimator, query, candidate, more))
-    costs = [one.ttft_s for one in estimates]
-    place = lowest(costs, random)
-    return place, costs, estimates[place].added_s
+    costs = [estimated.ttft_s for estimated in estimates]
+    index = lowest(costs, random)
+    return index, costs, estimates[index].added_s
 
 
-def credit(policy: Any, query: Query, candidate: Candidate, least: int) -> float:
+def credit(policy: Any, query: Query, candidate: Candidate, tokens_min: int) -> float:
     overlap = candidate.overlap
-    found: float = (
+    credited: float = (
         policy.credit * overlap.device
         + policy.host_credit * overlap.host
         + policy.disk_credit * overlap.disk
@@ -157,9 +157,9 @@ def credit(policy: Any, query: Query, candidate: Candidate, least: int) -> float
     if policy.decay:
         prompt = max(-(-query.isl // query.block_size), 1)
         per_token = policy.decay / query.block_size / prompt
-        kept = 1 / (1 + per_token * (candidate.load.active_prefill_tokens - least))
-        found -= policy.credit * overlap.device * (1 - kept)
-    return found
+        share = 1 / (1 + per_token * (candidate.load.active_prefill_tokens - tokens_min))
+        credited -= policy.credit * overlap.device * (1 - share)
+    return credited
 
 
 def prefill(policy: Any, query: Query, candidate: Candidate, credited: float) -> float:
@@ -171,11 +171,11 @@ def prefill(policy: Any, query: Query, candidate: Candidate, credited: float) ->
 
 
 def linear(policy: Any, query: Query, candidates: Sequence[Candidate], random: Random) -> Plain:
-    least = min(candidate.load.active_prefill_tokens for candidate in candidates)
+    tokens_min = min(candidate.load.active_prefill_tokens for candidate in candidates)
     costs = []
     for candidate in candidates:
         decode = candidate.load.active_decode_blocks + candidate.new_blocks
-        credited = credit(policy, query, candidate, least)
+        credited = credit(policy, query, candidate, tokens_min)
         if policy.decode_router and policy.credit > 0 and not policy.track_prefill:
             cost = max(decode - credited, 0.0)
         else:
@@ -188,9 +188,9 @@ def linear(policy: Any, query: Query, candidates: Sequence[Candidate], random: R
 
 
 def lmetric(policy: Any, query: Query, candidates: Sequence[Candidate], random: Random) -> Plain:
-    least = min(candidate.load.active_prefill_tokens for candidate in candidates)
+    tokens_min = min(candidate.load.active_prefill_tokens for candidate in candidates)
     costs = [
-        prefill(policy, query, candidate, credit(policy, query, candidate, least))
+        prefill(policy, query, candidate, credit(policy, query, candidate, tokens_min))
         * (candidate.load.active_decode_blocks + candidate.new_blocks + 1)
         for candidate in candidates
     ]
@@ -212,8 +212,8 @@ def least_tokens(
     policy: Any, query: Query, candidates: Sequence[Candidate], random: Random
 ) -> Plain:
     tokens = [candidate.load.outstanding_tokens for candidate in candidates]
-    tied = [place for place, count in enumerate(tokens) if count == min(tokens)]
-    requests = [candidates[place].load.active_requests for place in tied]
+    tied = [index for index, count in enumerate(tokens) if count == min(tokens)]
+    requests = [candidates[index].load.active_requests for index in tied]
     return tied[lowest(requests, random)], list(tokens), None
 
 
@@ -221,7 +221,7 @@ def two_choices(
     policy: Any, query: Query, candidates: Sequence[Candidate], random: Random
 ) -> Plain:
     drawn = random.sample(range(len(candidates)), min(2, len(candidates)))
-    return min(drawn, key=lambda place: candidates[place].load.outstanding_tokens), [], None
+    return min(drawn, key=lambda index: candidates[index].load.outstanding_tokens), [], None
 
 
 def cache_aware(
@@ -239,9 +239,9 @@ def cache_aware(
         or max(held) == 0
     ):
         return lowest(requests, random), list(requests), None
-    best = [place for place, blocks in enumerate(held) if blocks == max(held)]
-    place = min(best, key=lambda at: (requests[at], loads[at].kv_active_blocks))
-    return place, [], None
+    best = [index for index, blocks in enumerate(held) if blocks == max(held)]
+    index = min(best, key=lambda at: (requests[at], loads[at].kv_active_blocks))
+    return index, [], None
 
 
 def alpha_gamma(
@@ -251,28 +251,28 @@ def alpha_gamma(
         return used / total if total else 0.0
 
     free = []
-    for place, candidate in enumerate(candidates):
+    for index, candidate in enumerate(candidates):
         load = candidate.load
         pairs = (
             (load.request_active_slots, load.request_total_slots),
             (load.kv_active_blocks, load.kv_total_blocks),
         )
         if not any(0 < total <= used for used, total in pairs):
-            free.append(place)
+            free.append(index)
     shares = [
         share(candidates[at].load.kv_active_blocks, candidates[at].load.kv_total_blocks)
         for at in free
     ]
     mean = sum(shares) / len(shares)
-    spread = math.sqrt(sum((one - mean) ** 2 for one in shares) / len(shares))
+    spread = math.sqrt(sum((share - mean) ** 2 for share in shares) / len(shares))
     alpha = 0.7 if spread > 0.1 * mean else 0.3
     isl = max(query.isl, 1)
     costs = []
-    for place, one in zip(free, shares, strict=True):
-        load, held = candidates[place].load, candidates[place].overlap.held
+    for index, used_share in zip(free, shares, strict=True):
+        load, held = candidates[index].load, candidates[index].overlap.held
         left = max(isl - held * query.block_size, 0)
         slots = share(load.request_active_slots, load.request_total_slots)
-        costs.append(alpha * (one - mean) + (1 - alpha) * left / isl + 0.1 * slots)
+        costs.append(alpha * (used_share - mean) + (1 - alpha) * left / isl + 0.1 * slots)
     return free[costs.index(min(costs))], [], None
 
 

@@ -128,9 +128,9 @@ def hold_blocks(pool: Pool) -> None:
         for line in lines():
             verb, numbers = json.loads(line)
             if verb == "reserve":
-                found = index.reserve(keys(numbers), length=1 << 20)
-                grants.update(zip(numbers, found, strict=True))
-                reply(json.dumps(states(found)))
+                reserved = index.reserve(keys(numbers), length=1 << 20)
+                grants.update(zip(numbers, reserved, strict=True))
+                reply(json.dumps(states(reserved)))
             elif verb == "commit":
                 reply(json.dumps(index.commit([grants[number] for number in numbers])))
             elif verb == "pin":
@@ -147,9 +147,9 @@ def fetch(pool: Pool) -> None:
     with KVCache(pool, namespace="fetch", timeout_s=60) as cache:
         for line in lines():
             numbers = json.loads(line)
-            found = cache.get(keys(numbers), target[: len(numbers)])
-            wrong = sum(bool((target[i] != content(numbers[i])).any()) for i in range(found.hits))
-            reply(json.dumps([found.hits, wrong, found.mismatches]))
+            result = cache.get(keys(numbers), target[: len(numbers)])
+            wrong = sum(bool((target[i] != content(numbers[i])).any()) for i in range(result.hits))
+            reply(json.dumps([result.hits, wrong, result.mismatches]))
 
 
 @over_pool
@@ -187,7 +187,7 @@ def churn(pool: Pool) -> None:
             hits = cache.get(keys(numbers), target[: len(numbers)]).hits
             got += hits
             wrong += sum(bool((target[i] != content(numbers[i])).any()) for i in range(hits))
-            rest = numbers[hits:]
-            result = cache.put(keys(rest), [content(number) for number in rest])
-            stored.update(rest[i] for i in np.flatnonzero(result.states == BlockState.GRANTED))
+            missing = numbers[hits:]
+            result = cache.put(keys(missing), [content(number) for number in missing])
+            stored.update(missing[i] for i in np.flatnonzero(result.states == BlockState.GRANTED))
         reply(json.dumps({"stored": sorted(stored), "got": got, "wrong": wrong}))

@@ -39,14 +39,14 @@ BENCH = ("rpc", "latency")
 BENCH_SIZE = (1100, 1220)
 
 
-def take(folder: Path, parts: Sequence[str]) -> None:
+def take(folder: Path, pages: Sequence[str]) -> None:
     """Take the pictures of these parts."""
     program = find_browser()
     if program is None:
         sys.exit("screenshots: this machine lacks Chromium")
-    if "replay" in parts:
+    if "replay" in pages:
         take_replay(program, folder)
-    if "bench" in parts:
+    if "bench" in pages:
         take_bench(program, folder)
 
 

@@ -134,11 +134,11 @@ _AFTER_A_CALL = [
 
 
 def _seen(url: str) -> list[dict[str, Any]]:
-    parts = [
+    contents = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": url}},
     ]
-    return [{"role": "user", "content": parts}]
+    return [{"role": "user", "content": contents}]
 
 
 chat("plain")
@@ -380,7 +380,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, openai.BaseModel):
         return [type(value).__name__, value.model_dump()]
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 

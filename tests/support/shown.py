@@ -48,7 +48,7 @@ class Shown:
     def words(self) -> list[str]:
         """Return the command's words, without shell syntax."""
         words = shlex.split(self.line, comments=True)
-        stops = [place for place, word in enumerate(words) if word in ("&", ">", "|", "&&")]
+        stops = [index for index, word in enumerate(words) if word in ("&", ">", "|", "&&")]
         return words[: stops[0]] if stops else words
 
 
@@ -58,13 +58,13 @@ def name_of(path: Path) -> str:
 
 def blocks(path: Path) -> list[Block]:
     """Return the fenced blocks of a document."""
-    return [Block(found[1], found[2]) for found in _FENCE.finditer(path.read_text())]
+    return [Block(match[1], match[2]) for match in _FENCE.finditer(path.read_text())]
 
 
 def spans(path: Path) -> list[str]:
     """Return the code in the running text of a document, each span on one line."""
     text = _FENCE.sub("", path.read_text())
-    return [" ".join(found[1].split()) for found in _SPAN.finditer(text)]
+    return [" ".join(match[1].split()) for match in _SPAN.finditer(text)]
 
 
 def commands(block: Block) -> Iterator[Shown]:

@@ -35,11 +35,11 @@ class _Selector(selectors.DefaultSelector):
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        found = super().select(0)
-        if not found:
+        ready = super().select(0)
+        if not ready:
             assert timeout is not None, "all tasks wait, and no event is due"
             self.now_s += timeout
-        return found
+        return ready
 
 
 class _Loop(asyncio.SelectorEventLoop):
