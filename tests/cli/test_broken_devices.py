@@ -69,8 +69,7 @@ class Taken(NamedTuple):
 
 
 def commands() -> Iterator[tuple[str, Taken | None]]:
-    for program, program in PROGRAMS.items():
-        group = program
+    for program, group in PROGRAMS.items():
         for words in group.leaves():
             command: Any = group.at(words)
             options = {option for param in command.params for option in param.opts}
