@@ -43,8 +43,8 @@ COMPUTING = frozenset(
 """Paths of requests that change nothing but caches. /v1/responses may call tools."""
 _MAY_GO_ON = "the engine aborted, and may have executed the request, so it is not repeated"
 _READS = ("GET", "HEAD", "OPTIONS")
-_GONE_LOOKS = 3  # checks of an engine that has aborted
-_GONE_LOOK_S = 0.1
+_PROBES = 3  # checks of an engine that has aborted
+_PROBE_S = 0.1
 
 
 class UnansweredError(Exception):
@@ -87,7 +87,7 @@ class Attempts:
         """
         self.client = client
         self.tried: set[int] = set()  # workers
-        self.pauses: dict[int, float] = {}  # by worker: the end of the pause that it requested
+        self.paused_until: dict[int, float] = {}  # by worker, which requested the pause
         self.last_s = time.perf_counter()  # when the request had been read, or the last one failed
         self.until_s = self.last_s + queue_s
         self._retries = retries
@@ -108,12 +108,12 @@ class Attempts:
         self._final = error.answer
         if error.begun and not self._reads:
             aborted, self._aborted = self._aborted, True
-            if aborted or not self._computes or not await _is_gone(engine.url):
+            if aborted or not self._computes or not await _has_ended(engine.url):
                 self._final = Refusal(error.status, f"{_MAY_GO_ON}: {error}")
                 return False
         self.last_s = time.perf_counter()
         if error.pause_s:
-            self.pauses[worker] = self.last_s + error.pause_s
+            self.paused_until[worker] = self.last_s + error.pause_s
         late = again and self.last_s > self.until_s
         if not late and max(len(self.tried), self._failures) <= self._retries:
             return True
@@ -133,17 +133,17 @@ class Attempts:
         raise refusal from None
 
 
-async def _is_gone(url: str) -> bool:
+async def _has_ended(url: str) -> bool:
     """Return whether an engine's process has ended: its port refuses connections. A terminating
     process may listen a moment longer than its connections last.
     """
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    for look in range(_GONE_LOOKS):
-        await asyncio.sleep(_GONE_LOOK_S * look)
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    for look in range(_PROBES):
+        await asyncio.sleep(_PROBE_S * look)
         try:
-            connected = asyncio.open_connection(parts.hostname, port)
-            _, writer = await asyncio.wait_for(connected, _GONE_LOOK_S)
+            connected = asyncio.open_connection(address.hostname, port)
+            _, writer = await asyncio.wait_for(connected, _PROBE_S)
         except ConnectionRefusedError:
             return True
         except (OSError, asyncio.TimeoutError):

@@ -483,7 +483,7 @@ class Director:
             for engine in engines
             if engine.ready and not (limit and engine.inflight >= limit)
         }
-        ready = frozenset(free) - attempts.pauses.keys()
+        ready = frozenset(free) - attempts.paused_until.keys()
         others = ready - attempts.tried
         best = frozenset(each for each in others if not free[each].avoided_by(attempts.client))
         return best or others or ready

@@ -85,8 +85,8 @@ class Standing:
     """
 
     def __init__(self) -> None:
-        self._kept_away = _Until()  # names of clients
-        self._kept_away_addresses = _Until()
+        self._avoiding = _Until()  # names of clients
+        self._avoiding_addresses = _Until()
         self._accusers = _Until()  # names of clients
         self._accusers_addresses = _Until()
         # Clients with a busy response since the last success: two of one address, or of two
@@ -99,18 +99,18 @@ class Standing:
 
     def avoided_by(self, client: GatewayClient) -> bool:
         """Whether this client should use another engine."""
-        return client.name in self._kept_away or client.address in self._kept_away_addresses
+        return client.name in self._avoiding or client.address in self._avoiding_addresses
 
     def busy(self, client: GatewayClient, pause_s: float) -> None:
         """Record that the engine was too busy for a client's request."""
         now = time.monotonic()
-        self._kept_away.note(client.name, now + pause_s)
+        self._avoiding.note(client.name, now + pause_s)
         if self.is_busy:
             return
         if any(other.name == client.name for other in self._refused):
             return
         if any(other.address == client.address for other in self._refused):
-            self._kept_away_addresses.note(client.address, now + min(pause_s, PROBE_S))
+            self._avoiding_addresses.note(client.address, now + min(pause_s, PROBE_S))
             return
         self._refused.append(client)
 
@@ -123,7 +123,7 @@ class Standing:
         suspend the engine; not for a client or an address whose requests were the reason before.
         """
         now = time.monotonic()
-        self._kept_away.note(client.name, now + BROKEN_S)
+        self._avoiding.note(client.name, now + BROKEN_S)
         if client.name in self._accusers or client.address in self._accusers_addresses:
             return False
         self._accusers.note(client.name, now + ACCUSED_S)
@@ -153,7 +153,7 @@ class Engine:
         self.health = Health.STARTING
         self.why = "not checked yet"  # the reason why it is not up
         self.draining = False
-        self.gone = False  # whether it was removed; its running requests continue to their end
+        self.removed = False  # whether it was removed; its running requests continue to their end
         self.inflight = 0
         self.hit_tokens = self.prompt_tokens = 0  # totals of all requests; expected hits
         self.block_size = 0  # tokens, from its metrics; 0 if unknown

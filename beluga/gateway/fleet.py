@@ -73,7 +73,7 @@ class Fleet:
     def remove(self, engine: Engine) -> None:
         """Remove an engine. Its running requests continue to their end."""
         if self._engines.pop(engine.worker.worker_id, None) is not None:
-            engine.gone = True
+            engine.removed = True
             for left in self._left:
                 left(engine)
 

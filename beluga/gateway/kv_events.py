@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLAY_S = 5.0  # a replay ends after this many silent seconds
-GONE_S = 2.0
+ALONE_S = 2.0
 """Seconds without the publisher after which an engine's blocks no longer count. A broken connection
 is restored sooner, and no engine restarts as fast.
 """
@@ -52,7 +52,7 @@ class Listener:
         self.received = 0  # received messages
         self.endpoint = endpoint
         self.has_replay = replay is not None
-        self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
+        self._drop_timer: asyncio.TimerHandle | None = None  # set while the publisher is missing
         self.alone_since: float | None = time.monotonic()  # None while there is a publisher
         self.subscription = Subscription(indexer, decoder, replay=replay is not None)
         require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
@@ -78,8 +78,8 @@ class Listener:
 
     def close(self) -> None:
         """Close the listener."""
-        if self._gone is not None:
-            self._gone.cancel()
+        if self._drop_timer is not None:
+            self._drop_timer.cancel()
         for task in self._tasks:
             task.cancel()
         self._live.disable_monitor()
@@ -111,9 +111,9 @@ class Listener:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             disconnected = event["event"] == self._zmq.EVENT_DISCONNECTED
             self.alone_since = time.monotonic() if disconnected else None
-            if self._gone is not None:
-                self._gone.cancel()
-            self._gone = loop.call_later(GONE_S, self._drop_blocks) if disconnected else None
+            if self._drop_timer is not None:
+                self._drop_timer.cancel()
+            self._drop_timer = loop.call_later(ALONE_S, self._drop_blocks) if disconnected else None
 
     def _drop_blocks(self) -> None:
         """Drop the engine's blocks, because its changes are no longer reported."""

@@ -316,7 +316,7 @@ class Metrics:
     def first_token(self, parsed: ParsedRequest, engine: Engine, seconds: float) -> None:
         """Record the first byte of a response, ``seconds`` after the request was sent."""
         self._first.observe(seconds, parsed.model or "")
-        if not engine.gone:
+        if not engine.removed:
             self._of(self._last_first, engine.url).set(seconds)
 
     def gaps(self) -> BucketCounts:
@@ -328,7 +328,7 @@ class Metrics:
     ) -> None:
         """Record the seconds between tokens of a response; the last two were ``last_s`` apart."""
         self._next.merge(gaps, parsed.model or "")
-        if not engine.gone:
+        if not engine.removed:
             self._of(self._last_next, engine.url).set(last_s)
 
     def latencies(self) -> tuple[Latency, Latency]:
@@ -355,7 +355,7 @@ class Metrics:
 
     def retried(self, engine: Engine) -> None:
         """Record that an engine did not respond, so another one is tried."""
-        if not engine.gone:
+        if not engine.removed:
             self._of(self._retries, engine.url).inc()
 
     def state(self, engine: Engine, load: Load) -> None:

@@ -100,7 +100,7 @@ class Lines:
         """Whether the start of a line is buffered."""
         return bool(self._held)
 
-    def rest(self) -> bytes:
+    def remainder(self) -> bytes:
         """Return the remainder at the end of a complete response."""
         held, self._held = self._held, b""
         return held
@@ -150,7 +150,7 @@ class EngineResponse:
             finally:
                 self._since = None
             if not chunk:
-                return self._lines.rest()
+                return self._lines.remainder()
             if not self.has_events:
                 return chunk
             if whole := self._lines.push(chunk):
@@ -269,14 +269,14 @@ class Proxy:
         whose pause has ended, which is then dropped. The request is not in the queue meanwhile, so
         it blocks no other. Raises Refusal, also if that takes too long.
         """
-        pauses = attempts.pauses
-        while pauses and not self._director.has_other(parsed, pauses):
-            worker = min(pauses, key=pauses.__getitem__)
-            left = pauses[worker] - time.perf_counter()
+        paused_until = attempts.paused_until
+        while paused_until and not self._director.has_other(parsed, paused_until):
+            worker = min(paused_until, key=paused_until.__getitem__)
+            left = paused_until[worker] - time.perf_counter()
             if left <= 0:
-                del pauses[worker]
+                del paused_until[worker]
                 return
-            if pauses[worker] > attempts.until_s:
+            if paused_until[worker] > attempts.until_s:
                 raise Refusal(503, "every worker requested a longer pause")
             await asyncio.sleep(min(left, _PAUSE_LOOK_S))
 

@@ -45,7 +45,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-_MOST_TICKS = 6
+_TICKS_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +189,14 @@ def _log_scale(axis: Axis, smallest: float, largest: float) -> AxisScale:
     high = high if high > low else 10 * low
     decades = round(math.log10(high / low))
     steps = (1,) if decades > 3 else (1, 3) if decades > 1 else (1, 2, 5)
-    every = -(-decades // _MOST_TICKS) or 1
+    every = -(-decades // _TICKS_MAX) or 1
     ticks = [low * 10**at * step for at in range(0, decades, every) for step in steps]
     return AxisScale(axis, low, high, [*ticks, high])
 
 
 def _step(extent: float) -> float:
     """Return the step of at most that many round ticks."""
-    rough = extent / _MOST_TICKS
+    rough = extent / _TICKS_MAX
     power = 10.0 ** math.floor(math.log10(rough))
     for factor in (1, 2, 5):
         if factor * power >= rough * (1 - 1e-9):

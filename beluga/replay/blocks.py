@@ -113,7 +113,7 @@ class PatientCache:
         count = mismatches = 0
         while True:
             start = time.perf_counter()
-            call = partial(self._cache.get, digests[count:], _rest(targets, count))
+            call = partial(self._cache.get, digests[count:], _blocks_from(targets, count))
             result = self.retrying(call)
             now = time.perf_counter()
             self._tally.get_s += now - start
@@ -160,7 +160,7 @@ class PatientCache:
                 time.sleep(_PENDING_WAIT_S)
 
 
-def _rest(blocks: Any, first: int) -> Any:
+def _blocks_from(blocks: Any, first: int) -> Any:
     if isinstance(blocks, Run):
         return dataclasses.replace(blocks.rest(first), start=0)
     return blocks[first:]

@@ -135,7 +135,7 @@ def to_dynamo(event: RouterEvent) -> dict[str, Any]:
 HashBlocks: TypeAlias = Callable[[Sequence[int], str, str], Sequence[int]]
 
 DP_RANKS_MAX = 1024
-HASHERS_KEPT = 1024  # adapters and salts whose seeds are cached
+HASHERS_MAX = 1024  # adapters and salts whose seeds are cached
 SALTED_MAX = 1 << 17  # salted blocks remembered per engine; blocks after forgotten ones miss
 
 _END = unsigned(-1)  # the number of the message that ends a replay
@@ -220,7 +220,7 @@ def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
         salted = hashers.get((adapter, salt))
         if salted is None:
             salted = dataclasses.replace(hasher, lora_name=adapter, salt=salt)
-            if len(hashers) < HASHERS_KEPT:
+            if len(hashers) < HASHERS_MAX:
                 hashers[adapter, salt] = salted
         return salted.local(tokens)
 

@@ -113,13 +113,13 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
             once()
             times.append(time.perf_counter() - before)
 
-        def beside() -> float:
+        def loaded() -> float:
             with _copying(driver, engine, case, plan, copied):
                 return rate(timed, count)
 
         ratio = race(
             lambda: rate(once, count),
-            beside,
+            loaded,
             pair_count=options.pair_count,
             retry_count=options.retry_count,
         )

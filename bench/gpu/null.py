@@ -46,7 +46,7 @@ BLOCK = FRAGMENT * FRAGMENTS
 _SPAN_SIZE = 16 << 10  # a fragment is two chunks
 BLOCKS, SMOKE_BLOCKS = 512, 4  # per put or get: 8192 tokens
 NAMESPACE = "beluga-null-gpu"
-_BESIDE = 32 << 20  # of a pool: the part without blocks
+_METADATA_SIZE = 32 << 20  # of a pool: the part without blocks
 _ROOM = BLOCK + BLOCK // 16  # a block, its checksums and the waste of its extent
 _PROCESSES = 2
 _RUNS = 5
@@ -156,10 +156,10 @@ def blocks_of(count: int) -> Run:
 
 def null_gpu_rows(options: Options) -> list[Row]:
     """Return the rows of one engine alone, writing and reading, and of processes that read."""
-    wanted = SMOKE_BLOCKS if options.smoke else BLOCKS
-    with ground(options, devices=1, size=_BESIDE + wanted * _ROOM) as pool:
+    block_count = SMOKE_BLOCKS if options.smoke else BLOCKS
+    with ground(options, devices=1, size=_METADATA_SIZE + block_count * _ROOM) as pool:
         room = (pool.geometry.size - pool.geometry.data_offset) // _ROOM - 1
-        count = min(wanted, room)
+        count = min(block_count, room)
         if count < 1:
             raise BelugaError(f"the pool has no room for a block of {BLOCK} bytes")
         fixed: Row = {"memory": memory_of(pool), "coherence": coherence_of(pool), "depth": count}

@@ -35,20 +35,20 @@ def ground(  # noqa: PLR0913  all but one named
 
     Raises PoolError if the user's pool has blocks, processes or another coherence, and NoRoomError.
     """
-    wanted = coherence or options.coherence or SOFTWARE
+    chosen = coherence or options.coherence or SOFTWARE
     if options.pool:
         with Pool.open(options.pool) as pool:
             _refuse(pool, options.coherence)
             yield pool
         return
-    parent, size = place(size or (_SMOKE_SIZE if options.smoke else _POOL_SIZE))
+    parent, size = pool_folder(size or (_SMOKE_SIZE if options.smoke else _POOL_SIZE))
     with (
         scratch_folder("bench", parent) as directory,
         Pool.create(
             [directory / f"device{index}" for index in range(devices)],
             device_size=size // devices // STRIPE_SIZE * STRIPE_SIZE,
             interleave=interleave,
-            coherence=wanted,
+            coherence=chosen,
             metadata=directory / "metadata" if metadata_coherence else None,
             metadata_coherence=metadata_coherence,
             slot_count=_SLOT_COUNT,
@@ -58,14 +58,14 @@ def ground(  # noqa: PLR0913  all but one named
         yield pool
 
 
-def place(wanted: int) -> tuple[Path, int]:
+def pool_folder(size: int) -> tuple[Path, int]:
     """Return a directory for a pool, in memory if there is space, and how many bytes to use of
     it.
     """
     for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
-        there = room(parent).size if parent.is_dir() else 0
-        if there >= _SMOKE_SIZE:
-            return parent, min(wanted, there)
+        space = room(parent).size if parent.is_dir() else 0
+        if space >= _SMOKE_SIZE:
+            return parent, min(size, space)
     raise NoRoomError(f"no room for {show_size(_SMOKE_SIZE)} in /dev/shm; name devices with --pool")
 
 

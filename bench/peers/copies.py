@@ -34,7 +34,7 @@ class Peer:
     missing: Callable[[], str | None] = lambda: None
 
 
-class _Places:
+class _Arrays:
     """Return a work's blocks as arrays: pages of the engine's memory, runs of the pool's."""
 
     def __init__(self, scene: Scene, work: Work) -> None:
@@ -68,7 +68,7 @@ class _Places:
 
 def _indexed(scene: Scene, work: Work) -> Operation:
     """Make one indexed copy to or from a contiguous array, and one contiguous copy."""
-    at = _Places(scene, work)
+    at = _Arrays(scene, work)
 
     def write(block: int) -> None:
         np.take(at.pages, at.indices[block], axis=0, out=at.buffer, mode="clip")
@@ -87,7 +87,7 @@ def _torch(scene: Scene, work: Work) -> Operation:
     """Make the same copies by torch."""
     import torch
 
-    at = _Places(scene, work)
+    at = _Arrays(scene, work)
     pages, buffer = torch.from_numpy(at.pages), torch.from_numpy(at.buffer)
     indices = torch.from_numpy(at.indices)
     blocks = [torch.from_numpy(block) for block in at.blocks]
@@ -107,7 +107,7 @@ def _torch(scene: Scene, work: Work) -> Operation:
 
 def _memcpy(scene: Scene, work: Work) -> Operation:
     """Make a Python loop with a memmove for each fragment."""
-    at, fragment = _Places(scene, work), work.fragment_size
+    at, fragment = _Arrays(scene, work), work.fragment_size
     move = ctypes.memmove
 
     def write(block: int) -> None:
@@ -127,7 +127,7 @@ def _bounce(scene: Scene, work: Work) -> Operation:
     """Make two steps, as in the paper's Exp 9: to a private buffer, then by one pool copy of
     ours.
     """
-    at = _Places(scene, work)
+    at = _Arrays(scene, work)
     buffer = ffi.from_buffer("uint8_t[]", at.buffer, require_writable=True)
     handle = scene.pool.handle
 

@@ -68,7 +68,7 @@ class Echo:
 
 
 @contextmanager
-def place() -> Iterator[str]:
+def socket_folder() -> Iterator[str]:
     """Yield a folder for the servers' sockets and files. It is removed afterward, with the segments
     that iceoryx2 names after it, which remain if a process is killed.
     """

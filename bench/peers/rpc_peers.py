@@ -40,7 +40,7 @@ from ..harness.machine import cores, memory_of, pinned
 from ..harness.options import Options
 from ..harness.peer import Peer
 from ..harness.row import Recorder, Row
-from .echoes import ECHOES, METHOD, Call, Echo, place
+from .echoes import ECHOES, METHOD, Call, Echo, socket_folder
 
 SIZES = (64, 16 << 10)
 PAPER = {
@@ -120,7 +120,7 @@ def bench_rpc_peers(options: Options) -> list[Row]:
 def _arms(pool: Pool, cpu: int, size: int) -> Iterator[list[_Arm]]:
     """Yield all arms that can be measured. Every server is stopped."""
     with ExitStack() as stack:
-        folder = stack.enter_context(place())
+        folder = stack.enter_context(socket_folder())
         server = stack.enter_context(Peer(pool, cpu))
         server.start("serve_echo")
         client = stack.enter_context(Client(pool, timeout_s=TIMEOUT_S))

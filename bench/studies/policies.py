@@ -415,7 +415,7 @@ def write_page(path: Path, text: str) -> None:
     path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after.partition(END)[2]}")
 
 
-def _kept(path: Path) -> tuple[Known, str]:
+def _earlier_results(path: Path) -> tuple[Known, str]:
     """Return the recorded results except the default's, and their commit."""
     recorded = read_record(path)
     rows = [Result(**row) for row in recorded["rows"] if row["policy"] != DEFAULT_POLICY]
@@ -427,7 +427,7 @@ def main(*arguments: str) -> None:
     """Run all, and write the results and the page after each trace."""
     again = arguments[0] == "--again"
     source, target, where = arguments[again:]
-    known, kept_from = _kept(Path(target)) if again else ({}, "")
+    known, kept_from = _earlier_results(Path(target)) if again else ({}, "")
     smoke = source == "--smoke"
     chosen = [Case(without_reuse(60), (1.0, 4.0), 5.0)] if smoke else cases(Path(source))
     command = f"python -m beluga_bench.studies.policies {'--again ' if again else ''}"

@@ -113,13 +113,13 @@ def _start(stack: ExitStack) -> dict[str, Target]:
     words = ["gateway", "--worker", a, "--worker", b, "--port", str(ports[3]), "--admin", ""]
     started.append((child("ours", "beluga.cli.main", *words), f"{ours}/ready"))
     for process, url in started:
-        process.wait_for(lambda url=url: _answers(url), _READY_S, "answer")  # type: ignore[misc]
+        process.wait_for(lambda url=url: _is_ready(url), _READY_S, "answer")  # type: ignore[misc]
     answering = {"engine": a, "bare": bare, "ours": ours}
     processes = {"engine": started[0][0], "bare": started[2][0], "ours": started[3][0]}
     return {name: Target(url, processes[name]) for name, url in answering.items()}
 
 
-def _answers(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5):  # noqa: S310  a loopback address, made here
             return True

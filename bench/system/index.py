@@ -27,7 +27,7 @@ from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
 from .. import _limit
 from .._limit import ffi, lib
-from ..harness.ground import coherence_of, place
+from ..harness.ground import coherence_of, pool_folder
 from ..harness.lines import TIMEOUT_S
 from ..harness.machine import cores, memory_of, pinned
 from ..harness.options import SOFTWARE, Options
@@ -82,7 +82,7 @@ def bench_index(options: Options) -> list[Row]:
 @contextmanager
 def _pool(options: Options, size: int) -> Iterator[Pool]:
     """Yield a pool of this number of blocks, in sparse files. Raises NoRoomError."""
-    parent, room = place(needed := size * _MEMORY_PER_BLOCK)
+    parent, room = pool_folder(needed := size * _MEMORY_PER_BLOCK)
     if room < needed:
         raise NoRoomError(f"{needed >> 20} MiB of memory are needed, but {room >> 20} MiB are free")
     device_size = -(-size * (_BLOCK_SIZE + _MEMORY_PER_BLOCK) // STRIPE_SIZE) * STRIPE_SIZE
@@ -109,14 +109,14 @@ def _measure(recorder: Recorder, pool: Pool, size: int) -> list[Row]:
         for first in range(0, size, KEYS):
             ours.store(keys[first : first + KEYS])
 
-        def some_keys() -> Keys:
+        def stored_keys() -> Keys:
             return np.ascontiguousarray(keys[rng.integers(0, size, calls * KEYS)])
 
         def fresh() -> Keys:
             return _new(rng, calls * KEYS)
 
         return [
-            _row(recorder, "lookup", some_keys, bare.walk, ours.lookup),
+            _row(recorder, "lookup", stored_keys, bare.walk, ours.lookup),
             _row(recorder, "reserve_commit", fresh, bare.replace, ours.store),
         ]
 

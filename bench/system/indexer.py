@@ -78,7 +78,7 @@ class _Ground:
         keys = [self._keys_at(path) for path in range(len(self.paths))]
         return lambda path: limit_lib.limit_hash_walk(self._table, keys[path], LENGTH)
 
-    def found_in_c(self) -> Callable[[int], object]:
+    def lookup_in_c(self) -> Callable[[int], object]:
         """Return a function that finds the matches of one path, from C into C."""
         pointers = [ffi.from_buffer("uint64_t[]", path) for path in self.paths]
         matches, shared = ffi.new("bl_prefix_match[]", 64), ffi.new("uint32_t *")
@@ -120,7 +120,7 @@ def bench_indexer(options: Options) -> list[Row]:
 
 def _in_c(recorder: Recorder, ground: _Ground) -> Row:
     """Measure from C to C: the tree alone distinguishes 16 workers block by block."""
-    options, bare, ours = recorder.options, ground.bare(), ground.found_in_c()
+    options, bare, ours = recorder.options, ground.bare(), ground.lookup_in_c()
     ratio = race(
         lambda: _per_s(_samples(bare, ground.order)),
         lambda: _per_s(_samples(ours, ground.order)),

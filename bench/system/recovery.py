@@ -27,7 +27,7 @@ from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 from .. import _limit
 from .._limit import ffi, lib
 from ..harness import drive
-from ..harness.ground import coherence_of, place
+from ..harness.ground import coherence_of, pool_folder
 from ..harness.machine import cores, memory_of, pinned
 from ..harness.options import SOFTWARE, Options
 from ..harness.ratio import race
@@ -143,7 +143,7 @@ def _epoch(pool: Pool) -> int:
 @contextmanager
 def _table(options: Options, count: int) -> Iterator[list[Path]]:
     """Yield the devices of a pool full of blocks, as a stopped server leaves it."""
-    parent, _ = place(count * _METADATA_PER_BLOCK)
+    parent, _ = pool_folder(count * _METADATA_PER_BLOCK)
     with scratch_folder("bench", parent) as directory:
         paths = [directory / name for name in "ab"]
         metadata = (count * _METADATA_PER_BLOCK // STRIPE_SIZE + 64) * STRIPE_SIZE

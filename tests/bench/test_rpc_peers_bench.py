@@ -80,7 +80,7 @@ def test_an_echo_of_a_library_returns_the_bytes(name: str, size: int) -> None:
     echo: Echo = echoes.ECHOES[name]
     if why := echo.missing():
         pytest.skip(why)
-    with echoes.place() as folder, ExitStack() as stack:
+    with echoes.socket_folder() as folder, ExitStack() as stack:
         if echo.program is not None:
             stack.enter_context(echo.program(folder))
         elif echo.serve is not None:

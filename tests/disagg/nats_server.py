@@ -59,7 +59,7 @@ class NatsServer:
             stdout=self._log,
             stderr=self._log,
         )
-        assert eventually(self._answers, 60)
+        assert eventually(self._is_ready, 60)
 
     def kill(self) -> None:
         """Kill it with SIGKILL, and wait until it has ended."""
@@ -71,7 +71,7 @@ class NatsServer:
         self.kill()
         self._log.close()
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as line:
                 return line.recv(4) == b"INFO"

@@ -70,7 +70,7 @@ def attempts(
     """Return the state of a request that these workers have failed."""
     made = Attempts(client)
     made.tried.update(tried)
-    made.pauses.update(delays or {})
+    made.paused_until.update(delays or {})
     return made
 
 

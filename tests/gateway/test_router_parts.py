@@ -265,7 +265,7 @@ def test_only_complete_lines_are_forwarded() -> None:
     assert lines.push(b"ta\nmo") == b"data\n"
     assert lines.push(b"re\n") == b"more\n"
     assert lines.push(b"end") == b""
-    assert (lines.rest(), lines.rest()) == (b"end", b"")
+    assert (lines.remainder(), lines.remainder()) == (b"end", b"")
 
 
 def test_a_line_that_is_too_long_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_a_line_that_is_too_long_is_not_buffered(monkeypatch: pytest.MonkeyPatch
     lines = Lines()
     assert lines.push(b"1234") == b""
     assert lines.push(b"5") == b"12345"
-    assert lines.rest() == b""
+    assert lines.remainder() == b""
     assert lines.push(b"a\n12345") == b"a\n12345"
 
 
@@ -434,7 +434,7 @@ def test_an_engine_with_invalid_new_settings_keeps_the_old_ones() -> None:
     assert list(fleet.follow([wrong, C], [A, B])) == [wrong]
     assert [engine.spec for engine in fleet] == [A, C]
     assert next(iter(fleet)) is first
-    assert not first.gone and left == [B, wrong]
+    assert not first.removed and left == [B, wrong]
     assert fleet.follow([A, C], [A, C]) == {}
     assert fleet.follow([C], [A, C]) == {}
     assert [engine.spec for engine in fleet] == [C]

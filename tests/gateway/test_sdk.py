@@ -202,13 +202,9 @@ def test_concurrent_streams_leave_no_state(count: int) -> None:
     async def play() -> None:
         engines = OpenAIEngine(), OpenAIEngine()
         limits = dataclasses.replace(QUICK, health_timeout_s=60)
-        async with both(*engines, policy="least-tokens", limits=limits) as (
-            (one, _),
-            through,
-            site,
-        ):
+        async with both(*engines, policy="least-tokens", limits=limits) as (direct, through, site):
             caller, _ = through
-            expected = await observe(lambda c: c.chat(stream=True, user="hold2"), one, [])
+            expected = await observe(lambda c: c.chat(stream=True, user="hold2"), direct[0], [])
 
             async def call(number: int) -> int:
                 events = await caller.chat(stream=True, user="hold", n=1, seed=number)

@@ -36,7 +36,7 @@ RUNNING = "vllm:num_requests_running 0\n"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems_module, "LOOK_S", 0.01)
     monkeypatch.setattr(cache_module, "SILENT_S", 0.05)
-    monkeypatch.setattr(listener_module, "GONE_S", 0.05)
+    monkeypatch.setattr(listener_module, "ALONE_S", 0.05)
 
 
 def stored(name: int, parent: int | None = None, *, size: int = 16) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def wait_for_children(pid: int, module: str, count: int) -> list[tuple[int, str]
     raise AssertionError(f"no {count} processes of {module}")
 
 
-def wait_until_gone(processes: list[tuple[int, str]]) -> None:
+def wait_until_ended(processes: list[tuple[int, str]]) -> None:
     """Wait until the processes have ended. One that was starting when its parent ended may take
     longer.
     """
@@ -144,7 +144,7 @@ def test_a_killed_process_ends_the_replay(start: Start, trace: Path, module: str
     assert "Traceback" not in stderr
     assert stderr.count("beluga: error: ") == 1
     assert not pool_directory(server[0][1]).exists()
-    wait_until_gone(server + clients)
+    wait_until_ended(server + clients)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_stopped_replay_leaves_nothing(
     assert replay.returncode == status
     assert "Traceback" not in stderr
     assert not pool_directory(server[0][1]).exists()
-    wait_until_gone(server + clients)
+    wait_until_ended(server + clients)
 
 
 def test_a_killed_replay_leaves_nothing(start: Start, trace: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_killed_replay_leaves_nothing(start: Start, trace: Path) -> None:
     clients = wait_for_children(replay.pid, "beluga.replay.client", 2)
     replay.kill()
     replay.wait()
-    wait_until_gone(server + clients)
+    wait_until_ended(server + clients)
     assert not pool_directory(server[0][1]).exists()
 
 
@@ -187,7 +187,7 @@ def killed_group(trace: Path) -> Path:
     left = pool_directory(server[0][1])
     os.killpg(replay.pid, signal.SIGKILL)
     replay.wait()
-    wait_until_gone(server)
+    wait_until_ended(server)
     return left
 
 

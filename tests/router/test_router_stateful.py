@@ -149,15 +149,15 @@ class RouterMachine(RuleBasedStateMachine):
 
     # ---- Events and reports, which also come from workers that have left
 
-    @rule(worker=WORKERS, tier=TIERS, path=PATHS, start=st.integers(0, 4), kept=st.booleans())
-    def compute(self, worker: Worker, tier: Tier, path: list[int], start: int, kept: bool) -> None:
+    @rule(worker=WORKERS, tier=TIERS, path=PATHS, start=st.integers(0, 4), held=st.booleans())
+    def compute(self, worker: Worker, tier: Tier, path: list[int], start: int, held: bool) -> None:
         """An engine's event: blocks are stored or removed under the names of their paths."""
         names, start = list(sequence_of(path)), min(start, len(path))
         self.path = path
         parent = names[start - 1] if start else None
         self.apply(
             RouterEvent(worker, Stored(names[start:], path[start:], parent), tier=tier)
-            if kept
+            if held
             else RouterEvent(worker, Removed(names[start:]), tier=tier)
         )
 
@@ -216,16 +216,16 @@ class RouterMachine(RuleBasedStateMachine):
     def route(self, path: list[int], more: int, pin: Worker | None, taints: frozenset[str]) -> None:
         query = Query(SIZE * len(path) + more, SIZE, path, sequence_of(path))
         demands = Constraints(pin=pin, required_taints=taints)
-        wanted = self.fitting(pin, taints)
-        well = [worker for worker in wanted if not self.is_overloaded(worker)]
+        fitting = self.fitting(pin, taints)
+        well = [worker for worker in fitting if not self.is_overloaded(worker)]
         self.count += 1
         try:
             choice = self.router.route(self.count, query, demands, now=self.now)
         except NoWorkersError:
-            assert not wanted
+            assert not fitting
             return
         except WorkersOverloadedError:
-            assert wanted and not well
+            assert fitting and not well
             return
         except AllWorkersBusyError:
             assert self.policy == "alpha-gamma" and all(map(self.is_full, well))

@@ -26,7 +26,7 @@ from beluga.simulate import Options, Trace, TraceEntry, make_trace
 from beluga.simulate.cluster import Cluster, Planning
 
 QWEN = costs.MODELS["qwen3-32b-h200"]
-ONE = Options(workers=1)
+ONE_WORKER = Options(workers=1)
 
 
 def trace_of(*prompts: TraceEntry) -> Trace:
@@ -44,7 +44,7 @@ def decode_s(steps: int, context: int) -> float:
 
 
 def test_a_single_request_takes_the_time_of_the_cost_model() -> None:
-    [request] = run(trace_of(TraceEntry(0, 6000, 101, ())), ONE).requests
+    [request] = run(trace_of(TraceEntry(0, 6000, 101, ())), ONE_WORKER).requests
     # The sum of a step's 12 ms, and 7.19 + 459.78 + 27.378 ms; then come 100 steps of about 30.5
     # ms.
     assert request.first_token == pytest.approx(0.506348)
@@ -52,7 +52,7 @@ def test_a_single_request_takes_the_time_of_the_cost_model() -> None:
 
 
 def test_a_long_prompt_is_prefilled_in_steps_of_bounded_size() -> None:
-    [request] = run(trace_of(TraceEntry(0, 20000, 1, ())), ONE).requests
+    [request] = run(trace_of(TraceEntry(0, 20000, 1, ())), ONE_WORKER).requests
     expected = sum(
         QWEN.h + QWEN.prefill_ms(tokens, before)
         for tokens, before in ((8192, 0), (8192, 8192), (3616, 16384))
@@ -64,7 +64,7 @@ def test_a_long_prompt_is_prefilled_in_steps_of_bounded_size() -> None:
 def test_blocks_of_the_pool_are_copied_and_not_computed() -> None:
     blocks = list(range(10))
     first, second = TraceEntry(0, 5200, 1, blocks), TraceEntry(100, 5200, 1, blocks)
-    options = dataclasses.replace(ONE, workers=2)
+    options = dataclasses.replace(ONE_WORKER, workers=2)
     stored, copied = run(trace_of(first, second), options).requests
     if stored.worker == copied.worker:  # by chance; the HBM of that worker has the blocks
         assert copied.device == 10
@@ -78,18 +78,18 @@ def test_blocks_of_the_pool_are_copied_and_not_computed() -> None:
 def test_hbm_hits_are_free_and_local_dram_is_slower() -> None:
     blocks = list(range(10))
     prompts = [TraceEntry(100 * n, 5200, 1, blocks) for n in range(2)]
-    _, again = run(trace_of(*prompts), ONE, "split").requests
+    _, again = run(trace_of(*prompts), ONE_WORKER, "split").requests
     assert (again.device, again.far) == (10, 0)
     assert again.first_token - 100 == pytest.approx((QWEN.h + QWEN.prefill_ms(80, 5120)) / 1e3)
     others = [TraceEntry(10 + n, 5200, 1, range(100 * n + 10, 100 * n + 20)) for n in range(50)]
-    cluster = run(trace_of(prompts[0], *others, prompts[1]), ONE, "split")
+    cluster = run(trace_of(prompts[0], *others, prompts[1]), ONE_WORKER, "split")
     assert (cluster.requests[-1].device, cluster.requests[-1].far) == (0, 10)
 
 
 def test_a_prompt_waits_only_for_the_current_decode_step() -> None:
-    alone = run(trace_of(TraceEntry(0, 100, 1000, ())), ONE).requests[0]
+    alone = run(trace_of(TraceEntry(0, 100, 1000, ())), ONE_WORKER).requests[0]
     first, second = run(
-        trace_of(TraceEntry(0, 100, 1000, ()), TraceEntry(5, 2000, 1, ())), ONE
+        trace_of(TraceEntry(0, 100, 1000, ()), TraceEntry(5, 2000, 1, ())), ONE_WORKER
     ).requests
     step = (QWEN.h + QWEN.decode_ms(1, 1100)) / 1e3
     prefill = (QWEN.h + QWEN.prefill_ms(2000) + QWEN.f + QWEN.g * 1100) / 1e3
@@ -100,14 +100,14 @@ def test_a_prompt_waits_only_for_the_current_decode_step() -> None:
 
 def test_the_time_of_a_decode_step_depends_on_the_sum_of_contexts() -> None:
     prompts = [TraceEntry(0, 8192, 1, ()), *[TraceEntry(0.01, 512, 50, ())] * 4]
-    requests = run(trace_of(*prompts), ONE).requests[1:]
+    requests = run(trace_of(*prompts), ONE_WORKER).requests[1:]
     assert len({request.done for request in requests}) == 1
     steps = sum(QWEN.h + QWEN.decode_ms(4, 4 * (513 + step)) for step in range(49)) / 1e3
     assert requests[0].done - requests[0].first_token == pytest.approx(steps)
 
 
 def test_hbm_bounds_concurrent_requests_and_all_slots_are_released() -> None:
-    options = dataclasses.replace(ONE, hbm=12 * 512 * QWEN.kv_bytes_per_token)
+    options = dataclasses.replace(ONE_WORKER, hbm=12 * 512 * QWEN.kv_bytes_per_token)
     prompts = [TraceEntry(0, 4096, 200, range(n * 8, n * 8 + 8)) for n in range(5)]
     cluster = run(trace_of(*prompts), options)
     finished = sorted(request.done for request in cluster.requests)
@@ -119,7 +119,7 @@ def test_hbm_bounds_concurrent_requests_and_all_slots_are_released() -> None:
 
 
 def test_a_request_that_fits_no_worker_is_refused() -> None:
-    options = dataclasses.replace(ONE, hbm=4 * 512 * QWEN.kv_bytes_per_token)
+    options = dataclasses.replace(ONE_WORKER, hbm=4 * 512 * QWEN.kv_bytes_per_token)
     cluster = run(trace_of(TraceEntry(0, 2048, 10, ()), TraceEntry(1, 100, 10, ())), options)
     assert cluster.refused == 1
     assert [math.isnan(request.done) for request in cluster.requests] == [True, False]
@@ -127,7 +127,7 @@ def test_a_request_that_fits_no_worker_is_refused() -> None:
 
 def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
     prompts = [TraceEntry(0, 1024, 9, (1, 2)), TraceEntry(0, 1100, 9, (1, 2))]
-    requests = run(trace_of(*prompts), dataclasses.replace(ONE, engine="serial")).requests
+    requests = run(trace_of(*prompts), dataclasses.replace(ONE_WORKER, engine="serial")).requests
     begin, end = sorted(requests, key=lambda request: request.first_token)
     assert begin.first_token == pytest.approx(QWEN.prefill_ms(begin.left) / 1e3)
     waited = end.first_token - begin.first_token
@@ -142,7 +142,7 @@ def test_blocks_of_a_serial_worker_are_hits_for_another() -> None:
         TraceEntry(100, 5200, 1, blocks),
         TraceEntry(200, 5200, 1, blocks),
     ]
-    options = dataclasses.replace(ONE, engine="serial", workers=2)
+    options = dataclasses.replace(ONE_WORKER, engine="serial", workers=2)
     cluster = Cluster(trace_of(*prompts), options, policy="round-robin", memory="pool")
     cluster.run()
     first, other, again = cluster.requests
