@@ -147,11 +147,14 @@ def test_the_older_of_two_entries_is_reported(ground: Ground) -> None:
     assert text.startswith("entry-twice block 8: ")
 
 
-def test_findings_beyond_the_buffer_are_counted(ground: Ground) -> None:
+def test_findings_beyond_the_buffer_are_counted(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for block in range(COUNT):
         ground.flip(ground.entry(block), 8)
+    monkeypatch.setattr("beluga.index.check.FINDINGS_MAX", 5)
     report = check_pool(ground.pool)
-    assert report.finding_count == COUNT
+    assert (report.finding_count, len(report.findings)) == (COUNT, 5)
     assert report.findings[0] == (
         "entry-damaged block 0: the check value of the entry is wrong; it reads as a miss"
     )
@@ -256,6 +259,13 @@ def fill_table(pool: Pool) -> None:
         put(IndexClient(client), range(REPAIRED))
 
 
+@pytest.fixture
+def table(pool: Pool) -> Ground:
+    """The tables of a pool with REPAIRED blocks."""
+    fill_table(pool)
+    return Ground(pool)
+
+
 def retained(pool: Pool) -> set[int]:
     with IndexServer(pool), Client(pool) as client:
         return held(IndexClient(client), range(REPAIRED))
@@ -268,35 +278,20 @@ def test_a_repair_does_not_change_a_healthy_pool(pool: Pool) -> None:
     assert retained(pool) == set(range(REPAIRED))
 
 
-def test_damaged_entries_are_dropped(pool: Pool) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
+def test_damaged_entries_are_dropped(pool: Pool, table: Ground) -> None:
     for block in (3, 7):
-        ground.flip(ground.entry(block), 20)
+        table.flip(table.entry(block), 20)
     acts, report = repair_pool(pool)
     assert len(acts) == 2 and all("entry-damaged" in act for act in acts)
     assert report.findings == ()
     assert len(retained(pool)) == REPAIRED - 2
 
 
-def test_a_damaged_mark_drops_its_blocks(pool: Pool) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
-    ground.flip(ground.mark(0), 20)
+def test_a_damaged_mark_drops_its_blocks(pool: Pool, table: Ground) -> None:
+    table.flip(table.mark(0), 20)
     _, report = repair_pool(pool)
     assert report.findings == ()
     assert 0 < len(retained(pool)) < REPAIRED
-
-
-@pytest.mark.parametrize("half", [0, 1])
-def test_a_damaged_epoch_line_is_recreated(pool: Pool, half: int) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
-    for copy in (0, 64):
-        ground.flip(ground.epoch(half) + copy, 3)
-    _, report = repair_pool(pool, declared_gone=True)
-    assert report.findings == ()
-    assert retained(pool) == set(range(REPAIRED))
 
 
 NONSENSE: list[dict[str, Any]] = [
@@ -321,27 +316,25 @@ NONSENSE: list[dict[str, Any]] = [
     ],
 )
 def test_the_valid_copy_of_an_epoch_line_is_used(
-    pool: Pool, half: int, nonsense: dict[str, Any]
+    pool: Pool, table: Ground, half: int, nonsense: dict[str, Any]
 ) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
-    right = bytes(ground.at(ground.epoch(half) + 64))
-    ground.forge_table("bl_epoch_line", ground.epoch(half), half, **nonsense)
+    right = bytes(table.at(table.epoch(half) + 64))
+    table.forge_table("bl_epoch_line", table.epoch(half), half, **nonsense)
     _, report = repair_pool(pool, declared_gone=True)
     assert report.findings == ()
-    assert [bytes(ground.at(ground.epoch(half) + at)) for at in (0, 64)] == [right, right]
+    assert [bytes(table.at(table.epoch(half) + at)) for at in (0, 64)] == [right, right]
     assert retained(pool) == set(range(REPAIRED))
 
 
 @pytest.mark.parametrize(("half", "epoch"), [(0, 0), (0, 1), (1, (1 << 24) + 1)])
-def test_an_invalid_epoch_line_drops_nothing_else(pool: Pool, half: int, epoch: int) -> None:
+def test_an_invalid_epoch_line_drops_nothing_else(
+    pool: Pool, table: Ground, half: int, epoch: int
+) -> None:
     """The half that served before is checked instead, and its damage has no effect."""
-    fill_table(pool)
-    ground = Ground(pool)
     for copy in (0, 64):
-        ground.forge_table("bl_epoch_line", ground.epoch(half) + copy, half, epoch=epoch)
+        table.forge_table("bl_epoch_line", table.epoch(half) + copy, half, epoch=epoch)
     history = pool.geometry.block_count_max
-    ground.at(ground.entry(history + 3))[:] = bytes(range(64))
+    table.at(table.entry(history + 3))[:] = bytes(range(64))
     assert any("entry-damaged block 3" in finding for finding in check_pool(pool).findings)
     acts, report = repair_pool(pool, declared_gone=True)
     assert not any("entry" in act for act in acts)
@@ -352,22 +345,21 @@ def test_an_invalid_epoch_line_drops_nothing_else(pool: Pool, half: int, epoch: 
 @pytest.mark.parametrize("half", [0, long(1)])
 def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
     pool: Pool,
+    table: Ground,
     paths: list[Path],
     half: int,
     run: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
     for copy in (0, 64):  # neither torn nor unwritten: both have arbitrary bytes
-        ground.at(ground.epoch(half) + copy)[:] = bytes((7 * at + copy) % 251 for at in range(64))
-    damaged = bytes(ground.at(ground.epoch(half)))
+        table.at(table.epoch(half) + copy)[:] = bytes((7 * at + copy) % 251 for at in range(64))
+    damaged = bytes(table.at(table.epoch(half)))
     names_repair = "'beluga pool check --repair'"
     with (
         pytest.raises(EpochDamagedError, match=names_repair),
         IndexServer(pool, declared_gone=True),
     ):
         pass
-    assert bytes(ground.at(ground.epoch(half))) == damaged
+    assert bytes(table.at(table.epoch(half))) == damaged
     devices = [option for path in paths for option in ("--pool", path)]
     refused = run("serve", *devices)
     assert refused.returncode == 1
@@ -378,43 +370,46 @@ def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
     assert retained(pool) == set(range(REPAIRED))
 
 
-def test_lines_of_all_kinds_are_dropped(pool: Pool) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
-    for offset in (
-        ground.heartbeat(),
-        4096,
-        16384,
-        16384 + 128,
-        ground.session(0),
-        ground.lane(0) + 64,
-    ):
-        ground.flip(offset, 9)
-    assert check_pool(pool).finding_count >= 5
-    _, report = repair_pool(pool)
+def other_lines(table: Ground) -> list[int]:
+    tables = [table.heartbeat(), 4096, 16384, 16384 + 128]
+    return [*tables, table.session(0), table.lane(0) + 64]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count", "declared"),
+    [
+        (lambda table: [table.epoch(0), table.epoch(0) + 64], 1, True),
+        (lambda table: [table.epoch(1), table.epoch(1) + 64], 1, True),
+        (other_lines, 5, False),
+    ],
+    ids=["epoch 0", "epoch 1", "others"],
+)
+def test_damaged_lines_are_recreated_and_cost_no_block(
+    pool: Pool, table: Ground, lines: Callable[[Ground], list[int]], count: int, declared: bool
+) -> None:
+    for offset in lines(table):
+        table.flip(offset, 9)
+    assert check_pool(pool).finding_count >= count
+    _, report = repair_pool(pool, declared_gone=declared)
     assert report.findings == ()
     assert retained(pool) == set(range(REPAIRED))
 
 
-def test_the_newer_of_two_blocks_with_one_key_is_kept(pool: Pool) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
-    older = ground.read("bl_entry", ground.entry(4))
-    ground.forge("bl_entry", ground.entry(5), 5, seal_table, key=list(older.key))
+def test_the_newer_of_two_blocks_with_one_key_is_kept(pool: Pool, table: Ground) -> None:
+    older = table.read("bl_entry", table.entry(4))
+    table.forge("bl_entry", table.entry(5), 5, seal_table, key=list(older.key))
     acts, report = repair_pool(pool)
     assert ["entry-twice block 4" in act for act in acts] == [True]
     assert report.findings == ()
     assert retained(pool) == set(range(REPAIRED)) - {5}
 
 
-def test_a_pool_in_use_is_not_changed(pool: Pool) -> None:
-    fill_table(pool)
-    ground = Ground(pool)
-    ground.flip(ground.entry(3), 20)
-    before = bytes(ground.at(ground.entry(3)))
+def test_a_pool_in_use_is_not_changed(pool: Pool, table: Ground) -> None:
+    table.flip(table.entry(3), 20)
+    before = bytes(table.at(table.entry(3)))
     with IndexServer(pool), pytest.raises(DeviceBusyError):
         repair_pool(pool)
-    assert bytes(ground.at(ground.entry(3))) == before
+    assert bytes(table.at(table.entry(3))) == before
 
 
 def test_other_hosts_must_be_declared_gone(shm: Path) -> None:

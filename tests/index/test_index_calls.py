@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import Ground
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.blocks import hasty_client, held, keys, put
@@ -226,22 +225,6 @@ def test_devices_are_checked_with_payload_on_request_only(
     assert not any(arguments[1] for name, arguments in core.calls[2:] if name == "bl_check_pool")
 
 
-def test_findings_beyond_the_buffer_are_counted(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with IndexServer(pool):
-        pass  # the half of the second epoch is the first half in the pool
-    with IndexServer(pool), Client(pool) as client:
-        put(IndexClient(client), range(8))
-    ground = Ground(pool)
-    for block in range(8):
-        ground.flip(ground.entry(block), 8)
-    monkeypatch.setattr(check_module, "FINDINGS_MAX", 5)
-    report = check_pool(pool)
-    assert (report.finding_count, len(report.findings)) == (8, 5)
-    ground.undo()
-
-
 def test_a_check_or_repair_that_fails_is_an_error(pool: Pool, core: WatchedCore) -> None:
     core.fails["bl_check_pool"] = -errno.EAGAIN
     for look in (check_pool, repair_pool):
@@ -276,6 +259,7 @@ class Script:
         for method in (lib.BL_METHOD_RELEASE, lib.BL_METHOD_REMOVE, lib.BL_METHOD_REMOVING):
             self.items[method] = []
             self.server.handle(method, lambda request, method=method: self._run(method, request))
+        self.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)  # a disk has them
         self.server.start()
 
     def _run(self, method: int, request: bytes) -> bytes:
@@ -323,24 +307,29 @@ def test_pins_of_several_messages_are_each_released_once(
     assert script.calls(lib.BL_METHOD_RELEASE) == 3
 
 
-def test_a_release_whose_second_message_fails_is_an_error(
+def test_a_message_that_a_server_cannot_answer_is_an_error(
     script: Script, scripted: IndexClient
 ) -> None:
-    def answer(count: int) -> bytes:
+    def second_fails(count: int) -> bytes:
         if script.calls(lib.BL_METHOD_RELEASE) > 1:
             raise ValueError("no more")
         return reply(count)
 
-    script.answers[lib.BL_METHOD_RELEASE] = answer
+    def no_report(count: int) -> bytes:
+        raise ValueError("no report")
+
+    script.answers[lib.BL_METHOD_RELEASE] = second_fails
+    script.answers[lib.BL_METHOD_REMOVING] = no_report
     with pytest.raises(HandlerError):
         scripted.release(hits(KEYS_MAX + 1))
+    with pytest.raises(HandlerError):
+        scripted.remove(keys(range(3)))
 
 
 def test_keys_of_several_messages_are_each_removed_and_polled_once(
     script: Script, scripted: IndexClient
 ) -> None:
     names = keys(range(KEYS_MAX + 40))
-    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(count, after=bytes(count))
     assert scripted.remove(names) == len(names)
     for method in (lib.BL_METHOD_REMOVE, lib.BL_METHOD_REMOVING):
@@ -353,11 +342,9 @@ def test_a_removal_polls_until_the_disk_has_attempted_it(
 ) -> None:
     names = keys(range(KEYS_MAX + 40))
 
-    def requested(count: int) -> bytes:
-        return reply(count, state=script.calls(lib.BL_METHOD_REMOVING) < 4, after=bytes(count))
-
-    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
-    script.answers[lib.BL_METHOD_REMOVING] = requested
+    script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(
+        count, state=script.calls(lib.BL_METHOD_REMOVING) < 4, after=bytes(count)
+    )
     assert scripted.remove(names) == len(names)
     first, others = names[:KEYS_MAX].tobytes(), names[KEYS_MAX:].tobytes()
     assert script.items[lib.BL_METHOD_REMOVING] == [first, first, first, first, others]
@@ -366,12 +353,9 @@ def test_a_removal_polls_until_the_disk_has_attempted_it(
 def test_the_wait_of_a_removal_for_an_idle_disk_is_bounded(
     script: Script, scripted: IndexClient
 ) -> None:
-    def requested(count: int) -> bytes:
-        pending = script.calls(lib.BL_METHOD_REMOVING) <= 2 * LOOKS
-        return reply(count, state=pending, after=bytes(count))
-
-    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
-    script.answers[lib.BL_METHOD_REMOVING] = requested
+    script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(
+        count, state=script.calls(lib.BL_METHOD_REMOVING) <= 2 * LOOKS, after=bytes(count)
+    )
     assert scripted.remove(keys(range(3))) == 3
     assert 1 < script.calls(lib.BL_METHOD_REMOVING) < LOOKS
 
@@ -387,24 +371,11 @@ def test_a_removal_without_a_disk_takes_one_call(script: Script, scripted: Index
 def test_a_reply_for_fewer_keys_than_requested_is_an_error(
     script: Script, scripted: IndexClient, fewer: int
 ) -> None:
-    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
     script.answers[lib.BL_METHOD_REMOVING] = lambda count: reply(
         count - fewer, after=bytes(count - fewer)
     )
     with pytest.raises(BadReplyError):
         scripted.remove(keys(range(KEYS_MAX)))
-
-
-def test_a_removal_that_a_server_cannot_report_on_is_an_error(
-    script: Script, scripted: IndexClient
-) -> None:
-    def requested(count: int) -> bytes:
-        raise ValueError("no report")
-
-    script.answers[lib.BL_METHOD_REMOVE] = lambda count: reply(count, state=1)
-    script.answers[lib.BL_METHOD_REMOVING] = requested
-    with pytest.raises(HandlerError):
-        scripted.remove(keys(range(3)))
 
 
 class Target:

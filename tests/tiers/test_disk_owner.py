@@ -208,8 +208,9 @@ def caching(path: Path) -> Iterator[KVCache]:
         yield cache
 
 
-def made(path: Path, *, again: bool = False) -> None:
-    Pool.create([path], device_size=32 << 20, sparse=True, force=again).close()
+def made(path: Path) -> Path:
+    Pool.create([path], device_size=32 << 20, sparse=True).close()
+    return path
 
 
 def block(number: int) -> np.ndarray:
@@ -238,45 +239,55 @@ def below(disk: Path) -> list[object]:
     return ["--disk", disk, "--disk-bytes", "16M", "--admission", "always"]
 
 
-def printed(server: subprocess.Popen[str], text: str) -> bool:
-    assert server.stderr
-    return any(text in line for line in server.stderr)
+@pytest.fixture
+def serve(start: Start) -> Start:
+    """Start a server, and wait for the line that it prints."""
+
+    def serve(
+        pool: Path, *options: object, prints: str = "serving, epoch 1"
+    ) -> subprocess.Popen[str]:
+        server = start("serve", "--pool", pool, *options)
+        assert server.stderr
+        assert any(prints in line for line in server.stderr)
+        return server
+
+    return serve
+
+
+def kill(server: subprocess.Popen[str], how: int = signal.SIGKILL) -> None:
+    server.send_signal(how)
+    server.wait(60)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("standby", [False, True])
 def test_a_recreated_pool_has_the_blocks_of_its_disk(
-    shm: Path, tmp_path: Path, start: Start, how: int, standby: bool
+    shm: Path, tmp_path: Path, serve: Start, how: int, standby: bool
 ) -> None:
-    path, disk = shm / "p", tmp_path / "disk"
-    made(path)
-    first = start("serve", "--pool", path, *below(disk))
-    assert printed(first, "serving, epoch 1")
+    path, disk = made(shm / "p"), tmp_path / "disk"
+    first = serve(path, *below(disk))
     save(path, disk)
-    first.send_signal(how)
-    first.wait(60)
+    kill(first, how)
     path.unlink()  # as a reboot does
     made(path)
-    options = ["--standby"] if standby else []
-    second = start("serve", "--pool", path, *below(disk), *options)
-    assert printed(second, "took over, epoch 1" if standby else "serving, epoch 1")
+    if standby:
+        serve(path, *below(disk), "--standby", prints="took over, epoch 1")
+    else:
+        serve(path, *below(disk))
     assert eventually(lambda: has_all(path))
 
 
 @pytest.mark.parametrize("content", [b"\0", b"\x5a"], ids=["zeros", "garbage"])
 def test_a_pool_on_volatile_memory_is_recreated_after_a_reboot(
-    shm: Path, tmp_path: Path, start: Start, run: Run, content: bytes
+    shm: Path, tmp_path: Path, serve: Start, run: Run, content: bytes
 ) -> None:
     """A devdax device is still there, but has lost its contents. Each command reports that in one
     line, and the disk tier has the blocks once an operator has created the pool again.
     """
-    path, disk = shm / "p", tmp_path / "disk"
-    made(path)
-    first = start("serve", "--pool", path, *below(disk))
-    assert printed(first, "serving, epoch 1")
+    path, disk = made(shm / "p"), tmp_path / "disk"
+    first = serve(path, *below(disk))
     save(path, disk)
-    first.kill()  # a power cut
-    first.wait(60)
+    kill(first)  # a power cut
     shutil.rmtree(f"{path}.run", ignore_errors=True)  # the runtime directory is in memory, too
     size = path.stat().st_size
     path.write_bytes(content * size)
@@ -287,53 +298,41 @@ def test_a_pool_on_volatile_memory_is_recreated_after_a_reboot(
         assert len(errors) == 1
         assert "Traceback" not in refused.stderr
     assert run("pool", "create", "--force", path).returncode == 0
-    second = start("serve", "--pool", path, *below(disk))
-    assert printed(second, "serving, epoch 1")
+    serve(path, *below(disk))
     assert eventually(lambda: has_all(path))
 
 
 def test_the_disk_of_another_pool_is_rejected_until_it_is_released(
-    shm: Path, tmp_path: Path, start: Start, run: Run
+    shm: Path, tmp_path: Path, serve: Start, run: Run
 ) -> None:
-    first_pool, second_pool, disk = shm / "one", shm / "two", tmp_path / "disk"
-    made(first_pool)
-    made(second_pool)
-    first = start("serve", "--pool", first_pool, *below(disk))
-    assert printed(first, "serving, epoch 1")
+    first_pool, second_pool, disk = made(shm / "one"), made(shm / "two"), tmp_path / "disk"
+    first = serve(first_pool, *below(disk))
     save(first_pool, disk)
     held = run("disk", "adopt", disk)
     assert held.returncode == 1
     assert "in use by process" in held.stderr
-    first.kill()
-    first.wait(60)
+    kill(first)
     refused = run("serve", "--pool", second_pool, *below(disk))
     assert refused.returncode == 1
-    [line] = [
-        line for line in refused.stderr.splitlines() if "has the blocks of the server" in line
-    ]
+    lines = refused.stderr.splitlines()
+    (line,) = (line for line in lines if "has the blocks of the server" in line)
     assert f"beluga disk adopt {disk}" in line
     given = run("disk", "adopt", disk, "--json")
     assert given.returncode == 0
     assert str(first_pool) in given.stdout
-    second = start("serve", "--pool", second_pool, *below(disk))
-    assert printed(second, "serving, epoch 1")
+    serve(second_pool, *below(disk))
     assert eventually(lambda: has_all(second_pool))
 
 
 def test_an_owner_with_a_name_may_move_its_pool(
-    shm: Path, tmp_path: Path, start: Start, run: Run
+    shm: Path, tmp_path: Path, serve: Start, run: Run
 ) -> None:
-    first_pool, second_pool, disk = shm / "one", shm / "two", tmp_path / "disk"
-    made(first_pool)
-    made(second_pool)
+    first_pool, second_pool, disk = made(shm / "one"), made(shm / "two"), tmp_path / "disk"
     named = [*below(disk), "--disk-owner", "rack 7"]
-    first = start("serve", "--pool", first_pool, *named)
-    assert printed(first, "serving, epoch 1")
+    first = serve(first_pool, *named)
     save(first_pool, disk)
-    first.kill()
-    first.wait(60)
-    second = start("serve", "--pool", second_pool, *named)
-    assert printed(second, "serving, epoch 1")
+    kill(first)
+    serve(second_pool, *named)
     assert eventually(lambda: has_all(second_pool))
     alone = run("serve", "--pool", first_pool, "--disk-owner", "rack 7")
     assert alone.returncode == 2
@@ -458,9 +457,7 @@ def test_more_disks_and_fewer_are_the_same_set(pool: Path, tmp_path: Path) -> No
         assert served.server.lower_stat().tier_count == 2  # this disk has left the set of both
     with serving(pool, third_disk) as served:
         served.save("c")
-    with serving(
-        pool, first_disk, third_disk
-    ) as served:  # a disk of another set is formatted again
+    with serving(pool, first_disk, third_disk) as served:  # the third one is formatted again
         assert served.on_disk("b")
         assert not served.has("a")
         assert served.server.lower_stat().tier_count == 3
