@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support import roles
-from support.emulation import PATIENCE, long
+from support.emulation import PATIENCE
 from support.role import Process
 
 from beluga.pool import Pool
@@ -248,28 +248,41 @@ def run(code: str, paths: list[Path], *options: str) -> subprocess.CompletedProc
     )
 
 
+def with_engine(settings: str) -> str:
+    """CLIENT with an engine: a batch handles failed memory like a single call."""
+    made = 'KVCache(pool, namespace="fault"'
+    code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")
+    return f"from beluga.transfer import CpuEngine\n{code}"
+
+
 @pytest.mark.parametrize(
-    "options", [(), long(("-X", "faulthandler"))], ids=["plain", "faulthandler"]
+    ("code", "options"),
+    [
+        pytest.param(CLIENT, (), id="plain"),
+        pytest.param(CLIENT, ("-X", "faulthandler"), marks=pytest.mark.long, id="faulthandler"),
+        pytest.param(LATE, (), id="replaced handler"),
+        pytest.param(with_engine(""), (), id="engine"),
+        pytest.param(
+            with_engine(", check_checksums=False"), (), marks=pytest.mark.long, id="bare engine"
+        ),
+        pytest.param(LIAR, (), id="false report"),
+        pytest.param(PUMP, (), id="pump"),
+    ],
 )
-def test_a_client_survives_and_reads_the_remaining_blocks(
-    paths: list[Path], options: tuple[str, ...]
+def test_a_client_survives_a_fault_of_the_pool(
+    paths: list[Path], code: str, options: tuple[str, ...]
 ) -> None:
     with Process(roles.serve_index, paths):
-        ended = run(CLIENT, paths, *options)
+        ended = run(code, paths, *options)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
     assert "Bus error" not in ended.stderr
 
 
 @pytest.mark.parametrize(
-    "settings", ["", long(", check_checksums=False")], ids=["verified", "bare"]
+    "code", [SERVER, VERIFY, RANGES, MEANWHILE], ids=["server", "verify", "ranges", "meanwhile"]
 )
-def test_an_engine_handles_failed_memory_like_a_single_call(
-    paths: list[Path], settings: str
-) -> None:
-    made = 'KVCache(pool, namespace="fault"'
-    code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")
-    with Process(roles.serve_index, paths):
-        ended = run(f"from beluga.transfer import CpuEngine\n{code}", paths)
+def test_a_process_ends_its_work_with_an_error(paths: list[Path], code: str) -> None:
+    ended = run(code, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
@@ -283,24 +296,6 @@ def test_failed_memory_stays_retired_under_the_next_server(paths: list[Path]) ->
         with Process(roles.serve_index, paths):
             ended = run(LATER, paths)
             assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
-
-
-def test_a_server_detects_faults_by_its_own_reads(paths: list[Path]) -> None:
-    with Process(roles.serve_index, paths):
-        ended = run(LIAR, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
-
-
-def test_a_replaced_signal_handler_is_restored(paths: list[Path]) -> None:
-    with Process(roles.serve_index, paths):
-        ended = run(LATE, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
-    assert "Bus error" not in ended.stderr
-
-
-def test_a_signal_handler_replaced_during_a_call_loses_at_most_a_report(paths: list[Path]) -> None:
-    ended = run(MEANWHILE, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
 # faulthandler is installed under this handler, or over it.
@@ -319,24 +314,3 @@ def test_a_fault_outside_the_pool_still_ends_the_process(paths: list[Path], code
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
     assert ALIVE not in ended.stdout
-
-
-def test_a_server_ends_with_a_reason(paths: list[Path]) -> None:
-    ended = run(SERVER, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
-
-
-def test_an_acceptance_test_ends_with_an_error(paths: list[Path]) -> None:
-    ended = run(VERIFY, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
-
-
-def test_copies_outside_a_batch_report_the_fault(paths: list[Path]) -> None:
-    ended = run(RANGES, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
-
-
-def test_a_dispatch_loop_ends_with_an_error(paths: list[Path]) -> None:
-    with Process(roles.serve_index, paths):
-        ended = run(PUMP, paths)
-    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr

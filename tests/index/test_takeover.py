@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,17 @@ REMOVED = 9
 
 def located(index: IndexClient, numbers: range) -> dict[int, BlockPlace]:
     """Return where each block is, by its number."""
-    hits_of = {number: index.lookup(keys([number])).hits for number in numbers}
     return {
-        number: (hits[0].offset, hits[0].length, hits[0].generation, hits[0].block)
-        for number, hits in hits_of.items()
-        if hits
+        number: (hit.offset, hit.length, hit.generation, hit.block)
+        for number in numbers
+        for hit in index.lookup(keys([number])).hits
     }
+
+
+@contextmanager
+def serving(pool: Pool) -> Iterator[tuple[IndexServer, IndexClient]]:
+    with IndexServer(pool) as server, Client(pool) as client:
+        yield server, IndexClient(client)
 
 
 def conserved(index: IndexClient) -> bool:
@@ -71,8 +77,7 @@ def test_every_committed_block_survives_kills_of_the_server(
     first.kill()
     for _ in range(deaths - 1):
         Process(roles.serve_index, paths).kill()
-    with IndexServer(pool) as server, Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (server, index):
         assert server.stat().epoch == deaths + 1
         assert located(index, range(40)) == before
         assert index.stat().damaged_count == 0
@@ -91,22 +96,21 @@ def test_a_client_continues_its_puts_across_server_deaths(
             put(index, range(turn * 5, turn * 5 + 5))
             server.kill()
             server = Process(roles.serve_index, paths)
-        assert held(index, range(deaths * 5)) == set(range(deaths * 5))
+        stored = range(deaths * 5)
+        assert held(index, stored) == set(stored)
         assert eventually(lambda: conserved(index))
-        generations = [
-            located_block[2] for located_block in located(index, range(deaths * 5)).values()
-        ]
+        generations = [generation for _, _, generation, _ in located(index, stored).values()]
         assert sorted(set(generations)) == generations
     server.kill()
 
 
 def test_a_clean_stop_loses_no_blocks(pool: Pool) -> None:
-    with IndexServer(pool), Client(pool) as client:
-        put(IndexClient(client), range(10))
-        before = located(IndexClient(client), range(10))
+    with serving(pool) as (_, index):
+        put(index, range(10))
+        before = located(index, range(10))
     for _ in range(3):
-        with IndexServer(pool), Client(pool) as client:
-            assert located(IndexClient(client), range(10)) == before
+        with serving(pool) as (_, index):
+            assert located(index, range(10)) == before
 
 
 def test_grants_of_a_live_client_are_not_reassigned(
@@ -117,8 +121,7 @@ def test_grants_of_a_live_client_are_not_reassigned(
         with Client(pool) as client:
             (new_block,) = put(IndexClient(client), [100])
         first.kill()
-        with IndexServer(pool) as server, Client(pool) as client:
-            index = IndexClient(client)
+        with serving(pool) as (server, index):
             assert server.stat().inherited_count >= 1
             assert index.stat().held_bytes > 0
             # The writer may still write there, so no session gets this space.
@@ -143,8 +146,7 @@ def test_grants_of_a_dead_client_are_free_soon_after_a_takeover(
         writer.request('["reserve", [1, 2, 3]]')
         first.kill()
         writer.kill()
-    with IndexServer(pool) as server, Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (server, index):
         assert eventually(lambda: index.stat().held_bytes == 0)
         assert server.stat().inherited_count == 0
         assert index.stat().used_bytes == 0
@@ -171,8 +173,7 @@ def test_the_order_of_eviction_starts_by_generation(
     with Client(pool) as client:
         put(IndexClient(client), range(50))
     first.kill()
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         assert eventually(lambda: index.stat().held_bytes == 0)
         put(index, range(100, 120))
         there = held(index, range(50))
@@ -181,8 +182,8 @@ def test_the_order_of_eviction_starts_by_generation(
 
 
 def test_a_damaged_entry_is_dropped_and_counted(pool: Pool) -> None:
-    with IndexServer(pool), Client(pool) as client:
-        grants = put(IndexClient(client), range(3))
+    with serving(pool) as (_, index):
+        grants = put(index, range(3))
     address = lib.bl_pool_address(
         pool.handle, pool.geometry.table_offset + (pool.geometry.block_count_max + 1) * 64
     )  # epoch 1 wrote half 1
@@ -190,16 +191,15 @@ def test_a_damaged_entry_is_dropped_and_counted(pool: Pool) -> None:
     damaged = bytearray(ffi.buffer(ffi.cast("char *", address), 64))
     damaged[20] ^= 1
     lib.bl_ntstore_copy(address, bytes(damaged), 64)
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         assert held(index, range(3)) == {0, 2}
         assert index.stat().damaged_count == 1
         put(index, [1])
 
 
 def test_a_damaged_open_mark_only_affects_its_extent(pool: Pool) -> None:
-    with IndexServer(pool), Client(pool) as client:
-        put(IndexClient(client), range(6))  # two in an extent of one stripe
+    with serving(pool) as (_, index):
+        put(index, range(6))  # two in an extent of one stripe
     stripes = pool.geometry.stripe_count
     address = lib.bl_pool_address(pool.handle, pool.geometry.extent_offset + stripes * 64)
     damaged = bytearray(ffi.buffer(ffi.cast("char *", address), 64))  # of epoch 1, stripe 0
@@ -207,8 +207,8 @@ def test_a_damaged_open_mark_only_affects_its_extent(pool: Pool) -> None:
     assert (mark.state, mark.first_stripe, mark.stripe_count) == (lib.BL_EXTENT_OPEN, 0, 1)
     mark.stripe_count = 64
     lib.bl_ntstore_copy(address, bytes(damaged), 64)
-    with IndexServer(pool), Client(pool) as client:
-        assert held(IndexClient(client), range(6)) == {2, 3, 4, 5}
+    with serving(pool) as (_, index):
+        assert held(index, range(6)) == {2, 3, 4, 5}
 
 
 def test_a_full_table_is_taken_over(shm: Path) -> None:
@@ -222,8 +222,7 @@ def test_a_full_table_is_taken_over(shm: Path) -> None:
                 index.commit(index.reserve(numbers, length=4096))
             assert index.stat().block_count == count
             server.kill()
-        with IndexServer(pool), Client(pool) as client:
-            index = IndexClient(client)
+        with serving(pool) as (_, index):
             assert index.stat().block_count == count
             assert len(index.lookup(keys(range(count))).hits) == count
 
@@ -232,22 +231,19 @@ def test_after_restarts_the_oldest_blocks_are_evicted_first(pool: Pool) -> None:
     """Numbers and space are reused in another order; generations of several epochs differ in many
     bits, so that a sort by some of the bits would fail.
     """
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         put(index, range(RECOVERED))
         index.remove(keys([3, 11, 7]))
         for number in range(ROUNDS):
             index.abort(index.reserve(keys(range(1000, 1064)), length=4096))
             if number % 10 == 0:
                 put(index, [100 + number])
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         index.remove(keys([0, 110]))
         put(index, [200, 201, 202])
     old = [n for n in range(1, RECOVERED) if n not in (3, 11, 7)]
     order = [*old, 100, 120, 130, 200, 201, 202]
-    with IndexServer(pool) as server, Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (server, index):
         assert server.index_stat().block_count == len(order)
         for number in range(300, 400):
             put(index, [number])
@@ -261,14 +257,12 @@ def numbers(index: IndexClient, names: list[int]) -> set[int]:
 
 
 def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -> None:
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         put(index, range(RECOVERED))
         first = numbers(index, [*range(RECOVERED)])
         index.remove(keys([3, 7]))
     permanent = [name for name in range(RECOVERED) if name not in (3, 7)]
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         put(index, [103, 107])
         assert numbers(index, [*permanent, 103, 107]) == first
         put(index, [200, 201])
@@ -277,14 +271,12 @@ def test_after_a_restart_new_blocks_fill_the_gaps_and_then_the_end(pool: Pool) -
 
 @pytest.mark.parametrize("unused", [1, 2, 3, 4, 7, 8, 63, 64, 100])
 def test_blocks_after_numbers_without_entries_survive_restarts(pool: Pool, unused: int) -> None:
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
         grants = index.reserve(keys(range(1000, 1000 + unused)), length=4096)
         assert states(grants) == ["GRANTED"] * unused
         put(index, [0], length=4096)
     for epoch in range(1, 5):
-        with IndexServer(pool) as server, Client(pool) as client:
-            index = IndexClient(client)
+        with serving(pool) as (server, index):
             assert held(index, range(epoch)) == set(range(epoch))
             assert server.index_stat().block_count == epoch
             put(index, [epoch], length=4096)
@@ -292,8 +284,7 @@ def test_blocks_after_numbers_without_entries_survive_restarts(pool: Pool, unuse
 
 def test_blocks_removed_in_any_epoch_do_not_return(pool: Pool) -> None:
     for epoch, count in enumerate([5, 0, 40, 3, 1, 0, 100, 0, 0, 0]):
-        with IndexServer(pool) as server, Client(pool) as client:
-            index = IndexClient(client)
+        with serving(pool) as (server, index):
             assert server.index_stat().block_count == 0
             mine = [1000 * epoch + number for number in range(count)]
             put(index, mine, length=4096)
@@ -304,10 +295,9 @@ def order_of_allocation(pool: Pool) -> dict[int, tuple[int, range]]:
     """Store blocks, restart the server, and return each one's number and stripes. Both halves have
     the blocks then, and half 0 is the valid one.
     """
-    with IndexServer(pool), Client(pool) as client:
-        put(IndexClient(client), range(RECOVERED))
-    with IndexServer(pool), Client(pool) as client:
-        index = IndexClient(client)
+    with serving(pool) as (_, index):
+        put(index, range(RECOVERED))
+    with serving(pool) as (_, index):
         hits = {name: index.lookup(keys([name])).hits[0] for name in range(RECOVERED)}
     start = pool.geometry.data_offset
     return {
@@ -325,8 +315,8 @@ def found_after_restarts(pool: Pool) -> set[int]:
     """Return the blocks that a server finds. Its successor finds the same."""
     names_held = []
     for _ in range(2):
-        with IndexServer(pool), Client(pool) as client:
-            names_held.append(held(IndexClient(client), range(RECOVERED)))
+        with serving(pool) as (_, index):
+            names_held.append(held(index, range(RECOVERED)))
     assert names_held[0] == names_held[1]
     return names_held[0]
 
@@ -367,8 +357,8 @@ def test_a_restart_takes_no_memory_for_unused_numbers(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
         for _ in range(3):
             before = resident("Anon")
-            with IndexServer(pool), Client(pool) as client:
-                put(IndexClient(client), [len(taken)])
+            with serving(pool) as (_, index):
+                put(index, [len(taken)])
                 taken.append(resident("Anon") - before)
     first, *later = taken
     assert max(later) < first + (12 << 20)
@@ -378,12 +368,12 @@ def test_a_restart_touches_the_used_part_of_the_tables(shm: Path) -> None:
     """The tables of 64 GiB have 36 MiB of entries and marks; nearly all of them are empty."""
     with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
         for number in range(3):
-            with IndexServer(pool), Client(pool) as client:
-                put(IndexClient(client), [number])
+            with serving(pool) as (_, index):
+                put(index, [number])
     with Pool.open([shm / "a"]) as pool:
         before = resident("Shmem")
-        with IndexServer(pool), Client(pool) as client:
-            assert held(IndexClient(client), range(3)) == {0, 1, 2}
+        with serving(pool) as (_, index):
+            assert held(index, range(3)) == {0, 1, 2}
         assert resident("Shmem") - before < 4 << 20
 
 

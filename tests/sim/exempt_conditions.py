@@ -1345,7 +1345,7 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_release_blocks"): {
         ("now < 0", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_release_whose_second_message_fails_is_an_error"
+            "tests/index/test_index_calls.py::test_a_message_that_a_server_cannot_answer_is_an_error"
         ),
     },
     ("index/client.c", "bl_removal_nap"): {
@@ -1411,7 +1411,7 @@ TESTED: Conditions = {
     },
     ("pool/register.h", "bl_register_read"): {
         ("tries < BL_REGISTER_TRIES", 0, "true"): (
-            "tests/index/test_check.py::test_a_damaged_epoch_line_is_recreated"
+            "tests/index/test_check.py::test_damaged_lines_are_recreated_and_cost_no_block"
         ),
     },
     ("rpc/server.c", "bl_bulk_take"): {

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from removal_scene import LENGTH, POOL_BYTES, SETTINGS, FaultyStore, Scene, content, digest
 from support import role
 from support.blocks import eventually
-from support.disk_faults import VolatileEngine
+from support.disk_faults import PowerCut, VolatileEngine
 from support.disk_tiers import MIB, keys_of, payload_of, records_of
 from support.role import Process
 from support.virtual_clock import Clock
@@ -52,6 +52,14 @@ def make(shm: Path) -> Iterator[Make]:
     yield scene
     for each in made:
         each.close()
+
+
+def refusing(scene: Scene, *others: str) -> tuple[Scene, FaultyStore]:
+    """Remove a block from a store that has it, and that refuses to delete and the others."""
+    store = scene.stored("block")
+    store.refused = {"delete", *others}
+    scene.remove("block")
+    return scene, store
 
 
 def refuse(scene: Scene) -> None:
@@ -103,10 +111,7 @@ def test_a_removed_block_is_not_loaded_from_a_store_that_kept_it(
 def test_a_put_after_a_removal_replaces_an_object_that_was_not_deleted(
     make: Make,
 ) -> None:
-    scene = make(disk=False)
-    store = scene.stored("block")
-    store.refused = {"delete"}
-    scene.remove("block")
+    scene, _ = refusing(make(disk=False))
     assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
     scene.put_surely("block", 1)
     assert scene.has("block", 1)
@@ -119,10 +124,7 @@ def test_a_put_after_a_removal_replaces_an_object_that_was_not_deleted(
 
 
 def test_saving_a_missing_block_replaces_an_object_that_was_not_deleted(make: Make) -> None:
-    scene = make(disk=False)
-    store = scene.stored("block")
-    store.refused = {"delete", "put"}
-    scene.remove("block")
+    scene, store = refusing(make(disk=False), "put")
     scene.put_surely("block", 1)
     scene.offered()  # and not saved
     store.refused = {"delete"}
@@ -135,10 +137,7 @@ def test_saving_a_missing_block_replaces_an_object_that_was_not_deleted(make: Ma
 def test_a_removed_block_in_a_store_is_no_hit_while_the_disk_fails(
     make: Make,
 ) -> None:
-    scene = make()
-    store = scene.stored("block")
-    store.refused = {"delete", "put"}
-    scene.remove("block")
+    scene, _ = refusing(make(), "put")
     scene.put_surely("block", 1)
     scene.evict()
     assert scene.has("block", 1)  # removed from the disk
@@ -262,10 +261,7 @@ def test_many_removals_wait_for_room_while_the_tiers_execute_them(make: Make) ->
 
 
 def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Make) -> None:
-    scene = make()
-    store = scene.stored("block")
-    store.refused = {"delete"}
-    scene.remove("block")
+    scene, store = refusing(make())
     scene.away = True
     scene.restart()
     assert scene.get("block") is None
@@ -432,7 +428,6 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
 @pytest.mark.parametrize("seed", range(25))
 def test_no_removed_block_returns_after_a_power_cut(tmp_path: Path, seed: int) -> None:
     """A confirmed ``remove_durably`` survives a power cut at any point."""
-    from support.disk_faults import PowerCut
 
     def make(fd: int, depth: int) -> VolatileEngine:
         return VolatileEngine(fd, depth, cut_at=3 + seed * 2, seed=seed)
@@ -610,14 +605,20 @@ def serving(path: Path, *folders: Path | str, parked: int = 0) -> Iterator[KVCac
             child.signal(signal.SIGKILL)
 
 
-def test_a_killed_server_loses_no_removal(shm: Path, tmp_path: Path) -> None:
-    path = shm / "pool"
+def saved_pool(shm: Path, store: Path) -> tuple[Path, list[bytes]]:
+    """Return a pool, and the names of its blocks, which the store has, too."""
+    path, names = shm / "pool", [digest(number) for number in range(COUNT)]
     Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
-    names = [digest(number) for number in range(COUNT)]
+    with serving(path, store) as cache:
+        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
+        assert eventually(lambda: len(list(store.glob("beluga-1*"))) == COUNT)
+    return path, names
+
+
+def test_a_killed_server_loses_no_removal(shm: Path, tmp_path: Path) -> None:
+    path, names = saved_pool(shm, tmp_path)
     target = np.zeros((COUNT, LENGTH), np.uint8)
     with serving(path, tmp_path) as cache:
-        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
-        assert eventually(lambda: len(list(tmp_path.glob("beluga-1*"))) == COUNT)
         assert cache.remove(names[:4]) == 4
     for _ in range(2):
         with serving(path, tmp_path) as cache:
@@ -633,15 +634,11 @@ def test_a_killed_server_loses_no_removal(shm: Path, tmp_path: Path) -> None:
 def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     shm: Path, tmp_path: Path
 ) -> None:
-    path, far, near = shm / "pool", tmp_path / "away", tmp_path / "here"
+    far, near = tmp_path / "away", tmp_path / "here"
     far.mkdir()
     near.mkdir()
-    Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
-    names = [digest(number) for number in range(COUNT)]
+    path, names = saved_pool(shm, far)
     target = np.zeros((COUNT, LENGTH), np.uint8)
-    with serving(path, far) as cache:
-        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
-        assert eventually(lambda: len(list(far.glob("beluga-1*"))) == COUNT)
     with serving(path, near):  # the only record is that there was a store
         pass
     for number in range(4):
@@ -675,21 +672,13 @@ def test_one_retry_runs_at_a_time() -> None:
     assert retries.begin()
 
 
-def test_a_tier_that_fails_has_longer_delays_up_to_a_bound() -> None:
+def test_a_tier_that_fails_has_longer_delays_until_it_can_remove_again() -> None:
     clock = Clock()
     retries, delays = Retries(clock.monotonic), []
     for _ in range(9):
         delays.append(delay_of(retries, clock))
         retries.end(done=False)
     assert delays == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5], abs=0.02)
-
-
-def test_a_tier_that_can_remove_again_is_retried_at_once() -> None:
-    clock = Clock()
-    retries = Retries(clock.monotonic)
-    for _ in range(5):
-        delay_of(retries, clock)
-        retries.end(done=False)
     delay_of(retries, clock)
     retries.end(done=True)
     assert delay_of(retries, clock) == 0
