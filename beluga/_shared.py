@@ -86,16 +86,16 @@ class ForkAware(Protocol):
         """Drop the parent's state in a forked child, where no thread holds the locks."""
 
 
-_known: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_owners: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def when_forked(owner: ForkAware) -> None:
     """Call ``owner._after_fork()`` in every child that is forked during the owner's lifetime."""
-    _known.add(owner)
+    _owners.add(owner)
 
 
 def _after_fork_in_child() -> None:
-    for owner in list(_known):
+    for owner in list(_owners):
         owner._after_fork()
 
 

@@ -77,10 +77,10 @@ class KnownHosts:
     def __contains__(self, header: str) -> bool:
         if header == self._last:
             return True
-        known = self._allows(host_of(header))
-        if known:
+        allowed = self._allows(host_of(header))
+        if allowed:
             self._last = header
-        return known
+        return allowed
 
     def _allows(self, host: str) -> bool:
         name = host.removesuffix(".")

@@ -48,10 +48,10 @@ class Distribution:
         """Return the least bound that at least ``share`` of the values do not exceed; infinity if
         that is none, 0 without values.
         """
-        seen, wanted = 0, share * self.count
+        seen, rank = 0, share * self.count
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             seen += count
-            if seen >= wanted:
+            if seen >= rank:
                 return bound if self.count else 0.0
         return 0.0
 

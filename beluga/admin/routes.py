@@ -246,8 +246,8 @@ def operate_routes(server: IndexServer, pool: Pool, tiers: TierService | None) -
         return json_response(drain.state())
 
     def draining(request: AdminRequest) -> AdminResponse:
-        wanted = _object(request, ("draining",), bool)
-        if wanted.get("draining", True):
+        body = _object(request, ("draining",), bool)
+        if body.get("draining", True):
             drain.begin()
         else:
             drain.undo()

@@ -219,8 +219,8 @@ def bench(
     names = (names[1:] or ["all"]) if page else names
     chosen = list(beluga_bench.BENCHES) if names == ["all"] else names
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
-        known = ", ".join([*beluga_bench.BENCHES, "all"])
-        raise BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {known}")
+        choices = ", ".join([*beluga_bench.BENCHES, "all"])
+        raise BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {choices}")
     if save and "copy" not in chosen:
         raise BadParameter("--save needs the benchmark copy; add copy")
     options = beluga_bench.Options(

@@ -91,11 +91,11 @@ def _put(cache: KVCache, key: str, data: bytes, *, force: bool) -> str:
     state = _put_new(cache, key, data)
     if state != "present":
         return state
-    there = _fetch(cache, key)
-    if there == data:
+    stored = _fetch(cache, key)
+    if stored == data:
         return state
     if not force:
-        what = "is gone again" if there is None else f"has other content ({len(there)} bytes)"
+        what = "is gone again" if stored is None else f"has other content ({len(stored)} bytes)"
         raise CacheError(f"'{key}' {what}; nothing was stored; use --force to replace it")
     cache.remove([digest(key)])
     if (state := _put_new(cache, key, data)) == "present":
@@ -231,10 +231,10 @@ def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) ->
             raise BadParameter(f"--field {wrong[0]} is not NAME=VALUE; give a name and a value")
         pairs = [text.split("=", 1) for text in fields]
         return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
-    for known in known_namespaces(pool.runtime_dir):
-        if f"{known.fingerprint:016x}" == name:
-            namespace = Namespace(known.fields, salt=salt)
-            if namespace.fingerprint != known.fingerprint:
+    for recorded in known_namespaces(pool.runtime_dir):
+        if f"{recorded.fingerprint:016x}" == name:
+            namespace = Namespace(recorded.fields, salt=salt)
+            if namespace.fingerprint != recorded.fingerprint:
                 raise CacheError(f"the namespace {name} has a salt; give it with --salt")
             return namespace
     if _FINGERPRINT.fullmatch(name):
@@ -281,10 +281,8 @@ def ls(
 
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         half = client.stat().epoch % 2
-        known = {
-            namespace.fingerprint: namespace for namespace in known_namespaces(opened.runtime_dir)
-        }
-        rows = _spaces(opened, half, known) if namespaces else _blocks(opened, half, known, limit)
+        spaces = {space.fingerprint: space for space in known_namespaces(opened.runtime_dir)}
+        rows = _spaces(opened, half, spaces) if namespaces else _blocks(opened, half, spaces, limit)
     if json:
         print_json(rows)
     elif not rows:
@@ -295,7 +293,7 @@ def ls(
 
 
 def _blocks(
-    pool: Pool, half: int, known: Mapping[int, KnownNamespace], limit: int
+    pool: Pool, half: int, spaces: Mapping[int, KnownNamespace], limit: int
 ) -> list[dict[str, object]]:
     from beluga.index import EPOCH_SHIFT
 
@@ -303,7 +301,7 @@ def _blocks(
     return [
         {
             "key": f"{int(line['key'][0]):016x}{int(line['key'][1]):016x}",
-            "namespace": _shown(int(line["fingerprint"]), known),
+            "namespace": _shown(int(line["fingerprint"]), spaces),
             "bytes": int(line["length"]),
             "epoch": int(line["generation"]) >> EPOCH_SHIFT,
         }
@@ -311,7 +309,7 @@ def _blocks(
     ]
 
 
-def _spaces(pool: Pool, half: int, known: Mapping[int, KnownNamespace]) -> list[dict[str, object]]:
+def _spaces(pool: Pool, half: int, spaces: Mapping[int, KnownNamespace]) -> list[dict[str, object]]:
     blocks: Counter[int] = Counter()
     sizes: Counter[int] = Counter()
     for lines in _committed(pool, half):
@@ -323,7 +321,7 @@ def _spaces(pool: Pool, half: int, known: Mapping[int, KnownNamespace]) -> list[
             "namespace": f"{of:016x}",
             "blocks": count,
             "bytes": sizes[of],
-            "fields": _fields(known[of]) if of in known else "opened by other hosts only",
+            "fields": _fields(spaces[of]) if of in spaces else "opened by other hosts only",
         }
         for of, count in blocks.most_common()
     ]
@@ -336,9 +334,9 @@ def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
         yield lines[lines["state"] == COMMITTED]
 
 
-def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
+def _shown(fingerprint: int, spaces: Mapping[int, KnownNamespace]) -> str:
     """Show a namespace by its name if it has no other fields, otherwise by its fingerprint."""
-    namespace = known.get(fingerprint)
+    namespace = spaces.get(fingerprint)
     if namespace is not None and set(namespace.fields) == {"name"} and not namespace.secret:
         return str(namespace.fields["name"])
     return f"{fingerprint:016x}"

@@ -92,11 +92,11 @@ class Argument(Option):
 
 
 class _Value(click.ParamType):  # type: ignore[type-arg]
-    """Values of an option; ``toml`` are their types in beluga.toml, ``wanted`` describes them."""
+    """Values of an option; ``toml`` are their types in beluga.toml, ``expected`` describes them."""
 
     name = "text"
     toml: tuple[type, ...] = (str,)
-    wanted = "text in quotes"
+    expected = "text in quotes"
 
     def __init__(self, details: _Details) -> None:
         self.details = details
@@ -117,7 +117,7 @@ class _Size(_Value):
     """Bytes, with a parser of texts such as 64M."""
 
     toml = (int, str)
-    wanted = "a size, such as 4096 or '64M'"
+    expected = "a size, such as 4096 or '64M'"
 
 
 class Number(_Value):
@@ -127,14 +127,14 @@ class Number(_Value):
         super().__init__(details)
         self.kind = kind
         self.toml = (int,) if kind is int else (int, float)
-        self.wanted = "a whole number" if kind is int else "a number"
+        self.expected = "a whole number" if kind is int else "a number"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         low, high = self.details.min, self.details.max
         try:
             number = self.kind(value)
         except (ValueError, OverflowError):
-            self.fail(f"is {value!r}; give {self.wanted}{self._range()}")
+            self.fail(f"is {value!r}; give {self.expected}{self._range()}")
         if not low <= number <= high or math.isinf(number):
             self.fail(f"is {value}; give {self._range().lstrip() or 'a finite number'}")
         return number
@@ -296,7 +296,7 @@ class CommandGroup(click.Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.targets and not ctx.resilient_parsing:
-            ctx.fail(f"{args[0]!r} is not a command{meant(args[0], self.targets)}")
+            ctx.fail(f"{args[0]!r} is not a command{suggest(args[0], self.targets)}")
         return super().resolve_command(ctx, args)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
@@ -368,11 +368,11 @@ def _refuse(error: click.UsageError) -> NoReturn:
     sys.exit(2)
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, names: Iterable[str]) -> str:
     """Return ``; did you mean ...?`` if one of the known names is similar, else ""."""
     import difflib  # slow to import, and needed only for errors
 
-    plain = {text.strip("[]").replace("-", "_"): text for text in known}
+    plain = {text.strip("[]").replace("-", "_"): text for text in names}
     close = difflib.get_close_matches(name.replace("-", "_"), plain, 1)
     return f"; did you mean {plain[close[0]]}?" if close else ""
 

@@ -145,9 +145,7 @@ def _kinds(handler: str, handlers: list[HandlerInfo]) -> list[str]:
     """Return the types of a handler's parameters; none if it is unknown, because the server then
     reports the error.
     """
-    return next(
-        (list(known.parameters.values()) for known in handlers if known.name == handler), []
-    )
+    return next((list(info.parameters.values()) for info in handlers if info.name == handler), [])
 
 
 def _bytes(text: str, limit: int) -> bytes:

@@ -62,7 +62,7 @@ def begin(level: str | None = None, form: str | None = None, *, default: str = "
     _chosen.form = form or _chosen.form or FORMATS[0]
     handler = _Handler()
     handler.setFormatter(_Json() if _chosen.form == "json" else _Text())
-    handler.addFilter(_is_wanted)
+    handler.addFilter(_is_shown)
     root = logging.getLogger()
     root.addHandler(handler)
     _chosen.level_before = root.level
@@ -136,7 +136,7 @@ def _is_pipe(stream: TextIO) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _is_wanted(record: logging.LogRecord) -> bool:
+def _is_shown(record: logging.LogRecord) -> bool:
     """Filter out debug messages of other packages."""
     ours = record.name.partition(".")[0] == "beluga"
     return ours or record.levelno >= logging.INFO

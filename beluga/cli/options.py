@@ -42,14 +42,14 @@ def as_bad_value(*kinds: type[Exception]) -> Iterator[None]:
         raise BadParameter(str(error)) from None
 
 
-def among(*known: str) -> Callable[[str], list[str]]:
+def among(*words: str) -> Callable[[str], list[str]]:
     """Return a shell completion for an option that accepts one of these words, or several separated
     by commas.
     """
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{word}" for word in known if word.startswith(last)]
+        return [f"{before}{comma}{word}" for word in words if word.startswith(last)]
 
     return complete
 

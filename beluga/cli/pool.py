@@ -517,10 +517,10 @@ def _describe(pool: Pool, json: bool) -> None:
     from beluga.pool import show_size
     from beluga.transfer import default_threads, engine_facts, policy
 
-    geometry, known = pool.geometry, policy.probe()
+    geometry, probed = pool.geometry, policy.probe()
     copies = engine_facts(pool, default_threads())
     rows = {
-        str(initiator): {step: str(what) for step, what in asdict(known.row(initiator)).items()}
+        str(initiator): {step: str(what) for step, what in asdict(probed.row(initiator)).items()}
         for initiator in policy.Initiator
     }
     if json:
@@ -530,7 +530,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 "created_s": pool.created_s,
                 "geometry": asdict(geometry),
                 "devices": [asdict(device) for device in pool.devices],
-                "policy": asdict(known) | {"rows": rows},
+                "policy": asdict(probed) | {"rows": rows},
                 "engines": {name: asdict(facts) for name, facts in copies.items()},
             }
         )
@@ -543,8 +543,8 @@ def _describe(pool: Pool, json: bool) -> None:
             "lanes": f"{geometry.lane_count} of {geometry.slot_count} slots",
             "stripes": "interleaved" if geometry.interleaved else "device after device",
             **({"metadata": f"on {pool.devices[0].path}"} if geometry.metadata_device else {}),
-            "memory": f"{known.memory} ({known.memory_source})",
-            "DDIO": f"{known.ddio} ({known.ddio_source})",
+            "memory": f"{probed.memory} ({probed.memory_source})",
+            "DDIO": f"{probed.ddio} ({probed.ddio_source})",
             "engines": _engines(copies),
         }
     )

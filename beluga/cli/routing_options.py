@@ -105,13 +105,13 @@ def estimator_of(
     """
     from beluga.router import CostEstimator, costs
 
-    known = costs.model_costs(model)
+    model_costs = costs.model_costs(model)
     if gpu_path not in costs.GPU_PATHS:
         raise BadParameter(f"--gpu-path is '{gpu_path}'; give one of {', '.join(costs.GPU_PATHS)}")
     path_speed = costs.GPU_PATHS[gpu_path] if bandwidth is None else bandwidth * 1e9
     try:
         return CostEstimator(
-            costs=known,
+            costs=model_costs,
             bytes_per_s=path_speed,
             host_bytes_per_s=local_bandwidth * 1e9,
             step_tokens=step_tokens,

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from beluga import config
-from beluga.cli.frame import Context, Legend, Number, explains, meant, parameters_of
+from beluga.cli.frame import Context, Legend, Number, explains, parameters_of, suggest
 from beluga.cli.options import Host, Json, LogFormat, LogLevel, PoolPaths
 from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import SettingsError
@@ -123,7 +123,7 @@ class _Reader:
         self._path, self._context, self._above = path, context, above
         self._root: Any = context.command
         self._tables = tables(self._root)
-        self._known = options(parameters_of(_shared))
+        self._shared_options = options(parameters_of(_shared))
         self._rows: dict[tuple[str, str], FileSetting] = {}
         self._defaults: dict[str, Any] = {}
 
@@ -136,11 +136,11 @@ class _Reader:
                 self._read_table(name, value)
             elif name.replace("_", "-") in self._tables:
                 raise self._wrong(name, f"is a table; write [{name}] above its settings")
-            elif name.replace("-", "_") not in self._known:
-                known = [*self._known, *(f"[{table}]" for table in self._tables)]
-                raise self._wrong(name, f"is not a setting of all commands{meant(name, known)}")
+            elif name.replace("-", "_") not in self._shared_options:
+                names = [*self._shared_options, *(f"[{table}]" for table in self._tables)]
+                raise self._wrong(name, f"is not a setting of all commands{suggest(name, names)}")
             else:
-                self._keep("", name, self._known, value)
+                self._keep("", name, self._shared_options, value)
         shared = {key: row.value for (table, key), row in self._rows.items() if not table}
         if "host" in shared:  # the other keys also apply to commands without that option
             self._share_host(shared["host"])
@@ -175,18 +175,18 @@ class _Reader:
         if table not in self._tables:
             self._refuse_table(table)
             return
-        known = options(self._root.at(self._tables[table]).params)
+        by_key = options(self._root.at(self._tables[table]).params)
         for given, value in values.items():
             key = given.replace("-", "_")
             if key in ONCE:
                 text = "applies to one run only; give it on the command line"
                 raise self._wrong(f"[{name}] {given}", text)
-            if key not in known:
-                text = f"is not an option of this command{meant(key, known)}"
+            if key not in by_key:
+                text = f"is not an option of this command{suggest(key, by_key)}"
                 raise self._wrong(f"[{name}] {given}", text)
-            row = self._keep(table, given, known, value)
+            row = self._keep(table, given, by_key, value)
             if not row.unused:
-                self._default(self._tables[table], known[key], row.value)
+                self._default(self._tables[table], by_key[key], row.value)
 
     def _read_copies(self, values: object) -> None:
         """Check the sizes of copies, which caches read (:func:`beluga.config.copy_settings`)."""
@@ -194,11 +194,11 @@ class _Reader:
 
         if not isinstance(values, dict):
             raise self._wrong("copy", "is a table; write [copy] above its settings")
-        known = copy_setting_names()
+        names = copy_setting_names()
         for name, value in values.items():
             key = name.replace("_", "-")
-            if key not in known:
-                text = f"is not a size of copies{meant(key, known)}"
+            if key not in names:
+                text = f"is not a size of copies{suggest(key, names)}"
                 raise self._wrong(f"[copy] {name}", text)
             if type(value) is not int or value < 0:
                 raise self._wrong(f"[copy] {name}", f"is {value!r}; give a number of bytes")
@@ -213,22 +213,24 @@ class _Reader:
         inside = [f"[{name}]" for name in self._tables if name.startswith(f"{table}-")]
         if inside:
             raise self._wrong(f"[{table}]", f"is a group of commands; write {', '.join(inside)}")
-        raise self._wrong(f"[{table}]", f"is not a command{meant(table, self._tables)}")
+        raise self._wrong(f"[{table}]", f"is not a command{suggest(table, self._tables)}")
 
-    def _keep(self, table: str, given: str, known: Mapping[str, Any], value: object) -> FileSetting:
+    def _keep(
+        self, table: str, given: str, by_key: Mapping[str, Any], value: object
+    ) -> FileSetting:
         """Check a value and record it. A list of one item may be given without brackets."""
         what = f"[{table}] {given}" if table else given
         key = given.replace("-", "_")
-        option = known[key]
+        option = by_key[key]
         if (table, key) in self._rows:
             raise self._wrong(what, "is given twice, with - and with _")
         if option.multiple and not isinstance(value, list):
             value = [value]
         kinds = (bool,) if option.is_flag else option.type.toml
-        wanted = "true or false" if option.is_flag else option.type.wanted
+        expected = "true or false" if option.is_flag else option.type.expected
         for item in value if option.multiple and isinstance(value, list) else [value]:
             if not isinstance(item, kinds) or (isinstance(item, bool) and not option.is_flag):
-                raise self._wrong(what, f"is {_show(item)}; give {wanted}")
+                raise self._wrong(what, f"is {_show(item)}; give {expected}")
         try:
             option.type_cast_value(self._context, value)
         except click.BadParameter as error:

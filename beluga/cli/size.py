@@ -264,5 +264,5 @@ def _recompute_ms(name: str, position: int) -> float:
         raise BadParameter(
             f"there are no --model-costs {name!r}; choose one of {', '.join(costs.MODELS)}"
         )
-    known = costs.MODELS[name]
-    return known.b + known.c * position
+    model = costs.MODELS[name]
+    return model.b + model.c * position

@@ -634,10 +634,10 @@ def engine_check(name: str) -> Check:
         if version is None:
             return ok(f"{name} is not in this environment")
         fix = f"pip install '{releases.requirement}'"
-        known = releases.has(version)
-        if known is None:
+        tested = releases.has(version)
+        if tested is None:
             return unknown(f"{name} has version {version[:40]!r}", fix)
-        if known:
+        if tested:
             return ok(f"{name} {version}")
         if releases.refused:
             text = f"the connector refuses {name} {version}; it needs {releases.requirement}"

@@ -119,15 +119,15 @@ class PoolLook:
         if paths:
             return cls(tuple(paths), host=host)
         try:
-            known = stored_specs()
+            stored = stored_specs()
         except BelugaError as error:  # the stored default pool is damaged
             return cls(host=host, failure=error, fix="beluga umount")
         try:
             return cls(tuple(default_specs()), host=host)
         except NoDefaultPoolError as error:
-            if not known:
+            if not stored:
                 return cls(host=host)
-            again = " ".join(shlex.quote(str(spec)) for spec in known)
+            again = " ".join(shlex.quote(str(spec)) for spec in stored)
             return cls(host=host, failure=error, fix=f"beluga mount --create {again}")
         except BelugaError as error:
             return cls(host=host, failure=error, fix="unset BELUGA_POOL")

@@ -233,8 +233,8 @@ class EventSockets:
     def _admit(self) -> None:
         """Answer libzmq's question whether a peer may connect."""
         version, number, _, address, _, mechanism, *shown = self._zap.recv_multipart()
-        known = mechanism == b"PLAIN" and len(shown) == 2 and shown[0] == EVENTS_USER
-        admitted = known and self._token is not None and self._token.equals(shown[1])
+        is_reader = mechanism == b"PLAIN" and len(shown) == 2 and shown[0] == EVENTS_USER
+        admitted = is_reader and self._token is not None and self._token.equals(shown[1])
         if not admitted:
             log.warning("a router at %s has not shown the token", address.decode(errors="replace"))
         status = (b"200", b"OK") if admitted else (b"400", b"wrong token")

@@ -364,8 +364,8 @@ class TenantTable:
         """Read the names again if they have changed."""
         changed_ns = namespaces_changed_ns(self._directory)
         if changed_ns != self._changed_ns:
-            known = known_namespaces(self._directory)
-            self._names = {f"{space.fingerprint:016x}": _name(space) for space in known}
+            namespaces = known_namespaces(self._directory)
+            self._names = {f"{space.fingerprint:016x}": _name(space) for space in namespaces}
             self._changed_ns = changed_ns
 
 
@@ -373,12 +373,12 @@ def _tenant(labels: dict[str, str]) -> tuple[str, int]:
     return labels["tenant"], int(labels["block_bytes"])
 
 
-def _name(known: KnownNamespace) -> str:
+def _name(namespace: KnownNamespace) -> str:
     """Return a name that distinguishes a namespace from others."""
-    if set(known.fields) == {"name"}:
-        text = str(known.fields["name"])
+    if set(namespace.fields) == {"name"}:
+        text = str(namespace.fields["name"])
     else:
-        text = " ".join(f"{name}={value}" for name, value in known.fields.items())
+        text = " ".join(f"{name}={value}" for name, value in namespace.fields.items())
     return text[:_NAME_MAX]
 
 
@@ -397,20 +397,20 @@ def tier_facts(now: Figures) -> tuple[TierFacts, ...]:
         )
     }
 
-    def known(name: str, tier: str) -> int | None:
+    def figure(name: str, tier: str) -> int | None:
         value = columns[name].get(tier)
         return None if value is None else int(value)
 
     return tuple(
         TierFacts(
             name=tier[:_NAME_MAX],
-            blocks=known("blocks", tier),
-            used_bytes=known("used_bytes", tier),
-            bytes=known("data_bytes", tier),
-            saved_bytes=known("saved_bytes_total", tier) or 0,
-            loaded_bytes=known("loaded_bytes_total", tier) or 0,
-            missed_blocks=known("missed_blocks_total", tier) or 0,
-            breaker=_BREAKER.get(known("breaker_state", tier) or 0)
+            blocks=figure("blocks", tier),
+            used_bytes=figure("used_bytes", tier),
+            bytes=figure("data_bytes", tier),
+            saved_bytes=figure("saved_bytes_total", tier) or 0,
+            loaded_bytes=figure("loaded_bytes_total", tier) or 0,
+            missed_blocks=figure("missed_blocks_total", tier) or 0,
+            breaker=_BREAKER.get(figure("breaker_state", tier) or 0)
             if tier in columns["breaker_state"]
             else None,
         )

@@ -70,11 +70,11 @@ def room(directory: Path, *, root: Path = Path("/")) -> Limit:
 
 def require_room(size: int, directory: Path, *, root: Path = Path("/")) -> None:
     """Raise NoRoomError unless ``size`` more bytes fit into ``directory``."""
-    there = room(directory, root=root)
-    if size > there.size:
+    free = room(directory, root=root)
+    if size > free.size:
         raise NoRoomError(
-            f"{show_size(size)} do not fit in {directory}: {there.what} leaves "
-            f"{show_size(there.size)} (a tenth is reserved); use a smaller size or another "
+            f"{show_size(size)} do not fit in {directory}: {free.what} leaves "
+            f"{show_size(free.size)} (a tenth is reserved); use a smaller size or another "
             "directory"
         )
 
@@ -96,11 +96,11 @@ def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
 def filesystem(directory: Path, *, root: Path = Path("/")) -> str:
     """Return the type of the filesystem that holds ``directory``, or "unknown"."""
     number = directory.stat().st_dev
-    wanted = f"{os.major(number)}:{os.minor(number)}"
+    device_number = f"{os.major(number)}:{os.minor(number)}"
     kind = "unknown"
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        if before.split()[2:3] == [wanted] and after.split():
+        if before.split()[2:3] == [device_number] and after.split():
             kind = after.split()[0]
     return kind
 
@@ -287,21 +287,21 @@ def _fixed_size(device: Device) -> bool:
     return device.kind == "devdax" or device.sliced
 
 
-def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
+def _choose_size(devices: Sequence[Device], size: int | None) -> int:
     """Return how many bytes of each device are used."""
-    if wanted is not None:
-        if wanted % STRIPE_SIZE or not _SIZE_MIN <= wanted <= DEVICE_SIZE_MAX:
+    if size is not None:
+        if size % STRIPE_SIZE or not _SIZE_MIN <= size <= DEVICE_SIZE_MAX:
             raise DeviceSpecError(
                 "a device's size (--size; device_size) is a multiple of 2 MiB, from 4 MiB to "
-                f"128 TiB, not {wanted} bytes"
+                f"128 TiB, not {size} bytes"
             )
         for device in devices:
-            if _fixed_size(device) and device.size < wanted:
+            if _fixed_size(device) and device.size < size:
                 raise NoRoomError(
-                    f"{device} has {show_size(device.size)}, less than {show_size(wanted)}; use a "
+                    f"{device} has {show_size(device.size)}, less than {show_size(size)}; use a "
                     "smaller size"
                 )
-        return wanted
+        return size
     sizes = {device.size // STRIPE_SIZE * STRIPE_SIZE for device in devices if device.size > 0}
     if len(sizes) > 1:
         named = ", ".join(f"{device.spec.path} {show_size(device.size)}" for device in devices)
@@ -318,12 +318,12 @@ def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
 
 def _default_size(devices: Sequence[Device]) -> int:
     """Return the device's share of half the room, at most _DEFAULT_TOTAL for all devices."""
-    there = min((room(device.spec.path.parent) for device in devices), key=lambda r: r.size)
-    share = min(_DEFAULT_TOTAL, there.size // 2) // len(devices)
+    free = min((room(device.spec.path.parent) for device in devices), key=lambda r: r.size)
+    share = min(_DEFAULT_TOTAL, free.size // 2) // len(devices)
     if share < _SIZE_MIN:
         raise NoRoomError(
-            f"{len(devices)} devices do not fit in {devices[0].spec.path.parent}: {there.what} "
-            f"leaves {show_size(there.size)}; use another directory"
+            f"{len(devices)} devices do not fit in {devices[0].spec.path.parent}: {free.what} "
+            f"leaves {show_size(free.size)}; use another directory"
         )
     return share // STRIPE_SIZE * STRIPE_SIZE
 
@@ -341,15 +341,15 @@ def _require_metadata_room(device: Device, size: int) -> None:
 
 def _require_room(devices: Sequence[Device], sizes: Sequence[int]) -> None:
     """Raise NoRoomError unless the files can grow to these sizes."""
-    wanted: dict[int, tuple[Path, int]] = {}
+    growth: dict[int, tuple[Path, int]] = {}
     for device, size in zip(devices, sizes, strict=True):
         if device.kind == "devdax":
             continue
         directory = device.spec.path.parent
         filesystem = directory.stat().st_dev
-        there, sum_size = wanted.get(filesystem, (directory, 0))
-        wanted[filesystem] = (there, sum_size + max(0, size - _allocated(device)))
-    for directory, sum_size in wanted.values():
+        first, sum_size = growth.get(filesystem, (directory, 0))
+        growth[filesystem] = (first, sum_size + max(0, size - _allocated(device)))
+    for directory, sum_size in growth.values():
         require_room(sum_size, directory)
 
 

@@ -301,8 +301,8 @@ def read_dax_node(path: Path, number: int, sysfs: Path) -> DaxNode:
             f"{path} has {show_size(size)}; a device needs at least 4 MiB (superblock and data)"
         )
     node = _read(entry / "numa_node")
-    known = node is not None and node.isdecimal() and len(node) <= _DIGITS
-    return DaxNode(size // STRIPE_SIZE * STRIPE_SIZE, int(node) if node and known else None)
+    valid = node is not None and node.isdecimal() and len(node) <= _DIGITS
+    return DaxNode(size // STRIPE_SIZE * STRIPE_SIZE, int(node) if node and valid else None)
 
 
 def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
@@ -324,9 +324,9 @@ def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
 
 def _entry(path: Path, number: int, sysfs: Path) -> Path:
     devices = sysfs / "bus/dax/devices"
-    wanted = f"{os.major(number)}:{os.minor(number)}"
+    device_number = f"{os.major(number)}:{os.minor(number)}"
     for entry in sorted(devices.glob("*")):
-        if _read(entry / "dev") == wanted:
+        if _read(entry / "dev") == device_number:
             return entry
     if not devices.is_dir():
         raise DeviceMissingError(

@@ -214,10 +214,10 @@ def validate(device: Device, raw: bytes) -> Superblock:
     if number != lib.BL_SUPERBLOCK_GOOD:
         raise _error_of(device, number, raw)
     superblock = Superblock.of(raw)
-    wanted = superblock.geometry.device_size_of(superblock.device_index)
-    if device.size < wanted:
+    recorded_size = superblock.geometry.device_size_of(superblock.device_index)
+    if device.size < recorded_size:
         raise DeviceTruncatedError(
-            f"{device} has {device.size} bytes, but its pool was made with {wanted} "
+            f"{device} has {device.size} bytes, but its pool was made with {recorded_size} "
             f"of it; restore the device, or {_RECREATE}"
         )
     return superblock
@@ -395,12 +395,12 @@ def geometry_for(device_count: int, device_size: int, max_blocks: int | None = N
 
 
 def _coherence_of_each(
-    wanted: str | Sequence[str] | None, device_count: int
+    modes: str | Sequence[str] | None, device_count: int
 ) -> Sequence[str | None]:
     """Return the coherence mode of each device; None stands for the default of its kind."""
-    if not wanted:
+    if not modes:
         return [None] * device_count
-    named = [wanted] if isinstance(wanted, str) else list(wanted)
+    named = [modes] if isinstance(modes, str) else list(modes)
     if len(named) == 1:
         named *= device_count
     for coherence in named:

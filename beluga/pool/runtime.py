@@ -290,9 +290,9 @@ def storing_default(paths: Sequence[SpecLike]) -> Iterator[None]:
 
 def remove_default() -> bool:
     """Remove the stored default pool. Returns whether there was one."""
-    there = _file().exists()
+    mounted = _file().exists()
     _file().unlink(missing_ok=True)
-    return there
+    return mounted
 
 
 def _file() -> Path:

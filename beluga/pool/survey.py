@@ -127,9 +127,9 @@ def _check_device(device: Device, raw: bytes, superblock: Superblock) -> Iterato
     c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
     if any(c.reserved) or c.reserved_tail or any(c.geometry.reserved):
         yield f"superblock-reserved {device}: a reserved field is used"
-    wanted = superblock.geometry.device_size_of(superblock.device_index)
-    if device.size < wanted:
-        yield f"device-truncated {device}: {device.size} bytes, but its pool has {wanted} on it"
+    size = superblock.geometry.device_size_of(superblock.device_index)
+    if device.size < size:
+        yield f"device-truncated {device}: {device.size} bytes, but its pool has {size} on it"
 
 
 def _compare(valid: list[tuple[Device, Superblock]], *, complete: bool) -> Iterator[str]:

@@ -62,6 +62,7 @@ def engine(
     config: Any = SimpleNamespace(
         model_config=SimpleNamespace(
             model=model,
+            max_model_len=4096,
             revision="main",
             hf_config=PretrainedConfig({"hidden_size": 4096, "dtype": dtype}),
             quantization=None,

@@ -138,8 +138,8 @@ def test_the_help_explains_each_column(name: str) -> None:
 def test_columns_of_truncated_tables_are_explained_too() -> None:
     """Live views and single lines: top and trace; names and values: stat, replay, pool check."""
     explained = {name for name, _, legends in commands() if legends}
-    wanted = {"top", "trace", "stat", "replay", "pool check", "ls", "quota", "bench", "simulate"}
-    assert {f"beluga {name}" for name in wanted} <= explained
+    names = {"top", "trace", "stat", "replay", "pool check", "ls", "quota", "bench", "simulate"}
+    assert {f"beluga {name}" for name in names} <= explained
 
 
 def completed(words: tuple[str, ...], option: str, incomplete: str = "") -> list[str]:

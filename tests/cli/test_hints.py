@@ -55,7 +55,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?!-)")
 SHOWN = re.compile(r"(?<![\w./-])(beluga|cxl-rpc) ([a-z][a-z-]*)(?: ([a-z]+))?([^'`\",;:()]*)")
 
 
-def known() -> dict[tuple[str, ...], set[str]]:
+def options_by_command() -> dict[tuple[str, ...], set[str]]:
     """Return the options of each command by its words; groups and programs have none."""
     by_command: dict[tuple[str, ...], set[str]] = {}
     for name, program in PROGRAMS.items():
@@ -104,9 +104,7 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def test_options_that_are_named_exist() -> None:
-    options = {option for known_options in known().values() for option in known_options} | {
-        "--help"
-    }
+    options = set().union(*options_by_command().values(), {"--help"})
     named = {
         option: path for path in files() for text in texts(path) for option in OPTION.findall(text)
     }
@@ -118,7 +116,7 @@ def test_options_that_are_named_exist() -> None:
 
 
 def test_commands_that_are_named_exist_and_have_the_options() -> None:
-    commands, wrong, count = known(), [], 0
+    commands, wrong, count = options_by_command(), [], 0
     for path in files():
         for text in texts(path):
             for program, first, second, following in SHOWN.findall(text):

@@ -369,8 +369,8 @@ def test_a_missing_default_pool_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )  # fmt: skip
 def test_the_copy_engine_is_reported_in_a_line(change: dict[str, Any], message: str) -> None:
-    known = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
-    assert command._engines({"dsa": EngineFacts(**known | change)}) == message
+    facts = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
+    assert command._engines({"dsa": EngineFacts(**facts | change)}) == message
 
 
 def test_a_default_size_is_reported(

@@ -388,8 +388,8 @@ def test_routers_have_the_pools_table_after_random_operations(
         routers = {"early": early}
 
         def settled() -> bool:
-            wanted = table(pool)
-            return all(router.blocks() == wanted for router in routers.values())
+            expected = table(pool)
+            return all(router.blocks() == expected for router in routers.values())
 
         engine.try_steps(ROUNDS)
         assert eventually(settled)

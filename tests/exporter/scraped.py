@@ -31,9 +31,9 @@ class Scrape:
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of the series that have these labels; 0 if none has."""
-        wanted = set(labels.items())
+        required = set(labels.items())
         items = self.series.get(name, {}).items()
-        return sum(value for have, value in items if wanted <= set(have))
+        return sum(value for have, value in items if required <= set(have))
 
     def labels(self, name: str, label: str) -> set[str]:
         """Return the values of a label."""

@@ -263,8 +263,8 @@ def test_the_dashboard_has_data_and_planted_faults_raise_alerts(
         server.wait()
         assert eventually(lambda: "BelugaServerDown" in prometheus.firing(), 60)
         serve(start, paths, port, tmp_path)
-        wanted = {"BelugaQuarantine", "BelugaSuspectSessions"}
-        assert eventually(lambda: wanted <= prometheus.firing(), 60)
+        alerts = {"BelugaQuarantine", "BelugaSuspectSessions"}
+        assert eventually(lambda: alerts <= prometheus.firing(), 60)
         assert "BelugaServerDown" not in prometheus.firing()
         with Client(pool) as client:  # and it serves nevertheless
             client.ping()

@@ -105,7 +105,7 @@ def test_a_new_client_is_kept_while_others_stall(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "known"),
+    ("host", "recognized"),
     [
         *[(name, True) for name in ("127.0.0.1:80", "[::1]:9", "[::1]", "localhost", "LOCALHOST.")],
         *[(name, True) for name in ("a.localhost", "pool.example", "POOL.example:1", "10.0.0.1")],
@@ -116,8 +116,8 @@ def test_a_new_client_is_kept_while_others_stall(clock: Clock) -> None:
         *[(name, False) for name in ("1.2.3.4.evil.example", "1.2.3", "evil.example:")],
     ],
 )
-def test_names_of_this_machine_are_recognized(host: str, known: bool) -> None:
-    assert (host in KnownHosts("127.0.0.1", ["pool.example"])) is known
+def test_names_of_this_machine_are_recognized(host: str, recognized: bool) -> None:
+    assert (host in KnownHosts("127.0.0.1", ["pool.example"])) is recognized
 
 
 def test_all_host_names_are_accepted_if_configured() -> None:

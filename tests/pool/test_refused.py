@@ -113,8 +113,8 @@ def slice_of(folder: Path, size: int) -> Device:
 
 def test_a_device_has_the_requested_size(tmp_path: Path) -> None:
     small = file_of(tmp_path, "small", 5 * MIB)
-    for wanted in (4 * MIB, 6 * MIB):
-        assert creation._choose_size([small], wanted) == wanted  # a file grows
+    for size in (4 * MIB, 6 * MIB):
+        assert creation._choose_size([small], size) == size  # a file grows
     for wrong in (2 * MIB, 5 * MIB, 0):
         with refused(DeviceSpecError, "multiple of 2 MiB"):
             creation._choose_size([small], wrong)

@@ -157,11 +157,11 @@ def test_a_death_is_detected_while_others_wait_to_be_accepted(
     pool: Pool, paths: list[Path], server: Starving
 ) -> None:
     assert server.request("start") == "started"
-    with Process(roles.call, paths) as known:
+    with Process(roles.call, paths) as attached:
         assert server.counts()[2] == 1
         server.request("starve 0")
         with Client(pool):
-            known.kill()
+            attached.kill()
             assert eventually(lambda: server.counts()[0] == 1)
             # Two descriptors are free now. If the other process's lock file takes one, its
             # connection takes the last, and none is left for its pidfd.

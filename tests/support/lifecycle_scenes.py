@@ -313,7 +313,7 @@ def methods(owner: object, skip: tuple[str, ...] = ()) -> list[str]:
         attribute = inspect.getattr_static(type(owner), name)
         if isinstance(attribute, staticmethod | classmethod) or name in skip:
             continue
-        wanted = inspect.isfunction(attribute) or isinstance(attribute, property)
-        if wanted and (not name.startswith("_") or name == "__enter__"):
+        called = inspect.isfunction(attribute) or isinstance(attribute, property)
+        if called and (not name.startswith("_") or name == "__enter__"):
             names.append(name)
     return names
