@@ -23,7 +23,7 @@ AZURITE_BLOB_       STORAGE_URL: the emulator of az://
 NOTIFY_SOCKET       where a server reports that it is ready, set by systemd for services
 WATCHDOG_USEC       how often, in microseconds, WATCHDOG_PID must notify systemd
 XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
-XDG_CACHE_HOME      the cache of reproducible data (measurements); else ~/.cache
+XDG_CACHE_HOME      the cache of reproducible data (digests of weights); else ~/.cache
 HF_HUB_CACHE        where the hub's client keeps models; else below HF_HOME or ~/.cache
 VLLM_USE_MODELSCOPE and SGLANG_USE_MODELSCOPE: the engine's models come from another hub
 VLLM_*, SGLANG_*    engines' settings, which are a part of the identity of their blocks
