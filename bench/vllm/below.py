@@ -62,9 +62,9 @@ def _nothing() -> None:
 @contextmanager
 def beluga_disk(setting: Setting, folder: Path) -> Iterator[Below]:
     """Yield our pool with a disk tier in ``folder``."""
-    place = folder / "beluga"
-    place.mkdir()
-    options = ("--disk", str(place), "--disk-bytes", str(_DISK_BYTES))
+    disk = folder / "beluga"
+    disk.mkdir()
+    options = ("--disk", str(disk), "--disk-bytes", str(_DISK_BYTES))
     with served_pool(setting, "beluga-disk", *options) as (paths, child):
         yield Below(arm_on(paths, setting, "beluga-disk"), _disk(child), _nothing)
 
@@ -81,9 +81,9 @@ def beluga_redis(setting: Setting, folder: Path) -> Iterator[Below]:
 @contextmanager
 def lmcache_disk(setting: Setting, folder: Path) -> Iterator[Below]:
     """Yield LMCache over files, by its native adapter."""
-    place = folder / "lmcache"
-    place.mkdir()
-    adapter = {"type": "fs_native", "base_path": str(place), "use_odirect": True}
+    disk = folder / "lmcache"
+    disk.mkdir()
+    adapter = {"type": "fs_native", "base_path": str(disk), "use_odirect": True}
     with lmcache(setting, "lmcache-disk", json.dumps(adapter)) as server:
         yield Below(server.arm, _disk(server.child), server.forget)
 
@@ -142,5 +142,5 @@ def _info(port: int) -> dict[str, int]:
                 text += line.recv(65536)
     except OSError:
         return {}
-    found = (word.split(":", 1) for word in text.decode().split("\r\n") if "_net_" in word)
-    return {name: int(value) for name, value in found if value.isdigit()}
+    fields = (word.split(":", 1) for word in text.decode().split("\r\n") if "_net_" in word)
+    return {name: int(value) for name, value in fields if value.isdigit()}

@@ -106,7 +106,8 @@ def _row(way: str, replies: list[Reply]) -> dict[str, Any]:
     not decide.
     """
     gaps = [
-        [gap for one in reply["outputs"][:OTHERS] for gap in one["gaps_s"]] for reply in replies
+        [gap for output in reply["outputs"][:OTHERS] for gap in output["gaps_s"]]
+        for reply in replies
     ]
     large = [reply["outputs"][OTHERS] for reply in replies if len(reply["outputs"]) > OTHERS]
     p50, p99 = np.median([np.percentile(of_round, (50, 99)) for of_round in gaps], axis=0)
@@ -115,8 +116,8 @@ def _row(way: str, replies: list[Reply]) -> dict[str, Any]:
         "gap_p50_s": float(p50),
         "gap_p99_s": float(p99),
         "gap_max_s": max(map(max, gaps)),
-        "ttft_s": median(one["ttft_s"] for one in large) if large else None,
-        "cached_tokens": min((one["cached_tokens"] for one in large), default=0),
+        "ttft_s": median(output["ttft_s"] for output in large) if large else None,
+        "cached_tokens": min((output["cached_tokens"] for output in large), default=0),
         "load_s": median(reply["figures"]["load_s"] for reply in replies),
         "load_bytes": median(reply["figures"]["load_bytes"] for reply in replies),
         "save_bytes": median(reply["figures"]["save_bytes"] for reply in replies),

@@ -68,20 +68,20 @@ def _rates(rows: Sequence[Row]) -> Sequence[page.Chart]:
 
 
 def _variants(rows: Sequence[Row]) -> Sequence[page.Chart]:
-    found = [
+    groups = [
         (f"{row['arm']} (beside {row['variant']})", [row["ttft_hit_s"], row["ttft_local_hit_s"]])
         for row in rows
     ]
     names = ("from the pool", "from the engine's own cache")
-    return [_bars("Time to first token of a hit", found, names)]
+    return [_bars("Time to first token of a hit", groups, names)]
 
 
 def _bars(
-    title: str, found: Sequence[tuple[str, Sequence[float]]], series: Sequence[str]
+    title: str, labeled: Sequence[tuple[str, Sequence[float]]], series: Sequence[str]
 ) -> page.BarChart:
     groups = [
         page.BarGroup(label, [page.Bar(value, at) for at, value in enumerate(values)])
-        for label, values in found
+        for label, values in labeled
     ]
     axis = page.Axis("time", show=page.seconds)
     return page.BarChart(title=title, axis=axis, groups=groups, series=series)

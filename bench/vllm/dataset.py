@@ -95,10 +95,10 @@ class Dataset:
         shared = prompt(self.shared_tokens, self._seed(context, 0))
         return shared + prompt(self.length - len(shared), self._seed(context, 1 + question))
 
-    def _seed(self, *place: int) -> int:
+    def _seed(self, *position: int) -> int:
         """Return a seed that is unique for this place in this set and this length."""
         number = self.seed
-        for part in (self.length, *place):
+        for part in (self.length, *position):
             number = number << 20 | part
         return number
 

@@ -68,7 +68,7 @@ async def _run(
     turns = asyncio.Semaphore(AT_ONCE)
     row = Row(name, 0.0, [], [])
 
-    async def one(tokens: list[int]) -> None:
+    async def run(tokens: list[int]) -> None:
         async with turns:
             sent_s = time.perf_counter()
             course = PrefillOutcome.LOCAL
@@ -90,7 +90,7 @@ async def _run(
             row.courses.append(course.value)
 
     started = time.perf_counter()
-    await asyncio.gather(*map(one, prompts))
+    await asyncio.gather(*map(run, prompts))
     row.elapsed_s = time.perf_counter() - started
     return row
 
@@ -100,14 +100,14 @@ async def _both(
 ) -> list[Row]:
     """Run one engine alone and then the pair, in turns of that many prompts."""
     url = ":".join(map(str, ["pool", *paths]))
-    one, other = engines
+    alone, other = engines
     sender, taker = [await open_queue(url, "model") for _ in range(2)]
-    worker = PrefillWorker(taker, one.url, concurrency=1)
+    worker = PrefillWorker(taker, alone.url, concurrency=1)
     working = asyncio.create_task(worker.run())
     prefiller = Prefiller(sender, timeout_s=_PREFILL_S)
     rows = []
     for turn in range(0, len(prompts), 2):
-        rows.append(await _run("one engine", one, None, prompts[turn]))
+        rows.append(await _run("one engine", alone, None, prompts[turn]))
         rows.append(await _run("prefill and decode", other, prefiller, prompts[turn + 1]))
         progress(json.dumps([row.report() for row in rows[-2:]]))
     worker.stop()

@@ -24,7 +24,7 @@ import numpy as np
 from ..harness.machine import cache_bytes
 from .stream import Reply, stream
 
-_REST_S = 0.001  # as EngineCoreProc of vLLM 0.32 does
+_SLEEP_S = 0.001  # as EngineCoreProc of vLLM 0.32 does
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     connector = options.get("kv_transfer_config") or {}
     llm = LLM(**options)
-    _rest_as_in_a_process(llm.llm_engine.engine_core.engine_core)
+    _sleep_as_in_a_process(llm.llm_engine.engine_core.engine_core)
     engine = Engine(llm, connector.get("kv_connector_module_path"))
     reply({"ready": True})
     for line in sys.stdin:
@@ -143,14 +143,14 @@ class Engine:
                 self._llm.reset_prefix_cache(True, how == "reset_connector")
             except RuntimeError:
                 done = False
-        found = {}
+        answers = {}
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    found[output.request_id] = list(output.outputs[0].token_ids)
+                    answers[output.request_id] = list(output.outputs[0].token_ids)
         return {
             "done": done,
-            "tokens": [found.get(name, []) for name in names],
+            "tokens": [answers.get(name, []) for name in names],
             "figures": self._since(before),
         }
 
@@ -215,20 +215,20 @@ def _override_kernels() -> None:
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda _cls: None)
 
 
-def _rest_as_in_a_process(core: Any) -> None:
+def _sleep_as_in_a_process(core: Any) -> None:
     """Make the engine's loop sleep where that of vLLM's own engine process does: after a step that
     computed nothing. Otherwise a request that waits for its cache would use a core that the cache
     needs.
     """
     step = core.step_fn
 
-    def step_and_rest() -> tuple[Any, bool]:
+    def step_and_sleep() -> tuple[Any, bool]:
         outputs, executed = step()
         if not executed and core.scheduler.has_requests():
-            time.sleep(_REST_S)
+            time.sleep(_SLEEP_S)
         return outputs, executed
 
-    core.step_fn = step_and_rest
+    core.step_fn = step_and_sleep
 
 
 def _sampling(max_tokens: int, logprobs: int | None = None) -> Any:

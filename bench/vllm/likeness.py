@@ -26,22 +26,22 @@ _FAULTS = (
 )
 
 
-def found_tokens(reply: Reply, block_tokens: int) -> int:
+def loaded_tokens(reply: Reply, block_tokens: int) -> int:
     """Return the tokens that were found and also loaded. vLLM counts announced tokens as cached."""
     failed = int(reply.get("figures", {}).get("load_failed_blocks", 0))
     return max(0, int(reply["cached_tokens"]) - failed * block_tokens)
 
 
-def identical(hit: Reply, *, found: int, whole: int, miss: Reply, local: Reply) -> bool | None:
+def identical(hit: Reply, *, loaded: int, whole: int, miss: Reply, local: Reply) -> bool | None:
     """Return whether tokens and first-token logprobs of a hit equal those of the same computation
     exactly.
 
-    ``found`` of ``whole`` tokens were loaded. Returns None for a partial hit, which cannot be
+    ``loaded`` of ``whole`` tokens were loaded. Returns None for a partial hit, which cannot be
     compared.
     """
-    if found >= whole:
+    if loaded >= whole:
         other = local
-    elif found == 0:
+    elif loaded == 0:
         other = miss
     else:
         return None

@@ -31,9 +31,9 @@ class LimitLoop:
     """Copies ``size`` bytes from the memory at ``base`` into private memory."""
 
     def __init__(self, base: int, size: int) -> None:
-        places = np.arange(_COPIES, dtype=np.uint64) * np.uint64(size)
+        offsets = np.arange(_COPIES, dtype=np.uint64) * np.uint64(size)
         touch(base, _COPIES * size)
-        self._driver = Driver(Load(bare("load", base), places, size))
+        self._driver = Driver(Load(bare("load", base), offsets, size))
 
     def seconds(self) -> float:
         """Return the median of a few copies of all the bytes, in seconds."""

@@ -16,7 +16,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from .arm import Arm, Setting
-from .likeness import faults, found_tokens, identical, warnings
+from .likeness import faults, identical, loaded_tokens, warnings
 from .process import Engine
 
 Reply = dict[str, Any]
@@ -41,15 +41,15 @@ class Sample:
     saving: dict[str, float] = field(default_factory=dict)
     tries: int = 1
 
-    def found(self, setting: Setting) -> int:
+    def loaded(self, setting: Setting) -> int:
         """Return the tokens that were loaded. Without a pool these are all that could have been."""
         if self.hit is None:
             return setting.hit_tokens
-        return found_tokens(self.hit, setting.block_tokens)
+        return loaded_tokens(self.hit, setting.block_tokens)
 
     def whole(self, setting: Setting) -> bool:
         """Return whether the hit, if there is one, has all tokens that can be found."""
-        return self.found(setting) >= setting.hit_tokens
+        return self.loaded(setting) >= setting.hit_tokens
 
     def identical(self, setting: Setting) -> bool | None:
         """Return whether the hit equals the same computation exactly, or None if that is
@@ -59,7 +59,7 @@ class Sample:
             return True
         return identical(
             self.hit,
-            found=self.found(setting),
+            loaded=self.loaded(setting),
             whole=setting.hit_tokens,
             miss=self.miss,
             local=self.local,
@@ -98,13 +98,13 @@ class Pair:
         """
         figures = [sample.saving] + ([sample.hit["figures"]] if sample.hit else [])
         setting = self.arm.setting
-        first = f"{sample.found(setting)} of {setting.hit_tokens} tokens were found: "
+        first = f"{sample.loaded(setting)} of {setting.hit_tokens} tokens were found: "
         logged = [line for engine in (self._a, self._b) for line in warnings(engine.log())]
         return [first + str(faults(*figures) or "nothing counted"), *logged[-_ERROR_LENGTH_MAX:]]
 
     def _figures(self) -> dict[str, float]:
-        found: dict[str, float] = self._a.call("figures")["figures"]
-        return found
+        figures: dict[str, float] = self._a.call("figures")["figures"]
+        return figures
 
 
 def awake(engine: Engine) -> Engine:
@@ -152,20 +152,20 @@ def run(
 
 
 def _brief(sample: Sample) -> str:
-    parts = {"computed": sample.miss, "from the pool": sample.hit, "own cache": sample.local}
+    replies = {"computed": sample.miss, "from the pool": sample.hit, "own cache": sample.local}
     return ", ".join(
-        f"{name} {1000 * reply['ttft_s']:.1f} ms" for name, reply in parts.items() if reply
+        f"{name} {1000 * reply['ttft_s']:.1f} ms" for name, reply in replies.items() if reply
     )
 
 
 def ttfts(samples: Sequence[Sample]) -> dict[str, list[float]]:
     """Return the seconds to the first token of every repetition, with the names of the report."""
-    found = {
+    columns = {
         "ttft_miss_s": [sample.miss["ttft_s"] for sample in samples],
         "ttft_local_hit_s": [sample.local["ttft_s"] for sample in samples],
     }
     hits = [sample.hit["ttft_s"] for sample in samples if sample.hit]
-    return {**found, "ttft_hit_s": hits} if hits else found
+    return {**columns, "ttft_hit_s": hits} if hits else columns
 
 
 def medians(columns: dict[str, list[float]]) -> dict[str, float]:

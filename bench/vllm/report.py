@@ -32,8 +32,8 @@ def report_of(
     """
     own = samples["beluga"]
     times = ttfts(own)
-    peers = {name: ttfts(found) for name, found in samples.items() if _is_peer(name)}
-    everyone = {name: ttfts(found) for name, found in samples.items()}
+    peers = {name: ttfts(of_arm) for name, of_arm in samples.items() if _is_peer(name)}
+    everyone = {name: ttfts(of_arm) for name, of_arm in samples.items()}
     figures = {name: [s.hit["figures"].get(name, 0) for s in own if s.hit] for name in _LOADING}
     figures |= {name: [sample.saving.get(name, 0) for sample in own] for name in _SAVING}
     return {
@@ -46,11 +46,11 @@ def report_of(
         **medians(figures),
         "load_limit_s": median(limits) * median(figures["load_bytes"]) / setting.hit_bytes,
         "limit_bytes_per_s": setting.hit_bytes / median(limits),
-        "peers": {name: median(found["ttft_hit_s"]) for name, found in peers.items()},
+        "peers": {name: median(of_arm["ttft_hit_s"]) for name, of_arm in peers.items()},
         "peers_hit_tokens": {name: _hit_tokens(samples[name], setting) for name in peers},
         "peers_skipped": dict(skipped),
         "tried_again": {
-            name: sum(sample.tries - 1 for sample in found) for name, found in samples.items()
+            name: sum(sample.tries - 1 for sample in of_arm) for name, of_arm in samples.items()
         },
         "quartiles": {
             name: {column: quartiles(values) for column, values in columns.items()}
@@ -81,7 +81,7 @@ def _is_peer(name: str) -> bool:
 
 def _hit_tokens(samples: Sequence[Sample], setting: Setting) -> int:
     """Return the fewest of any repetition, because a median could hide one miss among hits."""
-    return min(sample.found(setting) for sample in samples)
+    return min(sample.loaded(setting) for sample in samples)
 
 
 def print_table(report: Report) -> None:

@@ -37,7 +37,7 @@ from .serve import EXTERNAL_HITS, Server, complete, server, wait_until_saved
 
 LOCAL_HITS = "vllm:prefix_cache_hits_total"
 ANSWER_TOKENS = 8
-FOUND_PART = 0.9  # the share of possible hits below which the run fails
+HIT_PART = 0.9  # the share of possible hits below which the run fails
 _LONG_ANSWER_TOKENS = 400  # the length of an answer during which an engine is killed
 _POLL_S = 0.05
 
@@ -91,7 +91,7 @@ class Play:
             "ttft_median_s": statistics.median(answer["ttft_s"] for answer in answers),
         }
 
-    async def lose_one(self) -> dict[str, Any]:
+    async def lose_engine(self) -> dict[str, Any]:
         """Kill an engine in the middle of an answer. Returns how its client detects it."""
         body = {
             "model": self._model,
@@ -109,12 +109,12 @@ class Play:
             victim = next(engine for engine in self._engines if engine.url == busy)
             self._engines.remove(victim)
             await asyncio.to_thread(victim.kill)
-            rest = await answer.content.read()
+            remaining = await answer.content.read()
         return {
             "status": answer.status,
             "began": first.startswith(b"data: "),
-            "error_event": b'"error"' in rest,
-            "done": b"[DONE]" in rest,
+            "error_event": b'"error"' in remaining,
+            "done": b"[DONE]" in remaining,
         }
 
     def _hits(self) -> tuple[int, int]:
@@ -142,7 +142,7 @@ async def _play(
         play.begin(conversations, seed=1)
         rows = [await play.turn(number) for number in range(turns)]
         progress(json.dumps(rows))
-        lost = await play.lose_one()
+        lost = await play.lose_engine()
         await play.up(1)
         after = await play.turn(turns)
     later = rows[1:]
@@ -159,8 +159,8 @@ async def _play(
 
 
 def _part(rows: Sequence[dict[str, Any]], *kinds: str, of: str = "could_be_found") -> float:
-    found = sum(row[kind] for row in rows for kind in kinds or ("found_locally", "found_in_pool"))
-    return float(found / max(1, sum(row[of] for row in rows)))
+    hits = sum(row[kind] for row in rows for kind in kinds or ("found_locally", "found_in_pool"))
+    return float(hits / max(1, sum(row[of] for row in rows)))
 
 
 def passed(report: dict[str, Any]) -> bool:
@@ -169,7 +169,7 @@ def passed(report: dict[str, Any]) -> bool:
     """
     lost = report["lost"]
     return (
-        min(report["found_part"], report["after_found_part"]) >= FOUND_PART
+        min(report["found_part"], report["after_found_part"]) >= HIT_PART
         and lost["status"] == 200
         and lost["began"]
         and lost["error_event"]

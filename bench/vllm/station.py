@@ -42,14 +42,14 @@ class Station:
         """Run ``stream`` of ``engine.py`` after a short request that wakes the engine."""
         return awake(self._engine).call("stream", timeout_s=_STREAM_S, prompts=prompts, **how)
 
-    def one(self, tokens: list[int]) -> Reply:
+    def generate(self, tokens: list[int]) -> Reply:
         """Run a single prompt after a short request that wakes the engine."""
         return awake(self._engine).generate(tokens)
 
     def figures(self) -> dict[str, float]:
         """Return the connector's counters since the engine started."""
-        found: dict[str, float] = self._engine.call("figures")["figures"]
-        return found
+        figures: dict[str, float] = self._engine.call("figures")["figures"]
+        return figures
 
     def warnings(self) -> list[str]:
         """Return the connector's warnings since the last call."""

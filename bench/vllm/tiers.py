@@ -28,7 +28,7 @@ from ..harness.recorded import write_record
 from .arm import Setting, plain_arm
 from .below import Below, beluga_disk, beluga_redis, lmcache_disk, lmcache_redis
 from .command import positive, progress, run_in_folder
-from .likeness import agreed, found_tokens, identical
+from .likeness import agreed, identical, loaded_tokens
 from .measure import quartiles
 from .model import SIZES, model
 from .peers import PeerUnavailableError
@@ -67,7 +67,7 @@ class Tiered:
         """Compute a prompt, and wait until it is saved on the medium."""
         setting = self.below.arm.setting
         before = self.station.figures()
-        self._misses[number] = self.station.one(prompt)
+        self._misses[number] = self.station.generate(prompt)
         self.station.wait(before, setting.hit_tokens)
         self._wanted += setting.hit_bytes
         self.below.wait_until_sunk(self._wanted)
@@ -80,10 +80,10 @@ class Tiered:
         self.station.empty()
         self.below.forget()
         read = self.below.medium.read()
-        hit = self.station.one(prompt)
+        hit = self.station.generate(prompt)
         read = self.below.medium.read() - read
-        local = self.station.one(prompt)
-        found = found_tokens(hit, setting.block_tokens)
+        local = self.station.generate(prompt)
+        loaded = loaded_tokens(hit, setting.block_tokens)
         self.samples.append(
             {
                 "arm": self.name,
@@ -92,11 +92,11 @@ class Tiered:
                 "ttft_local_hit_s": local["ttft_s"],
                 "ttft_miss_s": self._misses[number]["ttft_s"],
                 "load_s": hit["figures"].get("load_s"),
-                "cached_tokens": found,
+                "cached_tokens": loaded,
                 "bytes_from_below": read,
                 "identical": identical(
                     hit,
-                    found=found,
+                    loaded=loaded,
                     whole=setting.hit_tokens,
                     miss=self._misses[number],
                     local=local,
@@ -106,7 +106,7 @@ class Tiered:
         )
         progress(
             f"{number + 1} {self.name}: {1000 * hit['ttft_s']:.1f} ms, own cache "
-            f"{1000 * local['ttft_s']:.1f} ms, {found} tokens, {read / 1e6:.1f} MB"
+            f"{1000 * local['ttft_s']:.1f} ms, {loaded} tokens, {read / 1e6:.1f} MB"
         )
 
 
@@ -133,20 +133,20 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
         later = [next(fresh) for _ in range(_MORE)]
         for number, prompt in enumerate([*stored, *later]):
             progress(f"storing {number + 1} of {len(stored) + len(later)}")
-            for one in tiered:
-                one.store(number, prompt)
+            for arm in tiered:
+                arm.store(number, prompt)
         computed: list[float] = []
         for number, prompt in enumerate(stored):
             plain.empty()
-            computed.append(plain.one(prompt)["ttft_s"])
+            computed.append(plain.generate(prompt)["ttft_s"])
             first = number % len(tiered)
-            for one in [*tiered[first:], *tiered[:first]]:
-                one.send(number, prompt)
+            for arm in [*tiered[first:], *tiered[:first]]:
+                arm.send(number, prompt)
             if number < _WARM_UPS:
                 computed.clear()
-                for one in tiered:
-                    one.samples.clear()
-    rows = [sample for one in tiered for sample in one.samples]
+                for arm in tiered:
+                    arm.samples.clear()
+    rows = [sample for arm in tiered for sample in arm.samples]
     return {
         **begun,
         "seed": options.seed,
@@ -156,7 +156,7 @@ def measure(setting: Setting, options: argparse.Namespace, disk: Path) -> Report
         "pool_tokens": setting.pool_tokens,
         "ttft_recompute_s": median(computed),
         "skipped": skipped,
-        "summary": [medians_of(one.name, one.samples) for one in tiered],
+        "summary": [medians_of(arm.name, arm.samples) for arm in tiered],
         "ratios": ratios(rows),
         "passed": whole(rows, setting.hit_tokens, setting.hit_bytes),
         "rows": rows,
@@ -183,7 +183,7 @@ def medians_of(name: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
 def ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how many times as fast ours is, pair by pair, for each medium with both arms."""
     times = {(row["arm"], row["prompt"]): row["ttft_s"] for row in rows}
-    found = {}
+    by_medium = {}
     for medium in ("disk", "redis"):
         pairs = [
             times[f"lmcache-{medium}", number] / seconds
@@ -191,8 +191,8 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
             if arm == f"beluga-{medium}" and (f"lmcache-{medium}", number) in times
         ]
         if pairs:
-            found[medium] = {"pairs": len(pairs), "median": median(pairs), "min": min(pairs)}
-    return found
+            by_medium[medium] = {"pairs": len(pairs), "median": median(pairs), "min": min(pairs)}
+    return by_medium
 
 
 def whole(rows: list[dict[str, Any]], hit_tokens: int, hit_bytes: int) -> bool:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from .arm import MEMORY, Setting, beluga_arm
-from .likeness import agreed, faults, found_tokens, identical
+from .likeness import agreed, faults, identical, loaded_tokens
 from .limit import limit_loop
 from .load import Progress
 from .prompts import prompts
@@ -50,7 +50,7 @@ def compare(
             with ExitStack() as inner:
                 other = _station(inner, replace(setting, **VARIANTS[name]), name)
                 limits: list[float] = []
-                found: dict[str, list[dict[str, Reply]]] = {"usual": [], name: []}
+                samples: dict[str, list[dict[str, Reply]]] = {"usual": [], name: []}
                 for number in range(-_WARMUPS, repetitions):
                     prompt = next(fresh)
                     limits.append(loop.seconds())
@@ -58,9 +58,9 @@ def compare(
                         sample = _sample(station, prompt)
                         _explain(station, sample, progress)
                         if number >= 0:
-                            found[station.name].append(sample)
+                            samples[station.name].append(sample)
                 for station in (usual, other):
-                    row = _row(name, station, found[station.name], median(limits))
+                    row = _row(name, station, samples[station.name], median(limits))
                     progress(
                         f"{name}, {station.name}: {1000 * row['ttft_hit_s']:.1f} ms from the pool"
                     )
@@ -78,26 +78,26 @@ def _station(stack: ExitStack, setting: Setting, name: str) -> Station:
 def _sample(station: Station, prompt: list[int]) -> dict[str, Reply]:
     before = station.figures()
     station.empty()
-    miss = station.one(prompt)
+    miss = station.generate(prompt)
     station.wait(before, station.arm.setting.hit_tokens)
     after = station.figures()
     station.empty()
     return {
         "miss": miss,
-        "hit": station.one(prompt),
-        "local": station.one(prompt),
+        "hit": station.generate(prompt),
+        "local": station.generate(prompt),
         "saving": {name: value - before[name] for name, value in after.items()},
     }
 
 
-def _found(station: Station, sample: dict[str, Reply]) -> int:
-    return found_tokens(sample["hit"], station.arm.setting.block_tokens)
+def _loaded(station: Station, sample: dict[str, Reply]) -> int:
+    return loaded_tokens(sample["hit"], station.arm.setting.block_tokens)
 
 
 def _identical(station: Station, sample: dict[str, Reply]) -> bool | None:
     return identical(
         sample["hit"],
-        found=_found(station, sample),
+        loaded=_loaded(station, sample),
         whole=station.arm.setting.hit_tokens,
         miss=sample["miss"],
         local=sample["local"],
@@ -106,12 +106,12 @@ def _identical(station: Station, sample: dict[str, Reply]) -> bool | None:
 
 def _explain(station: Station, sample: dict[str, Reply], progress: Progress) -> None:
     """Explain why a prompt was not found whole, with counters and the lines of the engine's log."""
-    whole, found = station.arm.setting.hit_tokens, _found(station, sample)
-    if found >= whole:
+    whole, loaded = station.arm.setting.hit_tokens, _loaded(station, sample)
+    if loaded >= whole:
         return
     counted = faults(sample["saving"], sample["hit"]["figures"])
     progress(
-        f"{station.name}: {found} of {whole} tokens were found: {counted or 'nothing counted'}"
+        f"{station.name}: {loaded} of {whole} tokens were found: {counted or 'nothing counted'}"
     )
     for line in station.warnings():
         progress(f"    {line}")
@@ -134,7 +134,7 @@ def _row(
         "length": setting.tokens,
         "repetitions": len(samples),
         "full_tokens": setting.hit_tokens,
-        "hit_tokens": min(_found(station, sample) for sample in samples),
+        "hit_tokens": min(_loaded(station, sample) for sample in samples),
         "ttft_miss_s": median(values("miss", "ttft_s")),
         "ttft_hit_s": median(values("hit", "ttft_s")),
         "ttft_local_hit_s": median(values("local", "ttft_s")),

@@ -38,11 +38,11 @@ def verdict(passes: Sequence[Row], rates: Sequence[Row], variants: Sequence[Row]
 
 
 def _same_work(rows: Sequence[Row], *names: str) -> bool:
-    def place(row: Row) -> list[Any]:
+    def key(row: Row) -> list[Any]:
         return [row[name] for name in names]
 
     def work(row: Row) -> tuple[int, ...]:
         return row["requests"], row["prompt_tokens"], row["output_tokens"]
 
-    groups = groupby(sorted(rows, key=place), key=place)
+    groups = groupby(sorted(rows, key=key), key=key)
     return all(len({work(row) for row in group}) == 1 for _, group in groups)

@@ -83,8 +83,8 @@ def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for l2_adapter in made:
+        l2_adapter.close()
 
 
 @pytest.fixture
@@ -115,5 +115,5 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for plugin in made:
+        plugin.close()

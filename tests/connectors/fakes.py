@@ -35,14 +35,14 @@ def damage(pool: Pool, block: NDArray[np.uint8]) -> None:
 
 def modules(package: str, contents: dict[str, dict[str, Any]]) -> dict[str, types.ModuleType]:
     """Make modules by name for sys.modules. Packages between them are empty."""
-    found: dict[str, types.ModuleType] = {}
+    made: dict[str, types.ModuleType] = {}
     for name, members in contents.items():
-        parts = name.split(".") if name else []
-        for depth in range(len(parts) + 1):
-            path = ".".join([package, *parts[:depth]])
-            found.setdefault(path, types.ModuleType(path)).__path__ = []
-        vars(found[".".join([package, *parts])]).update(members)
-    return found
+        components = name.split(".") if name else []
+        for depth in range(len(components) + 1):
+            path = ".".join([package, *components[:depth]])
+            made.setdefault(path, types.ModuleType(path)).__path__ = []
+        vars(made[".".join([package, *components])]).update(members)
+    return made
 
 
 class Bitmap:

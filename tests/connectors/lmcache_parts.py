@@ -36,9 +36,9 @@ def l2(lmcache: Any, path: Path, **settings: Any) -> Iterator[Any]:
 
 def within(query: Callable[[], Any]) -> Any:
     """Poll until a query returns a result."""
-    found: list[Any] = []
-    assert eventually(lambda: bool(found.append(query()) or found[-1] is not None), LONG_S)
-    return found[-1]
+    answers: list[Any] = []
+    assert eventually(lambda: bool(answers.append(query()) or answers[-1] is not None), LONG_S)
+    return answers[-1]
 
 
 def store(adapter: Any, keys: list[Any], memories: list[Any]) -> int:

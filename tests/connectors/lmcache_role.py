@@ -169,7 +169,7 @@ class Server:
             if time.monotonic() - start > LONG_S:
                 return {"hits": "no answer"}
             time.sleep(0.01)
-        found, whole = [], 0
+        hits, whole = [], 0
         for group, bitmap in enumerate(result.l2_hit_cells):
             numbers = [number for number in range(SPARSE) if bitmap.test(number)]
             keys = [self.sparse_keys(group)[number] for number in numbers]
@@ -178,8 +178,8 @@ class Server:
                     for number, memory in zip(numbers, memories or [], strict=False):
                         whole += same(memory, 1000 * group + number)
                 self.manager.finish_read_prefetched(keys)
-            found.append([len(numbers), numbers[:-4:-1]])
-        return {"hits": found, "whole": whole}
+            hits.append([len(numbers), numbers[:-4:-1]])
+        return {"hits": hits, "whole": whole}
 
     def clear(self) -> bool:
         """Empty L1."""

@@ -77,8 +77,8 @@ class CopiedPool(HostPool):
         return Flat(np.zeros_like(self.get_data_page(0).data))
 
     def set_from_flat_data_page(self, index: int, data_page: Flat) -> None:
-        parts = self.page(index // PAGE)
-        for part, row in zip(parts, data_page.data.reshape(len(parts), -1), strict=True):
+        page = self.page(index // PAGE)
+        for part, row in zip(page, data_page.data.reshape(len(page), -1), strict=True):
             part[:] = row.reshape(part.shape)
 
 
@@ -160,6 +160,6 @@ def made_backends(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[M
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for cache in made:
+        cache.close()
     sys.modules.pop(f"{PACKAGE}.backend", None)

@@ -74,27 +74,27 @@ class Side:
         if kind != "file":
             assert self.backend._identity.wait(60)
 
-    def transfer(self, name: str, keys: list[str], places: list[int]) -> Any:
+    def transfer(self, name: str, keys: list[str], pages: list[int]) -> Any:
         pool = self.pools[name]
-        spots = [torch.arange(p * pool.page_size, (p + 1) * pool.page_size) for p in places]
+        spots = [torch.arange(p * pool.page_size, (p + 1) * pool.page_size) for p in pages]
         return Transfer(storage.PoolName(name), host_indices=torch.cat(spots), keys=keys)
 
-    def set(self, name: str, keys: list[str], places: list[int]) -> Any:
+    def set(self, name: str, keys: list[str], pages: list[int]) -> Any:
         pool = self.pools[name]
-        for key, place in zip(keys, places, strict=True):
-            pool.set_from_flat_data_page(place * pool.page_size, content(pool, name, key))
-        return self.backend.batch_set_v2([self.transfer(name, keys, places)])
+        for key, page in zip(keys, pages, strict=True):
+            pool.set_from_flat_data_page(page * pool.page_size, content(pool, name, key))
+        return self.backend.batch_set_v2([self.transfer(name, keys, pages)])
 
-    def get(self, name: str, keys: list[str], places: list[int]) -> Any:
+    def get(self, name: str, keys: list[str], pages: list[int]) -> Any:
         pool = self.pools[name]
-        for place in range(role.PAGE_COUNT):
+        for page in range(role.PAGE_COUNT):
             blank = torch.zeros_like(content(pool, name, ""))
-            pool.set_from_flat_data_page(place * pool.page_size, blank)
-        found = self.backend.batch_get_v2([self.transfer(name, keys, places)])
-        for key, place, there in zip(keys, places, found[name], strict=True):
-            page = pool.get_data_page(place * pool.page_size, flat=True)
-            assert not there or torch.equal(page, content(pool, name, key)), "other bytes"
-        return found
+            pool.set_from_flat_data_page(page * pool.page_size, blank)
+        results = self.backend.batch_get_v2([self.transfer(name, keys, pages)])
+        for key, page, there in zip(keys, pages, results[name], strict=True):
+            fetched = pool.get_data_page(page * pool.page_size, flat=True)
+            assert not there or torch.equal(fetched, content(pool, name, key)), "other bytes"
+        return results
 
     def set_kv(self, keys: list[str]) -> Any:
         pages = [controller.content(self.kv, key) for key in keys]
@@ -108,9 +108,9 @@ class Side:
             requests.append(
                 Transfer(storage.PoolName(name), keys=keys[: last or None], hit_policy=policy)
             )
-        found = self.backend.batch_exists_v2(keys, requests)
-        hits = {str(name): pages for name, pages in found.extra_pool_hit_pages.items()}
-        return found.kv_hit_pages, hits, found.restorable_prefix_pages
+        result = self.backend.batch_exists_v2(keys, requests)
+        hits = {str(name): pages for name, pages in result.extra_pool_hit_pages.items()}
+        return result.kv_hit_pages, hits, result.restorable_prefix_pages
 
 
 def content(pool: Any, name: str, key: str) -> torch.Tensor:
@@ -128,13 +128,13 @@ def run(layout: str, *, has_kv: bool) -> dict[str, Any]:
     differ, restored = list[str](), 0
     for number in range(STEPS):
         count = rng.randint(1, KEYS)
-        some = sorted(rng.sample(range(KEYS), count))
-        places = rng.sample(range(role.PAGE_COUNT), count)
+        chosen = sorted(rng.sample(range(KEYS), count))
+        pages = rng.sample(range(role.PAGE_COUNT), count)
         name = rng.choice(list(NEEDS))
         what = rng.choices(["set", "get", "set_kv", "exists", "clear"], [6, 4, 2, 8, 0.3])[0]
         arguments: tuple[Any, ...] = ()
         if what in ("set", "get"):
-            arguments = name, [keys[i] for i in some], places
+            arguments = name, [keys[i] for i in chosen], pages
         elif what == "set_kv":
             arguments = (keys[:count],)
         elif what == "exists":
@@ -160,16 +160,16 @@ def without_kv() -> list[Any]:
     decide.
     """
     side = Side("dynamic", "page_first", has_kv=False)
-    keys, places = [f"{number:064x}" for number in range(4)], [0, 1, 2, 3]
-    found = [side.exists(keys, ["indexer"])]
-    side.set("indexer", keys[:3], places[:3])
+    keys, pages = [f"{number:064x}" for number in range(4)], [0, 1, 2, 3]
+    results = [side.exists(keys, ["indexer"])]
+    side.set("indexer", keys[:3], pages[:3])
     side.set("mamba", keys[1:2], [1])
-    found += [side.exists(keys, ["indexer"]), side.exists(keys, ["indexer", "mamba"])]
-    indices = role.indices(places)
-    found.append(side.backend.batch_set_v1(keys, indices))
-    found.append(side.backend.batch_get_v1(keys, indices))
+    results += [side.exists(keys, ["indexer"]), side.exists(keys, ["indexer", "mamba"])]
+    indices = role.indices(pages)
+    results.append(side.backend.batch_set_v1(keys, indices))
+    results.append(side.backend.batch_get_v1(keys, indices))
     side.backend.close()
-    return found
+    return results
 
 
 if __name__ == "__main__":

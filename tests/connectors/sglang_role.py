@@ -31,10 +31,10 @@ METHODS = (
     "get_page_buffer_meta",
 )
 
-_found = importlib.util.find_spec("sglang")
-assert _found is not None
-assert _found.submodule_search_locations is not None
-SGLANG = Path(_found.submodule_search_locations[0])
+_SPEC = importlib.util.find_spec("sglang")
+assert _SPEC is not None
+assert _SPEC.submodule_search_locations is not None
+SGLANG = Path(_SPEC.submodule_search_locations[0])
 _package = types.ModuleType("sglang")
 _package.__path__ = [str(SGLANG)]
 _package.__spec__ = importlib.machinery.ModuleSpec("sglang", None, is_package=True)
@@ -49,8 +49,8 @@ from beluga.connectors.sglang import BelugaHiCache  # noqa: E402
 def methods_of(file: str, name: str) -> dict[str, Any]:
     """Return SGLang's own functions of a host pool."""
     tree = ast.parse((SGLANG / "srt/mem_cache/pool_host" / file).read_text())
-    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
-    wanted = [n for n in found.body if isinstance(n, ast.FunctionDef) and n.name in METHODS]
+    (cls,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    wanted = [n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name in METHODS]
     scope: dict[str, Any] = {"torch": torch}
     exec(compile(ast.Module(wanted, []), file, "exec"), scope)  # noqa: S102  SGLang's own source
     return {name: scope[name] for name in METHODS}
@@ -114,47 +114,47 @@ def config(*, mla: bool, direct: bool) -> HiCacheStorageConfig:
 def backend(host_pool: HostPool, *, mla: bool, direct: bool) -> Any:
     """Attach a storage backend as SGLang's cache controller does."""
     settings = config(mla=mla, direct=direct)
-    found = StorageBackendFactory.create_backend("dynamic", settings, host_pool)
-    found.register_mem_pool_host(host_pool)
-    found.on_host_pools_registered()
-    return found
+    made = StorageBackendFactory.create_backend("dynamic", settings, host_pool)
+    made.register_mem_pool_host(host_pool)
+    made.on_host_pools_registered()
+    return made
 
 
 def indices(pages: list[int]) -> torch.Tensor:
     return torch.cat([torch.arange(page * PAGE, page * PAGE + PAGE) for page in pages])
 
 
-def move_in_place(one: Any, other: Any) -> bool:
+def move_in_place(writer: Any, reader: Any) -> bool:
     """Move pages as the controller does with interface_v1."""
     keys = [f"{i:064x}" for i in range(COUNT)]
     return (
-        other.batch_exists(keys) == 0
-        and one.batch_set_v1(keys, indices([0, 2, 4, 6])) == [True] * COUNT
-        and other.batch_exists(keys) == COUNT
-        and other.batch_get_v1(keys, indices([7, 5, 3, 1])) == [True] * COUNT
+        reader.batch_exists(keys) == 0
+        and writer.batch_set_v1(keys, indices([0, 2, 4, 6])) == [True] * COUNT
+        and reader.batch_exists(keys) == COUNT
+        and reader.batch_get_v1(keys, indices([7, 5, 3, 1])) == [True] * COUNT
     )
 
 
-def move_flat(one: Any, other: Any) -> bool:
+def move_flat(writer: Any, reader: Any) -> bool:
     """Move pages as the controller does without interface_v1."""
     keys = [f"{i:064x}" for i in range(COUNT)]
-    sources = [one.mem_pool_host.get_data_page(page * PAGE) for page in (0, 2, 4, 6)]
-    targets = [other.mem_pool_host.get_dummy_flat_data_page() for _ in keys]
-    stored = other.batch_exists(keys) == 0 and one.batch_set(keys, sources)
-    found = other.batch_get(keys, targets)
-    for page, tensor in zip((7, 5, 3, 1), found, strict=True):
+    sources = [writer.mem_pool_host.get_data_page(page * PAGE) for page in (0, 2, 4, 6)]
+    targets = [reader.mem_pool_host.get_dummy_flat_data_page() for _ in keys]
+    stored = reader.batch_exists(keys) == 0 and writer.batch_set(keys, sources)
+    results = reader.batch_get(keys, targets)
+    for page, tensor in zip((7, 5, 3, 1), results, strict=True):
         if tensor is not None:
-            other.mem_pool_host.set_from_flat_data_page(page * PAGE, tensor)
-    return stored and None not in found and other.batch_exists(keys) == COUNT
+            reader.mem_pool_host.set_from_flat_data_page(page * PAGE, tensor)
+    return stored and None not in results and reader.batch_exists(keys) == COUNT
 
 
 def round_trip(layout: str, *, mla: bool, direct: bool) -> bool:
     """Return whether pages come back at other places exactly, and nothing else is written."""
     source = HostPool(layout, mla=mla, seed=1)
     target = HostPool(layout, mla=mla, seed=None)
-    one, other = (backend(pool, mla=mla, direct=direct) for pool in (source, target))
-    moved = (move_in_place if direct else move_flat)(one, other)
-    for backend_ in (one, other):
+    writer, reader = (backend(pool, mla=mla, direct=direct) for pool in (source, target))
+    moved = (move_in_place if direct else move_flat)(writer, reader)
+    for backend_ in (writer, reader):
         backend_.close()
     same = all(
         torch.equal(source.get_data_page(put * PAGE), target.get_data_page(got * PAGE))
@@ -166,7 +166,7 @@ def round_trip(layout: str, *, mla: bool, direct: bool) -> bool:
 
 def differences() -> list[str]:
     """Return the methods of ours that cannot be called as SGLang's are."""
-    found = sorted(getattr(BelugaHiCache, "__abstractmethods__", ()))
+    differing = sorted(getattr(BelugaHiCache, "__abstractmethods__", ()))
     for name, ours in vars(BelugaHiCache).items():
         theirs = getattr(HiCacheStorage, name, None)
         if name.startswith("_") or theirs is None:
@@ -174,8 +174,8 @@ def differences() -> list[str]:
         parameters = [list(inspect.signature(f).parameters.values()) for f in (theirs, ours)]
         names = [[(p.name, p.default is p.empty) for p in each] for each in parameters]
         if names[0] != names[1]:
-            found.append(f"{name}: {names[0]} is {names[1]} here")
-    return found
+            differing.append(f"{name}: {names[0]} is {names[1]} here")
+    return differing
 
 
 if __name__ == "__main__":

@@ -102,9 +102,9 @@ class Side:
         return sum(self.backend.batch_set_v1(keys, role.indices([0, 2, 4, 6])))
 
     def hits(self, keys: list[str]) -> int:
-        found = sum(self.backend.batch_get_v1(keys, role.indices([1, 3, 5, 7])))
-        assert self.backend.batch_exists(keys) == found
-        return found
+        hits = sum(self.backend.batch_get_v1(keys, role.indices([1, 3, 5, 7])))
+        assert self.backend.batch_exists(keys) == hits
+        return hits
 
 
 def refusal() -> str:
@@ -118,28 +118,28 @@ def refusal() -> str:
 
 
 def run() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     manager, keys = updater(), hashes()
-    one, other = Side(), Side()
-    found["put"] = one.put(keys), other.hits(keys)
-    found["adapters and salts"] = [
+    first, other = Side(), Side()
+    results["put"] = first.put(keys), other.hits(keys)
+    results["adapters and salts"] = [
         other.hits(hashes(*names)) for names in (("lora",), (None, "salt"), ("lora", "salt"))
     ]
-    found["with salt"] = one.put(hashes(None, "a")), other.hits(hashes(None, "a"))
-    found["with another salt"] = other.hits(hashes(None, "b")), other.hits(hashes("a"))
-    one.backend.clear()
-    found["cleared"] = one.hits(keys), other.hits(keys), Side().hits(keys)
-    found["put again"] = one.put(keys), other.hits(keys)
+    results["with salt"] = first.put(hashes(None, "a")), other.hits(hashes(None, "a"))
+    results["with another salt"] = other.hits(hashes(None, "b")), other.hits(hashes("a"))
+    first.backend.clear()
+    results["cleared"] = first.hits(keys), other.hits(keys), Side().hits(keys)
+    results["put again"] = first.put(keys), other.hits(keys)
     update(manager, "v2")
-    found["updated"] = one.hits(keys), one.put(keys), other.hits(keys)
+    results["updated"] = first.hits(keys), first.put(keys), other.hits(keys)
     update(manager, None)
-    found["updated without a name"] = one.hits(keys), one.put(keys)
+    results["updated without a name"] = first.hits(keys), first.put(keys)
     update(manager, "v3", flush_cache=False)
-    found["updated without a flush"] = one.hits(keys), one.put(keys)
+    results["updated without a flush"] = first.hits(keys), first.put(keys)
     update(manager, "v4")
-    found["known again"] = one.hits(keys), one.put(keys), other.hits(keys)
-    found["refusal"] = refusal()
-    return found
+    results["known again"] = first.hits(keys), first.put(keys), other.hits(keys)
+    results["refusal"] = refusal()
+    return results
 
 
 if __name__ == "__main__":

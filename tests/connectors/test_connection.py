@@ -93,9 +93,9 @@ def test_a_start_waits_until_the_first_attempt_has_ended(
     assert not lost.settle()
     lost.close()
     with IndexServer(pool):
-        found = Connection(settings, name="found", logger=logger)
-        assert found.settle()
-        found.close()
+        connection = Connection(settings, name="found", logger=logger)
+        assert connection.settle()
+        connection.close()
     monkeypatch.setattr(connection_module, "SETTLE_S", 0.01)
     stuck, begun = threading.Event(), threading.Event()
 

@@ -43,30 +43,30 @@ def test_all_of_a_namespace_are_in_the_same_era(sessions: list[Attachment]) -> N
 
 
 def test_a_clear_ends_the_era_once_for_all_engines(sessions: list[Attachment]) -> None:
-    one, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
-    first = one.now(sessions[0])
-    one.clear()
+    generation, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
+    first = generation.now(sessions[0])
+    generation.clear()
     assert other.now(sessions[1]) == first  # the clear was requested and happens with the next call
-    second = one.now(sessions[0])
+    second = generation.now(sessions[0])
     assert second != first
     assert other.now(sessions[1]) == second
-    assert one.now(sessions[0]) == second
+    assert generation.now(sessions[0]) == second
 
 
 def test_a_pool_without_space_for_a_record_still_ends_an_era(
     sessions: list[Attachment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
-    first = one.now(sessions[0])
+    generation, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
+    first = generation.now(sessions[0])
 
     def full(*_: object) -> bytes:
         raise CacheError("the pool has no space")
 
     with monkeypatch.context() as patch:
         patch.setattr(records, "write", full)
-        one.clear()
+        generation.clear()
         with pytest.raises(CacheError):
-            one.now(sessions[0])  # the next generation cannot start yet
+            generation.now(sessions[0])  # the next generation cannot start yet
     assert other.now(sessions[1]) != first
 
 
@@ -81,15 +81,15 @@ def test_an_era_lasts_as_long_as_a_session_that_has_read_it(
     server: IndexServer, pool: Pool, sessions: list[Attachment]
 ) -> None:
     """A block that the session pins would otherwise stay, and not be found any more."""
-    one, other = CacheGeneration(MODEL), sessions[1].cache(Namespace.of("blocks"))
-    first, size = one.now(sessions[0]), 1 << 20
+    generation, other = CacheGeneration(MODEL), sessions[1].cache(Namespace.of("blocks"))
+    first, size = generation.now(sessions[0]), 1 << 20
     before = server.index_stat().evict_count
     for number in range(2 * sum(device.size for device in pool.devices) // size):
         other.put([b"%032d" % number], [bytes(size)])
     assert server.index_stat().evict_count > before
-    assert one.now(sessions[0]) == CacheGeneration(MODEL).now(sessions[1]) == first
-    one.clear()
-    assert one.now(sessions[0]) == CacheGeneration(MODEL).now(sessions[1]) != first
+    assert generation.now(sessions[0]) == CacheGeneration(MODEL).now(sessions[1]) == first
+    generation.clear()
+    assert generation.now(sessions[0]) == CacheGeneration(MODEL).now(sessions[1]) != first
     for session in sessions:
         session.close()
     assert eventually(lambda: server.index_stat().pinned_count == 0)
@@ -129,20 +129,20 @@ class Stubborn(MemoryTier):
         return 0
 
 
-def eras(
-    path: Path, tier: MemoryTier, *, clear: bool = False, one: CacheGeneration | None = None
+def generations(
+    path: Path, tier: MemoryTier, *, clear: bool = False, generation: CacheGeneration | None = None
 ) -> list[bytes]:
     """Return the eras in a new pool over the tier, before and after a clear, when it has them."""
     with served(path, tier):
         session = Attachment(PoolSettings(pool=str(path), timeout_ms=5000))
         try:
-            one = one or CacheGeneration(MODEL)
-            found = [one.now(session)]
+            generation = generation or CacheGeneration(MODEL)
+            names = [generation.now(session)]
             if clear:
-                one.clear()
-                found.append(one.now(session))
+                generation.clear()
+                names.append(generation.now(session))
             assert eventually(lambda: len(tier.blocks) >= 1 + clear)
-            return found
+            return names
         finally:
             session.close()
 
@@ -152,14 +152,14 @@ def test_an_era_that_was_ended_does_not_return_from_a_store_that_refuses_deletes
     shm: Path, remote: bool
 ) -> None:
     tier = Stubborn(remote=remote)
-    (first,) = eras(shm / "first", tier)
+    (first,) = generations(shm / "first", tier)
     begun = dict(tier.blocks)
-    assert eras(shm / "second", tier) == [first]  # as the tier has it
-    again, second = eras(shm / "third", tier, clear=True)
+    assert generations(shm / "second", tier) == [first]  # as the tier has it
+    again, second = generations(shm / "third", tier, clear=True)
     assert again == first
     assert second != first
     tier.blocks |= begun  # the old record, as if the new one had never replaced it
-    (third,) = eras(shm / "fourth", tier)
+    (third,) = generations(shm / "fourth", tier)
     assert third != first
 
 
@@ -174,7 +174,7 @@ class Deaf(MemoryTier):
 def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
     shm: Path, remote: bool
 ) -> None:
-    tier, found = Deaf(remote=remote), list[bytes]()
+    tier, names = Deaf(remote=remote), list[bytes]()
     with Pool.create([shm / "pool"], device_size=32 << 20, sparse=True) as pool:
         for clears in (0, 1, 0):
             server = IndexServer(pool)
@@ -183,13 +183,13 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
                 service.start()
                 session = Attachment(PoolSettings(pool=str(shm / "pool"), timeout_ms=5000))
                 generation = CacheGeneration(MODEL)
-                found.append(generation.now(session))
+                names.append(generation.now(session))
                 for _ in range(clears):
                     generation.clear()
-                    found.append(generation.now(session))
+                    names.append(generation.now(session))
                 session.close()
                 service.stop()
-    first, again, second, last = found
+    first, again, second, last = names
     assert first == again
     assert second == last != first
 
@@ -198,8 +198,8 @@ def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the generation while it could not start another one, and the pool is recreated."""
-    tier, one = Stubborn(remote=True), CacheGeneration(MODEL)
-    (first,) = eras(shm / "first", tier, one=one)
+    tier, generation = Stubborn(remote=True), CacheGeneration(MODEL)
+    (first,) = generations(shm / "first", tier, generation=generation)
     write = records.write
 
     def full(attachment: Attachment, namespace: Namespace, key: object, content: bytes) -> bytes:
@@ -210,12 +210,12 @@ def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
     with monkeypatch.context() as patch, served(shm / "second", tier):
         patch.setattr(records, "write", full)
         session = Attachment(PoolSettings(pool=str(shm / "second"), timeout_ms=5000))
-        one.clear()
+        generation.clear()
         with pytest.raises(CacheError, match="has no space"):
-            one.now(session)
+            generation.now(session)
         session.close()
         assert eventually(lambda: len(tier.blocks) == 2)
-    assert eras(shm / "third", tier, one=one) != [first]
+    assert generations(shm / "third", tier, generation=generation) != [first]
 
 
 def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
@@ -224,20 +224,20 @@ def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
     generation = CacheGeneration(MODEL)
     first = generation.now(sessions[0])
     generation.clear()
-    together, found = threading.Barrier(2), list[bytes]()
+    together, names = threading.Barrier(2), list[bytes]()
 
     def now(session: Attachment) -> None:
         together.wait(60)
         with contextlib.suppress(CacheError):  # the other user starts it
-            found.append(generation.now(session))
+            names.append(generation.now(session))
 
     threads = [threading.Thread(target=now, args=(session,)) for session in sessions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert first not in found
-    assert {*found, generation.now(sessions[0])} == {generation.now(sessions[1])}
+    assert first not in names
+    assert {*names, generation.now(sessions[0])} == {generation.now(sessions[1])}
 
 
 def test_a_clear_is_pending_until_it_has_completed(sessions: list[Attachment]) -> None:

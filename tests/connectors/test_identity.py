@@ -112,12 +112,12 @@ DIFFERENT: list[Any] = [
 
 
 def test_values_that_differ_have_different_forms() -> None:
-    for one, other in itertools.combinations(DIFFERENT, 2):
-        assert digest_of(one) != digest_of(other), (one, other)
+    for value, other in itertools.combinations(DIFFERENT, 2):
+        assert digest_of(value) != digest_of(other), (value, other)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("value", "other"),
     [
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         ({3, 1, 2}, {2, 3, 1}),
@@ -129,8 +129,8 @@ def test_values_that_differ_have_different_forms() -> None:
     ],
     ids=str,
 )
-def test_equal_values_have_one_form(one: Any, other: Any) -> None:
-    assert digest_of(one) == digest_of(other)
+def test_equal_values_have_one_form(value: Any, other: Any) -> None:
+    assert digest_of(value) == digest_of(other)
 
 
 @pytest.mark.parametrize("name", ["PretrainedConfig", "PreTrainedConfig"])
@@ -145,10 +145,10 @@ def test_the_folder_of_a_model_s_configuration_does_not_count_by_either_name_of_
         vars(config).update(fields)
         return config
 
-    one = made(_name_or_path="/here", text={"_name_or_path": "/here"})
-    assert digest_of(one) == digest_of(made(_name_or_path="/there", text={"_name_or_path": "/"}))
+    first = made(_name_or_path="/here", text={"_name_or_path": "/here"})
+    assert digest_of(first) == digest_of(made(_name_or_path="/there", text={"_name_or_path": "/"}))
     others = [made(rope_theta=1e6), made(port=1), made(text={"host": "a"})]
-    assert len({digest_of(config) for config in (one, *others)}) == 4
+    assert len({digest_of(config) for config in (first, *others)}) == 4
 
 
 def test_forms_are_the_same_in_every_process() -> None:
@@ -156,8 +156,8 @@ def test_forms_are_the_same_in_every_process() -> None:
         "from beluga.connectors.identity import digest_of;"
         "print(digest_of({'b': {'x', 'y', 'z', 'w'}, 'a': [1.5, None]}))"
     )
-    found = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)}
-    assert len(found) == 1
+    forms = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)}
+    assert len(forms) == 1
 
 
 class Plain:
@@ -249,10 +249,10 @@ def test_an_operator_s_identity_vouches_for_weights_and_not_for_other_files(
     def declared(word: str) -> str:
         return sources_of([], [path], word, 1).digest(lambda _: None)
 
-    one = declared("release 7")
-    assert declared("release 8") != one
+    identity = declared("release 7")
+    assert declared("release 8") != identity
     path.write_bytes(b"2")
-    assert declared("release 7") != one
+    assert declared("release 7") != identity
 
 
 # ---- Weights: bytes
@@ -261,11 +261,11 @@ def test_an_operator_s_identity_vouches_for_weights_and_not_for_other_files(
 def test_a_local_model_is_identified_by_its_bytes_not_its_path(
     tmp_path: Path, digests: FileDigests
 ) -> None:
-    one = of(folder(tmp_path / "a"), digests)
-    assert of(folder(tmp_path / "b"), digests) == one
+    digest = of(folder(tmp_path / "a"), digests)
+    assert of(folder(tmp_path / "b"), digests) == digest
     others = [{"model.safetensors": b"x"}, {"other.safetensors": b"w"}]
-    found = {of(folder(tmp_path / str(i), **other), digests) for i, other in enumerate(others)}
-    assert len({one, *found}) == 3
+    identities = {of(folder(tmp_path / str(i), **other), digests) for i, other in enumerate(others)}
+    assert len({digest, *identities}) == 3
 
 
 def test_every_byte_of_a_large_file_changes_the_identity(
@@ -275,19 +275,19 @@ def test_every_byte_of_a_large_file_changes_the_identity(
     size = 64 << 20
     path = folder(tmp_path / "a") / "model.safetensors"
     path.write_bytes(bytes(size))
-    found = {of(path.parent, digests)}
+    identities = {of(path.parent, digests)}
     edges = [0, size - 1, size // 2, files.CHUNK_BYTES, files.CHUNK_BYTES - 1]
     offsets = [*edges, *random.Random(1).sample(range(size), 3)]
     for offset in offsets:
         with path.open("r+b") as stream:
             stream.seek(offset)
             stream.write(b"x")
-        found.add(of(path.parent, digests))
+        identities.add(of(path.parent, digests))
         with path.open("r+b") as stream:
             stream.seek(offset)
             stream.write(b"\0")
-    assert len(found) == 1 + len(offsets)
-    assert of(path.parent, digests) in found
+    assert len(identities) == 1 + len(offsets)
+    assert of(path.parent, digests) in identities
 
 
 def test_file_sizes_around_a_multiple_of_the_read_size_differ(
@@ -314,11 +314,11 @@ UNCOUNTED = (
 def test_all_files_but_those_of_the_list_are_part_of_the_identity(
     tmp_path: Path, digests: FileDigests, name: str
 ) -> None:
-    path, found = folder(tmp_path / "model"), set[str]()
-    found.add(of(path, digests))
+    path, identities = folder(tmp_path / "model"), set[str]()
+    identities.add(of(path, digests))
     for content in (b"1", b"2"):
-        found.add(of(folder(path, **{name: content}), digests))
-    assert len(found) == (3 if name in COUNTED else 1)
+        identities.add(of(folder(path, **{name: content}), digests))
+    assert len(identities) == (3 if name in COUNTED else 1)
 
 
 def test_files_loaded_with_a_gguf_file_are_part_of_the_identity(
@@ -328,16 +328,16 @@ def test_files_loaded_with_a_gguf_file_are_part_of_the_identity(
     name = "m-Q4-00001-of-00002.gguf"
     first = folder(tmp_path / "model", **{name: b"1"}) / name
     copy = folder(tmp_path / "copy", **{name: b"1"}) / name
-    found = {of(first, digests)}
-    assert {of(copy, digests)} == found
+    identities = {of(first, digests)}
+    assert {of(copy, digests)} == identities
     for other in ("m-Q4-00002-of-00002.gguf", "mmproj-m-f16.gguf", "mmproj.gguf"):
         for content in (b"1", b"2"):
             folder(first.parent, **{other: content})
-            found.add(of(first, digests))
-    assert len(found) == 1 + 2 * 3
+            identities.add(of(first, digests))
+    assert len(identities) == 1 + 2 * 3
     for other in ("m-Q8-00002-of-00002.gguf", "m-Q4-00002-of-00003.gguf", "other.gguf", "x.bin"):
         folder(first.parent, **{other: b"1"})
-        assert of(first, digests) in found, other
+        assert of(first, digests) in identities, other
 
 
 # ---- Weights: changes
@@ -502,7 +502,7 @@ def test_bytes_of_another_file_are_not_cached_for_one(
     monkeypatch.setattr(
         os,
         "open",
-        lambda path, *rest: opens(tmp_path / "v2" if path == link else path, *rest),
+        lambda path, *arguments: opens(tmp_path / "v2" if path == link else path, *arguments),
     )
     with pytest.raises(OSError, match="was changed while it was read"):
         source.digest(lambda _: None)
@@ -543,12 +543,12 @@ def test_a_model_name_of_another_hub_is_rejected(
 
 def test_two_snapshots_of_a_branch_are_two_models(tmp_path: Path) -> None:
     cache = str(hub(tmp_path, COMMIT, OTHER))
-    one = of("org/name", cache=cache, commit=COMMIT)
-    assert one.startswith("files ") and one != of("org/name", cache=cache, commit=OTHER)
-    assert of("org/name", cache=cache, revision=COMMIT) == one
+    digest = of("org/name", cache=cache, commit=COMMIT)
+    assert digest.startswith("files ") and digest != of("org/name", cache=cache, commit=OTHER)
+    assert of("org/name", cache=cache, revision=COMMIT) == digest
     path = tmp_path / "hub/models--org--name/snapshots" / COMMIT
-    assert of(path) == one  # the same bytes, by their path
-    assert of("org/name", cache=cache, revision=COMMIT, since_ns=1) == one  # just downloaded
+    assert of(path) == digest  # the same bytes, by their path
+    assert of("org/name", cache=cache, revision=COMMIT, since_ns=1) == digest  # just downloaded
 
 
 def test_a_branch_that_may_have_moved_during_the_load_is_rejected(tmp_path: Path) -> None:
@@ -602,7 +602,7 @@ def test_objects_are_identified_by_their_store(
         monkeypatch.setitem(sys.modules, "obstore", Store(*objects))
         return of(empty, url=url)
 
-    found = {
+    identities = {
         at(stored()),
         at(stored(e_tag="2")),
         at(stored(version="v")),
@@ -611,10 +611,10 @@ def test_objects_are_identified_by_their_store(
         at(stored("a/draft/model.safetensors")),
         at(stored(), stored("a/config.json")),
     }
-    assert len(found) == 7
-    assert at(stored(), stored("a/README.md")) in found
+    assert len(identities) == 7
+    assert at(stored(), stored("a/README.md")) in identities
     (empty / "config.json").write_bytes(b"{1}")
-    assert at(stored()) not in found
+    assert at(stored()) not in identities
 
 
 STORES: dict[str, tuple[tuple[dict[str, Any], ...], str, str]] = {
@@ -669,12 +669,12 @@ def test_weights_that_change_until_the_engine_has_loaded_them_are_refused(
     for changes in (False, True):
         source, change = make(tmp_path, monkeypatch)
         loaded = threading.Event()
-        found = ModelIdentity(source, logger=LOGGER, loaded=loaded)
-        assert found.wait(0.05) == ""
+        identity = ModelIdentity(source, logger=LOGGER, loaded=loaded)
+        assert identity.wait(0.05) == ""
         if changes:
             change()
         loaded.set()
-        assert (found.wait(LONG_S) == "") is changes
+        assert (identity.wait(LONG_S) == "") is changes
     assert "have changed while the engine loaded them" in caplog.text
 
 
@@ -726,9 +726,9 @@ def counted_of(path: Path, memory: FileDigests) -> tuple[str, int]:
 
 def test_files_are_hashed_once(tmp_path: Path, digests: FileDigests, settled: None) -> None:
     path = folder(tmp_path / "model", **{"model.bin": b"abc"})
-    one, count = counted_of(path, digests)
+    digest, count = counted_of(path, digests)
     assert count == 3
-    assert counted_of(path, FileDigests(tmp_path / "cache")) == (one, 0)  # another process
+    assert counted_of(path, FileDigests(tmp_path / "cache")) == (digest, 0)  # another process
     assert len({FileState(*range(5)).key, *(FileState(*range(i, i + 5)).key for i in (1, 2))}) == 3
 
 
@@ -767,7 +767,7 @@ def a_pipe(cache: Path) -> None:
     os.mkfifo(cache / "files.json")
 
 
-def gone(cache: Path) -> None:
+def removed(cache: Path) -> None:
     for path in cache.iterdir():
         path.unlink()
     cache.rmdir()
@@ -785,7 +785,7 @@ SPOILS: dict[str, Callable[[Path], None]] = {
     "writable by others": spoil(wrong, 0o666),
     "a link": a_link,
     "a pipe": a_pipe,
-    "gone": gone,
+    "gone": removed,
 }
 
 
@@ -847,12 +847,12 @@ def test_a_late_identity_is_reported(
     caplog.set_level(logging.INFO)
     go, calls = threading.Event(), list[str]()
     source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
-    found = ModelIdentity(
+    identity = ModelIdentity(
         source, logger=LOGGER, then=calls.append, hashed=lambda _: (go.wait(), None)[1]
     )
-    assert found.known == "" and not calls
+    assert identity.known == "" and not calls
     go.set()
-    assert found.wait(LONG_S) == calls[0]
+    assert identity.wait(LONG_S) == calls[0]
     assert "hashing the model: 0.0 of 0.0 GB; until then lookups miss" in caplog.text
     assert "the model is identified" in caplog.text
 
@@ -870,11 +870,11 @@ def test_a_failed_identification_ends_and_logs_its_remedy_once(
 
     source = source_of(Model(str(folder(tmp_path / "model"))), digests)
     monkeypatch.setattr(digests, "of", fails)
-    found = ModelIdentity(source, logger=LOGGER)
-    assert found.wait(LONG_S) == ""
+    identity = ModelIdentity(source, logger=LOGGER)
+    assert identity.wait(LONG_S) == ""
     (line,) = (record.getMessage() for record in caplog.records)
     assert "the pool is not used" in line and "setting identity" in line
-    assert found.outcome is not None and found.outcome.refusal
+    assert identity.outcome is not None and identity.outcome.refusal
 
 
 def test_an_engine_that_ends_stops_the_hashing(tmp_path: Path, digests: FileDigests) -> None:
@@ -888,11 +888,11 @@ def test_an_engine_that_ends_stops_the_hashing(tmp_path: Path, digests: FileDige
         return real(hashed)
 
     source.digest = digest  # type: ignore[method-assign]
-    found = ModelIdentity(source, logger=LOGGER, then=calls.append)
+    identity = ModelIdentity(source, logger=LOGGER, then=calls.append)
     assert reading.wait(LONG_S)
-    found.close()
+    identity.close()
     go.set()
-    assert found.wait(LONG_S) == "" and not calls
+    assert identity.wait(LONG_S) == "" and not calls
 
 
 def test_weights_are_a_field_of_the_namespace() -> None:

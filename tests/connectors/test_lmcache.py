@@ -65,12 +65,12 @@ def test_objects_are_loaded_by_another_server(server: IndexServer, adapter: Make
 def test_hits_after_misses_are_found(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(12)
     other = [ObjectKey(key.chunk_hash, kv_rank=2, object_group_id=1) for key in keys]
-    some = [0, 1, 4, 5, 6, 11]
-    one = adapter()
-    store(one, [keys[i] for i in some] + other, [memories[i] for i in some] + memories)
-    expected = [i in some for i in range(12)]
-    assert lookup(one, keys + other) == expected + [True] * 12
-    assert load(one, keys + other, blank(24)) == expected + [True] * 12
+    stored = [0, 1, 4, 5, 6, 11]
+    l2_adapter = adapter()
+    store(l2_adapter, [keys[i] for i in stored] + other, [memories[i] for i in stored] + memories)
+    expected = [i in stored for i in range(12)]
+    assert lookup(l2_adapter, keys + other) == expected + [True] * 12
+    assert load(l2_adapter, keys + other, blank(24)) == expected + [True] * 12
 
 
 @pytest.mark.usefixtures("records_unpinned")
@@ -80,29 +80,29 @@ def test_blocks_of_a_lower_tier_are_onboarded_and_locked(
 ) -> None:
     tier = MemoryTier(remote=remote)
     keys, memories = chunks(8)
-    with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
-        store(one, keys, memories)
+    with served(shm / "first", tier), l2(lmcache, shm / "first") as l2_adapter:
+        store(l2_adapter, keys, memories)
         assert eventually(lambda: len(tier.blocks) == 9)  # with the layout's record
     absent = ObjectKey(b"x" * 8)
     requested = [*keys[:3], absent, *keys[3:]]
-    with served(shm / "second", tier) as pool, l2(lmcache, shm / "second") as one:
-        assert lookup(one, requested) == [key is not absent for key in requested]
+    with served(shm / "second", tier) as pool, l2(lmcache, shm / "second") as l2_adapter:
+        assert lookup(l2_adapter, requested) == [key is not absent for key in requested]
         with Client(pool) as client:
             assert IndexClient(client).stat().pinned_count == 8
         targets = blank(8)
-        assert load(one, keys, targets) == [True] * 8
+        assert load(l2_adapter, keys, targets) == [True] * 8
         assert all(np.array_equal(t.data, m.data) for t, m in zip(targets, memories, strict=True))
 
 
 def test_no_block_is_onboarded_for_an_engine_that_does_not_wait(shm: Path, lmcache: Any) -> None:
     tier = MemoryTier()
     keys, memories = chunks(2)
-    with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
-        store(one, keys, memories)
+    with served(shm / "first", tier), l2(lmcache, shm / "first") as l2_adapter:
+        store(l2_adapter, keys, memories)
         assert eventually(lambda: len(tier.blocks) == 3)  # with the layout's record
-    with served(shm / "second", tier), l2(lmcache, shm / "second", onboard_ms=0) as one:
-        assert lookup(one, keys) == [False] * 2
-        assert load(one, keys, blank(2)) == [False] * 2
+    with served(shm / "second", tier), l2(lmcache, shm / "second", onboard_ms=0) as l2_adapter:
+        assert lookup(l2_adapter, keys) == [False] * 2
+        assert load(l2_adapter, keys, blank(2)) == [False] * 2
     assert tier.loads == []
 
 
@@ -111,32 +111,32 @@ def test_locked_objects_survive_eviction_until_unlocked(
 ) -> None:
     shape = (2, 4, 1023, 512)  # 8 MiB: twelve of them exceed the pool
     keys = [ObjectKey(bytes([i]) * 8) for i in range(24)]
-    one = adapter()
+    l2_adapter = adapter()
     first = Memory(shape, seed=1)
-    assert store(one, keys[:1], [first]) == first.get_size()
-    assert lookup(one, keys[:1], shape) == [True]
+    assert store(l2_adapter, keys[:1], [first]) == first.get_size()
+    assert lookup(l2_adapter, keys[:1], shape) == [True]
     for key in keys[1:]:
-        store(one, [key], [Memory(shape, seed=2)])
-    assert lookup(one, keys[1:2], shape) == [False]  # the block was evicted
+        store(l2_adapter, [key], [Memory(shape, seed=2)])
+    assert lookup(l2_adapter, keys[1:2], shape) == [False]  # the block was evicted
     target = blank(1, shape)
-    assert load(one, keys[:1], target) == [True]
+    assert load(l2_adapter, keys[:1], target) == [True]
     assert np.array_equal(target[0].data, first.data)
     pinned = server.index_stat().pinned_count
-    one.submit_unlock(keys[:1])
+    l2_adapter.submit_unlock(keys[:1])
     assert eventually(lambda: server.index_stat().pinned_count == pinned - 1)
 
 
 @pytest.mark.usefixtures("records_unpinned")
 def test_an_unlocked_lookup_leaves_no_pins(server: IndexServer, adapter: MakeAdapter) -> None:
-    one, memory = adapter(), Memory(SHAPE, seed=1)
-    assert store(one, [ObjectKey(b"a")], [memory]) > 0
+    l2_adapter, memory = adapter(), Memory(SHAPE, seed=1)
+    assert store(l2_adapter, [ObjectKey(b"a")], [memory]) > 0
     key = ObjectKey(b"a")
     known = weakref.ref(key)
-    assert lookup(one, [key]) == lookup(one, [key]) == [True]
-    assert load(one, [ObjectKey(b"a")], blank(1)) == [True]
-    one.submit_unlock([key])
-    one.submit_unlock([ObjectKey(b"a")])
-    assert lookup(one, [ObjectKey(b"b")]) == [False]  # nor of the last job
+    assert lookup(l2_adapter, [key]) == lookup(l2_adapter, [key]) == [True]
+    assert load(l2_adapter, [ObjectKey(b"a")], blank(1)) == [True]
+    l2_adapter.submit_unlock([key])
+    l2_adapter.submit_unlock([ObjectKey(b"a")])
+    assert lookup(l2_adapter, [ObjectKey(b"b")]) == [False]  # nor of the last job
     del key
     assert eventually(lambda: known() is None)
     assert server.index_stat().pinned_count == 0
@@ -156,12 +156,12 @@ def test_objects_of_another_owner_are_misses(
     server: IndexServer, adapter: MakeAdapter, difference: dict[str, Any]
 ) -> None:
     keys, memories = chunks(2)
-    one = adapter()
-    store(one, keys, memories)
+    l2_adapter = adapter()
+    store(l2_adapter, keys, memories)
     others = [ObjectKey(**(vars(key) | difference)) for key in keys]
-    assert lookup(one, others) == [False, False]
-    assert load(one, others, blank(2)) == [False, False]
-    assert lookup(one, keys) == [True, True]
+    assert lookup(l2_adapter, others) == [False, False]
+    assert load(l2_adapter, others, blank(2)) == [False, False]
+    assert lookup(l2_adapter, keys) == [True, True]
 
 
 def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
@@ -196,10 +196,10 @@ def test_objects_of_another_layout_of_the_same_size_are_misses(
     server: IndexServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
-    one, other = adapter(), (2, 4, 64, 16)
-    assert store(one, keys, memories) > 0
-    assert lookup(one, keys, other) == [False, False]
-    assert load(one, keys, blank(2, other)) == [False, False]
+    l2_adapter, other = adapter(), (2, 4, 64, 16)
+    assert store(l2_adapter, keys, memories) > 0
+    assert lookup(l2_adapter, keys, other) == [False, False]
+    assert load(l2_adapter, keys, blank(2, other)) == [False, False]
 
 
 def test_objects_of_another_version_of_lmcache_are_misses(
@@ -213,63 +213,63 @@ def test_objects_of_another_version_of_lmcache_are_misses(
 
 def test_without_a_server_everything_misses_and_nothing_waits(adapter: MakeAdapter) -> None:
     keys, memories = chunks(4)
-    one = adapter(timeout_ms=200, attached=False)
-    assert store(one, keys, memories) == -1
-    assert lookup(one, keys) == [False] * 4
-    assert load(one, keys, blank(4)) == [False] * 4
-    one.submit_unlock(keys)
-    one.delete(keys)
-    assert one.report_status()["attached"] is False
-    assert one.report_status()["is_healthy"] is True
-    assert one.report_status()["failure_count"] > 0
+    l2_adapter = adapter(timeout_ms=200, attached=False)
+    assert store(l2_adapter, keys, memories) == -1
+    assert lookup(l2_adapter, keys) == [False] * 4
+    assert load(l2_adapter, keys, blank(4)) == [False] * 4
+    l2_adapter.submit_unlock(keys)
+    l2_adapter.delete(keys)
+    assert l2_adapter.report_status()["attached"] is False
+    assert l2_adapter.report_status()["is_healthy"] is True
+    assert l2_adapter.report_status()["failure_count"] > 0
 
 
 def test_a_restarted_server_is_reattached(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(4)
     with IndexServer(pool):
-        one = adapter(timeout_ms=2000)
-        assert store(one, keys, memories) > 0
-        assert lookup(one, keys) == [True] * 4
-    assert lookup(one, keys) == [False] * 4
-    assert load(one, keys, blank(4)) == [False] * 4
-    one.submit_unlock(keys)
+        l2_adapter = adapter(timeout_ms=2000)
+        assert store(l2_adapter, keys, memories) > 0
+        assert lookup(l2_adapter, keys) == [True] * 4
+    assert lookup(l2_adapter, keys) == [False] * 4
+    assert load(l2_adapter, keys, blank(4)) == [False] * 4
+    l2_adapter.submit_unlock(keys)
     with IndexServer(pool):
-        assert eventually(lambda: lookup(one, keys) == [True] * 4, LONG_S)
+        assert eventually(lambda: lookup(l2_adapter, keys) == [True] * 4, LONG_S)
 
 
 def test_deleted_objects_are_misses(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(3)
-    one = adapter()
-    store(one, keys, memories)
-    one.delete(keys[1:])
-    assert eventually(lambda: lookup(one, keys) == [True, False, False])
+    l2_adapter = adapter()
+    store(l2_adapter, keys, memories)
+    l2_adapter.delete(keys[1:])
+    assert eventually(lambda: lookup(l2_adapter, keys) == [True, False, False])
 
 
 def test_an_object_with_a_pending_deletion_is_a_miss(
     server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, (keys, memories) = adapter(), chunks(2)
-    store(one, keys, memories)
+    l2_adapter, (keys, memories) = adapter(), chunks(2)
+    store(l2_adapter, keys, memories)
     with monkeypatch.context() as patch:
-        patch.setattr(one, "_settle", lambda connection: False)  # the pool is busy
-        one.delete(keys[:1])
-        assert lookup(one, keys) == [False, True]
-        assert load(one, keys, blank(2)) == [False, True]
-    assert lookup(one, keys) == [False, True]
+        patch.setattr(l2_adapter, "_settle", lambda connection: False)  # the pool is busy
+        l2_adapter.delete(keys[:1])
+        assert lookup(l2_adapter, keys) == [False, True]
+        assert load(l2_adapter, keys, blank(2)) == [False, True]
+    assert lookup(l2_adapter, keys) == [False, True]
 
 
 def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
     server: IndexServer, pool: Pool, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(3)
-    one = adapter()
-    store(one, keys, memories)
+    l2_adapter = adapter()
+    store(l2_adapter, keys, memories)
     damage(pool, memories[1].data)
-    assert load(one, keys, blank(3)) == [True, False, True]
-    assert lookup(one, keys) == [True, False, True]
-    assert store(one, keys, memories) == memories[1].get_size()
+    assert load(l2_adapter, keys, blank(3)) == [True, False, True]
+    assert lookup(l2_adapter, keys) == [True, False, True]
+    assert store(l2_adapter, keys, memories) == memories[1].get_size()
     targets = blank(3)
-    assert load(one, keys, targets) == [True] * 3
+    assert load(l2_adapter, keys, targets) == [True] * 3
     assert np.array_equal(targets[1].data, memories[1].data)
 
 
@@ -300,11 +300,11 @@ def test_objects_among_many_misses_are_found_with_few_calls(
         there = items[249::250]
         objects.store(attachment, there, [np.ones(64, dtype=np.uint8)] * len(there))
         before = server.stat().call_count
-        found = objects.find(attachment, items, pin=True)
+        hits = objects.find(attachment, items, pin=True)
         calls = server.stat().call_count - before
-        assert [i for i, hit in enumerate(found) if hit] == [249, 499, 749, 999]
+        assert [i for i, hit in enumerate(hits) if hit] == [249, 499, 749, 999]
         assert calls <= 1000 / 256 * 2 + len(there) + 3
-        assert objects.release(attachment, [hit.grant for hit in found if hit]) == 4
+        assert objects.release(attachment, [hit.grant for hit in hits if hit]) == 4
     finally:
         attachment.close()
 
@@ -325,8 +325,8 @@ def test_keys_after_a_miss_are_looked_up_in_one_call(
         items = [(Namespace.of("test"), b"%d" % i) for i in range(100)]
         there = items[:1] + items[2:]
         objects.store(attachment, there, [np.ones(64, dtype=np.uint8)] * len(there))
-        found = objects.find(attachment, items, pin=False)
-        assert [grant is not None for grant in found] == [True, False] + [True] * 98
+        hits = objects.find(attachment, items, pin=False)
+        assert [grant is not None for grant in hits] == [True, False] + [True] * 98
         assert requests == [100, 98]
     finally:
         attachment.close()
@@ -336,7 +336,7 @@ def test_pins_are_released_when_a_batch_fails_half_way(
     server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
-    one, other = ((Namespace.of(name), b"a") for name in ("one", "other"))
+    item, other = ((Namespace.of(name), b"a") for name in ("one", "other"))
     real = objects._lookup
     requests: list[int] = []
 
@@ -348,9 +348,9 @@ def test_pins_are_released_when_a_batch_fails_half_way(
 
     monkeypatch.setattr(objects, "_lookup", second_fails)
     try:
-        objects.store(attachment, [one, other], [np.ones(64, dtype=np.uint8)] * 2)
+        objects.store(attachment, [item, other], [np.ones(64, dtype=np.uint8)] * 2)
         with pytest.raises(CacheError, match="made up"):
-            objects.find(attachment, [one, other], pin=True)
+            objects.find(attachment, [item, other], pin=True)
         assert server.index_stat().pinned_count == 0
     finally:
         attachment.close()
@@ -398,29 +398,29 @@ def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
 def test_an_adapter_reports_its_status(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(2)
     with IndexServer(pool):
-        one = adapter(timeout_ms=1000)
+        l2_adapter = adapter(timeout_ms=1000)
         expected = {"is_healthy": True, "type": "BelugaL2Adapter", "attached": True}
-        assert one.report_status() == expected | {"failure_count": 0}
-        assert store(one, keys, memories) > 0
-        assert load(one, keys, blank(2)) == [True, True]
-        moved = one.transfer_stats()
+        assert l2_adapter.report_status() == expected | {"failure_count": 0}
+        assert store(l2_adapter, keys, memories) > 0
+        assert load(l2_adapter, keys, blank(2)) == [True, True]
+        moved = l2_adapter.transfer_stats()
         # the record of the layout is included
         assert 0 <= moved[TransferClass.OFFLOAD].bytes - 2 * memories[0].get_size() < 128
         assert 0 <= moved[TransferClass.ONBOARD].bytes - 2 * memories[0].get_size() < 128
-    assert load(one, keys, blank(2)) == [False, False]
-    assert store(one, keys, memories) == -1
-    status = one.report_status()
+    assert load(l2_adapter, keys, blank(2)) == [False, False]
+    assert store(l2_adapter, keys, memories) == -1
+    status = l2_adapter.report_status()
     assert (status["is_healthy"], status["attached"]) == (True, False)
     assert status["failure_count"] >= 2
 
 
 def test_the_descriptors_signal_completed_work(server: IndexServer, adapter: MakeAdapter) -> None:
     keys, memories = chunks(1)
-    one = adapter()
+    l2_adapter = adapter()
     stores, lookups, loads = (
-        one.get_store_event_fd(),
-        one.get_lookup_and_lock_event_fd(),
-        one.get_load_event_fd(),
+        l2_adapter.get_store_event_fd(),
+        l2_adapter.get_lookup_and_lock_event_fd(),
+        l2_adapter.get_load_event_fd(),
     )
 
     def readable(descriptor: int, within_s: float = LONG_S) -> bool:
@@ -428,17 +428,17 @@ def test_the_descriptors_signal_completed_work(server: IndexServer, adapter: Mak
 
     assert len({stores, lookups, loads}) == 3
     assert not any(readable(each, 0) for each in (stores, lookups, loads))
-    first = one.submit_store_task(keys, memories)
+    first = l2_adapter.submit_store_task(keys, memories)
     assert readable(stores)
-    assert set(one.pop_completed_store_tasks()) == {first}
+    assert set(l2_adapter.pop_completed_store_tasks()) == {first}
     layout = types.SimpleNamespace(shapes=[SHAPE], dtypes=[fakes.Dtype()])
-    second = one.submit_lookup_and_lock_task(keys, {0: layout})
+    second = l2_adapter.submit_lookup_and_lock_task(keys, {0: layout})
     assert second != first
     assert readable(lookups)
-    assert one.query_lookup_and_lock_result(second).bits == [True]
-    assert one.query_lookup_and_lock_result(second) is None  # a result is returned once
+    assert l2_adapter.query_lookup_and_lock_result(second).bits == [True]
+    assert l2_adapter.query_lookup_and_lock_result(second) is None  # a result is returned once
     assert not readable(loads, 0)
-    one.submit_load_task(keys, blank(1))
+    l2_adapter.submit_load_task(keys, blank(1))
     assert readable(loads)
 
 
@@ -447,10 +447,14 @@ def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
 ) -> None:
     keys, memories = chunks(2)
     keys = [keys[0], ObjectKey(keys[1].chunk_hash, object_group_id=5)]
-    one = adapter()
-    store(one, keys[:1], memories[:1])
-    store(one, keys[1:], [Memory((2, 4, 64, 16), seed=1)])
-    assert lookup(one, [*keys, ObjectKey(b"other", object_group_id=5)]) == [True, True, False]
+    l2_adapter = adapter()
+    store(l2_adapter, keys[:1], memories[:1])
+    store(l2_adapter, keys[1:], [Memory((2, 4, 64, 16), seed=1)])
+    assert lookup(l2_adapter, [*keys, ObjectKey(b"other", object_group_id=5)]) == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
@@ -464,13 +468,13 @@ def test_the_plugin_finds_objects_of_lower_tiers(
         backend(pool=str(shm / "first")).batched_submit_put_task(keys, memories)
         assert eventually(lambda: len(tier.blocks) == 5)  # with the generation's record
     with served(shm / "second", tier):
-        one = backend(pool=str(shm / "second"))
-        assert one.batched_contains([*keys, ChunkKey("other")]) == 4
-        found = one.batched_get_blocking(keys)
-        for got, put in zip(found, memories, strict=True):
+        plugin = backend(pool=str(shm / "second"))
+        assert plugin.batched_contains([*keys, ChunkKey("other")]) == 4
+        chunks = plugin.batched_get_blocking(keys)
+        for got, put in zip(chunks, memories, strict=True):
             assert np.array_equal(got.data, put.data)
-        one.clear()
-        assert one.batched_contains(keys) == 0
+        plugin.clear()
+        assert plugin.batched_contains(keys) == 0
 
 
 def test_chunks_of_an_engine_are_loaded_at_their_length(
@@ -479,19 +483,19 @@ def test_chunks_of_an_engine_are_loaded_at_their_length(
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     keys = [ChunkKey(f"model@1@0@{i}@bf16") for i in range(4)]
     memories = [Memory((2, 4, 16 if i < 3 else 5, 64), seed=i) for i in range(4)]
-    one, other = backend(), backend()
+    plugin, other = backend(), backend()
     calls: list[ChunkKey] = []
-    one.batched_submit_put_task(keys, memories, on_complete_callback=calls.append)
+    plugin.batched_submit_put_task(keys, memories, on_complete_callback=calls.append)
     assert eventually(lambda: calls == keys)
     assert eventually(lambda: all(memory.references == 1 for memory in memories))
-    assert not one.exists_in_put_tasks(keys[0])
+    assert not plugin.exists_in_put_tasks(keys[0])
     assert other.batched_contains([*keys, ChunkKey("other")]) == 4
-    found = other.batched_get_blocking([ChunkKey("other"), *keys])
-    assert found[0] is None
+    chunks = other.batched_get_blocking([ChunkKey("other"), *keys])
+    assert chunks[0] is None
     other.get_blocking(ChunkKey("another"))
     other.get_blocking(keys[3])  # reports the earlier ones
     assert server.reported(KINDS.index("lmcache"))[Figure.SAVED_TOKENS] == 3 * 16 + 5
-    for got, put in zip(found[1:], memories, strict=True):
+    for got, put in zip(chunks[1:], memories, strict=True):
         assert got.shape == put.shape
         assert np.array_equal(got.data, put.data)
     assert other.remove(keys[1])
@@ -518,12 +522,12 @@ def test_chunks_of_another_layout_or_engine_are_not_found(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
     key = ChunkKey("a")
-    one = backend()
-    assert not one.contains(
+    plugin = backend()
+    assert not plugin.contains(
         key
     )  # a put concurrent with the first record of a generation is dropped
-    one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
-    assert eventually(lambda: one.contains(key), LONG_S)
+    plugin.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
+    assert eventually(lambda: plugin.contains(key), LONG_S)
     assert backend(metadata=Metadata()).contains(key)
     same_class = type("Metadata", (OtherDtype,), {})  # so that the types of memory differ alone
     assert not backend(metadata=same_class()).contains(key)
@@ -534,11 +538,11 @@ def test_chunks_of_another_layout_or_engine_are_not_found(
 def test_the_hint_of_a_request_applies_to_its_stored_chunks(
     server: IndexServer, backend: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = backend()
+    plugin = backend()
     stored: list[ChunkKey] = []
 
     def put(*keys: ChunkKey) -> None:
-        one.batched_submit_put_task(
+        plugin.batched_submit_put_task(
             list(keys), [Memory(SHAPE, seed=1)] * len(keys), on_complete_callback=stored.append
         )
         assert eventually(lambda: stored[-len(keys) :] == list(keys))
@@ -559,17 +563,17 @@ def test_the_hint_of_a_request_applies_to_its_stored_chunks(
 def test_the_hint_of_a_request_favors_its_loaded_chunks(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
-    one = backend()
+    plugin = backend()
     # A put concurrent with the first record of a generation is dropped.
-    assert not one.contains(ChunkKey("a"))
-    one.batched_submit_put_task(
+    assert not plugin.contains(ChunkKey("a"))
+    plugin.batched_submit_put_task(
         [ChunkKey(f"model@1@0@{name}@bf16") for name in "ab"], [Memory(SHAPE, seed=1)] * 2
     )
-    assert eventually(lambda: one.batched_contains([hinted("a", {}), hinted("b", {})]) == 2)
+    assert eventually(lambda: plugin.batched_contains([hinted("a", {}), hinted("b", {})]) == 2)
     for hint in {"priority": "low"}, {"ttl": 1}:
-        assert one.get_blocking(hinted("a", hint)) is not None
-    found = one.batched_get_blocking([hinted(name, {"pin": True}) for name in "axb"])
-    assert [memory is not None for memory in found] == [True, False, True]
+        assert plugin.get_blocking(hinted("a", hint)) is not None
+    chunks = plugin.batched_get_blocking([hinted(name, {"pin": True}) for name in "axb"])
+    assert [memory is not None for memory in chunks] == [True, False, True]
     assert eventually(lambda: server.hints().given_count == 2)
 
 
@@ -578,69 +582,69 @@ def test_an_unreadable_chunk_releases_its_memory(
 ) -> None:
     key = ChunkKey("model@1@0@0@bf16")
     with IndexServer(pool):
-        one = backend()
+        plugin = backend()
         calls: list[ChunkKey] = []
-        one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, calls.append)
+        plugin.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, calls.append)
         assert eventually(lambda: calls == [key])
         monkeypatch.setattr(objects, "load", lambda *_: [False])
-        assert one.get_blocking(key) is None
-        assert [memory.references for memory in one.local_cpu_backend.made] == [0]
+        assert plugin.get_blocking(key) is None
+        assert [memory.references for memory in plugin.local_cpu_backend.made] == [0]
 
 
 def test_a_failed_batch_releases_the_memory_of_its_chunks(
     server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, calls = backend(), list[ChunkKey]()
+    plugin, calls = backend(), list[ChunkKey]()
     keys = [ChunkKey("a"), ChunkKey("b")]
     memories = [Memory(SHAPE, seed=i) for i in range(2)]
-    one.batched_submit_put_task(keys, memories, None, calls.append)
+    plugin.batched_submit_put_task(keys, memories, None, calls.append)
     assert eventually(lambda: calls == keys)
 
     def failed(*_: object) -> None:
         raise CacheError("made up")
 
     monkeypatch.setattr(objects, "load", failed)
-    assert one.batched_get_blocking(keys) == [None, None]
-    assert [memory.references for memory in one.local_cpu_backend.made] == [0, 0]
+    assert plugin.batched_get_blocking(keys) == [None, None]
+    assert [memory.references for memory in plugin.local_cpu_backend.made] == [0, 0]
 
 
 def test_a_plugin_that_is_closed_has_no_session(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
-    one = backend()
+    plugin = backend()
     assert server.stat().live_count == 2
-    one.close()
+    plugin.close()
     assert server.stat().live_count == 0
 
 
 def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None:
-    one = backend(timeout_ms=200, attached=False)
+    plugin = backend(timeout_ms=200, attached=False)
     memory = Memory(SHAPE, seed=1)
-    one.batched_submit_put_task([ChunkKey("a")], [memory])
-    assert not one.contains(ChunkKey("a"))
-    assert one.batched_get_blocking([ChunkKey("a"), ChunkKey("b")]) == [None, None]
+    plugin.batched_submit_put_task([ChunkKey("a")], [memory])
+    assert not plugin.contains(ChunkKey("a"))
+    assert plugin.batched_get_blocking([ChunkKey("a"), ChunkKey("b")]) == [None, None]
     assert eventually(lambda: memory.references == 1)
 
 
 def test_cleared_chunks_are_found_by_no_engine(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
-    def put(one: Any) -> None:
+    def put(plugin: Any) -> None:
         calls: list[ChunkKey] = []
-        one.batched_submit_put_task(keys, [Memory(SHAPE, seed=1)], None, calls.append)
+        plugin.batched_submit_put_task(keys, [Memory(SHAPE, seed=1)], None, calls.append)
         assert eventually(lambda: calls == keys)
 
     keys = [ChunkKey("a")]
-    one, other, third = backend(), backend(), backend(model_name="other")
-    put(one)
+    plugin, other, third = backend(), backend(), backend(model_name="other")
+    put(plugin)
     put(third)
     assert other.contains(keys[0])
-    assert one.clear() == 0
-    assert [each.contains(keys[0]) for each in (one, other, backend(), third)] == [False] * 3 + [
+    assert plugin.clear() == 0
+    assert [each.contains(keys[0]) for each in (plugin, other, backend(), third)] == [False] * 3 + [
         True
     ]
     put(other)
-    assert one.contains(keys[0])
+    assert plugin.contains(keys[0])
 
 
 def test_chunks_that_a_get_would_confuse_are_not_stored(
@@ -650,35 +654,35 @@ def test_chunks_that_a_get_would_confuse_are_not_stored(
     memories = [Memory(SHAPE, seed=i) for i in range(3)]
     monkeypatch.setattr(memories[0], "get_memory_format", lambda: "KV_MLA_FMT")
     monkeypatch.setattr(memories[1], "get_size", lambda: memories[2].get_size() + 2)
-    one = backend()
+    plugin = backend()
     calls: list[ChunkKey] = []
-    one.batched_submit_put_task(keys, memories, None, calls.append)
+    plugin.batched_submit_put_task(keys, memories, None, calls.append)
     assert eventually(lambda: calls == keys[2:])
-    assert [one.contains(key) for key in keys] == [False, False, True]
+    assert [plugin.contains(key) for key in keys] == [False, False, True]
 
 
 def test_a_chunk_longer_than_the_engines_is_a_miss(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
-    one, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
-    one.batched_submit_put_task([key], [Memory((2, 4, 16, 64), seed=1)], None, calls.append)
+    plugin, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
+    plugin.batched_submit_put_task([key], [Memory((2, 4, 16, 64), seed=1)], None, calls.append)
     assert eventually(lambda: calls == [key])
-    one.metadata.chunk_size = 15
-    one._namespaces.clear()
-    assert one.get_blocking(key) is None
-    assert one.local_cpu_backend.made == []
+    plugin.metadata.chunk_size = 15
+    plugin._namespaces.clear()
+    assert plugin.get_blocking(key) is None
+    assert plugin.local_cpu_backend.made == []
 
 
 def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
     server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, keys, calls = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
+    plugin, keys, calls = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
     memories = [Memory(SHAPE, seed=i) for i in range(2)]
-    one.batched_submit_put_task(keys, memories, None, calls.append)
+    plugin.batched_submit_put_task(keys, memories, None, calls.append)
     assert eventually(lambda: calls == keys)
     answers = [None, Memory(SHAPE)]
-    monkeypatch.setattr(one.local_cpu_backend, "allocate", lambda *_, **__: answers.pop(0))
-    first, second = one.batched_get_blocking(keys)
+    monkeypatch.setattr(plugin.local_cpu_backend, "allocate", lambda *_, **__: answers.pop(0))
+    first, second = plugin.batched_get_blocking(keys)
     assert first is None
     assert np.array_equal(second.data, memories[1].data)
 
@@ -686,18 +690,18 @@ def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
 def test_the_plugin_reports_its_properties(
     server: IndexServer, backend: Callable[..., Any]
 ) -> None:
-    one, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
-    assert one.get_allocator_backend() is one.local_cpu_backend
-    assert not one.remove(key)
+    plugin, key, calls = backend(), ChunkKey("a"), list[ChunkKey]()
+    assert plugin.get_allocator_backend() is plugin.local_cpu_backend
+    assert not plugin.remove(key)
     memory = Memory(SHAPE, seed=1)
-    one.batched_submit_put_task([key], [memory], None, calls.append)
+    plugin.batched_submit_put_task([key], [memory], None, calls.append)
     assert eventually(lambda: calls == [key])
-    assert one.get_blocking(key) is not None
-    moved = one.transfer_stats()
+    assert plugin.get_blocking(key) is not None
+    moved = plugin.transfer_stats()
     # the record of the generation is included
     assert moved[TransferClass.OFFLOAD].bytes > memory.get_size()
     assert moved[TransferClass.ONBOARD].bytes > memory.get_size()
-    assert one.remove(key)
+    assert plugin.remove(key)
 
 
 def test_a_plugin_without_a_worker_is_rejected(lmcache: Any) -> None:
@@ -712,14 +716,14 @@ def test_a_plugin_without_a_worker_is_rejected(lmcache: Any) -> None:
 def test_a_pending_put_is_tracked_until_it_ends(
     server: IndexServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, key, go = backend(), ChunkKey("a"), threading.Event()
+    plugin, key, go = backend(), ChunkKey("a"), threading.Event()
     real = objects.store
     monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
-    one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
-    assert one.exists_in_put_tasks(key)
+    plugin.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
+    assert plugin.exists_in_put_tasks(key)
     go.set()
-    assert eventually(lambda: not one.exists_in_put_tasks(key))
-    assert eventually(lambda: one.contains(key))
+    assert eventually(lambda: not plugin.exists_in_put_tasks(key))
+    assert eventually(lambda: plugin.contains(key))
 
 
 def test_layerwise_storing_is_refused(backend: Callable[..., Any]) -> None:
@@ -747,9 +751,9 @@ def test_a_model_in_a_folder_is_identified_by_its_bytes(
     name = model(tmp_path / "model")
     objects, memories = chunks(2)
     keys = [dataclasses.replace(key, model_name=name) for key in objects]
-    one = adapter(identity="")
-    assert eventually(lambda: one._models.digest(name) != "", LONG_S)
-    assert store(one, keys, memories) > 0
+    l2_adapter = adapter(identity="")
+    assert eventually(lambda: l2_adapter._models.digest(name) != "", LONG_S)
+    assert store(l2_adapter, keys, memories) > 0
     plugin, chunk = backend(identity="", model_name=name), ChunkKey("a")
     assert eventually(lambda: plugin._models.digest(name) != "", LONG_S)
 
@@ -758,13 +762,13 @@ def test_a_model_in_a_folder_is_identified_by_its_bytes(
         return bool(plugin.contains(chunk))
 
     assert eventually(stored, LONG_S)
-    for one_of_both in (one, plugin):
-        one_of_both.close()
+    for connector in (l2_adapter, plugin):
+        connector.close()
     model(tmp_path / "model", b"other weights")
-    one, plugin = adapter(identity=""), backend(identity="", model_name=name)
-    for models in (one._models, plugin._models):
+    l2_adapter, plugin = adapter(identity=""), backend(identity="", model_name=name)
+    for models in (l2_adapter._models, plugin._models):
         assert eventually(lambda models=models: models.digest(name) != "", LONG_S)
-    assert lookup(one, keys) == [False, False]
+    assert lookup(l2_adapter, keys) == [False, False]
     assert not plugin.contains(chunk)
     assert lookup(adapter(identity="a test"), keys) == [False, False]
 
@@ -781,17 +785,17 @@ def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
     name = model(tmp_path / "model")
     objects, memories = chunks(2)
     keys = [dataclasses.replace(key, model_name=name) for key in objects]
-    one = adapter(identity="")
-    assert eventually(lambda: one._models.digest(name) != "", LONG_S)
-    assert store(one, keys, memories) > 0
-    assert lookup(one, keys) == [True, True]
+    l2_adapter = adapter(identity="")
+    assert eventually(lambda: l2_adapter._models.digest(name) != "", LONG_S)
+    assert store(l2_adapter, keys, memories) > 0
+    assert lookup(l2_adapter, keys) == [True, True]
     model(tmp_path / "model", b"other weights")
-    assert lookup(one, keys) == [False, False]
-    assert store(one, keys, memories) == -1
+    assert lookup(l2_adapter, keys) == [False, False]
+    assert store(l2_adapter, keys, memories) == -1
     assert "the files of the model" in caplog.text and "restart LMCache's server" in caplog.text
-    one.delete(keys[:1])  # of the model that it was
+    l2_adapter.delete(keys[:1])  # of the model that it was
     model(tmp_path / "model")
-    assert lookup(one, keys) == [False, False]
+    assert lookup(l2_adapter, keys) == [False, False]
     again = adapter(identity="")
     assert eventually(lambda: again._models.digest(name) != "", LONG_S)
     assert lookup(again, keys) == [False, True]
@@ -809,14 +813,14 @@ def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
     monkeypatch.setattr(Files, "digest", lambda self, hashed: (go.wait(), real(self, hashed))[1])
     objects, memories = chunks(2)
     keys = [dataclasses.replace(key, model_name=name) for key in objects]
-    one = adapter(identity="")
-    assert store(one, keys, memories) == -1
-    assert lookup(one, keys) == [False, False]
-    one.delete(keys)  # returns once the keys to delete are resolved
+    l2_adapter = adapter(identity="")
+    assert store(l2_adapter, keys, memories) == -1
+    assert lookup(l2_adapter, keys) == [False, False]
+    l2_adapter.delete(keys)  # returns once the keys to delete are resolved
     go.set()
-    assert eventually(lambda: one._models.digest(name) != "", LONG_S)
-    assert store(one, keys, memories) > 0
-    assert lookup(one, keys) == [True, True]
+    assert eventually(lambda: l2_adapter._models.digest(name) != "", LONG_S)
+    assert store(l2_adapter, keys, memories) > 0
+    assert lookup(l2_adapter, keys) == [True, True]
 
 
 def test_a_model_name_without_weights_is_rejected_in_one_line(
@@ -826,10 +830,10 @@ def test_a_model_name_without_weights_is_rejected_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     keys, memories = chunks(2)
-    one = adapter(identity="")
+    l2_adapter = adapter(identity="")
     for _ in range(2):
-        assert store(one, keys, memories) == -1
-        assert lookup(one, keys) == [False, False]
+        assert store(l2_adapter, keys, memories) == -1
+        assert lookup(l2_adapter, keys) == [False, False]
     lines = [
         record.getMessage()
         for record in caplog.records

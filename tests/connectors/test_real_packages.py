@@ -133,11 +133,11 @@ def test_sglang_stores_and_loads_pages_through_the_backend(
     server: IndexServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_role.py")
-    found = role.receive()
+    report = role.receive()
     role.end()
-    assert found["differences"] == []
-    assert len(found["trips"]) == 14
-    assert [name for name, good in found["trips"].items() if not good] == []
+    assert report["differences"] == []
+    assert len(report["trips"]) == 14
+    assert [name for name, good in report["trips"].items() if not good] == []
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -145,16 +145,16 @@ def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
     server: IndexServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_controller_role.py", str(tmp_path), str(seed))
-    found = role.receive()
+    report = role.receive()
     role.end()
-    assert found["differ"] == []
-    assert len(found["runs"]) == 6
-    for how, run in found["runs"].items():
+    assert report["differ"] == []
+    assert len(report["runs"]) == 6
+    for how, run in report["runs"].items():
         assert (how, run["differ"]) == (how, [])
         assert run["hits"] > 0
     # test_sglang.py replays these, without SGLang
     recorded = Path(__file__).with_name("sglang_calls.json.xz").read_bytes()
-    assert found["calls"] == json.loads(lzma.decompress(recorded))
+    assert report["calls"] == json.loads(lzma.decompress(recorded))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -162,13 +162,13 @@ def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
     server: IndexServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
     role = start("sglang_pools_role.py", str(tmp_path), str(seed))
-    found = role.receive()
+    report = role.receive()
     role.end()
-    assert len(found["runs"]) == 3
-    for layout, run in found["runs"].items():
+    assert len(report["runs"]) == 3
+    for layout, run in report["runs"].items():
         assert (layout, run["differ"]) == (layout, [])
         assert run["restored"] > 10
-    assert found["without KV"] == [
+    assert report["without KV"] == [
         [0, {"kv": 4}, []],
         [3, {"kv": 4, "indexer": 3}, [1, 2, 3]],
         [2, {"kv": 4, "indexer": 3, "mamba": 2}, [2]],
@@ -181,10 +181,10 @@ def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
     server: IndexServer, start: Callable[..., Role]
 ) -> None:
     role = start("sglang_weights_role.py")
-    found = role.receive()
+    report = role.receive()
     role.end()
-    assert "ConnectorError: SGLang 0.5.19 gives" in found.pop("refusal")
-    assert found == {
+    assert "ConnectorError: SGLang 0.5.19 gives" in report.pop("refusal")
+    assert report == {
         "put": [4, 4],
         "adapters and salts": [0, 0, 0],
         "with salt": [4, 4],

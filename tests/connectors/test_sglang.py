@@ -56,8 +56,8 @@ def test_pages_are_fetched_to_other_indices(
     source, target = HostPool(layout, mla=mla), HostPool(layout, mla=mla)
     source.kv_buffer[:] = np.random.default_rng(1).integers(0, 256, source.kv_buffer.shape)
     rank = Config(is_mla_model=mla)
-    one, other = backend(source, rank=rank), backend(target, rank=rank)
-    assert one.batch_set_v1(keys(4), indices([1, 3, 5, 7])) == [True] * 4
+    cache, other = backend(source, rank=rank), backend(target, rank=rank)
+    assert cache.batch_set_v1(keys(4), indices([1, 3, 5, 7])) == [True] * 4
     assert other.batch_exists(keys(6)) == 4
     assert other.exists(keys(1)[0])
     assert other.batch_get_v1(keys(6), indices([6, 5, 4, 3, 2, 1])) == [True] * 4 + [False] * 2
@@ -78,13 +78,13 @@ def test_pages_that_only_a_lower_tier_has_are_fetched(
         )
         assert eventually(lambda: len(tier.blocks) == 4)  # with the generation's record
     with served(shm / "second", tier):
-        one = backend(v1=False, pool=str(shm / "second"))
-        assert one.batch_exists(keys(4)) == 3
+        cache = backend(v1=False, pool=str(shm / "second"))
+        assert cache.batch_exists(keys(4)) == 3
         targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(3)]
-        assert one.batch_get(keys(3), targets) == targets
+        assert cache.batch_get(keys(3), targets) == targets
         assert all(np.array_equal(t.data, row) for t, row in zip(targets, rows, strict=True))
-        one.clear()
-        assert one.batch_exists(keys(3)) == 0
+        cache.clear()
+        assert cache.batch_exists(keys(3)) == 0
     with served(shm / "third", tier):
         assert backend(v1=False, pool=str(shm / "third")).batch_exists(keys(3)) == 0
 
@@ -93,14 +93,14 @@ def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(
     server: IndexServer, backend: Make
 ) -> None:
     rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
-    one, other = backend(v1=False), backend(v1=False)
-    assert one.batch_set(keys(3), [Flat(row) for row in rows])
-    assert one.set(keys(1)[0], Flat(rows[0]))
+    cache, other = backend(v1=False), backend(v1=False)
+    assert cache.batch_set(keys(3), [Flat(row) for row in rows])
+    assert cache.set(keys(1)[0], Flat(rows[0]))
     assert other.batch_exists(keys(4)) == 3
     targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(4)]
-    found = other.batch_get(keys(4), targets)
-    assert found[:3] == targets[:3]
-    assert found[3] is None
+    pages = other.batch_get(keys(4), targets)
+    assert pages[:3] == targets[:3]
+    assert pages[3] is None
     assert all(np.array_equal(t.data, row) for t, row in zip(targets, rows, strict=False))
     assert other.get(keys(1)[0], targets[3]) is targets[3]
     assert backend(v1=True).batch_exists(keys(3)) == 0
@@ -110,21 +110,21 @@ def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
     server: IndexServer, pool: Pool, backend: Make
 ) -> None:
     rows = np.random.default_rng(3).integers(0, 256, (2, 4096), dtype=np.uint8)
-    one = backend(v1=False)
-    assert one.batch_set(keys(2), [Flat(row) for row in rows])
+    cache = backend(v1=False)
+    assert cache.batch_set(keys(2), [Flat(row) for row in rows])
     damage(pool, rows[1])
     targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(2)]
-    assert one.batch_get(keys(2), targets) == [targets[0], None]
-    assert one.batch_exists(keys(2)) == 1
-    assert one.batch_set(keys(2), [Flat(row) for row in rows])
-    assert one.batch_get(keys(2), targets) == targets
+    assert cache.batch_get(keys(2), targets) == [targets[0], None]
+    assert cache.batch_exists(keys(2)) == 1
+    assert cache.batch_set(keys(2), [Flat(row) for row in rows])
+    assert cache.batch_get(keys(2), targets) == targets
     assert np.array_equal(targets[1].data, rows[1])
 
 
 def test_a_page_of_another_size_is_a_miss(server: IndexServer, backend: Make) -> None:
-    one = backend(v1=False)
-    assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
-    assert one.get(keys(1)[0], Flat(np.zeros(2048, dtype=np.uint8))) is None
+    cache = backend(v1=False)
+    assert cache.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
+    assert cache.get(keys(1)[0], Flat(np.zeros(2048, dtype=np.uint8))) is None
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
     first = backend(rank=Config(is_mla_model=True))
     other = backend(rank=Config(is_mla_model=True, tp_rank=1))
     assert first.batch_set_v1(keys(3), indices([0, 1, 2])) == [True] * 3
-    for one in (first, other):
-        assert one.batch_get_v1(keys(4), indices([4, 5, 6, 7])) == [True] * 3 + [False]
-        one.batch_get_v1(keys(1), indices([0]))  # reports the earlier ones
-    found = server.reported(KINDS.index("sglang"))
-    assert found[Figure.SAVED_TOKENS] == 3 * PAGE
+    for cache in (first, other):
+        assert cache.batch_get_v1(keys(4), indices([4, 5, 6, 7])) == [True] * 3 + [False]
+        cache.batch_get_v1(keys(1), indices([0]))  # reports the earlier ones
+    figures = server.reported(KINDS.index("sglang"))
+    assert figures[Figure.SAVED_TOKENS] == 3 * PAGE
     assert not server.reported(0)
 
 
@@ -207,28 +207,28 @@ def test_ranks_that_split_the_kv_share_it_only_with_equal_ranks(
 
 
 def test_without_a_server_everything_misses(backend: Make) -> None:
-    one = backend(timeout_ms=200, attached=False)
-    assert one.batch_exists(keys(2)) == 0
-    assert one.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
-    assert one.batch_get_v1(keys(2), indices([0, 1])) == [False, False]
-    assert one.batch_get(keys(1), [Flat(np.zeros(64))]) == [None]
-    assert not one.set(keys(1)[0], Flat(np.zeros(64)))
+    cache = backend(timeout_ms=200, attached=False)
+    assert cache.batch_exists(keys(2)) == 0
+    assert cache.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
+    assert cache.batch_get_v1(keys(2), indices([0, 1])) == [False, False]
+    assert cache.batch_get(keys(1), [Flat(np.zeros(64))]) == [None]
+    assert not cache.set(keys(1)[0], Flat(np.zeros(64)))
 
 
 def test_a_restarted_server_is_reattached(pool: Pool, backend: Make) -> None:
     with IndexServer(pool):
-        one = backend(timeout_ms=2000)
-        assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    assert one.batch_exists(keys(2)) == 0
+        cache = backend(timeout_ms=2000)
+        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    assert cache.batch_exists(keys(2)) == 0
     with IndexServer(pool):
-        assert eventually(lambda: one.batch_exists(keys(2)) == 2, LONG_S)
+        assert eventually(lambda: cache.batch_exists(keys(2)) == 2, LONG_S)
 
 
 def test_a_page_without_room_in_the_pool_is_skipped(server: IndexServer, backend: Make) -> None:
-    one = backend(v1=False)
-    assert not one.set(keys(1)[0], Flat(np.zeros(200 << 20, dtype=np.uint8)))
-    assert not one.exists(keys(1)[0])
-    assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
+    cache = backend(v1=False)
+    assert not cache.set(keys(1)[0], Flat(np.zeros(200 << 20, dtype=np.uint8)))
+    assert not cache.exists(keys(1)[0])
+    assert cache.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
 
 
 def test_unknown_host_pools_are_rejected(server: IndexServer, backend: Make) -> None:
@@ -280,15 +280,15 @@ def test_indices_that_are_not_whole_pages_copy_nothing(
 ) -> None:
     host_pool = HostPool(layout)
     host_pool.kv_buffer[:] = 3
-    one = backend(host_pool)
-    assert one.batch_set_v1(keys(2), wrong) == [False, False]
-    assert one.batch_exists(keys(2)) == 0
-    assert one.batch_set_v1(keys(2), GOOD) == [True, True]
+    cache = backend(host_pool)
+    assert cache.batch_set_v1(keys(2), wrong) == [False, False]
+    assert cache.batch_exists(keys(2)) == 0
+    assert cache.batch_set_v1(keys(2), GOOD) == [True, True]
     host_pool.kv_buffer[:] = 0
-    assert one.batch_get_v1(keys(2), wrong) == [False, False]
+    assert cache.batch_get_v1(keys(2), wrong) == [False, False]
     assert not host_pool.kv_buffer.any()
-    assert one.batch_get_v1(keys(2), np.array(GOOD, np.int32)) == [True, True]
-    assert one.attached  # the session still works
+    assert cache.batch_get_v1(keys(2), np.array(GOOD, np.int32)) == [True, True]
+    assert cache.attached  # the session still works
 
 
 def test_indices_in_device_memory_copy_nothing(server: IndexServer, backend: Make) -> None:
@@ -296,17 +296,17 @@ def test_indices_in_device_memory_copy_nothing(server: IndexServer, backend: Mak
         def __array__(self, *_: Any, **__: Any) -> Any:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
-    one = backend()
-    assert one.batch_set_v1(keys(2), Elsewhere()) == [False, False]
-    assert one.batch_get_v1(keys(2), Elsewhere()) == [False, False]
+    cache = backend()
+    assert cache.batch_set_v1(keys(2), Elsewhere()) == [False, False]
+    assert cache.batch_get_v1(keys(2), Elsewhere()) == [False, False]
 
 
 def test_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
     source, target = HostPool(), HostPool()
     source.kv_buffer[:] = 5
-    one, other = backend(source), backend(target)
-    some = [key for i, key in enumerate(keys(5)) if i != 2]
-    assert one.batch_set_v1(some, indices([0, 1, 2, 3])) == [True] * 4
+    cache, other = backend(source), backend(target)
+    stored = [key for i, key in enumerate(keys(5)) if i != 2]
+    assert cache.batch_set_v1(stored, indices([0, 1, 2, 3])) == [True] * 4
     assert other.batch_exists(keys(5)) == 2
     expected = [True, True, False, True, True]
     assert other.batch_get_v1(keys(5), indices([1, 2, 3, 4, 5])) == expected
@@ -314,31 +314,31 @@ def test_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> N
 
 
 def test_flat_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
-    one = backend(v1=False)
+    cache = backend(v1=False)
     rows = [Flat(np.full(4096, i + 1, dtype=np.uint8)) for i in range(2)]
-    assert one.batch_set([keys(3)[0], keys(3)[2]], rows)
+    assert cache.batch_set([keys(3)[0], keys(3)[2]], rows)
     targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(3)]
-    assert one.batch_get(keys(3), targets) == [targets[0], None, targets[2]]
+    assert cache.batch_get(keys(3), targets) == [targets[0], None, targets[2]]
     assert [int(target.data[0]) for target in targets] == [1, 0, 2]
 
 
 def test_clear_raises_without_the_pool(pool: Pool, backend: Make) -> None:
     with IndexServer(pool):
-        one = backend(timeout_ms=1000)
-        assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+        cache = backend(timeout_ms=1000)
+        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     with pytest.raises(ConnectorError, match="not cleared"):
-        one.clear()
+        cache.clear()
     with IndexServer(pool):
-        assert eventually(lambda: one.attached, LONG_S)
-        assert one.batch_exists(keys(2)) == 0
+        assert eventually(lambda: cache.attached, LONG_S)
+        assert cache.batch_exists(keys(2)) == 0
         assert backend().batch_exists(keys(2)) == 0  # the pool was cleared before the first lookup
-        one.clear()
+        cache.clear()
 
 
 def test_a_put_that_began_before_a_clear_is_never_a_hit(
     server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other, go, begun = backend(), backend(), threading.Event(), threading.Event()
+    cache, other, go, begun = backend(), backend(), threading.Event(), threading.Event()
     real = HostPool.get_page_buffer_meta
 
     def slow(pool: HostPool, wanted: list[int]) -> Any:
@@ -347,13 +347,13 @@ def test_a_put_that_began_before_a_clear_is_never_a_hit(
         return real(pool, wanted)
 
     monkeypatch.setattr(HostPool, "get_page_buffer_meta", slow)
-    put = threading.Thread(target=one.batch_set_v1, args=(keys(2), indices([0, 1])))
+    put = threading.Thread(target=cache.batch_set_v1, args=(keys(2), indices([0, 1])))
     put.start()
     assert begun.wait(LONG_S)
     other.clear()
     go.set()
     put.join(LONG_S)
-    assert one.batch_exists(keys(2)) == other.batch_exists(keys(2)) == 0
+    assert cache.batch_exists(keys(2)) == other.batch_exists(keys(2)) == 0
 
 
 def test_a_pool_without_page_addresses_misses(
@@ -364,9 +364,9 @@ def test_a_pool_without_page_addresses_misses(
 
     host_pool = HostPool()
     monkeypatch.setattr(host_pool, "get_page_buffer_meta", refuse)
-    one = backend(host_pool)
-    assert one.batch_set_v1(keys(1), indices([0])) == [False]
-    assert one.batch_get_v1(keys(1), indices([0])) == [False]
+    cache = backend(host_pool)
+    assert cache.batch_set_v1(keys(1), indices([0])) == [False]
+    assert cache.batch_get_v1(keys(1), indices([0])) == [False]
 
 
 def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,67 +379,67 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
 
 def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) -> None:
     with IndexServer(pool):
-        one = backend(timeout_ms=1000)
-        assert one.failure_count == 0
-        assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-        assert one.batch_get_v1(keys(2), indices([2, 3])) == [True, True]
+        cache = backend(timeout_ms=1000)
+        assert cache.failure_count == 0
+        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+        assert cache.batch_get_v1(keys(2), indices([2, 3])) == [True, True]
         size = sum(view.nbytes for page in (0, 1) for view in HostPool().page(page))
-        moved = one.transfer_stats()
+        moved = cache.transfer_stats()
         assert size <= moved[TransferClass.OFFLOAD].bytes < 2 * size
         # the request of the pages still waits
         assert size <= moved[TransferClass.PREFETCH].bytes < 2 * size
         assert moved[TransferClass.ONBOARD].bytes < size
-    assert one.batch_exists(keys(2)) == 0
-    assert one.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
-    assert one.failure_count >= 2
-    assert not one.attached
+    assert cache.batch_exists(keys(2)) == 0
+    assert cache.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
+    assert cache.failure_count >= 2
+    assert not cache.attached
 
 
 def test_a_backend_attaches_at_construction(server: IndexServer, backend: Make) -> None:
     made = backend()
-    one = type(made)(made._config)
-    assert one.attached  # otherwise the first requests of an engine would miss
-    one.close()
-    assert not one.attached
+    cache = type(made)(made._config)
+    assert cache.attached  # otherwise the first requests of an engine would miss
+    cache.close()
+    assert not cache.attached
 
 
 def test_before_sglang_registers_its_pool_everything_misses(
     server: IndexServer, backend: Make
 ) -> None:
     made = backend()
-    one = type(made)(made._config)
-    one.mem_pool_host = HostPool()
-    assert one.batch_exists(keys(1)) == 0
-    assert one.batch_set_v1(keys(1), indices([0])) == [False]
-    assert one.batch_get_v1(keys(1), indices([0])) == [False]
-    one.clear()
-    one.close()
+    cache = type(made)(made._config)
+    cache.mem_pool_host = HostPool()
+    assert cache.batch_exists(keys(1)) == 0
+    assert cache.batch_set_v1(keys(1), indices([0])) == [False]
+    assert cache.batch_get_v1(keys(1), indices([0])) == [False]
+    cache.clear()
+    cache.close()
 
 
 def test_calls_without_targets_or_sources_move_nothing(server: IndexServer, backend: Make) -> None:
-    one, page = backend(v1=False), Flat(np.ones(4096, dtype=np.uint8))
-    assert one.set(keys(1)[0], page)
-    assert one.batch_get(keys(2), [page]) == [None, None]
-    assert one.batch_get(keys(2), [page, None]) == [None, None]
-    assert one.get(keys(1)[0]) is None
-    assert not one.batch_set(keys(2), [page])
-    assert not one.batch_set(keys(2), [page, None])
-    assert not one.set(keys(2)[1])
-    assert one.batch_exists(keys(2)) == 1
-    assert one.batch_set_v1([], []) == []
-    assert one.get_stats() is None
+    cache, page = backend(v1=False), Flat(np.ones(4096, dtype=np.uint8))
+    assert cache.set(keys(1)[0], page)
+    assert cache.batch_get(keys(2), [page]) == [None, None]
+    assert cache.batch_get(keys(2), [page, None]) == [None, None]
+    assert cache.get(keys(1)[0]) is None
+    assert not cache.batch_set(keys(2), [page])
+    assert not cache.batch_set(keys(2), [page, None])
+    assert not cache.set(keys(2)[1])
+    assert cache.batch_exists(keys(2)) == 1
+    assert cache.batch_set_v1([], []) == []
+    assert cache.get_stats() is None
 
 
 def test_present_pages_count_as_stored(server: IndexServer, backend: Make) -> None:
-    one = backend()
-    assert one.batch_set_v1(keys(1), indices([0])) == [True]
-    assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    cache = backend()
+    assert cache.batch_set_v1(keys(1), indices([0])) == [True]
+    assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
 
 
 def test_a_kv_pool_of_sglang_is_accepted(server: IndexServer, backend: Make) -> None:
-    one, host_pool = backend(), HostPool()
-    one.register_mem_host_pool_v2(host_pool, "kv")
-    assert one.registered_pools == {"kv": host_pool}
+    cache, host_pool = backend(), HostPool()
+    cache.register_mem_host_pool_v2(host_pool, "kv")
+    assert cache.registered_pools == {"kv": host_pool}
 
 
 def hybrid(backend: Make, seed: int | None = None, **named: Any) -> tuple[Any, dict[str, HostPool]]:
@@ -461,8 +461,8 @@ def hybrid(backend: Make, seed: int | None = None, **named: Any) -> tuple[Any, d
     return made, pools
 
 
-def moved(name: str, some: list[int], pages: list[int]) -> Transfer:
-    return Transfer(name, [keys(8)[i] for i in some], indices(pages))
+def moved(name: str, numbers: list[int], pages: list[int]) -> Transfer:
+    return Transfer(name, [keys(8)[i] for i in numbers], indices(pages))
 
 
 REQUESTED = [
@@ -473,10 +473,10 @@ REQUESTED = [
 ]
 
 
-def store_hybrid(one: Any) -> None:
+def store_hybrid(cache: Any) -> None:
     """Store six pages of KV, five of the indexer, windows at 3 and 6, states at 2, 3 and 6."""
-    assert all(one.batch_set_v1(keys(6), indices([0, 1, 2, 3, 4, 5])))
-    stored = one.batch_set_v2(
+    assert all(cache.batch_set_v1(keys(6), indices([0, 1, 2, 3, 4, 5])))
+    stored = cache.batch_set_v2(
         [
             moved("indexer", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
             moved("swa", [1, 2, 4, 5], [1, 2, 4, 5]),
@@ -489,12 +489,12 @@ def store_hybrid(one: Any) -> None:
 def test_a_prefix_is_restored_where_every_pool_has_its_pages(
     server: IndexServer, backend: Make
 ) -> None:
-    (one, _), (other, _) = hybrid(backend, 1), hybrid(backend)
-    store_hybrid(one)
-    found = other.batch_exists_v2(keys(8), REQUESTED)
-    assert found.kv_hit_pages == 3
-    assert found.restorable_prefix_pages == [3]
-    assert found.extra_pool_hit_pages == {"kv": 6, "indexer": 5, "swa": 6, "mamba": 6}
+    (cache, _), (other, _) = hybrid(backend, 1), hybrid(backend)
+    store_hybrid(cache)
+    result = other.batch_exists_v2(keys(8), REQUESTED)
+    assert result.kv_hit_pages == 3
+    assert result.restorable_prefix_pages == [3]
+    assert result.extra_pool_hit_pages == {"kv": 6, "indexer": 5, "swa": 6, "mamba": 6}
     without = other.batch_exists_v2(keys(8), [*REQUESTED[1:3]])
     assert (without.kv_hit_pages, without.restorable_prefix_pages) == (6, [3, 6])
     assert other.batch_exists_v2(keys(8), [Transfer("draft")]).restorable_prefix_pages == []
@@ -504,9 +504,9 @@ def test_a_prefix_is_restored_where_every_pool_has_its_pages(
 def test_pages_of_several_pools_are_fetched_to_other_indices(
     server: IndexServer, backend: Make
 ) -> None:
-    (one, source), (other, target) = hybrid(backend, 1), hybrid(backend)
-    store_hybrid(one)
-    found = other.batch_get_v2(
+    (cache, source), (other, target) = hybrid(backend, 1), hybrid(backend)
+    store_hybrid(cache)
+    fetched = other.batch_get_v2(
         [
             moved("indexer", [0, 1, 2], [9, 8, 7]),
             moved("swa", [1, 2], [8, 7]),
@@ -515,7 +515,7 @@ def test_pages_of_several_pools_are_fetched_to_other_indices(
             Transfer("swa", keys(1)),
         ]
     )
-    assert found == {
+    assert fetched == {
         "indexer": [True] * 3,
         "swa": [False],
         "mamba": [True, False],
@@ -530,29 +530,29 @@ def test_pages_of_several_pools_are_fetched_to_other_indices(
 def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
     server: IndexServer, pool: Pool, backend: Make
 ) -> None:
-    (one, source), (other, _) = hybrid(backend, 1), hybrid(backend)
-    store_hybrid(one)
+    (cache, source), (other, _) = hybrid(backend, 1), hybrid(backend)
+    store_hybrid(cache)
     damage(pool, source["mamba"].get_data_page(2 * PAGE).data)  # type: ignore[attr-defined]
-    found = other.batch_get_v2([moved("swa", [1, 2], [1, 2]), moved("mamba", [2], [2])])
-    assert found == {"swa": [True, True], "mamba": [False]}
+    fetched = other.batch_get_v2([moved("swa", [1, 2], [1, 2]), moved("mamba", [2], [2])])
+    assert fetched == {"swa": [True, True], "mamba": [False]}
     assert other.batch_exists_v2(keys(8), REQUESTED).restorable_prefix_pages == []
-    store_hybrid(one)
+    store_hybrid(cache)
     assert other.batch_exists_v2(keys(8), REQUESTED).restorable_prefix_pages == [3]
 
 
 def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
     server: IndexServer, backend: Make
 ) -> None:
-    one, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
+    cache, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
     other, _ = hybrid(backend, rank=Config(is_mla_model=True, tp_rank=1))
-    store_hybrid(one)
+    store_hybrid(cache)
     assert other.batch_exists_v2(keys(8), REQUESTED[:1]).kv_hit_pages == 5
     assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
 
 
 def test_pages_of_another_page_size_are_misses(server: IndexServer, backend: Make) -> None:
-    one, _ = hybrid(backend, 1)
-    store_hybrid(one)
+    cache, _ = hybrid(backend, 1)
+    store_hybrid(cache)
     other, wide = backend(), CopiedPool(dtype="float32")
     other.register_mem_host_pool_v2(wide, "mamba")
     assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
@@ -564,14 +564,14 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
 ) -> None:
     tier = MemoryTier(remote=remote)
     with served(shm / "first", tier):
-        one, source = hybrid(backend, 1, pool=str(shm / "first"))
-        store_hybrid(one)
+        cache, source = hybrid(backend, 1, pool=str(shm / "first"))
+        store_hybrid(cache)
         assert eventually(lambda: len(tier.blocks) == 6 + 5 + 4 + 3 + 1)  # the generation's record
     with served(shm / "second", tier):
         other, target = hybrid(backend, pool=str(shm / "second"))
         requested = REQUESTED[1:3]
-        found = other.batch_exists_v2(keys(8)[:6], requested)
-        assert found.kv_hit_pages == 6
+        result = other.batch_exists_v2(keys(8)[:6], requested)
+        assert result.kv_hit_pages == 6
         got = other.batch_get_v2([moved("swa", [4, 5], [4, 5]), moved("mamba", [5], [5])])
         assert got == {"swa": [True, True], "mamba": [True]}
         for name in ("swa", "mamba"):
@@ -579,9 +579,9 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
 
 
 def test_pools_without_a_server_miss(backend: Make) -> None:
-    one, _ = hybrid(backend, 1, attached=False)
-    assert one.batch_exists_v2(keys(4), REQUESTED).restorable_prefix_pages == []
-    for call in (one.batch_get_v2, one.batch_set_v2):
+    cache, _ = hybrid(backend, 1, attached=False)
+    assert cache.batch_exists_v2(keys(4), REQUESTED).restorable_prefix_pages == []
+    for call in (cache.batch_get_v2, cache.batch_set_v2):
         assert call([moved("swa", [0], [0]), moved("mamba", [0], [0])]) == {
             "swa": [False],
             "mamba": [False],
@@ -593,14 +593,14 @@ def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(
 ) -> None:
     logical = HostPool()
     logical.kv_buffer, logical.size_per_token = None, 0  # type: ignore[assignment, attr-defined]
-    one = backend(logical)
-    assert one.batch_exists(keys(3)) == 0
-    assert one.batch_set_v1(keys(3), indices([0, 1, 2])) == [False] * 3
-    one.register_mem_host_pool_v2(HostPool(), "deepseek_v4_c4")
-    assert one.batch_set_v1(keys(3), indices([0, 1, 2])) == [True] * 3
-    assert one.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 0
-    one.batch_set_v2([moved("deepseek_v4_c4", [0, 1], [0, 1])])
-    assert one.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 2
+    cache = backend(logical)
+    assert cache.batch_exists(keys(3)) == 0
+    assert cache.batch_set_v1(keys(3), indices([0, 1, 2])) == [False] * 3
+    cache.register_mem_host_pool_v2(HostPool(), "deepseek_v4_c4")
+    assert cache.batch_set_v1(keys(3), indices([0, 1, 2])) == [True] * 3
+    assert cache.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 0
+    cache.batch_set_v2([moved("deepseek_v4_c4", [0, 1], [0, 1])])
+    assert cache.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 2
 
 
 RECORDED = json.loads(
@@ -618,36 +618,36 @@ class Player:
     def __init__(self, backend: Any, host_pool: HostPool) -> None:
         self.backend, self.host_pool = backend, host_pool
 
-    def batch_exists(self, some: list[int]) -> int:
-        return int(self.backend.batch_exists([keys(some[-1] + 1)[i] for i in some], None))
+    def batch_exists(self, numbers: list[int]) -> int:
+        return int(self.backend.batch_exists([keys(numbers[-1] + 1)[i] for i in numbers], None))
 
-    def batch_set_v1(self, some: list[int], pages: list[int]) -> list[bool]:
-        for key, page in zip(some, pages, strict=True):
+    def batch_set_v1(self, numbers: list[int], pages: list[int]) -> list[bool]:
+        for key, page in zip(numbers, pages, strict=True):
             for part in self.host_pool.page(page):
                 part[:] = np.resize(content(key), part.shape)
-        names = [keys(some[-1] + 1)[i] for i in some]
+        names = [keys(numbers[-1] + 1)[i] for i in numbers]
         return list(self.backend.batch_set_v1(names, indices(pages), None))
 
-    def batch_get_v1(self, some: list[int], pages: list[int]) -> list[bool]:
+    def batch_get_v1(self, numbers: list[int], pages: list[int]) -> list[bool]:
         self.host_pool.kv_buffer[:] = 0
-        names = [keys(some[-1] + 1)[i] for i in some]
-        found = list(self.backend.batch_get_v1(names, indices(pages), None))
-        for key, page, there in zip(some, pages, found, strict=True):
+        names = [keys(numbers[-1] + 1)[i] for i in numbers]
+        fetched = list(self.backend.batch_get_v1(names, indices(pages), None))
+        for key, page, there in zip(numbers, pages, fetched, strict=True):
             for part in self.host_pool.page(page):
                 assert np.array_equal(part, np.resize(content(key), part.shape)) == there
-        return found
+        return fetched
 
-    def batch_set(self, some: list[int]) -> bool:
-        names = [keys(some[-1] + 1)[i] for i in some]
-        return bool(self.backend.batch_set(names, [Flat(content(key)) for key in some]))
+    def batch_set(self, numbers: list[int]) -> bool:
+        names = [keys(numbers[-1] + 1)[i] for i in numbers]
+        return bool(self.backend.batch_set(names, [Flat(content(key)) for key in numbers]))
 
-    def batch_get(self, some: list[int]) -> list[bool]:
-        targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in some]
-        names = [keys(some[-1] + 1)[i] for i in some]
-        found = self.backend.batch_get(names, targets)
-        for key, target, one in zip(some, targets, found, strict=True):
-            assert np.array_equal(target.data, content(key)) == (one is not None)
-        return [one is not None for one in found]
+    def batch_get(self, numbers: list[int]) -> list[bool]:
+        targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in numbers]
+        names = [keys(numbers[-1] + 1)[i] for i in numbers]
+        tensors = self.backend.batch_get(names, targets)
+        for key, target, tensor in zip(numbers, targets, tensors, strict=True):
+            assert np.array_equal(target.data, content(key)) == (tensor is not None)
+        return [tensor is not None for tensor in tensors]
 
     def clear(self) -> None:
         self.backend.clear()

@@ -44,28 +44,28 @@ def updater(
     return sys.modules["sglang.srt.managers.scheduler_components.weight_updater"].updater
 
 
-def put(one: Any, count: int = 2) -> list[bool]:
-    found: list[bool] = one.batch_set_v1(keys(count), indices(list(range(count))))
+def put(cache: Any, count: int = 2) -> list[bool]:
+    found: list[bool] = cache.batch_set_v1(keys(count), indices(list(range(count))))
     return found
 
 
-def finds(one: Any, count: int = 2) -> int:
+def finds(cache: Any, count: int = 2) -> int:
     """Return how many pages it finds. A lookup and a fetch must agree."""
-    hits: int = one.batch_exists(keys(count))
-    assert one.batch_get_v1(keys(count), indices(list(range(count)))) == [
+    hits: int = cache.batch_exists(keys(count))
+    assert cache.batch_get_v1(keys(count), indices(list(range(count)))) == [
         i < hits for i in range(count)
     ]
     return hits
 
 
 def test_a_cleared_block_is_a_miss_and_can_be_put_again(server: IndexServer, backend: Make) -> None:
-    one, other = backend(), backend()
-    assert put(one) == [True, True]
+    cache, other = backend(), backend()
+    assert put(cache) == [True, True]
     assert finds(other) == 2
-    one.clear()
-    assert finds(one) == finds(other) == finds(backend()) == 0
+    cache.clear()
+    assert finds(cache) == finds(other) == finds(backend()) == 0
     assert put(other, 1) == [True]
-    assert finds(one) == 1
+    assert finds(cache) == 1
 
 
 def test_a_clear_leaves_other_models_and_ranks_alone(server: IndexServer, backend: Make) -> None:
@@ -88,39 +88,39 @@ def test_ranks_that_share_their_pages_may_all_clear(server: IndexServer, backend
 
 def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -> None:
     with IndexServer(pool):
-        one, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
-        assert put(one) == [True, True]
-    assert finds(one) == 0
+        cache, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
+        assert put(cache) == [True, True]
+    assert finds(cache) == 0
     with pytest.raises(ConnectorError, match="not cleared"):
-        one.clear()
+        cache.clear()
     with IndexServer(pool):
         assert eventually(lambda: other.batch_exists(keys(2)) == 2, LONG_S)
-        assert eventually(lambda: one.attached, LONG_S)
-        assert finds(one) == 0
+        assert eventually(lambda: cache.attached, LONG_S)
+        assert finds(cache) == 0
         assert finds(other) == 0
 
 
 def test_weights_of_another_version_have_another_identity(
     server: IndexServer, backend: Make, settings_in_context: dict[str, Any]
 ) -> None:
-    one = backend()
-    assert put(one) == [True, True]
+    cache = backend()
+    assert put(cache) == [True, True]
     settings_in_context["weight_version"] = "step-1"
-    assert finds(one) == 0
-    assert put(one, 1) == [True]
+    assert finds(cache) == 0
+    assert put(cache, 1) == [True]
     assert finds(backend()) == 1
     settings_in_context["weight_version"] = "default"
-    assert finds(one) == 2
+    assert finds(cache) == 2
 
 
 def test_a_named_update_starts_empty_and_engines_with_its_name_share(
     server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
-    one = backend()
-    assert put(one) == [True, True]
+    cache = backend()
+    assert put(cache) == [True, True]
     updater.update("step-1")
-    assert finds(one) == 0
-    assert put(one) == [True, True]
+    assert finds(cache) == 0
+    assert put(cache) == [True, True]
     assert finds(backend()) == 2
 
 
@@ -143,16 +143,16 @@ def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
     caplog: pytest.LogCaptureFixture,
     change: Callable[[Any], None],
 ) -> None:
-    one = backend()
-    assert put(one) == [True, True]
+    cache = backend()
+    assert put(cache) == [True, True]
     change(updater)
-    assert finds(one) == 0
-    assert put(one) == [False, False]
+    assert finds(cache) == 0
+    assert put(cache) == [False, False]
     assert "weights were changed without a weight_version, or without" in caplog.text
     updater.idle = True
     updater.update("step-2")
-    assert put(one, 1) == [True]
-    assert finds(one) == 1
+    assert put(cache, 1) == [True]
+    assert finds(cache) == 1
 
 
 WRITES = ("disk", "distributed", "tensor", "ipc")
@@ -168,37 +168,37 @@ def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
     server: IndexServer, backend: Make, updater: Any, how: str, fault: Any
 ) -> None:
     """The weights may be a mix of old and new."""
-    one = backend()
+    cache = backend()
     write = getattr(updater, f"update_weights_from_{how}")
-    assert put(one) == [True, True]
+    assert put(cache) == [True, True]
     updater.fault = fault
     if fault is False:
         assert not write(update_request()).success
     else:
         with pytest.raises(RuntimeError, match="half"):
             write(update_request())
-    assert (finds(one), put(one)) == (0, [False, False])
+    assert (finds(cache), put(cache)) == (0, [False, False])
     updater.fault = None
     assert write(update_request("step-2")).success
-    assert (finds(one), put(one), finds(one)) == (0, [True, True], 2)
+    assert (finds(cache), put(cache), finds(cache)) == (0, [True, True], 2)
 
 
 def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
     server: IndexServer, backend: Make, updater: Any
 ) -> None:
     """Each update of a session has its version and its flush, before the last one is written."""
-    one = backend()
+    cache = backend()
     updater.begin_weight_update(update_request())
-    assert finds(one) == 0
+    assert finds(cache) == 0
     for _ in range(2):
         updater.update_weights_from_tensor(update_request())
-        assert (finds(one), put(one)) == (0, [False, False])
+        assert (finds(cache), put(cache)) == (0, [False, False])
     updater.end_weight_update(update_request())
-    assert (finds(one), put(one), finds(one)) == (0, [True, True], 2)
+    assert (finds(cache), put(cache), finds(cache)) == (0, [True, True], 2)
     updater.begin_weight_update(update_request())
     updater.fault = False
     updater.end_weight_update(update_request())
-    assert (finds(one), put(one)) == (0, [False, False])
+    assert (finds(cache), put(cache)) == (0, [False, False])
 
 
 @pytest.mark.parametrize("identified", [False, True])
@@ -224,55 +224,55 @@ def test_an_updated_version_names_weights_only_within_one_run_or_one_training(
 def test_a_reused_version_has_another_identity_after_an_update(
     server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
-    one = backend()
-    assert put(one) == [True, True]
+    cache = backend()
+    assert put(cache) == [True, True]
     updater.update_weights_from_disk(update_request(settings_in_context["weight_version"]))
-    assert finds(one) == 0
+    assert finds(cache) == 0
 
 
 @pytest.mark.parametrize("tags", [None, [], ["weights"], ["kv_cache", "weights"]])
 def test_released_weights_are_unknown_until_an_update_writes_them(
     server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any], tags: Any
 ) -> None:
-    one = backend()
-    assert put(one) == [True, True]
+    cache = backend()
+    assert put(cache) == [True, True]
     updater.release_memory_occupation(types.SimpleNamespace(tags=tags))
-    assert (finds(one), put(one)) == (0, [False, False])
+    assert (finds(cache), put(cache)) == (0, [False, False])
     updater.update_weights_from_disk(update_request())
-    assert (put(one), finds(one)) == ([True, True], 2)
+    assert (put(cache), finds(cache)) == ([True, True], 2)
 
 
 def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
     server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
-    one = backend()
-    assert put(one) == [True, True]
+    cache = backend()
+    assert put(cache) == [True, True]
     updater.release_memory_occupation(types.SimpleNamespace(tags=["kv_cache"]))
-    assert finds(one) == 2
+    assert finds(cache) == 2
     settings_in_context["enable_weights_cpu_backup"] = True
     updater.release_memory_occupation(types.SimpleNamespace(tags=None))
-    assert finds(one) == 2
+    assert finds(cache) == 2
 
 
 def test_an_update_without_its_draft_model_has_an_unknown_outcome(
     server: IndexServer, backend: Make, updater: Any
 ) -> None:
-    one = backend()
+    cache = backend()
     updater.flush_cache_after_weight_update(update_request(), False, "the draft model failed")
-    assert put(one) == [False, False]
+    assert put(cache) == [False, False]
 
 
 def test_weights_can_be_named_after_an_update(
     server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
-    one = backend()
+    cache = backend()
     updater.update()
-    assert put(one) == [False, False]
+    assert put(cache) == [False, False]
     settings_in_context["weight_version"] = "step-1"
-    assert put(one) == [True, True]
+    assert put(cache) == [True, True]
     updater.update(flush_cache=False)
     settings_in_context["weight_version"] = "step-2"
-    assert put(one) == [False, False]  # the origin of pages that SGLang still has is unknown
+    assert put(cache) == [False, False]  # the origin of pages that SGLang still has is unknown
 
 
 def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
@@ -281,11 +281,11 @@ def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     """Between the new name and the flush, SGLang's threads store what the old weights have
     computed.
     """
-    one = backend()
+    cache = backend()
     settings_in_context["weight_version"] = "step-1"
-    assert put(one) == [True, True]
+    assert put(cache) == [True, True]
     updater.update("step-1")
-    assert finds(one) == 0
+    assert finds(cache) == 0
 
 
 @pytest.mark.parametrize(

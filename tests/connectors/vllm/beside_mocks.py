@@ -33,7 +33,7 @@ class Hook(Mock):
     """One hook of the mock. Ours gets the call after it."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        found = super().__call__(*given, **named)
+        made = super().__call__(*given, **named)
         ours = _made[-1]
         hook = self._mock_name or self._mock_new_name
         if hook == "get_num_new_matched_tokens":
@@ -53,13 +53,13 @@ class Hook(Mock):
         elif hook == "update_connector_output":
             (output,) = given
             for ids in _tables.values():
-                bad = [place for place, id_ in enumerate(ids) if id_ in output.invalid_block_ids]
+                bad = [index for index, id_ in enumerate(ids) if id_ in output.invalid_block_ids]
                 _wrong.update(ids[min(bad, default=len(ids)) :])
             output.kv_connector_worker_meta = None
             ours.update_connector_output(output)
         elif hook == "request_finished":
             ours.request_finished(*given)  # without workers the blocks would not be released
-        return found
+        return made
 
 
 def check(orders: Any) -> None:

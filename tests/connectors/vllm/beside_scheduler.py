@@ -58,8 +58,8 @@ class Beside(utils.MockKVConnector):  # type: ignore[misc]
         orders: Any = self.ours.build_connector_meta(output).orders  # type: ignore[attr-defined]
         for save in orders.saves:
             digests = [row.tobytes() for row in save.packed()]
-            found = [self.contents.get(block) for block in save.block_ids]
-            assert found == digests, f"{save.request} saves what its blocks do not have"
+            contents = [self.contents.get(block) for block in save.block_ids]
+            assert contents == digests, f"{save.request} saves what its blocks do not have"
             _saved.extend(save.block_ids)
         for name, count in output.num_scheduled_tokens.items():
             self._compute(name, count)
@@ -75,8 +75,8 @@ class Beside(utils.MockKVConnector):  # type: ignore[misc]
         digests = list(self.ours._lookups.digests(request, 0, whole))
         first = 0 if name in self.loads else start // size
         self.loads.discard(name)
-        for place, block in enumerate(table[first : -(-(start + count) // size)], first):
-            self.contents[block] = digests[place] if place < whole else b""
+        for index, block in enumerate(table[first : -(-(start + count) // size)], first):
+            self.contents[block] = digests[index] if index < whole else b""
 
     def update_connector_output(self, output: Any) -> None:
         output.kv_connector_worker_meta = None

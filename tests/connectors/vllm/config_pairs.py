@@ -52,11 +52,11 @@ def main() -> None:
     register()
     usual = config(sys.argv[1])
     fields = config_fields(usual)
-    found: dict[str, list[str]] = {"files": [str(path) for path in files_named(usual)]}
+    report: dict[str, list[str]] = {"files": [str(path) for path in files_named(usual)]}
     for name, options in ENGINES.items():
         others = config_fields(config(sys.argv[1], **options))
-        found[name] = [section for section in fields if fields[section] != others.get(section)]
-    print(json.dumps(found))
+        report[name] = [section for section in fields if fields[section] != others.get(section)]
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

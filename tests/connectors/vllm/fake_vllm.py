@@ -69,8 +69,8 @@ class BlockStored:
 def tagged_keys(request: Any, start: int, end: int, first: int) -> tuple[Any, int]:
     """Return what a block's hash covers in addition to tokens, and the number of the next image."""
     images = [
-        (number, one.identifier, one.mm_position.offset)
-        for number, one in enumerate(request.mm_features)
+        (number, feature.identifier, feature.mm_position.offset)
+        for number, feature in enumerate(request.mm_features)
     ][first:]
     shown = [(number, name, at) for number, name, at in images if start <= at < end]
     keys: list[tuple[Any, ...]] = []
@@ -199,7 +199,7 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
             },
             "v1.executor.abstract": {"Executor": Executor},
             "v1.core.kv_cache_utils": {
-                "maybe_convert_block_hash": lambda one: one[:8],
+                "maybe_convert_block_hash": lambda digest: digest[:8],
                 "generate_block_hash_extra_keys": tagged_keys,
                 "to_event_extra_keys": event_keys,
             },
@@ -289,13 +289,13 @@ class Rules:
         blocks, states = tokens // UNIT, tokens // STEP
         return (
             [True] * blocks,
-            [place >= blocks - 2 for place in range(blocks)],
-            [place == states - 1 for place in range(states)],
+            [index >= blocks - 2 for index in range(blocks)],
+            [index == states - 1 for index in range(states)],
         )
 
     def store_mask(self, tokens: int, start: int, prompt: int) -> tuple[list[bool] | None, ...]:
         last = (prompt - 1) // STEP * STEP // UNIT
-        window = [last - 2 <= place < last for place in range(start // UNIT, tokens // UNIT)]
+        window = [last - 2 <= index < last for index in range(start // UNIT, tokens // UNIT)]
         return None, window, [False] * (tokens // STEP - start // STEP)
 
     def block_hashes_for_spec(self, hashes: list[bytes], spec: Spec) -> list[bytes]:
@@ -306,9 +306,9 @@ class Rules:
         for tokens in range(limit, 0, -STEP):
             masks = self.load_mask(hashes, tokens)
             names = {
-                (group, self.block_hashes_for_spec(hashes, SPECS[group])[place])
+                (group, self.block_hashes_for_spec(hashes, SPECS[group])[index])
                 for group, mask in enumerate(masks)
-                for place, wanted in enumerate(mask)
+                for index, wanted in enumerate(mask)
                 if wanted
             }
             if names <= store.exists:
@@ -335,7 +335,7 @@ class FineRules(Rules):
 
     def load_mask(self, _: Any, tokens: int) -> Any:
         blocks = -(-tokens // STEP)
-        return [True] * blocks, [place == blocks - 1 for place in range(blocks)]
+        return [True] * blocks, [index == blocks - 1 for index in range(blocks)]
 
     def store_mask(self, tokens: int, start: int, prompt: int) -> Any:
         return None, [False] * (tokens // STEP - start // STEP)

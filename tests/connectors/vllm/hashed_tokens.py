@@ -19,11 +19,11 @@ from beluga.gateway.parsed_request import parse_request
 def main() -> None:
     given = json.load(sys.stdin)
     tokenizer = load_tokenizer(Path(given["tokenizer"]), trusted=True)
-    found = [
+    hashes = [
         parse_request(path, json.dumps(body).encode(), tokenizer=tokenizer).tokens.tolist()
         for path, body in given["requests"]
     ]
-    print(json.dumps(found))
+    print(json.dumps(hashes))
 
 
 if __name__ == "__main__":

@@ -53,13 +53,13 @@ class HashingConnector(BelugaConnector):
                     name = digests[32 * index : 32 * index + 32].hex()
                     log.write(f"save {name} {copied[index]}\n")
 
-        def load_hashed(load: Any, one: Any) -> int:
-            hits: int = load(one)
-            if one.split:  # other ranks have stored it, with other heads together
+        def load_hashed(load: Any, span: Any) -> int:
+            hits: int = load(span)
+            if span.split:  # other ranks have stored it, with other heads together
                 return hits
-            for index, block in enumerate(one.block_ids[:hits]):
-                name = one.digests[32 * index : 32 * index + 32].hex()
-                log.write(f"load {name} {hash_of(block, one.group)}\n")
+            for index, block in enumerate(span.block_ids[:hits]):
+                name = span.digests[32 * index : 32 * index + 32].hex()
+                log.write(f"load {name} {hash_of(block, span.group)}\n")
             return hits
 
         saves._source.read = read_hashed  # type: ignore[method-assign]

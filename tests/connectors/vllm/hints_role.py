@@ -52,14 +52,14 @@ def main() -> None:
         "kv_transfer_params": {"beluga": {"priority": "low"}, "do_remote_decode": False},
         "session_id": "other",
     }
-    found = {
+    report = {
         "chat": read(chat(kv_transfer_params={"beluga": HINT}, session_id="one")),
         "completion": read(CompletionRequest.model_validate(completion)),
         "priority": read(chat(priority=-3)),
         "envelope": read(chat(), kv_hints=KvHintsEnvelope("1", "m", [action])),
         "extra": read(chat(vllm_xargs={"beluga": "low"})),
     }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

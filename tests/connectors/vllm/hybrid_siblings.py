@@ -36,7 +36,7 @@ __all__ = ["DictConnector", "HashingConnector", "MultiConnector", "figures"]
 
 GARBAGE = 0x40  # the value of each byte
 
-_kept: dict[tuple[int, bytes], list[Any]] = {}  # the layers' blocks, by group and hash
+_saved: dict[tuple[int, bytes], list[Any]] = {}  # the layers' blocks, by group and hash
 _counts: Counter[str] = Counter()
 
 # MultiConnector finds the class of a child's figures by its name.
@@ -95,7 +95,7 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
         mode = self._mode()
         if mode == "off" or request.request_id in self._failed_before:
             return 0, False
-        store = ExternalCachedBlockPool(self._unit, set(_kept))
+        store = ExternalCachedBlockPool(self._unit, set(_saved))
         limit = self._rules.align_lookup_length(request.num_tokens - 1)
         _, hit = self._rules.find_longest_cache_hit(request.block_hashes, limit, store)
         return max(hit - num_computed_tokens, 0), mode != "sync" and hit > num_computed_tokens
@@ -166,7 +166,7 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
         for name, mode, wanted in self._get_connector_metadata().loads:
             _counts["sibling_loads"] += 1
             for group, digest, block in wanted:
-                for layer, content in zip(self._layers[group], _kept[group, digest], strict=True):
+                for layer, content in zip(self._layers[group], _saved[group, digest], strict=True):
                     layer[block].copy_(content)
                     if mode == "fail":
                         layer[block].view(layer.dtype).fill_(GARBAGE)
@@ -184,7 +184,7 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         for group, digest, block in self._get_connector_metadata().saves:
             content = [layer[block].clone() for layer in self._layers[group]]
-            _kept.setdefault((group, digest), content)
+            _saved.setdefault((group, digest), content)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         arrived, self._arrived = self._arrived, set()
@@ -192,5 +192,5 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=arrived, failed_recving=failed)
 
     def reset_cache(self) -> bool:
-        _kept.clear()
+        _saved.clear()
         return True

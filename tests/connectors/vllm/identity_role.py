@@ -76,8 +76,8 @@ def _change(folder: Path, change: str) -> None:
         file = folder / "model.safetensors"
         # a part of the last layer's keys, starting in the middle of the file
         header = int.from_bytes(file.read_bytes()[:8], "little")
-        places = json.loads(file.read_bytes()[8 : 8 + header])
-        start, end = places["model.layers.1.self_attn.k_proj.weight"]["data_offsets"]
+        tensors = json.loads(file.read_bytes()[8 : 8 + header])
+        start, end = tensors["model.layers.1.self_attn.k_proj.weight"]["data_offsets"]
         with file.open("r+b") as stream:
             stream.seek(8 + header + (start + end) // 2)
             stream.write(HALF * 64 if change == "middle" else HALF * 32)
@@ -167,13 +167,13 @@ class Watched:
     def names(self) -> dict[str, list[str]]:
         """Return the names of the last request's blocks, and those without each case's drop."""
         weights = self.scheduler._lookups.weights
-        found = {"": _names(self.spaces[""], weights, Drop(), self.digests)}
+        results = {"": _names(self.spaces[""], weights, Drop(), self.digests)}
         for name, space in self.spaces.items():
             if name:
                 drop = CASES[name].drop or Drop()
                 digests = self.hashes if drop.adapter else self.digests
-                found[name] = _names(space, weights, drop, digests)
-        return found
+                results[name] = _names(space, weights, drop, digests)
+        return results
 
     def _hash(self, block: int) -> str:
         digest = hashlib.blake2b(digest_size=16)
@@ -208,8 +208,8 @@ def _names(space: Any, weights: str, drop: Drop, digests: Sequence[bytes]) -> li
     from beluga.kvcache import Namespace
 
     whole = with_weights(space, weights)
-    kept = {name: value for name, value in whole.fields.items() if name not in drop.fields}
-    first = Namespace(kept, salt=whole.salt).digest
+    retained = {name: value for name, value in whole.fields.items() if name not in drop.fields}
+    first = Namespace(retained, salt=whole.salt).digest
     return [hashlib.sha256(first + digest).hexdigest()[:16] for digest in digests]
 
 
@@ -326,7 +326,7 @@ def main() -> None:
         computed = watched.bytes
         engine.forget()
         hits = engine.run(adapter)
-        found = {
+        report = {
             "case": name,
             "bytes": computed,
             "used": watched.bytes,
@@ -336,7 +336,7 @@ def main() -> None:
         }
         engine.settle()
         engine.end()
-        print(json.dumps(found), file=answers, flush=True)
+        print(json.dumps(report), file=answers, flush=True)
 
 
 if __name__ == "__main__":

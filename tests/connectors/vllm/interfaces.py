@@ -29,22 +29,22 @@ def narrower(ours: Any, base: Any) -> str:
     mine, theirs = (
         list(inspect.signature(function).parameters.values()) for function in (ours, base)
     )
-    for place, wanted in enumerate(theirs):
+    for index, wanted in enumerate(theirs):
         if wanted.kind in VARIADIC:
             continue
-        if place >= len(mine) or mine[place].kind in VARIADIC:
-            if not any(one.kind in VARIADIC for one in mine):
+        if index >= len(mine) or mine[index].kind in VARIADIC:
+            if not any(parameter.kind in VARIADIC for parameter in mine):
                 return f"has no {wanted.name}"
             continue
-        if mine[place].name != wanted.name:
-            return f"calls {mine[place].name} what is {wanted.name}"
-        if wanted.default is not wanted.empty and mine[place].default is wanted.empty:
+        if mine[index].name != wanted.name:
+            return f"calls {mine[index].name} what is {wanted.name}"
+        if wanted.default is not wanted.empty and mine[index].default is wanted.empty:
             return f"requires {wanted.name}"
     known = {parameter.name for parameter in theirs}
     more = [
-        one.name
-        for one in mine
-        if one.kind not in VARIADIC and one.default is one.empty and one.name not in known
+        own.name
+        for own in mine
+        if own.kind not in VARIADIC and own.default is own.empty and own.name not in known
     ]
     # A newer optional parameter of ours is harmless; one without a default is not.
     return f"requires {', '.join(more)}" if more else ""
@@ -81,5 +81,5 @@ def extra_keys() -> list[Any]:
 
 
 if __name__ == "__main__":
-    found = {"version": vllm.__version__, "misfits": misfits(), "extra_keys": extra_keys()}
-    print(json.dumps(found))
+    report = {"version": vllm.__version__, "misfits": misfits(), "extra_keys": extra_keys()}
+    print(json.dumps(report))

@@ -135,8 +135,8 @@ class RecordingConnector(BelugaConnector):
         record().call(
             "schedule",
             scheduled={
-                record().name(one): tokens
-                for one, tokens in scheduler_output.num_scheduled_tokens.items()
+                record().name(request_id): tokens
+                for request_id, tokens in scheduler_output.num_scheduled_tokens.items()
             },
             preempted=record().names(scheduler_output.preempted_req_ids),
         )
@@ -176,7 +176,7 @@ class RecordingConnector(BelugaConnector):
 
     def get_finished(self, finished_req_ids: set[str]) -> Any:
         finished = super().get_finished(finished_req_ids)
-        sent, loaded = (record().names(one) for one in finished)
+        sent, loaded = (record().names(ids) for ids in finished)
         record().call(
             "ended", requests_ended=record().names(finished_req_ids), sent=sent, loaded=loaded
         )
@@ -198,12 +198,12 @@ class RecordedFaults(FaultyConnector):
     def _loaded(self, load: Any) -> set[int]:
         """Copy nothing: a replay uses another memory."""
         _, fault, blocks, names = load
-        parts = [
-            [block, name[:16], place not in fault.bad]
-            for place, (block, name) in enumerate(zip(blocks, names, strict=True))
+        blocks_loaded = [
+            [block, name[:16], index not in fault.bad]
+            for index, (block, name) in enumerate(zip(blocks, names, strict=True))
         ]
-        record().call("other", blocks=parts)
-        return {block for block, _, right in parts if not right}
+        record().call("other", blocks=blocks_loaded)
+        return {block for block, _, right in blocks_loaded if not right}
 
 
 class Scenarios:
@@ -232,8 +232,8 @@ class Scenarios:
         from vllm import SamplingParams
 
         names = []
-        for place, tokens in enumerate(prompts):
-            self._faults.write(json.dumps((faults or {}).get(place)) + "\n")
+        for index, tokens in enumerate(prompts):
+            self._faults.write(json.dumps((faults or {}).get(index)) + "\n")
             self._seed += 1
             parameters = SamplingParams(
                 temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False
@@ -280,9 +280,9 @@ class Scenarios:
             self.generate(*prompts, count=3)
             self.forget()
         for steps in (1, 2, 4):
-            one, *_ = self.add(self.prompt(300), self.prompt(40), count=8)
+            request_id, *_ = self.add(self.prompt(300), self.prompt(40), count=8)
             self.step(steps)
-            self.abort(one)
+            self.abort(request_id)
             self.settle()
         self.add(self.prompt(200), self.prompt(90), count=12)
         self.step(5)
@@ -309,9 +309,9 @@ class Scenarios:
                 self.generate(*sharers, count=3, faults={0: fault, 1: fault})
                 self.forget()
                 longer = self.prompt(170)
-                one, *_ = self.add(longer, tokens[:96], count=3, faults={0: fault})
+                request_id, *_ = self.add(longer, tokens[:96], count=3, faults={0: fault})
                 self.step()
-                self.abort(one)
+                self.abort(request_id)
                 self.generate(longer, count=3)  # behind what the failed load has left there
                 self.forget()
 

@@ -88,13 +88,13 @@ class Replay:
         """Check that each block in the pool is right. Returns how many there are."""
         worker = self.worker._worker
         attachment = worker.load_connection._attachment
-        cache, found = attachment.cache(self.scheduler._lookups.ranks[0]), 0
+        cache, checked = attachment.cache(self.scheduler._lookups.ranks[0]), 0
         for digest, name in self._hash_of.items():
             content = np.zeros((1, self._size, WORDS), dtype=np.uint16)
             if cache.get([digest], content.view(np.uint8).reshape(1, -1)).hits:
-                found += 1
+                checked += 1
                 assert (content[0] == self._right(name)).all(), name.hex()
-        return found
+        return checked
 
     def close(self) -> None:
         self.scheduler.shutdown()
@@ -115,12 +115,12 @@ class Replay:
         output = SimpleNamespace(
             num_scheduled_tokens=scheduled, preempted_req_ids=set(line["preempted"])
         )
-        parts = [
+        computing = [
             (self._requests[name], self._requests[name].num_computed_tokens, tokens)
             for name, tokens in scheduled.items()
         ]
-        tables = [list(one.table) for one, _, _ in parts]
-        self._steps.append((self.scheduler.build_connector_meta(output), parts, tables))
+        tables = [list(request.table) for request, _, _ in computing]
+        self._steps.append((self.scheduler.build_connector_meta(output), computing, tables))
 
     def _preempt(self, line: Any) -> None:
         self._step = self._steps.popleft()
@@ -138,8 +138,8 @@ class Replay:
             self._memory[0, block] = self._right(_long(name)) if right else WRONG
 
     def _save(self, line: Any) -> None:
-        _, parts, tables = self._step
-        for (request, first, tokens), table in zip(parts, tables, strict=True):
+        _, computing, tables = self._step
+        for (request, first, tokens), table in zip(computing, tables, strict=True):
             known = min(first + tokens, request.num_tokens)
             self._compute(request, table, first, known)
             for position in range(known, first + tokens):
@@ -213,8 +213,8 @@ class Replay:
             new = changes["hashes"]
             names = _changed([None] * len(request.block_hashes), new)
             request.block_hashes = [
-                _long(one) if one else request.block_hashes[place]
-                for place, one in enumerate(names)
+                _long(digest) if digest else request.block_hashes[index]
+                for index, digest in enumerate(names)
             ]
 
     def _compute(self, request: Any, table: list[int], first: int, last: int) -> None:
@@ -240,11 +240,13 @@ class Replay:
         return words + np.arange(self._size, dtype=np.uint16)[:, None]
 
     def _last_hashes(self) -> dict[str, list[bytes]]:
-        found: dict[str, list[Any]] = {}
+        hashes_by_request: dict[str, list[Any]] = {}
         for line in self._lines:
             for name, changes in dict(line["requests"]).items():
-                found[name] = _changed(found.get(name, []), changes.get("hashes"))
-        return {name: list(map(_long, hashes)) for name, hashes in found.items()}
+                hashes_by_request[name] = _changed(
+                    hashes_by_request.get(name, []), changes.get("hashes")
+                )
+        return {name: list(map(_long, hashes)) for name, hashes in hashes_by_request.items()}
 
     def _idle(self) -> None:
         saves = self.worker._worker.saves
@@ -254,15 +256,15 @@ class Replay:
         """Make a scheduler record its digests with vLLM's hashes from now on, and return the
         record.
         """
-        named, found = lookups.named, dict[bytes, bytes]()
+        named, hashes_by_digest = lookups.named, dict[bytes, bytes]()
 
         def watched(hashes: Any, *given: Any, **named_: Any) -> Any:
             digests = named(hashes, *given, **named_)
-            found.update(zip(digests, hashes, strict=True))
+            hashes_by_digest.update(zip(digests, hashes, strict=True))
             return digests
 
         lookups.named = watched
-        return found
+        return hashes_by_digest
 
 
 def _changed(before: list[Any], change: Any) -> list[Any]:

@@ -81,19 +81,19 @@ class KeepingConnector(BelugaConnector):
         read, account = saves._source.read, saves._account
         copied: list[bytes] = []
 
-        def read_kept(block_ids: Any, group: int = 0) -> Any:
+        def read_saved(block_ids: Any, group: int = 0) -> Any:
             copied[:] = map(memory.read, block_ids)
             return read(block_ids, group)
 
-        def account_kept(digests: bytes, count: int, result: Any, group: int) -> None:
+        def account_saved(digests: bytes, count: int, result: Any, group: int) -> None:
             account(digests, count, result, group)
             for index in range(count):
                 if result.states[index] == BlockState.GRANTED:
                     name = digests[32 * index : 32 * index + 32].hex()
                     (_folder("SAVED") / name).write_bytes(copied[index])
 
-        saves._source.read = read_kept  # type: ignore[method-assign]
-        saves._account = account_kept  # type: ignore[method-assign]
+        saves._source.read = read_saved  # type: ignore[method-assign]
+        saves._account = account_saved  # type: ignore[method-assign]
 
 
 # MultiConnector finds the class of a child's figures by its name.
@@ -180,7 +180,7 @@ class FaultyConnector(Silent):
         fault = self._faults.pop(request.request_id)  # what was requested again would fail again
         part = slice(self._requested[request.request_id], fault.blocks)
         names = [name.hex() for name in request.block_hashes[part]]
-        fault.bad = [place - part.start for place in fault.bad if place >= part.start]
+        fault.bad = [index - part.start for index in fault.bad if index >= part.start]
         self._starting.append((request.request_id, fault, blocks.get_block_ids()[0][part], names))
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -220,9 +220,9 @@ class FaultyConnector(Silent):
         """Fill the blocks. Returns those that are filled with garbage."""
         _, fault, blocks, names = load
         memory, invalid = _memory["engine"], set()
-        for place, (block, name) in enumerate(zip(blocks, names, strict=True)):
+        for index, (block, name) in enumerate(zip(blocks, names, strict=True)):
             content = (_folder("RIGHT") / name).read_bytes()
-            if place in fault.bad:
+            if index in fault.bad:
                 content = bytes([GARBAGE]) * len(content)
                 invalid.add(block)
             memory.write(block, content)

@@ -29,10 +29,13 @@ def test_a_block_is_announced_with_its_tokens_its_parent_and_its_adapter() -> No
     made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
     announcer.ordered(b"digest", made, 2, ("a",))
     announcer.reported(stored(b"digest"))
-    (one,) = announcer.take()
-    assert (one.block_hash, one.parent_hash) == (made.block_hashes[2], made.block_hashes[1])
-    assert one.token_ids == TOKENS[2 * BLOCK_TOKENS : 3 * BLOCK_TOKENS]
-    assert (one.lora_name, one.extra_keys) == ("a", ("a",))
+    (announcement,) = announcer.take()
+    assert (announcement.block_hash, announcement.parent_hash) == (
+        made.block_hashes[2],
+        made.block_hashes[1],
+    )
+    assert announcement.token_ids == TOKENS[2 * BLOCK_TOKENS : 3 * BLOCK_TOKENS]
+    assert (announcement.lora_name, announcement.extra_keys) == ("a", ("a",))
     assert announcer.take() == []
 
 
@@ -51,8 +54,8 @@ def test_blocks_are_announced_when_the_last_rank_has_stored_them_and_once() -> N
     announcer.reported(stored(*made.block_hashes[:2]))
     assert announcer.take() == []
     announcer.reported(stored(made.block_hashes[1]))
-    (one,) = announcer.take()
-    assert one.block_hash == made.block_hashes[1]
+    (announcement,) = announcer.take()
+    assert announcement.block_hash == made.block_hashes[1]
     announcer.reported(stored(made.block_hashes[1]))
     assert announcer.take() == []
 
@@ -65,4 +68,4 @@ def test_the_oldest_are_dropped_when_too_many_are_pending(
     for block in range(4):
         announcer.ordered(made.block_hashes[block], made, block, None)
     announcer.reported(stored(*made.block_hashes))
-    assert [one.block_hash for one in announcer.take()] == made.block_hashes[1:4]
+    assert [announcement.block_hash for announcement in announcer.take()] == made.block_hashes[1:4]

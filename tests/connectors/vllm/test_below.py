@@ -65,16 +65,16 @@ def schedule(settings: VllmSettings, lookups: Lookups) -> Schedule:
 
 
 def matched_once_fetched(scheduler: Schedule, made: Any) -> int:
-    found: list[int | None] = []
+    matches: list[int | None] = []
 
     def answered() -> bool:
-        found.append(scheduler.matched_tokens(made, 0)[0])
-        return found[-1] is not None
+        matches.append(scheduler.matched_tokens(made, 0)[0])
+        return matches[-1] is not None
 
     assert eventually(answered)
-    assert found[0] is None, "the blocks were not in the pool yet"
-    assert found[-1] is not None
-    return found[-1]
+    assert matches[0] is None, "the blocks were not in the pool yet"
+    assert matches[-1] is not None
+    return matches[-1]
 
 
 def test_a_request_waits_for_blocks_below_the_pool(shm: Path) -> None:
@@ -108,13 +108,13 @@ def test_blocks_that_turn_out_to_be_lost_are_a_miss(shm: Path) -> None:
     made = request("r", TOKENS)
     tier = sunk(shm, made)
     with served(shm / "pool", tier), looking(shm / "pool") as (settings, lookups):
-        kept = dict(list(tier.blocks.items())[:6])
+        copies = dict(list(tier.blocks.items())[:6])
         with KVCache(Pool.open([shm / "pool"]), namespace=RANKS[0]) as cache:
             first = [
                 tuple(int(word) for word in key) for key in cache.keys(list(made.block_hashes[:5]))
             ]
-        gone = first[3]
-        del tier.blocks[gone], kept
+        lost = first[3]
+        del tier.blocks[lost], copies
         assert matched_once_fetched(schedule(settings, lookups), made) == 3 * BLOCK_TOKENS
 
 

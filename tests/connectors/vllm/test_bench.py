@@ -37,8 +37,8 @@ def report(folder: Path) -> dict[str, Any]:
     if ended.returncode == 77:
         pytest.skip(ended.stderr.strip().splitlines()[-1])
     assert ended.returncode == 0, ended.stderr[-4000:]
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    content: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return content
 
 
 def test_the_second_pass_hits_every_whole_block(report: dict[str, Any]) -> None:

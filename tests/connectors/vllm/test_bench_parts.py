@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from beluga_bench.vllm.charts import draw
 from beluga_bench.vllm.dataset import Dataset, cut, datasets_of, pool_tokens, warm_up_of
-from beluga_bench.vllm.likeness import agreed, faults, found_tokens, identical, warnings
+from beluga_bench.vllm.likeness import agreed, faults, identical, loaded_tokens, warnings
 from beluga_bench.vllm.stream import stream
 from beluga_bench.vllm.summary import arrivals, summary
 from beluga_bench.vllm.tables import print_tables
@@ -30,11 +30,11 @@ def blocks(prompts: list[list[int]]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
 def test_three_in_ten_blocks_repeat_an_earlier_one(length: int) -> None:
     (dataset,) = datasets_of([length], BLOCK, seed=3)
-    found = blocks(dataset.prompts)
-    fresh = len(set(found))
-    assert len(found) * BLOCK == dataset.full_tokens
+    block_tokens = blocks(dataset.prompts)
+    fresh = len(set(block_tokens))
+    assert len(block_tokens) * BLOCK == dataset.full_tokens
     assert fresh * BLOCK == dataset.fresh_tokens
-    assert 0.2 < 1 - fresh / len(found) < 0.4
+    assert 0.2 < 1 - fresh / len(block_tokens) < 0.4
     assert all(len(tokens) == dataset.length for tokens in dataset.prompts)
 
 
@@ -81,11 +81,11 @@ class Machine:
 
     def __init__(self) -> None:
         self.added: list[tuple[str, list[int], list[int]]] = []
-        self.most = 0
+        self.added_max = 0
 
     def add_request(self, name: str, prompt: dict[str, list[int]], sampling: int) -> None:
         self.added.append((name, prompt["prompt_token_ids"], []))
-        self.most = max(self.most, len(self.added))
+        self.added_max = max(self.added_max, len(self.added))
 
     def step(self) -> list[Any]:
         name, prompt, tokens = self.added[0]
@@ -106,7 +106,7 @@ def test_a_stream_answers_every_request_in_its_place() -> None:
     machine = Machine()
     reply = stream(machine, [3] * 9, [[number] for number in range(9)], None, 2)
     assert [output["tokens"] for output in reply["outputs"]] == [[n] * 3 for n in range(9)]
-    assert machine.most == 2
+    assert machine.added_max == 2
     for output in reply["outputs"]:
         assert sum(output["gaps_s"]) == pytest.approx(2 * output["tpot_s"])
         assert len(output["gaps_s"]) == 2
@@ -220,11 +220,11 @@ def test_tiers_are_compared_prompt_by_prompt() -> None:
     rows = [tier_row("beluga-disk", number, 0.2 + 0.1 * number) for number in range(3)]
     rows += [tier_row("lmcache-disk", number, 0.8) for number in range(2)]
     rows += [tier_row("beluga-redis", 0, 0.3)]
-    found = ratios(rows)
-    assert set(found) == {"disk"}
-    assert found["disk"]["pairs"] == 2
-    assert found["disk"]["min"] == pytest.approx(0.8 / 0.3)
-    assert found["disk"]["median"] == pytest.approx((4 + 0.8 / 0.3) / 2)
+    by_tier = ratios(rows)
+    assert set(by_tier) == {"disk"}
+    assert by_tier["disk"]["pairs"] == 2
+    assert by_tier["disk"]["min"] == pytest.approx(0.8 / 0.3)
+    assert by_tier["disk"]["median"] == pytest.approx((4 + 0.8 / 0.3) / 2)
     assert medians_of("x", rows[:3])["over_local_hit_s"] == pytest.approx(0.2)
 
 
@@ -271,8 +271,8 @@ COMPUTED, LOCAL = reply(-3.5174, cached=0), reply(-3.5481)
 def test_a_hit_is_compared_with_an_answer_of_the_same_steps(
     hit: dict[str, Any], is_like: bool | None
 ) -> None:
-    found = found_tokens(hit, BLOCK)
-    assert identical(hit, found=found, whole=WHOLE, miss=COMPUTED, local=LOCAL) is is_like
+    hit_tokens = loaded_tokens(hit, BLOCK)
+    assert identical(hit, loaded=hit_tokens, whole=WHOLE, miss=COMPUTED, local=LOCAL) is is_like
 
 
 def test_a_partial_hit_is_not_compared() -> None:

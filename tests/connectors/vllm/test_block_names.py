@@ -57,38 +57,38 @@ def short(block_hash: bytes) -> int:
 @pytest.mark.parametrize("start", [0, 2])
 def test_blocks_of_a_request_have_the_hashes_that_routers_use(start: int) -> None:
     made = request("r", TOKENS)
-    found = np.frombuffer(named(made, start, 4), NAME)
+    names = np.frombuffer(named(made, start, 4), NAME)
     hashes = [short(digest) for digest in made.block_hashes]
-    assert found["block_hash"].tolist() == hashes[start:4]
-    parents = found["parent_hash"].tolist()
+    assert names["block_hash"].tolist() == hashes[start:4]
+    parents = names["parent_hash"].tolist()
     assert parents == [hashes[start - 1] if start else 0, *hashes[start:3]]
-    assert found["flags"].tolist()[0] == (NAME_PARENT if start else 0)
+    assert names["flags"].tolist()[0] == (NAME_PARENT if start else 0)
     local = BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
-    assert found["tokens_hash"].tolist() == local[start:4]
-    assert set(found["rank_count"].tolist()) == {2}
-    assert set(found["space"].tolist()) == {SPACE}
+    assert names["tokens_hash"].tolist() == local[start:4]
+    assert set(names["rank_count"].tolist()) == {2}
+    assert set(names["space"].tolist()) == {SPACE}
 
 
 def test_salt_and_adapter_are_part_of_the_tokens_hash() -> None:
     made = request("r", TOKENS, salt="s", lora=SimpleNamespace(lora_name="a", lora_path="p"))
-    found = np.frombuffer(named(made, 0, 5), NAME)
+    names = np.frombuffer(named(made, 0, 5), NAME)
     hasher = BlockHasher(block_size=BLOCK_TOKENS, salt="s", lora_name="a")
-    assert found["tokens_hash"].tolist() == hasher.local(TOKENS)
+    assert names["tokens_hash"].tolist() == hasher.local(TOKENS)
 
 
 def test_an_image_is_part_of_the_tokens_hash_of_the_blocks_that_show_it() -> None:
     plain = BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
-    found = []
+    image_hashes = []
     for images in ([(CAT, 9)], [(MARK + "dog", 9)], [(CAT, 10)]):
         made = np.frombuffer(named(request("r", TOKENS, images=images), 0, 5), NAME)
         hashes = made["tokens_hash"].tolist()
-        assert [one == other for one, other in zip(hashes, plain, strict=True)] == [
+        assert [shown == usual for shown, usual in zip(hashes, plain, strict=True)] == [
             *(True, True, False, True, True)
         ]
-        found.append(hashes[2])
-    assert len(set(found)) == 3
+        image_hashes.append(hashes[2])
+    assert len(set(image_hashes)) == 3
     again = np.frombuffer(named(request("s", TOKENS, images=[(CAT, 9)]), 2, 3), NAME)
-    assert again["tokens_hash"].tolist() == found[:1]
+    assert again["tokens_hash"].tolist() == image_hashes[:1]
 
 
 def test_blocks_that_depend_on_a_client_chosen_name_have_no_hash() -> None:
@@ -120,22 +120,22 @@ def test_a_rank_stores_its_part_with_the_hashes(
     )
 
 
-def parts(
+def rank_parts(
     size: int, *specs: Any, heads: int = 0, stages: int = 1, **changes: Any
 ) -> list[tuple[int, str, int, int]]:
     """Return number, name, copies and copy of the part of each rank."""
     made = config(tensor_parallel_size=size, pipeline_parallel_size=stages, **changes)
-    found = [
+    parts = [
         part_of(made, specs, tp_rank=rank, pp_rank=stage, model_heads=heads)
         for stage in range(stages)
         for rank in range(size)
     ]
-    return [(one.number, one.name, one.copies, one.copy) for one in found]
+    return [(part.number, part.name, part.copies, part.copy) for part in parts]
 
 
 def test_heads_are_divided_among_ranks() -> None:
-    assert parts(1, spec(num_kv_heads=4), heads=4) == [(0, "heads 0-4/4", 1, 0)]
-    assert parts(2, spec(num_kv_heads=2), heads=4) == [
+    assert rank_parts(1, spec(num_kv_heads=4), heads=4) == [(0, "heads 0-4/4", 1, 0)]
+    assert rank_parts(2, spec(num_kv_heads=2), heads=4) == [
         (0, "heads 0-2/4", 1, 0),
         (1, "heads 2-4/4", 1, 0),
     ]
@@ -143,7 +143,7 @@ def test_heads_are_divided_among_ranks() -> None:
 
 def test_ranks_beyond_the_heads_have_the_same_part() -> None:
     """As vLLM divides them: ranks with one head follow each other."""
-    assert parts(4, spec(num_kv_heads=1), heads=2) == [
+    assert rank_parts(4, spec(num_kv_heads=1), heads=2) == [
         (0, "heads 0-1/2", 2, 0),
         (0, "heads 0-1/2", 2, 1),
         (1, "heads 1-2/2", 2, 0),
@@ -153,16 +153,16 @@ def test_ranks_beyond_the_heads_have_the_same_part() -> None:
 
 def test_latent_attention_is_one_part() -> None:
     latent = spec("MLAAttentionSpec", num_kv_heads=1, max_tp_shards=1)
-    assert parts(2, latent, latent, heads=16) == [
+    assert rank_parts(2, latent, latent, heads=16) == [
         (0, "heads 0-1/1", 2, 0),
         (0, "heads 0-1/1", 2, 1),
     ]
-    assert parts(1, latent, heads=16) == [(0, "heads 0-1/1", 1, 0)]
+    assert rank_parts(1, latent, heads=16) == [(0, "heads 0-1/1", 1, 0)]
 
 
 def test_pipeline_stages_have_separate_parts() -> None:
-    found = parts(4, spec(num_kv_heads=1), heads=2, stages=2)
-    assert [number for number, *_ in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    of_ranks = rank_parts(4, spec(num_kv_heads=1), heads=2, stages=2)
+    assert [number for number, *_ in of_ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 PRIVATE: dict[str, tuple[list[Any], int, dict[str, Any]]] = {
@@ -188,7 +188,7 @@ PRIVATE: dict[str, tuple[list[Any], int, dict[str, Any]]] = {
 @pytest.mark.parametrize("why", PRIVATE)
 def test_a_part_with_unknown_heads_is_private_to_its_rank(why: str) -> None:
     specs, heads, changes = PRIVATE[why]
-    assert parts(2, *specs, heads=heads, **changes) == [(0, "0/2", 1, 0), (1, "1/2", 1, 0)]
+    assert rank_parts(2, *specs, heads=heads, **changes) == [(0, "0/2", 1, 0), (1, "1/2", 1, 0)]
 
 
 def test_a_draft_model_s_layers_make_parts_private() -> None:
@@ -224,10 +224,14 @@ def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(
         side.worker.save(Orders(saves=[order]))
         side.saved("r")
     counted = [side.counters.take() for side in ranks]
-    assert sum(one["save_blocks"] for one in counted) == len(ids)
-    assert sum(one["save_bytes"] for one in counted) == len(ids) * ranks[0].layout.block_size
-    assert all(one["save_blocks"] >= len(ids) // 4 for one in counted)  # the ranks divide the work
-    assert all(not one.get("save_present_blocks") for one in counted)
+    assert sum(counters["save_blocks"] for counters in counted) == len(ids)
+    assert (
+        sum(counters["save_bytes"] for counters in counted) == len(ids) * ranks[0].layout.block_size
+    )
+    assert all(
+        counters["save_blocks"] >= len(ids) // 4 for counters in counted
+    )  # the ranks divide the work
+    assert all(not counters.get("save_present_blocks") for counters in counted)
     stored = [side.worker.report().stored for side in ranks]
     assert not stored[0].keys() & stored[1].keys()
     for side in ranks:

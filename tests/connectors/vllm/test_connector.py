@@ -73,13 +73,13 @@ class Engine:
 
     def start(self, made: Any, first: int) -> tuple[int, bool]:
         """Start a request in blocks from ``first`` on. Returns what the pool should provide."""
-        found: tuple[int, bool] = self.scheduler.get_num_new_matched_tokens(made, 0)
+        matched: tuple[int, bool] = self.scheduler.get_num_new_matched_tokens(made, 0)
         ids = list(range(first, first + made.num_tokens // BLOCK_TOKENS + 1))
         self.block_ids[made.request_id] = ids
         blocks = SimpleNamespace(get_block_ids=lambda: (ids,))
-        self.scheduler.update_state_after_alloc(made, blocks, found[0])
-        made.num_computed_tokens = found[0]
-        return found
+        self.scheduler.update_state_after_alloc(made, blocks, matched[0])
+        made.num_computed_tokens = matched[0]
+        return matched
 
     def step(self, made: Any, *, fill: int | None = None, preempted: Any = None) -> None:
         """Run a forward pass for all remaining tokens of a request. It writes ``fill`` into the
@@ -181,8 +181,8 @@ def make(
 def test_one_engine_loads_blocks_saved_by_another(
     server: IndexServer, make: Callable[..., Engine], requested: list[str]
 ) -> None:
-    one, other = make(), make()
-    assert one.run(request("a", TOKENS), 3, fill=7) == 0
+    engine, other = make(), make()
+    assert engine.run(request("a", TOKENS), 3, fill=7) == 0
     made = request("b", TOKENS)
     assert other.start(made, 8) == (5 * BLOCK_TOKENS, False)
     other.step(made)
@@ -265,8 +265,8 @@ def test_without_a_pool_an_engine_starts_and_computes(
 
 
 def test_asynchronous_loads_complete(server: IndexServer, make: Callable[..., Engine]) -> None:
-    one, other = make(), make(load="async")
-    one.run(request("a", TOKENS), 0, fill=7)
+    engine, other = make(), make(load="async")
+    engine.run(request("a", TOKENS), 0, fill=7)
     made = request("b", TOKENS)
     assert other.start(made, 8) == (5 * BLOCK_TOKENS, True)
     other.step(made)
@@ -277,8 +277,8 @@ def test_asynchronous_loads_complete(server: IndexServer, make: Callable[..., En
 def test_a_load_that_fails_names_its_blocks(
     server: IndexServer, make: Callable[..., Engine]
 ) -> None:
-    one, other = make(), make()
-    one.run(request("a", TOKENS), 0, fill=7)
+    engine, other = make(), make()
+    engine.run(request("a", TOKENS), 0, fill=7)
     made = request("b", TOKENS)
     other.start(made, 8)
     other.scheduler._schedule._forget_lookup(other.scheduler._schedule._requests["b"])
@@ -296,14 +296,14 @@ def test_a_load_that_fails_names_its_blocks(
 def test_after_a_reset_every_lookup_misses(
     server: IndexServer, make: Callable[..., Engine]
 ) -> None:
-    one, other = make(), make()
-    one.run(request("a", TOKENS), 0, fill=7)
+    engine, other = make(), make()
+    engine.run(request("a", TOKENS), 0, fill=7)
     assert other.scheduler.reset_cache() is True
     assert other.run(request("b", TOKENS), 0, fill=8) == 0
     assert other.run(request("c", TOKENS), 8, fill=9) == 5 * BLOCK_TOKENS
     assert (other.memory[:, 8:13] == 8).all()
-    assert one.run(request("d", TOKENS), 8, fill=9) == 5 * BLOCK_TOKENS
-    assert (one.memory[:, 8:13] == 7).all()
+    assert engine.run(request("d", TOKENS), 8, fill=9) == 5 * BLOCK_TOKENS
+    assert (engine.memory[:, 8:13] == 7).all()
 
 
 def test_blocks_are_announced_when_they_are_in_the_pool(
@@ -312,14 +312,14 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
     engine, silent = make(events=True), make()
     made = request("a", TOKENS, lora=None)
     engine.run(made, 0, fill=1)
-    first, second, *rest = list(engine.scheduler.take_events())
+    first, second, *others = list(engine.scheduler.take_events())
     assert (first.block_hashes, first.parent_block_hash) == ([made.block_hashes[0][:8]], None)
     assert (first.token_ids, first.block_size) == (TOKENS[:BLOCK_TOKENS], BLOCK_TOKENS)
     assert (first.medium, first.lora_id, first.lora_name) == ("SHARED", None, None)
     assert (first.group_idx, first.kv_cache_spec_kind) == (0, "FullAttentionSpec")
     assert first.kv_cache_spec_sliding_window is None
     assert second.parent_block_hash == made.block_hashes[0][:8]
-    assert len(rest) == 3
+    assert len(others) == 3
     assert list(engine.scheduler.take_events()) == []
     silent.run(request("b", [9] * 21), 0, fill=1)
     assert list(silent.scheduler.take_events()) == []
@@ -384,9 +384,9 @@ def test_loaded_tokens_and_seconds_are_reported_to_the_server(
     engine.run(request("a", TOKENS), 0, fill=1)
     other.run(request("b", TOKENS), 0, fill=2)
     other.run(request("c", TOKENS), 8, fill=2)  # the lookup reports the first end
-    found = server.reported(KINDS.index("vllm"))
-    assert found[Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
-    assert found[Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000
+    figures = server.reported(KINDS.index("vllm"))
+    assert figures[Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
+    assert figures[Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000
     assert not server.reported(0)
 
 
@@ -441,7 +441,7 @@ def test_a_scheduler_reports_the_space_of_its_blocks(
     assert engine.scheduler.get_kv_connector_stats().data["space"] == space
     assert "space" not in engine.worker.get_kv_connector_stats().data
     names = read_names(pool, check_pool(pool).half)
-    assert {f"{one:016x}" for one in names["name"]["space"].tolist()} == {space}
+    assert {f"{number:016x}" for number in names["name"]["space"].tolist()} == {space}
 
 
 def test_the_engine_computes_blocks_that_cannot_be_loaded(
@@ -453,10 +453,10 @@ def test_the_engine_computes_blocks_that_cannot_be_loaded(
 
 
 def test_reports_of_two_ranks_add_up(server: IndexServer, make: Callable[..., Engine]) -> None:
-    one, other = make(), make()
-    one.run(request("a", TOKENS), 0, fill=1)
+    first, other = make(), make()
+    first.run(request("a", TOKENS), 0, fill=1)
     reports = []
-    for engine in (one, other):
+    for engine in (first, other):
         made = request("b", TOKENS)
         engine.start(made, 8)
         engine.step(made)
@@ -545,19 +545,19 @@ def test_after_another_connectors_handshake_ranks_are_known_from_their_first_rep
 def test_the_namespace_is_that_of_the_rank_and_its_settings(
     server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {make().worker._namespace.digest, make(salt="secret").worker._namespace.digest}
+    digests = {make().worker._namespace.digest, make(salt="secret").worker._namespace.digest}
     state = sys.modules["vllm.distributed.parallel_state"]
     for name in ("get_tp_group", "get_pp_group"):
         with monkeypatch.context() as patch:
             patch.setattr(state, name, lambda: SimpleNamespace(rank_in_group=1))
-            found.add(make().worker._namespace.digest)
+            digests.add(make().worker._namespace.digest)
     for value in ("int8", "fp8"):
         monkeypatch.setenv("VLLM_MARLIN_INPUT_DTYPE", value)
         monkeypatch.setenv("VLLM_PORT", value)
-        found.add(make().worker._namespace.digest)
-    assert len(found) == 6
+        digests.add(make().worker._namespace.digest)
+    assert len(digests) == 6
     monkeypatch.delenv("VLLM_MARLIN_INPUT_DTYPE")
-    assert make().worker._namespace.digest in found
+    assert make().worker._namespace.digest in digests
 
 
 def test_figures_of_another_process_are_merged(make: Callable[..., Engine]) -> None:

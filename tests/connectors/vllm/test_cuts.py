@@ -384,7 +384,7 @@ def test_scheduler_and_worker_agree_on_parts_and_cuts(
         }
         assert others == {1: [f"heads {n}-{n + 1}/4" for n in range(4)], 4: ["heads 0-4/4"]}
     finally:
-        for one in made:
-            one.shutdown()
+        for each in made:
+            each.shutdown()
         for name in fake_vllm.OURS:
             sys.modules.pop(f"beluga.connectors.vllm.{name}", None)

@@ -282,6 +282,6 @@ def test_without_cupy_blocks_are_staged_with_a_warning(
     tensor.device = SimpleNamespace(type="cuda", index=0)
     layout = GroupLayout({"layer.0": tensor}, block_count=4, page_sizes={})
     logger = logging.getLogger("beluga.test")
-    found: Any = device.source_of(layout, urgent=True, own_stream=False, logger=logger)
-    assert found == ("staged", False)
+    source: Any = device.source_of(layout, urgent=True, own_stream=False, logger=logger)
+    assert source == ("staged", False)
     assert "staged in host memory: the CUDA engine needs cupy" in caplog.text

@@ -23,8 +23,8 @@ def test_a_decode_engine_hits_blocks_of_a_prefill_engine(vllm_python: str) -> No
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    one, pair = report["arms"]
-    assert one["courses"] == {"local": 2}
+    alone, pair = report["arms"]
+    assert alone["courses"] == {"local": 2}
     assert pair["courses"] == {"remote": 2}
     assert report["decode_hit_part"] > 0.9
     assert min(arm["qps"] for arm in report["arms"]) > 0

@@ -161,9 +161,9 @@ def prompts(scene: Scene, seed: int, count: int) -> list[list[int]]:
     """Return prompts of several lengths, some of which share a prefix."""
     chance = random.Random(seed)
     shared = made(scene.name, seed=seed)
-    found = [made(scene.name, seed=seed + 1 + number) for number in range(count // 2)]
-    found += [shared[: chance.randint(600, 900)] + one[:200] for one in found]
-    return [fitting(scene.name, one[: chance.randint(700, len(one))]) for one in found]
+    tokens = [made(scene.name, seed=seed + 1 + number) for number in range(count // 2)]
+    tokens += [shared[: chance.randint(600, 900)] + prompt[:200] for prompt in tokens]
+    return [fitting(scene.name, prompt[: chance.randint(700, len(prompt))]) for prompt in tokens]
 
 
 def fitting(name: str, tokens: list[int]) -> list[int]:
@@ -241,8 +241,8 @@ def test_interrupted_requests_leave_nothing_behind(scene: Scene, how: str) -> No
     requested = prompts(scene, {"abort": 50, "reset": 60, "reset_connector": 70}[how], 4)
     right = scene.right(requested[0])
     for steps in (1, 2, 3, 5):  # while it computes or loads
-        found = scene.tight.call("interrupt", prompts=requested, steps=steps, how=how)
-        assert all(found["tokens"]) == (how != "abort")
+        result = scene.tight.call("interrupt", prompts=requested, steps=steps, how=how)
+        assert all(result["tokens"]) == (how != "abort")
         reply = scene.tight.generate(requested[0])
         assert distance(reply, right) < NEAR.get(scene.name, 1e-3)
         forget(scene.tight)

@@ -155,9 +155,11 @@ def test_fifty_requests_at_once_with_shared_prefixes(engines: Engines) -> None:
     for engine in (engines.a, engines.b):
         figures = engine.call("figures")["figures"]
         assert figures["load_blocks"] > 0
-    for one in chance.sample(tokens, 8):  # one at a time, so that the answers are the same, too
+    for prompt_tokens in chance.sample(
+        tokens, 8
+    ):  # one at a time, so that the answers are the same, too
         forget(engines.b)
-        assert engines.b.generate(one)["tokens"] == engines.recomputed(one)
+        assert engines.b.generate(prompt_tokens)["tokens"] == engines.recomputed(prompt_tokens)
     check_hashes(engines.site)
 
 
@@ -170,11 +172,11 @@ def test_a_killed_server_only_costs_misses(engines: Engines) -> None:
         assert engine.generate(tokens)["tokens"] == engines.recomputed(tokens)
         assert engine.generate(prompt(TOKENS, seed=6))["cached_tokens"] == 0
     engines.site.serve()
-    found = []
+    saved = []
 
     def shared_again() -> bool:
-        fresh = prompt(2 * BLOCK + 1, seed=700 + len(found))
-        found.append(engines.saved(fresh))
+        fresh = prompt(2 * BLOCK + 1, seed=700 + len(saved))
+        saved.append(engines.saved(fresh))
         return bool(engines.b.generate(fresh)["cached_tokens"] == 2 * BLOCK)
 
     wait_until(shared_again, SAVED_S, "engines on the new server")

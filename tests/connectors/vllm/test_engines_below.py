@@ -24,7 +24,7 @@ from tests.tiers.remote_stores import RedisServer, need_redis_server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCKS = TOKENS // BLOCK
-KEPT = 3  # prompts for which the pool has space, at most
+CAPACITY_PROMPTS = 3  # prompts for which the pool has space, at most
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def evict(engines: Engines, seed: int) -> None:
         forget(engines.a)
         engines.saved(prompt(TOKENS, seed=seed + number))
         number += 1
-    assert number > KEPT
+    assert number > CAPACITY_PROMPTS
 
 
 def comes_back(engine: Engine, tokens: list[int], computed: list[int]) -> None:

@@ -92,8 +92,8 @@ class Gateway:
         self.child.wait_for(lambda: all(w["health"] == "up" for w in self.workers()), START_S, "up")
 
     def workers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(get(f"{self._admin}/workers"))
-        return found
+        workers: list[dict[str, Any]] = json.loads(get(f"{self._admin}/workers"))
+        return workers
 
     def block_sizes(self) -> set[int]:
         return {worker["block_size"] for worker in self.workers()}
@@ -246,26 +246,26 @@ def test_repeated_prompts_are_routed_to_the_engine_with_their_blocks(site: Site,
         gateway.ready()
         wait_until(lambda: gateway.block_sizes() == {128}, REPORTED_S, "the block size")
         prompts = range(PROMPT_COUNT)
-        firsts = {kind: 1000 * place for place, kind in enumerate(KINDS, 1)}
+        firsts = {kind: 1000 * position for position, kind in enumerate(KINDS, 1)}
         for kind, first in firsts.items():
             sdk.call(*((site.engines[n % 2].url, KINDS[kind](first + n)) for n in prompts))
         wait_until_followed(gateway)
         hits = sum(engine.metric(LOCAL_HITS) for engine in site.engines)
-        found: dict[str, int] = {}
+        routed: dict[str, int] = {}
         for kind, first in firsts.items():
-            found[kind] = 0
+            routed[kind] = 0
             for mine, engine in enumerate(site.engines):
                 before = served(engine)
                 for number in prompts[mine::2]:
                     sdk.call((gateway.url, KINDS[kind](first + number)))
-                found[kind] += served(engine) - before
+                routed[kind] += served(engine) - before
         hits = sum(engine.metric(LOCAL_HITS) for engine in site.engines) - hits
         assert gateway.metric("dynamo_component_router_cached_tokens_sum") == pytest.approx(
             hits, rel=0.05
         )
         problems = [worker["problems"] for worker in gateway.workers()]
     assert problems == [{}, {}]
-    assert {kind: count for kind, count in found.items() if count < 0.95 * PROMPT_COUNT} == {}
+    assert {kind: count for kind, count in routed.items() if count < 0.95 * PROMPT_COUNT} == {}
 
 
 LOOP = "{% for m in messages %}"
@@ -332,8 +332,8 @@ def hashed(site: Site, requests: Sequence[tuple[str, Any]]) -> list[list[int]]:
         timeout=300,
         check=True,
     )
-    found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    hashes: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return hashes
 
 
 def test_the_gateway_hashes_the_tokens_that_the_engine_makes(site: Site) -> None:

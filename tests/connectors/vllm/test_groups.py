@@ -167,7 +167,7 @@ def test_pins_are_released_when_all_ranks_have_saved(engine: Engine, workers: in
     assert engine.lookups.worker_count == workers
     made = request("r", TOKENS)
     engine.start(made)
-    tickets = [one.ticket for one in engine.computed(made)]
+    tickets = [save.ticket for save in engine.computed(made)]
     assert len(set(tickets)) == len(tickets) == 5
     assert engine.schedule.pending  # vLLM continues with steps until they have ended
     for _ in range(workers):
@@ -225,8 +225,8 @@ def test_blocks_of_each_group_are_announced_as_vllm_announces_its_own(engine: En
     ends = {0: whole, 1: window, 3: states}  # in blocks of the group
     assert sorted((event.group, event.block_hash) for event in events) == sorted(
         (group, made.block_hashes[end * sizes[group] // UNIT - 1])
-        for group, some in ends.items()
-        for end in some
+        for group, group_ends in ends.items()
+        for end in group_ends
     )
     for event in events:
         size = sizes[event.group]
@@ -293,7 +293,7 @@ def test_a_hit_loads_a_window_and_one_state(engine: Engine, caches: list[KVCache
     loads = engine.step(made, 0).loads
     assert shape(loads) == [(FULL, [1, 2, 3, 4, 5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
     digests = [
-        load.packed()[place].tobytes() for load in loads for place in range(len(load.packed()))
+        load.packed()[index].tobytes() for load in loads for index in range(len(load.packed()))
     ]
     assert len(set(digests)) == 9  # a hash names a block of each group
 
@@ -408,28 +408,28 @@ def test_a_state_inside_a_block_is_saved_with_the_tokens_before_it(
     fine: Engine, pool: Any, last: str
 ) -> None:
     """vLLM copies the state in the step after the one that makes it, or a request ends before."""
-    place = 2 * STEP + UNIT
-    made = request("first", TOKENS[: place + 1])
+    end = 2 * STEP + UNIT
+    made = request("first", TOKENS[: end + 1])
     fine.start(made)
     saves = [*fine.step(made, STEP).saves, *fine.step(made, STEP).saves]
     saves += fine.step(made, UNIT).saves
     if last == "copied":
-        saves += fine.step(made, 1, [(3, 50, place)]).saves
+        saves += fine.step(made, 1, [(3, 50, end)]).saves
         saves += fine.step(made, 0).saves
     else:
-        fine.schedule.offered(made, [(3, 50, place)])
+        fine.schedule.offered(made, [(3, 50, end)])
         assert fine.schedule.finished(made, fine.tables["first"])
         saves += fine.schedule.orders({}, []).saves
     assert sorted(shape(saves)) == [(0, [1]), (0, [2]), (0, [3]), (1, [50])]
     rank_caches = [KVCache(pool, namespace=rank) for rank in RANKS]
     store(rank_caches, saves)
-    again = request("again", TOKENS[: place + 1])
-    assert fine.start(again) == place
+    again = request("again", TOKENS[: end + 1])
+    assert fine.start(again) == end
     loads = fine.schedule.orders({}, []).loads
     assert shape(loads) == [(0, [1, 2, 3]), (1, [42])]
     longer = request("longer", TOKENS)
-    assert fine.start(longer) == place
-    another = request("another", [*TOKENS[: place - 1], 7, 8, 9])
+    assert fine.start(longer) == end
+    another = request("another", [*TOKENS[: end - 1], 7, 8, 9])
     assert fine.schedule.matched_tokens(another, 0) == (0, False)
     for cache in rank_caches:
         cache.close()

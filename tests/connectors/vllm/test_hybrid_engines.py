@@ -69,7 +69,7 @@ def pair(
 ) -> Iterator[tuple[str, Engine, Engine]]:
     """Two engines with the same model."""
     name = request.param
-    engines = [start(site, models / name, f"{name}-{place}") for place in "ab"]
+    engines = [start(site, models / name, f"{name}-{suffix}") for suffix in "ab"]
     try:
         for engine in engines:
             engine.ready()

@@ -57,11 +57,11 @@ def wrong(engines: Engines, drop: str = WHOLE) -> set[tuple[str, str]]:
     the case ``drop`` omits.
     """
     return {
-        (one, other)
-        for one, other in itertools.combinations(engines, 2)
+        (first, other)
+        for first, other in itertools.combinations(engines, 2)
         for mine, name, theirs, their_name in zip(
-            engines[one]["bytes"],
-            engines[one]["names"][drop],
+            engines[first]["bytes"],
+            engines[first]["names"][drop],
             engines[other]["bytes"],
             engines[other]["names"][drop],
             strict=True,
@@ -111,7 +111,7 @@ def test_every_field_of_a_namespace_is_dropped_or_cannot_be_shown(engines: Engin
     dropped = {field for case in CASES.values() if case.drop for field in case.drop.fields}
     assert not dropped & NOT_SHOWN.keys()
     fields = {field for field in engines["usual"]["fields"] if not field.startswith("config ")}
-    assert fields | {WEIGHTS} == {one for one in dropped if " " not in one} | NOT_SHOWN.keys()
+    assert fields | {WEIGHTS} == {name for name in dropped if " " not in name} | NOT_SHOWN.keys()
 
 
 def test_after_a_reload_no_block_of_the_former_weights_is_hit(

@@ -52,7 +52,7 @@ def last_line(python: str, script: str) -> str:
 def test_the_connector_implements_every_method_of_the_engine(
     vllm_python: str, version: str
 ) -> None:
-    found: dict[str, Any] = json.loads(last_line(vllm_python, "interfaces.py"))
-    assert found["version"].startswith(version)
-    assert found["misfits"] == []
-    assert found["extra_keys"] == [["tuned", ["cat", 1], "salt"], ["tuned"]]
+    report: dict[str, Any] = json.loads(last_line(vllm_python, "interfaces.py"))
+    assert report["version"].startswith(version)
+    assert report["misfits"] == []
+    assert report["extra_keys"] == [["tuned", ["cat", 1], "salt"], ["tuned"]]

@@ -126,8 +126,8 @@ def test_short_loads_delay_the_forward_and_long_loads_overlap_with_it(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     short, long, late = prompts(caches, 2, 5, 1)
-    for one in (short, long, late):
-        engine.start(one)
+    for waiting in (short, long, late):
+        engine.start(waiting)
     orders = engine.schedule.orders({}, [])
     assert [(load.request, load.concurrent) for load in orders.loads] == [
         ("r0", False),
@@ -140,8 +140,8 @@ def test_many_short_loads_do_not_add_up_to_a_long_pause(
     engine: Engine, caches: list[KVCache]
 ) -> None:
     made = prompts(caches, 2, 2, 2)
-    for one in made:
-        engine.start(one)
+    for waiting in made:
+        engine.start(waiting)
     assert [load.concurrent for load in engine.schedule.orders({}, []).loads] == [False, True, True]
 
 
@@ -188,11 +188,11 @@ def test_orders_have_the_offset_of_each_ranks_part_of_a_block(
     assert tokens == 4 * BLOCK_TOKENS
     (load,) = engine.schedule.orders({}, []).loads
     for part, cache in enumerate(caches):
-        found = cache.pin(made.block_hashes[1:4])
+        pins = cache.pin(made.block_hashes[1:4])
         records = load.located(part)
         assert records is not None
-        assert (records == found.records()).all()
-        cache.release(found)
+        assert (records == pins.records()).all()
+        cache.release(pins)
 
 
 def test_an_order_without_pins_has_no_offsets(

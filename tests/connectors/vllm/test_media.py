@@ -51,8 +51,8 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the marking of contents in these two classes."""
     for kind, name in ((Inputs, "get_mm_hashes"), (Processor, "_get_mm_identifier")):
         monkeypatch.setattr(kind, name, getattr(kind, name))
-    found = {media._INPUTS: Inputs, media._PROCESSOR: Processor}
-    monkeypatch.setattr(media, "_owner_of", lambda where: found[where])
+    owners = {media._INPUTS: Inputs, media._PROCESSOR: Processor}
+    monkeypatch.setattr(media, "_owner_of", lambda where: owners[where])
     mark_contents()
     mark_contents()  # a second call does nothing
 
@@ -73,8 +73,8 @@ def test_content_hashes_are_marked_and_client_names_are_not(marked: None) -> Non
 @pytest.mark.parametrize("name", [MARK + "ma", f"x:{MARK}ma", MARK + MARK + "ma"])
 def test_clients_cannot_forge_the_mark(marked: None, name: str) -> None:
     for lora in (None, "x"):
-        (found,) = identifiers(["a"], [name], lora)
-        assert MARK not in found
+        (identifier,) = identifiers(["a"], [name], lora)
+        assert MARK not in identifier
         made = Processor()._get_mm_identifier(name, lora)  # with the types of a client's tokens
         assert MARK not in made
 
@@ -93,11 +93,11 @@ def test_a_vllm_without_these_functions_shares_no_media(monkeypatch: pytest.Monk
 def lookups() -> Lookups:
     """Make the lookups of an engine process."""
     connection: Any = SimpleNamespace()
-    found = Lookups(
+    made = Lookups(
         connection, ConnectorCounters(), block_size=BLOCK_TOKENS, logger=logging.getLogger("t")
     )
-    found.ranks = (Namespace.of("rank"),)
-    return found
+    made.ranks = (Namespace.of("rank"),)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -116,18 +116,18 @@ def lookups() -> Lookups:
 def test_blocks_after_the_first_client_name_are_private_to_the_process(
     images: list[tuple[str, int]], shared: int
 ) -> None:
-    one, other = lookups(), lookups()
+    own, other = lookups(), lookups()
     made = request("r", TOKENS, images=images)
-    first, second = one.digests(made, 0, 6), other.digests(made, 0, 6)
+    first, second = own.digests(made, 0, 6), other.digests(made, 0, 6)
     assert first[:shared] == second[:shared]
     assert not set(first[shared:]) & set(second[shared:])
-    assert first == one.digests(request("s", TOKENS, images=images), 0, 6)
+    assert first == own.digests(request("s", TOKENS, images=images), 0, 6)
     for start in range(6):  # each part like the whole
-        assert one.digests(made, start, 6) == first[start:]
+        assert own.digests(made, start, 6) == first[start:]
 
 
 def test_a_private_block_has_another_hash_after_a_reset() -> None:
-    one, made = lookups(), request("r", TOKENS, images=[(NAME, 0)])
-    before = one.digests(made, 0, 6)
-    one.reset()
-    assert not set(before) & set(one.digests(made, 0, 6))
+    own, made = lookups(), request("r", TOKENS, images=[(NAME, 0)])
+    before = own.digests(made, 0, 6)
+    own.reset()
+    assert not set(before) & set(own.digests(made, 0, 6))

@@ -79,8 +79,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 def test_identical_engines_share_blocks() -> None:
     assert digest() == digest()
     assert digest(hf={"_name_or_path": "/elsewhere"}) == digest()
-    places = {"model": "/elsewhere", "download_dir": "/cache", "tensor_parallel_size": 2}
-    assert digest(**places) == digest()  # the namespace has the rank's part of a block
+    paths_and_ranks = {"model": "/elsewhere", "download_dir": "/cache", "tensor_parallel_size": 2}
+    assert digest(**paths_and_ranks) == digest()  # the namespace has the rank's part of a block
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
@@ -89,8 +89,8 @@ def test_engines_that_differ_do_not_share_blocks(name: str) -> None:
 
 
 def test_all_differences_have_different_identities() -> None:
-    found = {digest(**change) for change in DIFFERENCES.values()}
-    assert len(found) == len(DIFFERENCES)
+    digests = {digest(**change) for change in DIFFERENCES.values()}
+    assert len(digests) == len(DIFFERENCES)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_code_of_a_branch_is_not_identified() -> None:
     made.model_config.code_revision = "main"
     with pytest.raises(ConnectorError, match=r"code of the revision main.*--code-revision COMMIT"):
         identify(made, "", logger=LOGGER)
-    one, other = config(trust_remote_code=True), config(trust_remote_code=True)
-    one.model_config.code_revision, other.model_config.code_revision = "a" * 40, "b" * 40
-    assert identify(one, "", logger=LOGGER).wait(LONG_S)
-    assert config_fields(one) != config_fields(other)
+    trusting, other = config(trust_remote_code=True), config(trust_remote_code=True)
+    trusting.model_config.code_revision, other.model_config.code_revision = "a" * 40, "b" * 40
+    assert identify(trusting, "", logger=LOGGER).wait(LONG_S)
+    assert config_fields(trusting) != config_fields(other)
     made.model_config.trust_remote_code = False  # then no code is loaded
     assert identify(made, "", logger=LOGGER).wait(LONG_S)
 
@@ -207,7 +207,7 @@ def test_a_separate_draft_model_is_part_of_the_identity() -> None:
     assert drafted() == plain  # the layers of the model that predict further tokens
     assert drafted(revision=COMMIT) == drafted(revision=ResolvedToModel("main")) == plain
     others = [drafted(revision="d" * 40), drafted(revision=Resolved("main"))]
-    others += [drafted(model="org/draft", revision=one * 40) for one in "de"]
+    others += [drafted(model="org/draft", revision=letter * 40) for letter in "de"]
     assert len({plain, *others}) == 5
 
 
@@ -360,8 +360,8 @@ def test_layers_with_different_contents_have_different_identities(
 
 def test_a_group_may_declare_the_kind_of_each_layer() -> None:
     both = spec(kv_cache_specs={"a": spec(), "b": spec("MLAAttentionSpec")})
-    found = CacheGroup(config(), cache_config(both)).layers()
-    assert (found["a"].split()[0], found["b"].split()[0]) == (
+    layers = CacheGroup(config(), cache_config(both)).layers()
+    assert (layers["a"].split()[0], layers["b"].split()[0]) == (
         "FullAttentionSpec",
         "MLAAttentionSpec",
     )

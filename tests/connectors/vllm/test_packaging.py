@@ -70,6 +70,8 @@ def test_vllm_accepts_the_shown_commands(vllm_python: str) -> None:
     made = parsed(vllm_python, lines)
     assert made.returncode == 0, made.stderr[-2000:]
     given = [json.loads(words[words.index("--kv-transfer-config") + 1]) for words in lines]
-    assert all("BelugaConnector" in json.dumps(one) for one in given)
-    assert json.loads(made.stdout.splitlines()[-1]) == [one["kv_connector"] for one in given]
+    assert all("BelugaConnector" in json.dumps(settings) for settings in given)
+    assert json.loads(made.stdout.splitlines()[-1]) == [
+        settings["kv_connector"] for settings in given
+    ]
     assert parsed(vllm_python, [[*lines[0], "--no-such-option"]]).returncode == 2

@@ -66,7 +66,7 @@ def small(seed: int) -> list[int]:
     return [10 + token % 490 for token in prompt(TOKENS, seed=seed)]
 
 
-def found(engine: Engine, tokens: list[int], like: dict[str, Any]) -> None:
+def assert_hits(engine: Engine, tokens: list[int], like: dict[str, Any]) -> None:
     """Check that an engine finds a prompt that another one has computed, and gets its answer. The
     loaded blocks also serve the next request, bit for bit.
     """
@@ -101,19 +101,19 @@ def test_two_ranks_save_and_load_their_own_parts(site: Site, engines: list[Engin
     a, b, _ = engines
     tokens = prompt(TOKENS, seed=1)
     _, local = stored(site, a, tokens, 2 * BLOCKS)
-    found(b, tokens, local)
+    assert_hits(b, tokens, local)
 
 
 def test_two_ranks_and_one_find_each_other_s_blocks(site: Site, engines: list[Engine]) -> None:
-    two, _, one = engines
+    two, _, single = engines
     tokens = prompt(TOKENS, seed=2)
     _, local = stored(site, two, tokens, 2 * BLOCKS)
-    found(one, tokens, local)
+    assert_hits(single, tokens, local)
     tokens = prompt(TOKENS, seed=3)
-    _, local = stored(site, one, tokens, BLOCKS)
-    found(two, tokens, local)
+    _, local = stored(site, single, tokens, BLOCKS)
+    assert_hits(two, tokens, local)
     forget(two)  # what was loaded is not saved again
-    found(two, tokens, local)
+    assert_hits(two, tokens, local)
 
 
 def test_latent_attention_is_stored_once_for_all_ranks(
@@ -136,15 +136,15 @@ def test_latent_attention_is_stored_once_for_all_ranks(
         engines[-1].ready()
         engines.append(site.engine("latent-one", connector={}, **options))
         engines[-1].ready()
-        two, one = engines
+        two, single = engines
         blocks = HIT // 16  # of 16 tokens
-        for seed, storer, finder in ((4, two, one), (5, one, two)):
+        for seed, storer, finder in ((4, two, single), (5, single, two)):
             tokens = small(seed)
             _, own = stored(site, finder, tokens, blocks, salt="own")
             size, local = stored(site, storer, tokens, blocks)
             assert size == HIT * 3 * (512 + 64) * 4  # tokens, layers, values, bytes
-            found(finder, tokens, own)
-            found(finder, tokens, local)
+            assert_hits(finder, tokens, own)
+            assert_hits(finder, tokens, local)
             forget(storer)
             again = storer.generate(tokens)
             assert (again["tokens"], again["logprobs"]) == (local["tokens"], local["logprobs"])

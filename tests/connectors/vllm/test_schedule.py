@@ -257,8 +257,8 @@ def test_blocks_of_another_connectors_failed_load_are_saved_once_computed(
     engine.start(other)
     scheduled = {"r": 9, "s": 9, "o": BLOCK_TOKENS}
     assert engine.schedule.orders(scheduled, []).saves == []
-    for one in (made, sharer, other):
-        one.num_computed_tokens += scheduled[one.request_id]
+    for computing in (made, sharer, other):
+        computing.num_computed_tokens += scheduled[computing.request_id]
     engine.schedule.reported(None, {11})
     made.num_computed_tokens = BLOCK_TOKENS  # vLLM returns to valid tokens
     sharer.num_computed_tokens = 3 * BLOCK_TOKENS
@@ -319,11 +319,11 @@ def test_unverified_blocks_stay_unverified_in_requests_that_share_them(
     engine.blocks["t"] = [80, 81, 72, 83, 84, 85]
     starts = {"r": (made, 1), "s": (sharer, 2), "t": (third, 3)}
     for name in order:
-        one, blocks = starts[name]
-        engine.start(one, computed=blocks * BLOCK_TOKENS)
+        first, blocks = starts[name]
+        engine.start(first, computed=blocks * BLOCK_TOKENS)
     engine.schedule.orders({"r": 4, "s": 4, "t": 4}, [])
-    for one in (made, sharer, third):
-        one.num_computed_tokens += 4
+    for computing in (made, sharer, third):
+        computing.num_computed_tokens += 4
     engine.schedule.reported(None, {10})
     made.num_computed_tokens = 0
     assert sorted(engine.saves()) == [("s", [70]), ("t", [80, 81])]
@@ -544,9 +544,9 @@ def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
     assert other.connection.wait(60)
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
-    found = (5 * BLOCK_TOKENS, load == "async")
-    assert other.schedule.matched_tokens(made, 0) == found
-    assert other.schedule.matched_tokens(made, 0) == found  # it waits for blocks meanwhile
+    hit = (5 * BLOCK_TOKENS, load == "async")
+    assert other.schedule.matched_tokens(made, 0) == hit
+    assert other.schedule.matched_tokens(made, 0) == hit  # it waits for blocks meanwhile
     other.schedule.allocated(made, other.blocks.setdefault("r", [1, 2, 3, 4, 5]), 0)
     other.schedule.orders({}, [])
     assert other.schedule.matched_tokens(made, 0) == (0, False)
@@ -603,14 +603,14 @@ def digests_with(engine: Engine, lora: Any, name: str = "r") -> list[bytes]:
 def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_same(
     pool_name: str, server: IndexServer, tmp_path: Path
 ) -> None:
-    found = []
+    digests = []
     for folder, content in (("a", b"1"), ("b", b"2"), ("c", b"1")):
         engine = Engine(pool_name)
-        found.append(digests_with(engine, adapter(tmp_path / folder, "x", content)))
+        digests.append(digests_with(engine, adapter(tmp_path / folder, "x", content)))
         engine.connection.close()
-    assert found[0] == found[2]
-    assert set(found[0]).isdisjoint(found[1])
-    assert set(found[0]).isdisjoint(request("r", TOKENS).block_hashes)
+    assert digests[0] == digests[2]
+    assert set(digests[0]).isdisjoint(digests[1])
+    assert set(digests[0]).isdisjoint(request("r", TOKENS).block_hashes)
 
 
 def test_a_request_waits_for_the_hash_of_its_adapter(
@@ -655,12 +655,12 @@ def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine
     engine.announcements.reported(
         StepReport(stored={first: StoredCounts(1, 1), second: StoredCounts(1, 0)})
     )
-    (one,) = engine.announcements.take()
-    assert (one.block_hash, one.parent_hash) == (first, None)
-    assert one.token_ids == TOKENS[:BLOCK_TOKENS]
+    (announcement,) = engine.announcements.take()
+    assert (announcement.block_hash, announcement.parent_hash) == (first, None)
+    assert announcement.token_ids == TOKENS[:BLOCK_TOKENS]
     engine.announcements.reported(StepReport(stored={third: StoredCounts(1, 0)}))
-    (one,) = engine.announcements.take()
-    assert (one.block_hash, one.parent_hash) == (third, second)
+    (announcement,) = engine.announcements.take()
+    assert (announcement.block_hash, announcement.parent_hash) == (third, second)
 
 
 def test_reports_of_ranks_add_up() -> None:

@@ -42,12 +42,12 @@ def settled(value: Any) -> Any:
     """Return the results without generated names and times."""
     if isinstance(value, dict):
         return {
-            name: type(one).__name__ if _OWN.match(str(name)) else settled(one)
-            for name, one in value.items()
+            name: type(item).__name__ if _OWN.match(str(name)) else settled(item)
+            for name, item in value.items()
             if name != "vary"  # the gateway's own answers have no CORS headers
         }
     if isinstance(value, list | tuple):
-        return [settled(one) for one in value]
+        return [settled(item) for item in value]
     if isinstance(value, str) and value.startswith('data: {"id"'):  # a line of a stream
         return re.sub(r'"(id|created)": ?("[^"]*"|\d+)', r'"\1"', value)
     if isinstance(value, str):  # only an engine has its other names
@@ -106,9 +106,9 @@ async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
                 if case in _BY_CHUNK | _NO_PATH:
                     continue
                 expected = settled(folded(await observe(run, *straight)))
-                found = settled(folded(await observe(run, *through)))
-                if found != expected:
-                    different[case] = expected, found
+                observed = settled(folded(await observe(run, *through)))
+                if observed != expected:
+                    different[case] = expected, observed
         while any(engine.inflight for engine in service.fleet):
             assert asyncio.get_running_loop().time() < deadline + 600, "a request is left running"
             await asyncio.sleep(0.05)
@@ -129,8 +129,8 @@ def test_requests_behave_as_without_the_gateway_on_a_real_engine(
         engine.ready()
         different = asyncio.run(both(engine.url, engine.model))
         running = engine.metric("vllm:num_requests_running")
-    for name, (expected, found) in different.items():
-        print(f"{name}\n  straight {expected}\n  gateway  {found}")
+    for name, (expected, observed) in different.items():
+        print(f"{name}\n  straight {expected}\n  gateway  {observed}")
     # The gateway rejects forms with 415; vLLM responds with 400.
     assert sorted(different) == ["raw_other_kind", "raw_text_kind"]
     assert running == 0

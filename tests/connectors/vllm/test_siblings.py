@@ -48,18 +48,18 @@ class SavedBlocks:
     def check(self) -> int:
         """Check that everything that was saved is right. Returns how many blocks that is."""
         saved = sorted(self.saved.iterdir())
-        for one in saved:
-            wanted = np.frombuffer((self.right / one.name).read_bytes(), dtype=np.float32)
-            found = np.frombuffer(one.read_bytes(), dtype=np.float32)
-            assert np.allclose(found, wanted, atol=TOLERANCE, rtol=TOLERANCE), one.name
+        for file in saved:
+            wanted = np.frombuffer((self.right / file.name).read_bytes(), dtype=np.float32)
+            content = np.frombuffer(file.read_bytes(), dtype=np.float32)
+            assert np.allclose(content, wanted, atol=TOLERANCE, rtol=TOLERANCE), file.name
         return len(saved)
 
 
 class Pair:
     """An engine with both connectors, in one order."""
 
-    def __init__(self, site: Site, kept: SavedBlocks, *, first: str, load: str) -> None:
-        self.kept, self.count = kept, 0
+    def __init__(self, site: Site, saved_blocks: SavedBlocks, *, first: str, load: str) -> None:
+        self.saved_blocks, self.count = saved_blocks, 0
         pool = {"pool": ":".join(map(str, site.paths)), "timeout_ms": 2000, "retry_s": 0.2}
         children = [
             {"kv_connector": "FaultyConnector"},
@@ -73,7 +73,7 @@ class Pair:
         self.engine = site.engine(
             f"{first}-first-{load}",
             connector=None,
-            environment=kept.environment(),
+            environment=saved_blocks.environment(),
             kv_transfer_config={
                 "kv_connector": "MultiConnector",
                 "kv_role": "kv_both",
@@ -87,12 +87,12 @@ class Pair:
         self, prompts: Sequence[list[int]], faults: Sequence[dict[str, Any] | None], **named: Any
     ) -> list[dict[str, Any]]:
         """Run prompts at once, each with the other connector's fault."""
-        with self.kept.faults.open("a") as file:
+        with self.saved_blocks.faults.open("a") as file:
             file.writelines(json.dumps(fault) + "\n" for fault in faults)
-        found: list[dict[str, Any]] = self.engine.call("generate", prompts=prompts, **named)[
+        replies: list[dict[str, Any]] = self.engine.call("generate", prompts=prompts, **named)[
             "outputs"
         ]
-        return found
+        return replies
 
     def forget(self) -> None:
         """Empty the engine's own cache, after its saves."""
@@ -109,7 +109,7 @@ class World:
     """The engines: one that computes everything, and pairs."""
 
     plain: Engine
-    kept: SavedBlocks
+    saved_blocks: SavedBlocks
     site: Site
     answers: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
 
@@ -124,11 +124,11 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(site: Site) -> Iterator[World]:
-    kept = SavedBlocks(site.folder)
+    saved_blocks = SavedBlocks(site.folder)
     plain = site.engine(
         "plain",
         connector=None,
-        environment=kept.environment(),
+        environment=saved_blocks.environment(),
         kv_transfer_config={
             "kv_connector": "RightConnector",
             "kv_connector_module_path": "siblings",
@@ -137,7 +137,7 @@ def world(site: Site) -> Iterator[World]:
     )
     try:
         plain.ready()
-        yield World(plain, kept, site)
+        yield World(plain, saved_blocks, site)
     finally:
         plain.kill()
 
@@ -145,7 +145,7 @@ def world(site: Site) -> Iterator[World]:
 @pytest.fixture(scope="module", params=["other-sync", "ours-sync", "other-async", "ours-async"])
 def pair(request: pytest.FixtureRequest, world: World) -> Iterator[Pair]:
     first, _, load = request.param.partition("-")
-    pair = Pair(world.site, world.kept, first=first, load=load)
+    pair = Pair(world.site, world.saved_blocks, first=first, load=load)
     try:
         pair.engine.ready()
         yield pair
@@ -167,7 +167,7 @@ def test_a_failed_load_of_another_connector_leaves_no_wrong_block_in_the_pool(
     world: World, pair: Pair
 ) -> None:
     seed = pair.engine.pid * 1000
-    before = world.kept.check()
+    before = world.saved_blocks.check()
     for turn in range(6):
         tokens = prompt(TOKENS, seed=seed + turn)
         wanted = world.right(tokens)
@@ -178,7 +178,7 @@ def test_a_failed_load_of_another_connector_leaves_no_wrong_block_in_the_pool(
         (answer,) = pair.run([tokens], [None])  # from the pool
         assert answer["tokens"] == wanted, faults(turn)
         assert answer["cached_tokens"] > 0
-    assert world.kept.check() >= before + 6
+    assert world.saved_blocks.check() >= before + 6
 
 
 def test_requests_that_share_a_prefix_with_a_failed_load_save_no_wrong_block(
@@ -195,10 +195,10 @@ def test_requests_that_share_a_prefix_with_a_failed_load_save_no_wrong_block(
         pair.run(prompts, [sync, None, faults(turn) | {"blocks": 6, "bad": [1]}, None])
         pair.run(prompts, [None] * 4)
         pair.forget()
-        world.kept.check()
+        world.saved_blocks.check()
         pair.run(prompts, [None] * 4)
         pair.forget()
-    world.kept.check()
+    world.saved_blocks.check()
 
 
 def test_a_remote_prefill_after_a_hit_is_saved(world: World, pair: Pair) -> None:
@@ -214,7 +214,7 @@ def test_a_remote_prefill_after_a_hit_is_saved(world: World, pair: Pair) -> None
     pair.forget()
     (answer,) = pair.run([tokens], [None], max_tokens=1)
     assert answer["cached_tokens"] == TOKENS - 1
-    world.kept.check()
+    world.saved_blocks.check()
 
 
 def test_a_damaged_block_is_computed_again(world: World, pair: Pair) -> None:
@@ -231,4 +231,4 @@ def test_a_damaged_block_is_computed_again(world: World, pair: Pair) -> None:
             write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
     (answer,) = pair.run([tokens], [None])
     assert answer["tokens"] == wanted
-    world.kept.check()
+    world.saved_blocks.check()

@@ -59,12 +59,12 @@ def test_a_buffer_holds_the_same_bytes(
         _same(wanted, memory, make)
 
 
-def _same(wanted: Any, found: Any, make: Any) -> None:
+def _same(wanted: Any, moved_tensor: Any, make: Any) -> None:
     axis = {layer_major: 1, packed: 0, keys_apart: 2}[make]
     moved = torch.tensor([8, 1, 5, 2])
     others = torch.tensor([0, 3, 4, 6, 7])
-    assert torch.equal(wanted.index_select(axis, moved), found.index_select(axis, moved))
-    assert not found.index_select(axis, others).any()
+    assert torch.equal(wanted.index_select(axis, moved), moved_tensor.index_select(axis, moved))
+    assert not moved_tensor.index_select(axis, others).any()
 
 
 def test_a_cpu_needs_no_buffer() -> None:

@@ -32,26 +32,26 @@ def stats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_stats_of_processes_are_summed(stats: Any) -> None:
-    one = stats.BelugaStats(data={"loads": 1, "load_s": 0.5})
+    part = stats.BelugaStats(data={"loads": 1, "load_s": 0.5})
     other = stats.BelugaStats(data={"loads": 2, "save_blocks": 7})
-    assert one.aggregate(other) is one
-    assert one.data == {"loads": 3, "load_s": 0.5, "save_blocks": 7}
+    assert part.aggregate(other) is part
+    assert part.data == {"loads": 3, "load_s": 0.5, "save_blocks": 7}
 
 
 def test_a_log_line_shows_the_changes_since_the_last_one(stats: Any) -> None:
-    found = stats.BelugaStats(data={"save_blocks": 7, "lookups": 0, "load_s": 0.123456})
-    assert found.reduce() == {"load_s": 0.1235, "save_blocks": 7}
+    counted = stats.BelugaStats(data={"save_blocks": 7, "lookups": 0, "load_s": 0.123456})
+    assert counted.reduce() == {"load_s": 0.1235, "save_blocks": 7}
     space = stats.BelugaStats(data={"space": "00ff"})
     assert not space.is_empty()
-    assert found.aggregate(space).aggregate(space).data["space"] == "00ff"
-    assert "space" not in found.reduce()
+    assert counted.aggregate(space).aggregate(space).data["space"] == "00ff"
+    assert "space" not in counted.reduce()
 
 
 def test_after_a_reset_all_counters_are_zero(stats: Any) -> None:
-    found = stats.BelugaStats(data={"loads": 1})
-    assert not found.is_empty()
-    found.reset()
-    assert found.is_empty()
+    counted = stats.BelugaStats(data={"loads": 1})
+    assert not counted.is_empty()
+    counted.reset()
+    assert counted.is_empty()
     assert stats.BelugaStats(data={"loads": 0}).is_empty()
 
 
@@ -122,23 +122,23 @@ def test_promtool_reports_no_error(stats: Any) -> None:
 class Played:
     """An engine that finds the given prompts, and takes a second for each other token."""
 
-    def __init__(self, kept: set[int], logprob: float = -1.0) -> None:
-        self.kept = kept
+    def __init__(self, stored: set[int], logprob: float = -1.0) -> None:
+        self.stored = stored
         self.logprob = logprob
         self.own: set[int] = set()
         self.saved = 0.0
 
     def generate(self, tokens: list[int], max_tokens: int = 8) -> dict[str, Any]:
         key = hash(tuple(tokens))
-        found = len(tokens) - 1 if key in self.own | self.kept else 0
-        loaded = found if key not in self.own else 0
+        cached = len(tokens) - 1 if key in self.own | self.stored else 0
+        loaded = cached if key not in self.own else 0
         if len(tokens) > 100:
             self.own.add(key)
-            self.kept.add(key)
-            self.saved += len(tokens) - found
+            self.stored.add(key)
+            self.saved += len(tokens) - cached
         return {
-            "ttft_s": len(tokens) - found + loaded / 1000,
-            "cached_tokens": found,
+            "ttft_s": len(tokens) - cached + loaded / 1000,
+            "cached_tokens": cached,
             "tokens": [1, 2, 3],
             "logprobs": {"1": -1.0 if loaded == 0 else self.logprob},
             "figures": {"load_bytes": 2.0 * loaded, "load_s": loaded / 1000},
@@ -157,8 +157,8 @@ def setting_of(folder: Path) -> Setting:
 
 
 def played(folder: Path, logprob: float = -1.0) -> list[Pair]:
-    setting, kept = setting_of(folder), set[int]()
-    engines: list[Any] = [Played(kept), Played(kept, logprob)]
+    setting, stored = setting_of(folder), set[int]()
+    engines: list[Any] = [Played(stored), Played(stored, logprob)]
     alone: list[Any] = [Played(set())]
     return [
         Pair(Arm(name="plain", setting=setting), alone),
@@ -228,7 +228,7 @@ def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
 
     def forgetful(tokens: list[int], max_tokens: int = 8) -> dict[str, Any]:
         if len(tokens) > 100 and next(forget, False):
-            engine.kept.clear()
+            engine.stored.clear()
         return dict(whole(tokens, max_tokens))
 
     engine.generate = forgetful

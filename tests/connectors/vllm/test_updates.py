@@ -44,8 +44,8 @@ class Served(Engine):
     def hits(self) -> int:
         """Return the tokens that a new request finds."""
         self.count += 1
-        found, _ = self.scheduler.get_num_new_matched_tokens(request(f"{self.count}", TOKENS), 0)
-        return int(found)
+        tokens, _ = self.scheduler.get_num_new_matched_tokens(request(f"{self.count}", TOKENS), 0)
+        return int(tokens)
 
     def saves(self, fill: int = 1) -> None:
         """Run a request and save its blocks."""
@@ -71,8 +71,8 @@ def make(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Any:
         return made[-1]
 
     yield engine
-    for one in made:
-        one.end()
+    for served in made:
+        served.end()
 
 
 Make = Callable[..., Served]
@@ -95,13 +95,13 @@ UPDATES: dict[str, tuple[Any, ...]] = {
 def test_after_an_update_old_blocks_are_misses_and_new_ones_private(
     server: IndexServer, make: Make, name: str
 ) -> None:
-    one, other = make(), make()
-    one.saves()
-    assert one.hits() == other.hits() == ALL
-    one.call(*UPDATES[name])
-    assert one.hits() == 0
-    one.saves(fill=2)
-    assert one.hits() == ALL
+    engine, other = make(), make()
+    engine.saves()
+    assert engine.hits() == other.hits() == ALL
+    engine.call(*UPDATES[name])
+    assert engine.hits() == 0
+    engine.saves(fill=2)
+    assert engine.hits() == ALL
     other.start(made := request("loads", TOKENS), 8)
     other.step(made)
     assert (other.memory[:, 8:13] == 1).all()  # the blocks of the first weights are unchanged
@@ -110,96 +110,96 @@ def test_after_an_update_old_blocks_are_misses_and_new_ones_private(
 def test_methods_that_do_not_change_weights_keep_the_namespace(
     server: IndexServer, make: Make
 ) -> None:
-    one = make()
-    one.saves()
+    engine = make()
+    engine.saves()
     for method in updates.HARMLESS:
-        one.call(method)
-    one.call("sleep", 1)
-    one.call("sleep", level=1)
-    one.call("discard", ("kv_cache",))
-    assert one.hits() == ALL
+        engine.call(method)
+    engine.call("sleep", 1)
+    engine.call("sleep", level=1)
+    engine.call("discard", ("kv_cache",))
+    assert engine.hits() == ALL
 
 
 def test_an_engine_that_sleeps_ends_its_sessions_and_hits_again_when_awake(
     server: IndexServer, make: Make
 ) -> None:
-    one = make()
-    one.saves()
-    connections = one.worker._worker._connections
+    engine = make()
+    engine.saves()
+    connections = engine.worker._worker._connections
     for _ in range(2):
-        one.worker.unregister_kv_caches()
-    assert one.worker._worker is None and not any(each.attached for each in connections)
-    one.worker.bind_connector_metadata(None)  # steps without a worker do nothing
-    assert one.worker.get_finished(set()) == (None, None)
-    one.memory[:] = 99  # what the memory has after the sleep
+        engine.worker.unregister_kv_caches()
+    assert engine.worker._worker is None and not any(each.attached for each in connections)
+    engine.worker.bind_connector_metadata(None)  # steps without a worker do nothing
+    assert engine.worker.get_finished(set()) == (None, None)
+    engine.memory[:] = 99  # what the memory has after the sleep
     for _ in range(2):
-        one.worker.restore_kv_caches()
-    assert all(each.attached for each in one.worker._worker._connections)
-    assert one.hits() == ALL
-    one.start(made := request("loads", TOKENS), 8)
-    one.step(made)
-    assert (one.memory[:, 8:13] == 1).all()
-    assert type(one.worker).supports_sleep_mode(None)
+        engine.worker.restore_kv_caches()
+    assert all(each.attached for each in engine.worker._worker._connections)
+    assert engine.hits() == ALL
+    engine.start(made := request("loads", TOKENS), 8)
+    engine.step(made)
+    assert (engine.memory[:, 8:13] == 1).all()
+    assert type(engine.worker).supports_sleep_mode(None)
 
 
 def test_blocks_based_on_old_kv_in_the_engines_cache_are_neither_hit_nor_saved(
     server: IndexServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = make()
-    one.fill_own_cache()
-    one.call("reload_weights")
+    engine = make()
+    engine.fill_own_cache()
+    engine.call("reload_weights")
     assert "the pool is not used until that cache is reset" in caplog.text
-    one.saves()
-    assert one.hits() == 0
-    one.manager.reset_prefix_cache()
-    assert one.hits() == 0
-    one.saves()
-    assert one.hits() == ALL
+    engine.saves()
+    assert engine.hits() == 0
+    engine.manager.reset_prefix_cache()
+    assert engine.hits() == 0
+    engine.saves()
+    assert engine.hits() == ALL
 
 
 def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
     server: IndexServer, make: Make
 ) -> None:
     """vLLM may empty its cache while requests run (``reset_running_requests``)."""
-    one = make()
-    one.fill_own_cache()
-    one.call("reload_weights")
+    engine = make()
+    engine.fill_own_cache()
+    engine.call("reload_weights")
     made = request("running", TOKENS)
-    one.start(made, 0)
+    engine.start(made, 0)
     made.num_computed_tokens = 2 * BLOCK_TOKENS  # with the old weights
-    one.manager.reset_prefix_cache()
-    one.step(made, fill=1)
-    one.finish(made)
-    assert one.hits() == 0
+    engine.manager.reset_prefix_cache()
+    engine.step(made, fill=1)
+    engine.finish(made)
+    assert engine.hits() == 0
 
 
 def test_a_reset_of_another_engine_has_no_effect(server: IndexServer, make: Make) -> None:
-    one, other = make(), make()
-    one.fill_own_cache()
-    one.call("reload_weights")
+    engine, other = make(), make()
+    engine.fill_own_cache()
+    engine.call("reload_weights")
     other.manager.reset_prefix_cache()  # a reset of another engine
-    one.saves()
-    assert one.hits() == 0
+    engine.saves()
+    assert engine.hits() == 0
 
 
 def test_requests_that_run_during_an_update_are_not_saved(server: IndexServer, make: Make) -> None:
-    one = make()
+    engine = make()
     made = request("running", TOKENS)
-    one.start(made, 0)
+    engine.start(made, 0)
     made.num_computed_tokens = 2 * BLOCK_TOKENS  # with the old weights
-    one.call("reload_weights")
-    one.step(made, fill=1)
-    one.finish(made)
-    assert one.hits() == 0
+    engine.call("reload_weights")
+    engine.step(made, fill=1)
+    engine.finish(made)
+    assert engine.hits() == 0
 
 
 def test_a_lookup_from_before_an_update_is_not_loaded(server: IndexServer, make: Make) -> None:
-    one = make()
-    one.saves()
+    engine = make()
+    engine.saves()
     made = request("waiting", TOKENS)
-    assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == ALL
-    one.call("reload_weights")
-    assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == 0
+    assert engine.scheduler.get_num_new_matched_tokens(made, 0)[0] == ALL
+    engine.call("reload_weights")
+    assert engine.scheduler.get_num_new_matched_tokens(made, 0)[0] == 0
     assert server.index_stat().pinned_count == 0
 
 
@@ -207,18 +207,18 @@ def test_blocks_computed_during_an_update_are_not_shared(
     server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of the workers may return before they have finished."""
-    one, during = make(), []
-    one.saves()
+    engine, during = make(), []
+    engine.saves()
 
     class Running:
         def append(self, _: Any) -> None:
-            during.append(one.hits())
-            one.saves(fill=2)
+            during.append(engine.hits())
+            engine.saves(fill=2)
 
-    monkeypatch.setattr(one.core.model_executor, "called", Running())
-    one.call("reload_weights")
+    monkeypatch.setattr(engine.core.model_executor, "called", Running())
+    engine.call("reload_weights")
     assert during == [0]
-    assert one.hits() == 0
+    assert engine.hits() == 0
 
 
 @pytest.mark.parametrize("words", [("", ""), ("training 7", "training 8")])
@@ -226,84 +226,84 @@ def test_two_trainings_with_one_version_share_no_blocks(
     server: IndexServer, make: Make, words: tuple[str, str]
 ) -> None:
     """Without an operator's word a version names nothing."""
-    one, other = (make(identity=word) for word in words)
-    for engine in (one, other):
+    first, other = (make(identity=word) for word in words)
+    for engine in (first, other):
         engine.call("update_weights", {})
         engine.core.set_weight_version("1")
-    one.saves(fill=2)
-    assert (one.hits(), other.hits()) == (ALL, 0)
+    first.saves(fill=2)
+    assert (first.hits(), other.hits()) == (ALL, 0)
 
 
 def test_engines_updated_to_one_version_share_blocks_of_one_training(
     server: IndexServer, make: Make
 ) -> None:
-    one, other = make(identity="training 7"), make(identity="training 7")
-    for engine in (one, other):
+    first, other = make(identity="training 7"), make(identity="training 7")
+    for engine in (first, other):
         engine.call("update_weights", {})
-    one.core.set_weight_version("step 1")
-    one.saves(fill=2)
-    assert (one.hits(), other.hits()) == (ALL, 0)
+    first.core.set_weight_version("step 1")
+    first.saves(fill=2)
+    assert (first.hits(), other.hits()) == (ALL, 0)
     other.core.set_weight_version("step 1")
     assert other.hits() == ALL
     other.call("update_weights", {})
     assert other.hits() == 0
     other.core.set_weight_version("step 2")
     assert other.hits() == 0
-    assert one.hits() == ALL
+    assert first.hits() == ALL
 
 
 def test_a_version_without_an_update_has_no_effect(server: IndexServer, make: Make) -> None:
-    one = make()
-    one.saves()
-    one.core.set_weight_version("label")
-    assert one.hits() == ALL
+    engine = make()
+    engine.saves()
+    engine.core.set_weight_version("label")
+    assert engine.hits() == ALL
 
 
 def test_a_failed_update_changes_the_namespace(
     server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = make()
-    one.saves()
-    monkeypatch.setattr(one.core.model_executor, "called", fake_vllm.Failing())
+    engine = make()
+    engine.saves()
+    monkeypatch.setattr(engine.core.model_executor, "called", fake_vllm.Failing())
     with pytest.raises(RuntimeError):
-        one.call("reload_weights")
-    assert one.hits() == 0
+        engine.call("reload_weights")
+    assert engine.hits() == 0
 
 
 def test_routers_get_another_namespace_after_an_update(server: IndexServer, make: Make) -> None:
-    one = make()
-    before = one.scheduler.get_kv_connector_stats().data["space"]
-    one.call("reload_weights")
-    assert one.scheduler.get_kv_connector_stats().data["space"] != before
+    engine = make()
+    before = engine.scheduler.get_kv_connector_stats().data["space"]
+    engine.call("reload_weights")
+    assert engine.scheduler.get_kv_connector_stats().data["space"] != before
 
 
 def test_an_adapter_reloaded_in_place_has_another_identity(
     server: IndexServer, make: Make, tmp_path: Path
 ) -> None:
-    one = make()
+    engine = make()
 
     def digests(name: str, lora: Any) -> list[bytes]:
         made = request(name, TOKENS, lora=lora)
-        begin = one.scheduler._lookups.begin
+        begin = engine.scheduler._lookups.begin
         assert eventually(lambda: begin(made) is not None, LONG_S)
-        found: list[bytes] = one.scheduler._lookups.digests(made, 0, 5)
-        return found
+        digests: list[bytes] = engine.scheduler._lookups.digests(made, 0, 5)
+        return digests
 
     lora = adapter(tmp_path / "a", "x")
-    one.call("add_lora", lora)
+    engine.call("add_lora", lora)
     before = digests("before", lora)
     assert before == digests("again", lora)
     adapter(tmp_path / "a", "x", b"2")
     changed = digests("changed", lora)
     assert not set(changed) & set(before)
-    assert one.scheduler._lookups.begin(request("changed", TOKENS, lora=lora)) is False
+    assert engine.scheduler._lookups.begin(request("changed", TOKENS, lora=lora)) is False
     again = adapter(tmp_path / "a", "x", b"2", load_inplace=True)
-    one.call("add_lora", again)
-    one.manager.reset_prefix_cache()
+    engine.call("add_lora", again)
+    engine.manager.reset_prefix_cache()
     after = digests("after", again)
     assert not set(after) & (set(before) | set(changed))
-    one.call("remove_lora", 1)
-    assert one.hits() == 0
+    engine.call("remove_lora", 1)
+    assert engine.hits() == 0
 
 
 LOGGER = logging.getLogger("test")
@@ -317,9 +317,9 @@ def engine(tmp_path: Path) -> Adapters:
 def used(engine: Adapters, lora: Any) -> Adapter:
     """Use an adapter for a request, once its bytes are hashed."""
     assert eventually(lambda: engine.of(lora) is not None, LONG_S)
-    found = engine.of(lora)
-    assert found is not None
-    return found
+    user = engine.of(lora)
+    assert user is not None
+    return user
 
 
 def loads(engine: Adapters, lora: Any) -> None:
@@ -329,11 +329,11 @@ def loads(engine: Adapters, lora: Any) -> None:
 
 
 def test_an_adapter_is_identified_by_its_bytes(engine: Adapters, tmp_path: Path) -> None:
-    one = used(engine, adapter(tmp_path / "a", "a", lora_int_id=1))
+    user = used(engine, adapter(tmp_path / "a", "a", lora_int_id=1))
     same = used(engine, adapter(tmp_path / "b", "b", lora_int_id=2))
     other = used(engine, adapter(tmp_path / "c", "c", b"2", lora_int_id=3))
-    assert one.key == same.key != other.key
-    assert len(one.key) == 32
+    assert user.key == same.key != other.key
+    assert len(user.key) == 32
     assert used(engine, None) is NONE and NONE.unchanged
 
 
@@ -341,9 +341,9 @@ def test_every_byte_of_an_adapter_changes_its_identity(engine: Adapters, tmp_pat
     large = bytes(8 << 20)
     middle = bytearray(large)
     middle[4 << 20] = 1
-    one = used(engine, adapter(tmp_path / "a", "a", large, lora_int_id=1))
+    user = used(engine, adapter(tmp_path / "a", "a", large, lora_int_id=1))
     other = used(engine, adapter(tmp_path / "b", "b", bytes(middle), lora_int_id=2))
-    assert one.key != other.key
+    assert user.key != other.key
 
 
 def test_files_that_change_after_the_load_have_another_identity(
@@ -407,10 +407,10 @@ def test_a_restored_link_does_not_restore_the_identity(engine: Adapters, tmp_pat
 
 
 def test_a_request_detects_files_that_change_during_it(engine: Adapters, tmp_path: Path) -> None:
-    found = used(engine, adapter(tmp_path / "a", "a"))
-    assert found.unchanged
+    user = used(engine, adapter(tmp_path / "a", "a"))
+    assert user.unchanged
     adapter(tmp_path / "a", "a", b"2")
-    assert not found.unchanged
+    assert not user.unchanged
 
 
 def test_a_reload_in_place_is_shared_once_vllm_drops_the_old_blocks(
@@ -450,9 +450,9 @@ def test_a_reloaded_adapter_with_other_bytes_has_another_identity(
 def test_a_reloaded_adapter_with_the_same_bytes_has_the_same_identity(
     engine: Adapters, tmp_path: Path
 ) -> None:
-    one = used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
+    user = used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
     engine.removed(1)
-    assert used(engine, adapter(tmp_path / "b", "x", lora_int_id=2)).key == one.key
+    assert used(engine, adapter(tmp_path / "b", "x", lora_int_id=2)).key == user.key
 
 
 def test_an_adapter_without_a_folder_of_weights_is_not_shared(

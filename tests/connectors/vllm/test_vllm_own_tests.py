@@ -49,12 +49,12 @@ def sources(tmp_path: Path) -> Path:
     try:
         with urllib.request.urlopen(requested, timeout=FETCH_S) as page:  # noqa: S310
             files = json.load(page)["files"]
-        (one,) = [file for file in files if file["filename"] == name]
-        with urllib.request.urlopen(one["url"], timeout=FETCH_S) as body:  # noqa: S310
+        (listed,) = [file for file in files if file["filename"] == name]
+        with urllib.request.urlopen(listed["url"], timeout=FETCH_S) as body:  # noqa: S310
             content = body.read()
     except (OSError, ValueError, urllib.error.URLError) as error:
         pytest.skip(f"vLLM's source distribution cannot be fetched: {error}")
-    assert hashlib.sha256(content).hexdigest() == one["hashes"]["sha256"]
+    assert hashlib.sha256(content).hexdigest() == listed["hashes"]["sha256"]
     (tmp_path / name).write_bytes(content)
     with tarfile.open(tmp_path / name) as archive:
         tests = [member for member in archive if member.name.startswith(f"vllm-{VERSION}/tests/")]
@@ -72,9 +72,9 @@ def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> O
     borrowed.mkdir()
     home = Path(pytest.__file__).parent.parent
     for name in PYTEST:
-        for found in (home / name, home / f"{name}.py"):
-            if found.exists():
-                (borrowed / found.name).symlink_to(found)
+        for path in (home / name, home / f"{name}.py"):
+            if path.exists():
+                (borrowed / path.name).symlink_to(path)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (borrowed, sources, HERE))),
         "BELUGA_TEST_MODEL": str(tiny_model),
@@ -83,8 +83,8 @@ def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> O
 
     def run(plugin: str, chosen: str, folder: str, *files: str) -> str:
         options = ["-q", "-k", chosen, "-p", plugin, "-p", "no:cacheprovider", "-c", os.devnull]
-        places = [f"--confcutdir={folder}", f"--rootdir={sources}"]
-        command = [vllm_python, "-m", "pytest", *options, *places]
+        roots = [f"--confcutdir={folder}", f"--rootdir={sources}"]
+        command = [vllm_python, "-m", "pytest", *options, *roots]
         ran = subprocess.run(
             [*command, *(f"{folder}/{file}" for file in files)],
             env=environment,

@@ -99,9 +99,9 @@ class Bytes:
 
     def index_select(self, axis: int, ids: Bytes) -> Bytes:
         assert axis == 0
-        found = np.empty((len(ids), *self.shape[1:]), np.uint8)
-        self._machine.current.put(lambda: np.copyto(found, self.array[ids.array]))
-        return Bytes(self._machine, found)
+        selected = np.empty((len(ids), *self.shape[1:]), np.uint8)
+        self._machine.current.put(lambda: np.copyto(selected, self.array[ids.array]))
+        return Bytes(self._machine, selected)
 
     def index_copy_(self, axis: int, ids: Bytes, source: Bytes) -> None:
         assert axis == 0
@@ -113,9 +113,9 @@ class Bytes:
 
     def to(self, _device: Any, *, non_blocking: bool) -> Bytes:
         assert non_blocking
-        found = Bytes(self._machine, np.empty(self.shape, np.uint8))
-        found.copy_(self, non_blocking=True)
-        return found
+        copied = Bytes(self._machine, np.empty(self.shape, np.uint8))
+        copied.copy_(self, non_blocking=True)
+        return copied
 
 
 class Machine:

@@ -75,10 +75,10 @@ def main() -> None:
             update(other)
         computed(step, LONG)  # on what vLLM's own cache has
         engine.forget()
-        found = computed(step, LONG)
-        assert found[: len(old)] != old or step != NOTHING
+        answers = computed(step, LONG)
+        assert answers[: len(old)] != old or step != NOTHING
         right = computed(f"{step}, alone", LONG)
-        return [place for place, one in enumerate(right) if found[place] != one]
+        return [index for index, expected in enumerate(right) if answers[index] != expected]
 
     print(json.dumps({step: wrong(step) for step in _steps()}), file=answers, flush=True)
     engine.end()

@@ -87,22 +87,22 @@ def main() -> None:
             before = now
             time.sleep(0.3)
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     deadline = time.monotonic() + 60
     while figures()["identity_bytes"] == 0 and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1.0)
     old, _ = tokens()
-    found["before"] = tokens()[1]
+    results["before"] = tokens()[1]
     llm.collective_rpc("reload_weights", kwargs={"weights_path": str(other)})
-    found["on old KV of its own"] = tokens(reset=False)[1]
-    new, found["after the update"] = tokens()
-    found["again"] = tokens()[1]
-    found["differs"] = old != new
+    results["on old KV of its own"] = tokens(reset=False)[1]
+    new, results["after the update"] = tokens()
+    results["again"] = tokens()[1]
+    results["differs"] = old != new
     llm.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
-    back, found["back"] = tokens()
-    found["back is the same"] = back == old
-    print(json.dumps(found), file=answers, flush=True)
+    back, results["back"] = tokens()
+    results["back is the same"] = back == old
+    print(json.dumps(results), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def request(
         num_nans_in_logits=0,
         lora_request=lora,
         cache_salt=salt or None,
-        mm_features=[image(*one) for one in images],
+        mm_features=[image(*description) for description in images],
     )
     extend(made, [])
     return made
@@ -102,8 +102,8 @@ def cache_config(*specs: Any, num_blocks: int = 8, layers: int = 2) -> Any:
         hash_block_size=BLOCK_TOKENS,
         kv_cache_layout="LBHNC",
         kv_cache_groups=[
-            SimpleNamespace(layer_names=[f"layer.{i}" for i in range(layers)], kv_cache_spec=one)
-            for one in specs
+            SimpleNamespace(layer_names=[f"layer.{i}" for i in range(layers)], kv_cache_spec=spec)
+            for spec in specs
         ],
     )
 
@@ -126,7 +126,7 @@ def image(identifier: str, offset: int) -> Any:
 def config(**changes: Any) -> Any:
     """Make a ``VllmConfig``. The keys of ``changes`` are the last parts of settings' names."""
     hf = {"hidden_size": 64, "_name_or_path": "/somewhere", **changes.pop("hf", {})}
-    parts: dict[str, dict[str, Any]] = {
+    sections: dict[str, dict[str, Any]] = {
         "model_config": {
             "model": "org/model",
             "revision": COMMIT,
@@ -151,11 +151,11 @@ def config(**changes: Any) -> Any:
         "device_config": {"device_type": "cuda"},
         "compilation_config": {"static_forward_context": {}},
     }
-    known = {name for fields in parts.values() for name in fields}
+    known = {name for fields in sections.values() for name in fields}
     assert changes.keys() <= known, changes.keys() - known
     made = {
         part: _part(part)(**{name: changes.get(name, value) for name, value in fields.items()})
-        for part, fields in parts.items()
+        for part, fields in sections.items()
     }
     made["model_config"].hf_config = PretrainedConfig(hf)
     return _part("vllm_config")(**made)
