@@ -236,20 +236,22 @@ def _for_template(message: Message, as_parts: bool) -> Message:
         texts = [text for text in map(_without_billing, texts) if text is not None]
     whole = not as_parts or role == "tool"
     content = "\n".join(texts) if whole else [{"type": "text", "text": text} for text in texts]
-    made: Message = {"role": role, "content": content}
+    normalized: Message = {"role": role, "content": content}
     if role == "assistant":
         if calls := message.get("tool_calls"):
-            made["tool_calls"] = [_with_arguments(call) for call in calls]
+            normalized["tool_calls"] = [_with_arguments(call) for call in calls]
         reasoning = message.get("reasoning")
         reasoning = message.get("reasoning_content") if reasoning is None else reasoning
         if reasoning is not None:
-            made["reasoning"] = made["reasoning_content"] = reasoning
+            normalized["reasoning"] = normalized["reasoning_content"] = reasoning
     elif role == "tool" and "tool_call_id" in message:
-        made["tool_call_id"] = message["tool_call_id"]
+        normalized["tool_call_id"] = message["tool_call_id"]
     elif role == "developer":
-        made["tools"] = message.get("tools")
-    made |= {name: message[name] for name in ("name", "task") if isinstance(message.get(name), str)}
-    return made
+        normalized["tools"] = message.get("tools")
+    normalized |= {
+        name: message[name] for name in ("name", "task") if isinstance(message.get(name), str)
+    }
+    return normalized
 
 
 def _texts(content: Any) -> Iterable[str]:
@@ -426,7 +428,7 @@ def _content_parameters(tree: Any, macro: Any, messages: set[str]) -> set[str]:
         if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
             continue
         given = [*zip(names, call.args, strict=False)]
-        given += [(each.key, each.value) for each in call.kwargs if each.key in names]
+        given += [(item.key, item.value) for item in call.kwargs if item.key in names]
         parameters |= {name for name, value in given if _is_content(value, messages)}
     return parameters
 

@@ -375,7 +375,7 @@ class Director:
     def has_other(self, parsed: ParsedRequest, without: Collection[int]) -> bool:
         """Return whether a request may wait for a worker other than these. Raises Refusal."""
         engines = self._maker(parsed) or self._known(parsed)
-        return any(each.serving and each.worker.worker_id not in without for each in engines)
+        return any(engine.serving and engine.worker.worker_id not in without for engine in engines)
 
     async def place(self, parsed: ParsedRequest, attempts: Attempts) -> Placement:
         """Return a placement on a worker as soon as one has a free slot. Raises Refusal.
@@ -485,7 +485,7 @@ class Director:
         }
         ready = frozenset(free) - attempts.paused_until.keys()
         others = ready - attempts.tried
-        best = frozenset(each for each in others if not free[each].avoided_by(attempts.client))
+        best = frozenset(key for key in others if not free[key].avoided_by(attempts.client))
         return best or others or ready
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:

@@ -93,15 +93,15 @@ class Fleet:
         """Apply a changed list of engines: add new ones, and drain removed ones. Returns those that
         cannot be added, with the reason. An engine that existed with other settings then stays.
         """
-        wanted, had = set(specs), set(before)
+        wanted, earlier = set(specs), set(before)
         urls = {spec.url for spec in specs}
         for engine in self:
-            if engine.spec in had - wanted and engine.url not in urls:
+            if engine.spec in earlier - wanted and engine.url not in urls:
                 self.drain(engine)
-        others = {each.url for each in self if not each.draining and each.spec not in had}
+        others = {old.url for old in self if not old.draining and old.spec not in earlier}
         failed = {}
         for spec in specs:
-            if spec not in had and spec.url not in others:
+            if spec not in earlier and spec.url not in others:
                 try:
                     self._replace(spec)
                 except RouterError as error:
@@ -197,8 +197,8 @@ class WorkersFile:
             )
         if settled and specs is not None:
             return specs
-        there = {spec.url for spec in self._specs}
-        return (*self._specs, *(spec for spec in specs or () if spec.url not in there))
+        present = {spec.url for spec in self._specs}
+        return (*self._specs, *(spec for spec in specs or () if spec.url not in present))
 
     async def watch(self) -> None:
         """Read the file repeatedly, forever."""

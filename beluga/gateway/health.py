@@ -334,7 +334,7 @@ class Watch:
             if engine.load_problem:
                 engine.problems["metrics"] = engine.load_problem
             for kind in PROBLEMS:
-                self._metrics.problem(engine, kind, there=kind in engine.problems)
+                self._metrics.problem(engine, kind, present=kind in engine.problems)
             for text in engine.problems.values():
                 self._log(engine, text)
 

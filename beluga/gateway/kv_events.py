@@ -189,15 +189,15 @@ class Following:
     def _unusable(self, now: float) -> str:
         """Return the unusable events of the last :data:`UNREAD_S` seconds."""
         subscriptions = [listener.subscription for listener in self.listeners]
-        misfits = sum(each.misfits for each in subscriptions)
+        misfits = sum(subscription.misfits for subscription in subscriptions)
         if self._recent("unread", self.unread, now):
-            error = max(subscriptions, key=lambda each: each.unread).error
+            error = max(subscriptions, key=lambda subscription: subscription.unread).error
             return f"{self.unread} KV events are malformed; the last: {error}"
         why = _LATE.format(
             _SHORT if all(listener.has_replay for listener in self.listeners) else _REPLAY
         )
         if self._recent("misfit", misfits, now):
-            error = max(subscriptions, key=lambda each: each.misfits).misfit
+            error = max(subscriptions, key=lambda subscription: subscription.misfits).misfit
             more = ""
             if "parent block not found" in error:
                 more = f": {why}"
@@ -330,11 +330,11 @@ class PoolListener:
         }
 
     def _socket(self, kind: int) -> Any:
-        made = self._context.socket(kind)
+        socket = self._context.socket(kind)
         if self._token is not None:
-            made.setsockopt(self._zmq.PLAIN_USERNAME, EVENTS_USER)
-            made.setsockopt(self._zmq.PLAIN_PASSWORD, self._token.secret)
-        return made
+            socket.setsockopt(self._zmq.PLAIN_USERNAME, EVENTS_USER)
+            socket.setsockopt(self._zmq.PLAIN_PASSWORD, self._token.secret)
+        return socket
 
     def _replay_requests(self) -> Any:
         replay = self._socket(self._zmq.DEALER)

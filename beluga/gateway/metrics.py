@@ -100,7 +100,7 @@ class RequestHistogram:
         with self._lock:
             self._count_all()
             series = list(self._series.values())
-            return sum(each.total for each in series), sum(each.times for each in series)
+            return sum(figure.total for figure in series), sum(figure.times for figure in series)
 
     def describe(self) -> list[HistogramMetricFamily]:
         """Return the metric without values, so that the registry has its name."""
@@ -372,9 +372,9 @@ class Metrics:
         ):
             gauge.labels(engine.url).set(value)
 
-    def problem(self, engine: Engine, kind: str, *, there: bool) -> None:
+    def problem(self, engine: Engine, kind: str, *, present: bool) -> None:
         """Set whether a worker has a problem of this kind."""
-        self._problem.labels(engine.url, kind).set(there)
+        self._problem.labels(engine.url, kind).set(present)
 
     def kv_events(self, indexer: Indexer, *, lost: int, unread: int) -> None:
         """Set the counts of blocks in KV events by outcome. ``lost`` messages never arrived, and

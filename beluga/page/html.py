@@ -116,8 +116,8 @@ def _row_of_charts(figures: Sequence[str]) -> list[str]:
 
 def links(targets: Mapping[str, str]) -> str:
     """Return links to the parts of this page: a text for each anchor."""
-    made = "".join(f'<a href="#{escape(at)}">{escape(text)}</a>' for at, text in targets.items())
-    return f'<nav aria-label="Parts of this page">{made}</nav>'
+    links = "".join(f'<a href="#{escape(at)}">{escape(text)}</a>' for at, text in targets.items())
+    return f'<nav aria-label="Parts of this page">{links}</nav>'
 
 
 def warning(text: str) -> str:
@@ -132,21 +132,21 @@ def text(words: str) -> str:
 
 def cards(given: Sequence[Card]) -> str:
     """Return cards of figures."""
-    made = "".join(
+    items = "".join(
         f"<div><dt>{escape(card.name)}</dt><dd>{escape(card.value)}</dd>"
         + (f'<dd class="than">{escape(card.than)}</dd>' if card.than else "")
         + "</div>"
         for card in given
     )
-    return f'<dl class="cards">{made}</dl>'
+    return f'<dl class="cards">{items}</dl>'
 
 
 def facts(given: Mapping[str, str]) -> str:
     """Return names and values."""
-    made = "".join(
+    items = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in given.items()
     )
-    return f'<dl class="facts">{made}</dl>'
+    return f'<dl class="facts">{items}</dl>'
 
 
 def notes(lines: Sequence[str]) -> str:

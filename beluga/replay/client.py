@@ -94,9 +94,9 @@ class EngineWorker:
         self.tally.rpc_ns.append(int(self._up.retrying(self._client.ping) * 1e9))
         self.tally.request_count += 1
         self.tally.looked_up_count += len(request.hash_ids)
-        there = set(ids[:hits].tolist())
+        present = set(ids[:hits].tolist())
         missing = (
-            index for index, block_id in enumerate(request.hash_ids) if block_id not in there
+            index for index, block_id in enumerate(request.hash_ids) if block_id not in present
         )
         self.tally.hit_count += next(missing, len(request.hash_ids))
 

@@ -237,8 +237,8 @@ def replay(
     with ExitStack() as cleanup:
         parent = _choose_parent(size.total_size, note)
         for disk in options.disks:
-            if made := _made_for(Path(disk)):
-                cleanup.callback(_remove, made)
+            if created := _made_for(Path(disk)):
+                cleanup.callback(_remove, created)
         directory = cleanup.enter_context(scratch_folder("replay", parent))
         devices = _make_pool(directory, size)
         trace = directory / "trace.jsonl"
@@ -371,12 +371,12 @@ def _choose_parent(size: int, note: Note) -> Path:
     """Return a directory with space for a pool of ``size`` bytes, in memory if possible."""
     parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir():
-        there = room(_MEMORY).size
-        if size <= there:
+        free = room(_MEMORY).size
+        if size <= free:
             parent = _MEMORY
         else:
             note(
-                f"{_MEMORY} has room for {show_size(there)}, the pool needs {show_size(size)}: "
+                f"{_MEMORY} has room for {show_size(free)}, the pool needs {show_size(size)}: "
                 f"using files in {parent}"
             )
     return parent
@@ -388,12 +388,12 @@ def _made_for(disk: Path) -> Path | None:
     return None if path.exists() else path
 
 
-def _remove(made: Path) -> None:
+def _remove(path: Path) -> None:
     """Remove a new disk tier: its blocks belong to no other pool."""
-    if made.is_dir():
-        shutil.rmtree(made, ignore_errors=True)
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        made.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _make_pool(directory: Path, size: PoolSize) -> list[str]:

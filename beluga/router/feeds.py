@@ -361,8 +361,8 @@ class PoolFeed:
             self._begun = True
             self._apply(self.feed.give_up())
             return True
-        taken = self.feed.replaced if batch.whole else self.feed.replayed
-        self._apply(taken(number, batch, batch.made_s))
+        accept = self.feed.replaced if batch.whole else self.feed.replayed
+        self._apply(accept(number, batch, batch.made_s))
         return False
 
     def replay_failed(self) -> None:

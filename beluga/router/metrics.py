@@ -213,8 +213,8 @@ def _of_iterations(answer: str) -> LoadReport:
         return LoadReport("TensorRT-LLM", None)
 
     def total(name: str, part: str = "") -> float:
-        each = (_field(row.get(part) or {} if part else row, name) for row in last.values())
-        return _figure(f"the sum of {name}", sum(each))
+        values = (_field(row.get(part) or {} if part else row, name) for row in last.values())
+        return _figure(f"the sum of {name}", sum(values))
 
     batches, cache = "inflightBatchingStats", "kvCacheStats"
     active = total("numActiveRequests")

@@ -135,16 +135,16 @@ class Candidates(Sequence[Candidate]):
         """Convert candidates to a table."""
         if isinstance(candidates, Candidates):
             return candidates
-        made = cls([candidate.worker for candidate in candidates])
+        table = cls([candidate.worker for candidate in candidates])
         for index, candidate in enumerate(candidates):
-            row, overlap = made.rows[index], candidate.overlap
+            row, overlap = table.rows[index], candidate.overlap
             row.load = candidate.load.row[0]
             row.device, row.host = overlap.device, overlap.host
             row.disk, row.shared = overlap.disk, overlap.shared
             row.new_blocks = candidate.new_blocks
             row.held_alone = candidate.held_alone
             row.taint_weight = candidate.taint_weight
-        return made
+        return table
 
     def __len__(self) -> int:
         return len(self.workers)

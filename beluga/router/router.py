@@ -236,12 +236,12 @@ class Router:
             )
         thresholds = self.thresholds
         if thresholds is not None:
-            well = [worker for worker in workers if not thresholds.overloaded(load(worker))]
-            if not well:
+            spare = [worker for worker in workers if not thresholds.overloaded(load(worker))]
+            if not spare:
                 raise WorkersOverloadedError(
                     f"all {len(workers)} workers are over the busy thresholds; try again later"
                 )
-            workers = well
+            workers = spare
         return workers
 
     def _matches(self, query: Query) -> Overlaps:
@@ -259,8 +259,8 @@ class Router:
         """Format a choice and the values of each candidate as one line."""
         costs = [f"{cost:.4g}" for cost in choice.costs] or ["none"] * len(candidates)
         seen = (
-            f"{self._name_of(each.worker)} cost {cost}, cached {each.overlap.blocks} blocks, "
-            f"requests {each.load.active_requests}"
-            for each, cost in zip(candidates, costs, strict=True)
+            f"{self._name_of(candidate.worker)} cost {cost}, "
+            f"cached {candidate.overlap.blocks} blocks, requests {candidate.load.active_requests}"
+            for candidate, cost in zip(candidates, costs, strict=True)
         )
         return f"{self.policy.name} chose {self._name_of(choice.worker)} of: {'; '.join(seen)}"

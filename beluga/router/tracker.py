@@ -193,7 +193,7 @@ class AccountGroup:
         """Return the workers with their loads and with what a request would add to them. Without
         ``reuse`` every block is new.
         """
-        made = Candidates(self.workers)
+        candidates = Candidates(self.workers)
         lib.bl_candidates_fill(
             self._loads,
             self._blocks if reuse else ffi.NULL,
@@ -202,9 +202,9 @@ class AccountGroup:
             len(sequence),
             ALONE,
             len(ALONE),
-            made.rows,
+            candidates.rows,
         )
-        return made
+        return candidates
 
 
 SWEEP_S = 60.0  # interval of checks for requests that were never freed (Dynamo's value)

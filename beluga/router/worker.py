@@ -111,9 +111,9 @@ class Load:
     @classmethod
     def of(cls, row: core.bl_load) -> Load:
         """Copy a row."""
-        made = cls.__new__(cls)
-        made.row = ffi.new("bl_load *", row)
-        return made
+        load = cls.__new__(cls)
+        load.row = ffi.new("bl_load *", row)
+        return load
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Load) and self._figures() == other._figures()

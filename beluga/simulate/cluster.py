@@ -144,15 +144,15 @@ class Cluster:
     def _make_requests(self, seed: int) -> list[Request]:
         trace, speed = self.trace, self.options.speed
         base = ffi.from_buffer("uint32_t[]", trace.ids)
-        made = []
+        requests = []
         for index, arrival in enumerate(trace.arrival_s):
             tokens = (trace.input_tokens[index], trace.output_tokens[index], trace.block_tokens)
             ids, count = base + trace.first[index], trace.count[index]
-            made.append(Request(index, arrival / speed, tokens, ids, count))
+            requests.append(Request(index, arrival / speed, tokens, ids, count))
         chance = Random(seed)  # noqa: S311  the order of equals, not secrets
         if not self.options.shuffle:
-            return made
-        return sorted(made, key=lambda request: (request.arrival, chance.random()))
+            return requests
+        return sorted(requests, key=lambda request: (request.arrival, chance.random()))
 
     def _arrivals(self) -> Iterator[tuple[float, Request]]:
         return ((request.arrival, request) for request in self.requests)

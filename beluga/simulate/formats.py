@@ -164,9 +164,11 @@ def _find_block_size(reading: Reading, prompts: Sequence[TraceEntry]) -> None:
         size = max(fits, key=lambda prompt: fits[prompt])
         if fits[size] >= _FITTING_SHARE * len(named):
             reading.block_tokens = size
-            odd = len(named) - fits[size]
+            others = len(named) - fits[size]
             reading.block_note = "from input_length and hash_ids; --block-tokens" + (
-                f"; {odd} of {len(named)} requests have another number of hash_ids" if odd else ""
+                f"; {others} of {len(named)} requests have another number of hash_ids"
+                if others
+                else ""
             )
             return
     raise TraceError(

@@ -89,7 +89,7 @@ def headline(summary: Summary, workers: int) -> str:
         setting = "With a shared pool" if pool else "Without a shared pool"
         late = ", and cannot keep up" if only and only.saturated else ""
         return f"{setting} {engines} to answer after {_time(only)} on average at this load{late}."
-    same = "the same engine begins" if workers == 1 else f"the same {engines}"
+    begins = "the same engine begins" if workers == 1 else f"the same {engines}"
     if pool.saturated and split.saturated:
         return (
             f"At this load {workers} engines cannot keep up: requests queue for minutes, "
@@ -98,17 +98,17 @@ def headline(summary: Summary, workers: int) -> str:
     ratio = (split.ttft_mean_s or 0.0) / (pool.ttft_mean_s or 1.0)
     if 1 / _ALIKE <= ratio <= _ALIKE:
         return (
-            f"A shared pool makes no difference here: {same} to answer after {_time(pool)} "
+            f"A shared pool makes no difference here: {begins} to answer after {_time(pool)} "
             f"with it and {_time(split)} without."
         )
     if ratio < 1:
         return (
-            f"A shared pool does not help here: {same} to answer after {_time(pool)} with it "
+            f"A shared pool does not help here: {begins} to answer after {_time(pool)} with it "
             f"and {_time(split)} without."
         )
     late = " Without it they cannot keep up." if split.saturated else ""
     return (
-        f"With a shared pool {same} to answer after {_time(pool)} instead of {_time(split)} "
+        f"With a shared pool {begins} to answer after {_time(pool)} instead of {_time(split)} "
         f"at this load.{late}"
     )
 

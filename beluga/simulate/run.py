@@ -120,8 +120,8 @@ def sweep(  # noqa: PLR0913  what to compare, by name
             results.append(run_job(trace, job))
             advance(len(results), len(jobs))
     rows: list[Row] = []
-    each = iter(results)
-    while group := list(islice(each, seeds)):
+    ordered = iter(results)
+    while group := list(islice(ordered, seeds)):
         rows += [*group, mean_row(group)]
     return rows
 

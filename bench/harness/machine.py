@@ -114,12 +114,12 @@ def _siblings(cpu: int) -> list[int]:
 
 def cores() -> list[int]:
     """Return one CPU of each core that this process may use, sorted by NUMA node."""
-    taken: list[int] = []
+    chosen: list[int] = []
     node_of = {cpu: node for node in nodes() for cpu in node_cpus(node)}
     for cpu in sorted(os.sched_getaffinity(0), key=lambda cpu: (node_of.get(cpu, 0), cpu)):
-        if not set(_siblings(cpu)) & set(taken):
-            taken.append(cpu)
-    return taken
+        if not set(_siblings(cpu)) & set(chosen):
+            chosen.append(cpu)
+    return chosen
 
 
 def cache_bytes() -> int:

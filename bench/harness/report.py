@@ -177,9 +177,9 @@ def _run(name: str, rows: Sequence[Row]) -> Iterator[str]:
     yield from map(page.chart, charts(rows))
     measured = [row for row in rows if not str(row["note"]).startswith(_SKIPPED)]
     if measured:
-        made = _table(name, measured)
+        table = _table(name, measured)
         many = len(measured) > _MANY
-        yield page.hidden(f"All {len(measured)} results of {name}", made) if many else made
+        yield page.hidden(f"All {len(measured)} results of {name}", table) if many else table
     if skipped := [row for row in rows if row not in measured]:
         lines = [f"{row['case']}: {str(row['note']).removeprefix(_SKIPPED)}" for row in skipped]
         title = f"Skipped, for this machine lacks something: {len(skipped)}"

@@ -145,8 +145,8 @@ def bench_rpc(options: Options) -> list[Row]:
     if not (options.pool or options.coherence):
         modes = ((SOFTWARE, None), (HARDWARE, None), (SOFTWARE, HARDWARE))
     for coherence, metadata in modes:
-        made = ground(options, coherence=coherence, metadata_coherence=metadata)
-        with made as pool, pinned(cpus[0]):
+        setting = ground(options, coherence=coherence, metadata_coherence=metadata)
+        with setting as pool, pinned(cpus[0]):
             rows += _measure(pool, cpus[1], options)
     return rows
 

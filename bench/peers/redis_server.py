@@ -37,8 +37,8 @@ def redis_server() -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    where = ["--bind", "127.0.0.1", "--port", str(port)]
-    with _started(where, redis.Redis("127.0.0.1", port)) as server:
+    endpoint = ["--bind", "127.0.0.1", "--port", str(port)]
+    with _started(endpoint, redis.Redis("127.0.0.1", port)) as server:
         yield port, server
 
 
@@ -47,13 +47,13 @@ def redis_at(path: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server on a unix socket, and yield its process. Raises like :func:`redis_server`."""
     import redis
 
-    where = ["--port", "0", "--unixsocket", path]
-    with _started(where, redis.Redis(unix_socket_path=path)) as server:
+    endpoint = ["--port", "0", "--unixsocket", path]
+    with _started(endpoint, redis.Redis(unix_socket_path=path)) as server:
         yield server
 
 
 @contextmanager
-def _started(where: list[str], client: redis.Redis) -> Iterator[subprocess.Popen[bytes]]:
+def _started(endpoint: list[str], client: redis.Redis) -> Iterator[subprocess.Popen[bytes]]:
     import redis
 
     def answers() -> bool:
@@ -65,7 +65,7 @@ def _started(where: list[str], client: redis.Redis) -> Iterator[subprocess.Popen
     program = redis_program()
     if program is None:
         raise FileNotFoundError("there is no redis-server; on Debian: apt-get install redis-server")
-    command = [program, *where, "--save", "", "--appendonly", "no"]
+    command = [program, *endpoint, "--save", "", "--appendonly", "no"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server, closing(client):
         try:
             until = time.monotonic() + _START_S

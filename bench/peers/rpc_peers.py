@@ -270,10 +270,10 @@ def _from_c(client: Client, size: int) -> Sample:
 
     def sample(count: int) -> NDArray[np.uint64]:
         with client.lock:
-            taken = drive.CallDriver(client.session, message, TIMEOUT_S * 10**9).sample(count)
+            times_ns = drive.CallDriver(client.session, message, TIMEOUT_S * 10**9).sample(count)
         if got[0] != size or not np.array_equal(request, reply):
             raise BelugaError("the echo from C returned other bytes")
-        return taken
+        return times_ns
 
     return sample
 
@@ -305,9 +305,9 @@ def _measure(arms: list[_Arm], options: Options, size: int) -> None:
             arm.server.resume()
             warm = arm.sample(_WARM)
             counts.setdefault(index, max(_WARM, int(run_s * 1e9 / float(np.median(warm)))))
-            taken = arm.sample(counts[index])
+            times_ns = arm.sample(counts[index])
             arm.server.pause()
-            middle, high = np.percentile(taken, [50, 99])
+            middle, high = np.percentile(times_ns, [50, 99])
             arm.p50.append(float(middle))
             arm.p99.append(float(high))
 

@@ -88,15 +88,15 @@ class _Ids:
 
 def family_trace(family: int, seed: int, requests: int = REQUESTS) -> Trace:
     """Make a trace with a family's properties and with requests that derive from the seed."""
-    made, chance = _random(f"family {family}"), _random(f"family {family} seed {seed}")
-    burst = made.choice((1, 1, 1, 4, 15))
+    traits, chance = _random(f"family {family}"), _random(f"family {family} seed {seed}")
+    burst = traits.choice((1, 1, 1, 4, 15))
     kinds = (_tenants, _tenants, _sessions, _unique, _documents)
     classes: list[tuple[Blocks, Callable[[], int]]] = []
     weights = []
-    for number in range(made.choice((1, 1, 1, 2, 2, 3))):
+    for number in range(traits.choice((1, 1, 1, 2, 2, 3))):
         ids = _Ids(number * _CLASS_IDS)
-        weights.append(made.uniform(0.2, 1))
-        classes.append((made.choice(kinds)(made, chance, ids), _answers(made, chance)))
+        weights.append(traits.uniform(0.2, 1))
+        classes.append((traits.choice(kinds)(traits, chance, ids), _answers(traits, chance)))
     now = 0.0
     prompts: list[TraceEntry] = []
     while len(prompts) < requests:
@@ -113,10 +113,10 @@ def _random(name: str) -> Random:
     return Random(name)  # noqa: S311  a synthetic trace, not secrets
 
 
-def _answers(made: Random, chance: Random) -> Callable[[], int]:
-    low = made.choice((10, 30, 50, 200))
-    high = max(made.choice((100, 300, 800, 1500)), low + 20)
-    even = made.random() < 0.5
+def _answers(traits: Random, chance: Random) -> Callable[[], int]:
+    low = traits.choice((10, 30, 50, 200))
+    high = max(traits.choice((100, 300, 800, 1500)), low + 20)
+    even = traits.random() < 0.5
     return lambda: (
         chance.randint(low, high)
         if even
@@ -124,26 +124,26 @@ def _answers(made: Random, chance: Random) -> Callable[[], int]:
     )
 
 
-def _tenants(made: Random, chance: Random, ids: _Ids) -> Blocks:
+def _tenants(traits: Random, chance: Random, ids: _Ids) -> Blocks:
     """Prompts of tenants with a prefix each; some tenants send more requests than others."""
-    shortest, longest = made.choice((2, 10, 30)), made.choice((40, 60, 90))
-    count = made.choice((1, 4, 8, 12, 20, 40, 100))
+    shortest, longest = traits.choice((2, 10, 30)), traits.choice((40, 60, 90))
+    count = traits.choice((1, 4, 8, 12, 20, 40, 100))
     prefixes = [ids.take(chance.randint(shortest, longest)) for _ in range(count)]
-    skew = made.choice((0.0, 0.5, 1.0, 1.5))
+    skew = traits.choice((0.0, 0.5, 1.0, 1.5))
     weights = [1 / (rank + 1) ** skew for rank in range(count)]
-    low, high = made.choice((0, 1, 3)), made.choice((4, 10, 25))
+    low, high = traits.choice((0, 1, 3)), traits.choice((4, 10, 25))
     return lambda _: [
         *chance.choices(prefixes, weights)[0],
         *ids.take(chance.randint(low, high)),
     ]
 
 
-def _sessions(made: Random, chance: Random, ids: _Ids) -> Blocks:
+def _sessions(traits: Random, chance: Random, ids: _Ids) -> Blocks:
     """Prompts of sessions, which grow with each turn, with a common prefix."""
-    system = ids.take(made.choice((0, 0, 4, 16)))
-    shortest, longest = made.choice((1, 4, 20)), made.choice((21, 40, 80))
-    growth, top = made.choice((1, 2, 4, 8)), made.choice((40, 80, 120, 200))
-    turns, pause = made.choice((5, 15, 40)), made.choice((12, 32, 120))
+    system = ids.take(traits.choice((0, 0, 4, 16)))
+    shortest, longest = traits.choice((1, 4, 20)), traits.choice((21, 40, 80))
+    growth, top = traits.choice((1, 2, 4, 8)), traits.choice((40, 80, 120, 200))
+    turns, pause = traits.choice((5, 15, 40)), traits.choice((12, 32, 120))
     waiting: list[tuple[float, list[int]]] = []  # when a session continues, and its last prompt
 
     def blocks(now: float) -> list[int]:
@@ -161,17 +161,17 @@ def _sessions(made: Random, chance: Random, ids: _Ids) -> Blocks:
     return blocks
 
 
-def _unique(made: Random, chance: Random, ids: _Ids) -> Blocks:
+def _unique(traits: Random, chance: Random, ids: _Ids) -> Blocks:
     """Prompts without reuse. Most are short in some families."""
-    low, high = made.choice((0, 1, 4, 20)), made.choice((21, 60, 150))
-    long = made.choice((1.0, 0.2))  # the share of prompts that are not of the least length
+    low, high = traits.choice((0, 1, 4, 20)), traits.choice((21, 60, 150))
+    long = traits.choice((1.0, 0.2))  # the share of prompts that are not of the least length
     return lambda _: ids.take(chance.randint(low, high) if chance.random() < long else low)
 
 
-def _documents(made: Random, chance: Random, ids: _Ids) -> Blocks:
+def _documents(traits: Random, chance: Random, ids: _Ids) -> Blocks:
     """Prompts with documents, some more popular. A document's blocks depend on those before it."""
-    size, number_max = made.choice((3, 6, 12)), made.choice((2, 4, 6))
-    alpha, count = made.choice((0.8, 1.1, 1.5)), made.choice((50, 400))
+    size, number_max = traits.choice((3, 6, 12)), traits.choice((2, 4, 6))
+    alpha, count = traits.choice((0.8, 1.1, 1.5)), traits.choice((50, 400))
     known: dict[tuple[int, ...], list[int]] = {}
 
     def blocks(_: float) -> list[int]:

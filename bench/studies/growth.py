@@ -104,12 +104,12 @@ def _route_s(work: Work) -> float:
 
 def _least_s(do: Callable[[], object]) -> float:
     """Return the fastest of many rounds, which is the cost for an undisturbed thread."""
-    taken = []
+    times_s = []
     for _ in range(_ROUNDS):
         begun = time.perf_counter()
         do()
-        taken.append(time.perf_counter() - begun)
-    return min(taken)
+        times_s.append(time.perf_counter() - begun)
+    return min(times_s)
 
 
 def table(work: Work, measured: Measured) -> list[tuple[str, float, float, str]]:

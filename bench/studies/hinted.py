@@ -61,7 +61,7 @@ class HintedPool:
         it.
         """
         self._expire(now)
-        there = np.array([self.has(block) for block in ids.tolist()], np.bool_)
+        present = np.array([self.has(block) for block in ids.tolist()], np.bool_)
         given, favors = np.zeros(len(ids), np.bool_), level in _FAVORED
         starts = range(0, len(ids), lib.BL_CALL_KEYS_MAX)
         for start in starts if favors else reversed(starts):  # as bl_hint_blocks() does
@@ -72,7 +72,7 @@ class HintedPool:
             )
         self._used[ids[given]] = now
         self._ttl[ids[given]] = _NEVER if ttl_s is None else ttl_s
-        self.refused += int((there & ~given).sum())
+        self.refused += int((present & ~given).sum())
         self.favored_max = max(self.favored_max, int(self._tier.stat.favored))
         return int(given.sum())
 

@@ -108,7 +108,7 @@ def sessions(folder: Path) -> list[list[_Request]]:
 
 def made_sessions(count: int = 8, turns: int = 12) -> list[list[_Request]]:
     """Make sessions that grow, with pauses."""
-    chance, made = Random(0), list[list[_Request]]()  # noqa: S311  an order, not secrets
+    chance, sessions = Random(0), list[list[_Request]]()  # noqa: S311  an order, not secrets
     for _ in range(count):
         now, length, requests = 0.0, 10, list[_Request]()
         for turn in range(turns):
@@ -117,8 +117,8 @@ def made_sessions(count: int = 8, turns: int = 12) -> list[list[_Request]]:
             requests.append(_Request(now, 64 * length, ids, "end_turn" if human else "tool_use"))
             now += chance.expovariate(1 / (600 if human else 10))
             length += chance.randint(1, 5)
-        made.append(requests)
-    return made
+        sessions.append(requests)
+    return sessions
 
 
 def steps_of(sessions: list[list[_Request]]) -> tuple[list[Step], Trace]:

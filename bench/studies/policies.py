@@ -426,18 +426,18 @@ def _earlier_results(path: Path) -> tuple[Known, str]:
 def main(*arguments: str) -> None:
     """Run all, and write the results and the page after each trace."""
     again = arguments[0] == "--again"
-    source, target, where = arguments[again:]
+    source, target, page_path = arguments[again:]
     known, kept_from = _earlier_results(Path(target)) if again else ({}, "")
     smoke = source == "--smoke"
     chosen = [Case(without_reuse(60), (1.0, 4.0), 5.0)] if smoke else cases(Path(source))
     command = f"python -m beluga_bench.studies.policies {'--again ' if again else ''}"
     report = {
-        **computed(f"{command}{Path(source).name} {Path(target).name} {Path(where).name}"),
+        **computed(f"{command}{Path(source).name} {Path(target).name} {Path(page_path).name}"),
         **({"kept_from": kept_from} if again else {}),
     }
     results: list[Result] = []
     objectives = {}
-    images = Path(where).parent / "images"
+    images = Path(page_path).parent / "images"
     for case in chosen:
         mine: list[Result] = []
         for load in case.loads:
@@ -449,7 +449,7 @@ def main(*arguments: str) -> None:
         rows = [result._asdict() for result in results]
         checks = {"check": check(results), "goodput": check_goodput(results, objectives)}
         write_record(Path(target), {**report, **checks, "rows": rows})
-        write_page(Path(where), page(results, objectives))
+        write_page(Path(page_path), page(results, objectives))
         images.mkdir(exist_ok=True)
         plot(images / f"policies-{name.replace(' ', '-')}.svg", name, mine)
         print(f"{name}: {len(results)} results", file=sys.stderr, flush=True)

@@ -117,7 +117,7 @@ def main(source: str, target: str, processes: str = "1") -> None:
     with multiprocessing.get_context("fork").Pool(int(processes)) as pool:
         for case in cases(load_trace(Path(source))):
             done = pool.map(_run, [(case, policy) for policy in case.policies], chunksize=1)
-            seconds = sum(taken for _, taken in done)
+            seconds = sum(run_s for _, run_s in done)
             runs = len(case.policies) * len(case.memories) * case.seeds
             described.append(
                 {

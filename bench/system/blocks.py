@@ -79,12 +79,12 @@ def bench_blocks(options: Options) -> list[Row]:
         options.report(f"blocks: {case}")
         for _ in range(times):
             ground.serve(fills=fills)
-        for step, taken in ground.samples.items():
-            samples = np.array(taken, np.uint64)
+        for step, times_ns in ground.samples.items():
+            samples = np.array(times_ns, np.uint64)
             rows.append(
                 recorder.row(
                     f"{step}, {case}",
-                    ops_per_s=round(len(taken) * 1e9 / int(samples.sum())),
+                    ops_per_s=round(len(times_ns) * 1e9 / int(samples.sum())),
                     note=f"{COUNT} of {total:,} blocks",
                     paper=_TARGETS.get(step),
                     **percentiles(samples),

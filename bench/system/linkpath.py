@@ -233,10 +233,10 @@ def _waiting_row(recorder: Recorder, link: Link) -> Row:
     for _ in range(9):
         request, start, used = _request(), time.perf_counter_ns(), time.thread_time_ns()
         waiter.acquire(request, ffi.NULL, _WAIT_NS)
-        used, taken = time.thread_time_ns() - used, time.perf_counter_ns() - start
+        used, wall_ns = time.thread_time_ns() - used, time.perf_counter_ns() - start
         waiter.release(request)
-        spent.append(used * 10**6 // taken)
-        waits.append(taken / 1e9)
+        spent.append(used * 10**6 // wall_ns)
+        waits.append(wall_ns / 1e9)
     for request in held:
         holder.release(request)
     holder.close()

@@ -91,12 +91,12 @@ class Queue:
     """The pieces of one engine that wait for a direction of a link. It is used by one thread."""
 
     def __init__(self, direction: LinkDirection, *, now_ns: int, goal_ns: int = GOAL_NS) -> None:
-        made = ffi.new("bl_queue **")
+        handle = ffi.new("bl_queue **")
         raise_for_status(
-            lib.bl_queue_create(made, direction.handle, goal_ns, now_ns), "making a queue"
+            lib.bl_queue_create(handle, direction.handle, goal_ns, now_ns), "making a queue"
         )
         self.direction, self.wait_ns = direction, 0
-        self._handle: core.bl_queue | core.Null = made[0]
+        self._handle: core.bl_queue | core.Null = handle[0]
         self._admission, self._wait = ffi.new("bl_admission *"), ffi.new("uint64_t *")
         self._devices: list[TokenBucket] = []
 

@@ -121,9 +121,9 @@ def _fill(path: Path, space: int, size: int) -> NDArray[np.uint64]:
     for first in range(0, count, len(payload)):
         part = records[first : first + len(payload)]
         tier.save(part, payload[: len(part)])
-    there = tier.contains(np.ascontiguousarray(records["key"]))
+    present = tier.contains(np.ascontiguousarray(records["key"]))
     tier.close()
-    return np.ascontiguousarray(records["key"][there])
+    return np.ascontiguousarray(records["key"][present])
 
 
 def _read(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], case: _Case) -> Row:
@@ -161,8 +161,8 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
     except TierError as error:
         return recorder.skipped(case.name, str(error), **fields)
     count = min(_SAVE_BYTES // case.size, len(keys))
-    each = max(1, _SAVE_CALL_BYTES // case.size)
-    payload = Arena().take(each * case.size).reshape(each, case.size)  # in pages, as the service's
+    batch = max(1, _SAVE_CALL_BYTES // case.size)
+    payload = Arena().take(batch * case.size).reshape(batch, case.size)  # in pages, as a service's
     payload[:] = np.random.default_rng(0).integers(0, 256, payload.shape, dtype=np.uint8)
     records = np.zeros(count, BLOCK)
     records["key"], records["length"] = keys[:count], case.size
@@ -171,8 +171,8 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
         tier.remove(keys[:count])
         time.sleep(_AFTER_READS_S)
         saved, before = 0, time.perf_counter()
-        for first in range(0, count, each):
-            part = records[first : first + each]
+        for first in range(0, count, batch):
+            part = records[first : first + batch]
             saved += int(np.count_nonzero(tier.save(part, payload[: len(part)])))
         spent = time.perf_counter() - before
         if saved != count:
@@ -261,7 +261,7 @@ def _rebuild(recorder: Recorder, path: Path) -> Row:
 def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
     """Return how many blocks fio reads or writes per second."""
     jobs = case.depth if case.engine == "threads" else 1
-    each = count // jobs * case.size
+    job_size = count // jobs * case.size
     command = [
         "env",
         _HUGE_PAGES,
@@ -274,9 +274,9 @@ def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
         f"--numjobs={jobs}",
         f"--bs={case.size}",
         f"--offset={offset}",
-        f"--offset_increment={each}",
-        f"--size={each}",
-        f"--io_size={each}",
+        f"--offset_increment={job_size}",
+        f"--size={job_size}",
+        f"--io_size={job_size}",
         "--direct=1",
         f"--iomem_align={2 * _MIB}",  # otherwise fio has half its speed
         "--thread",

@@ -315,9 +315,9 @@ def test_the_ratio_is_that_of_the_99th_percentiles() -> None:
 
 def test_each_store_is_compared_with_its_bare_client(smoke: Callable[[str], list[Row]]) -> None:
     rows = smoke("tiers-remote")
-    for engine, there in REDIS_PROGRAM.items():
+    for engine, installed in REDIS_PROGRAM.items():
         mine = [row for row in rows if row["engine"] == engine]
-        if not there:
+        if not installed:
             assert [str(row["note"]).startswith("skipped: ") for row in mine] == [True]
             continue
         assert [row["case"] for row in mine] == ["save", "load"]

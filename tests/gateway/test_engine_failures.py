@@ -259,11 +259,11 @@ async def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection(
             waits = stack.enter_context(socket.socket())
             waits.setblocking(False)
             waits.connect_ex(silent.getsockname())
-        there = FakeEngine()
-        await stack.enter_async_context(there)
+        alive = FakeEngine()
+        await stack.enter_async_context(alive)
         dead_url = "http://{}:{}".format(*silent.getsockname())
         limits = dataclasses.replace(QUICK, connect_s=0.2, health_timeout_s=60)
-        engines = [EngineSpec(url, ("fake",)) for url in (dead_url, there.url)]
+        engines = [EngineSpec(url, ("fake",)) for url in (dead_url, alive.url)]
         site = await stack.enter_async_context(routed(limits=limits, engines=tuple(engines)))
         await site.up(1)
         (dead,) = (engine for engine in site.service.fleet if engine.url == dead_url)
@@ -271,7 +271,7 @@ async def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection(
             assert dead.passed(dead.failures)  # the engine was up shortly before
             assert (await site.completed())[0] == 200
         assert dead.failures > 0
-        assert len(there.seen) == 2
+        assert len(alive.seen) == 2
 
 
 SOON_S = 20.0  # far less than the Retry-After of the engines here

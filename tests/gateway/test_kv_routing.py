@@ -175,7 +175,7 @@ def test_a_tokenizer_counts_like_the_engines() -> None:
 
         def chat(self, conversation: Conversation) -> list[int]:
             messages = conversation.messages
-            return [7, *(token for each in messages for token in self.text(each["content"]))]
+            return [7, *(token for message in messages for token in self.text(message["content"]))]
 
     def tokens(body: bytes) -> list[int]:
         return list(parse_request("/v1/completions", body, tokenizer=Words()).tokens)

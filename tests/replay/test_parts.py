@@ -448,12 +448,12 @@ def test_reports_of_a_process_are_read_until_its_result_or_end() -> None:
     assert (index, str(error)) == (0, "gone")
 
 
-@pytest.mark.parametrize(("size", "there", "message"), [(10, 10, 0), (11, 10, 1)])
+@pytest.mark.parametrize(("size", "free", "message"), [(10, 10, 0), (11, 10, 1)])
 def test_the_pool_is_in_memory_if_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, there: int, message: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, message: int
 ) -> None:
     monkeypatch.setattr(run, "_MEMORY", tmp_path)
-    monkeypatch.setattr(run, "room", lambda path: SimpleNamespace(size=there))
+    monkeypatch.setattr(run, "room", lambda path: SimpleNamespace(size=free))
     calls: list[str] = []
     parent = run._choose_parent(size, calls.append)
     assert len(calls) == message

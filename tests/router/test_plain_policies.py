@@ -130,7 +130,7 @@ def test_candidates_in_a_table_are_the_same_candidates(
     assert table[1:] == candidates[1:]
     assert Candidates.of(table) is table
     for name in (field.name for field in dataclasses.fields(Overlap)):
-        assert table.counts(name) == [getattr(each.overlap, name) for each in candidates]
+        assert table.counts(name) == [getattr(candidate.overlap, name) for candidate in candidates]
     with pytest.raises(IndexError):
         table[len(candidates)]
 

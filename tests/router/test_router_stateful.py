@@ -328,7 +328,7 @@ class RouterMachine(RuleBasedStateMachine):
         except (NoWorkersError, WorkersOverloadedError):
             assert not well
             return
-        assert {each.worker: each.overlap for each in candidates} == {
+        assert {candidate.worker: candidate.overlap for candidate in candidates} == {
             worker: self.overlap_of(worker, self.path) for worker in well
         }
 

@@ -312,17 +312,17 @@ class Checked:
         self.decisions = 0
 
     def choose(self, query: Query, candidates: Any) -> Choice:
-        each = list(candidates)
-        for candidate in each:
+        table = list(candidates)
+        for candidate in table:
             self.compare(query, candidate)
         try:
-            index, costs, prefill_s = plain_choice(self.policy, query, each)
+            index, costs, prefill_s = plain_choice(self.policy, query, table)
         except ZeroDivisionError:  # each worker is full
             with pytest.raises(AllWorkersBusyError):
                 self.policy.choose(query, candidates)
             raise AllWorkersBusyError("all") from None
         choice = self.policy.choose(query, candidates)
-        assert choice.worker == each[index].worker
+        assert choice.worker == table[index].worker
         assert list(choice.costs) == costs
         assert choice.prefill_s == prefill_s
         self.decisions += 1

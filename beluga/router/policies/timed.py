@@ -61,8 +61,8 @@ class MinTtft(SeededPolicy):
             index = lowest(ttft_s, self.random)
             best = Estimate(*table[index].tolist())
         else:
-            each = zip(rows, fetched, strict=True)
-            estimates = [self.estimator(query, candidate, more) for candidate, more in each]
+            pairs = zip(rows, fetched, strict=True)
+            estimates = [self.estimator(query, candidate, more) for candidate, more in pairs]
             ttft_s = [estimate.ttft_s for estimate in estimates]
             index = lowest(ttft_s, self.random)
             best = estimates[index]
