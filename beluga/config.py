@@ -69,8 +69,8 @@ def settings_file() -> Path | None:
 def settings_paths() -> tuple[Path, ...]:
     """Return the default locations of beluga.toml; the first that exists is used."""
     home = os.environ.get("XDG_CONFIG_HOME")
-    mine = (Path(home) if home else _home() / ".config") / "beluga/beluga.toml"
-    return (mine, conventions.SETTINGS / "beluga.toml")
+    of_user = (Path(home) if home else _home() / ".config") / "beluga/beluga.toml"
+    return (of_user, conventions.SETTINGS / "beluga.toml")
 
 
 def copy_settings() -> dict[str, int]:
@@ -198,8 +198,8 @@ def runtime_root() -> Path:
     shared = conventions.RUNTIME_ROOT
     if os.access(shared if shared.exists() else shared.parent, os.W_OK):
         return shared
-    mine = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(mine) / "beluga" if mine else Path(f"/tmp/beluga-{os.getuid()}")  # noqa: S108
+    of_user = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(of_user) / "beluga" if of_user else Path(f"/tmp/beluga-{os.getuid()}")  # noqa: S108
 
 
 def notify_socket() -> str | None:

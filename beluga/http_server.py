@@ -230,8 +230,8 @@ class AcceptedConnection(web.RequestHandler):
                 self._body_size = size
                 self._count_head(-self._unparsed_size)
                 self._unparsed_size = 0
-        many = self._share.heads_size > HEADS_SIZE_MAX and self._head_size > HEAD_SIZE_USUAL
-        if many or self._head_size > HEAD_SIZE_MAX:
+        too_large = self._share.heads_size > HEADS_SIZE_MAX and self._head_size > HEAD_SIZE_USUAL
+        if too_large or self._head_size > HEAD_SIZE_MAX:
             log.warning("a client was disconnected because its request's head is too large")
             self.abort()
 

@@ -158,8 +158,8 @@ def read_token(path: Path) -> Token:
         with path.open("rb") as file:
             text = decode_text(file.read(_SIZE_MAX)).partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SettingsError(f"the token file {path} cannot be read: {why}") from None
+        cause = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SettingsError(f"the token file {path} cannot be read: {cause}") from None
     if len(text) < _LENGTH_MIN:
         raise SettingsError(
             f"the token in {path} has {len(text)} characters; make one of at least {_LENGTH_MIN}, "
@@ -184,10 +184,10 @@ def read_tls(text: str) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, encrypted)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        why = getattr(error, "strerror", None) or error
+        cause = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"TLS with the certificate {certificate} and the key {key} does not work ({why}); give "
-            "PEM files that belong together, with a key without a passphrase"
+            f"TLS with the certificate {certificate} and the key {key} does not work ({cause}); "
+            "give PEM files that belong together, with a key without a passphrase"
         ) from None
     return context
 

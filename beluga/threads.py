@@ -21,9 +21,9 @@ def refuse_green_threads() -> None:
     greenlets share one thread of the kernel: a loop in C on one of them blocks them all forever.
     """
     if not isinstance(threading.get_ident, BuiltinFunctionType):
-        who = threading.get_ident.__module__.partition(".")[0]
+        module = threading.get_ident.__module__.partition(".")[0]
         raise GreenThreadsError(
-            f"{who} makes greenlets of this process's threads, and Beluga needs a thread; start "
+            f"{module} makes greenlets of this process's threads, and Beluga needs a thread; start "
             "the server as a process of its own ('beluga serve'), or patch with thread=False"
         )
 

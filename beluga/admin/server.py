@@ -304,9 +304,9 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else None
+        reason = error.strerror if isinstance(error, OSError) else None
         raise AdminError(
-            f"the admin endpoint cannot have {host} port {port} ({why or error}); name another "
+            f"the admin endpoint cannot have {host} port {port} ({reason or error}); name another "
             "with --admin, or 0 for a free port"
         ) from None
 

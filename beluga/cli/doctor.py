@@ -160,5 +160,5 @@ def _verdict(findings: list[VerifyResult]) -> str:
     wrong = [f for f in findings if f.violations]
     if not wrong:
         return "holds"
-    where = ", ".join(str(f.device) for f in wrong)
-    return f"{'BROKEN' if any(f.broken for f in wrong) else 'does not hold'} on device {where}"
+    devices = ", ".join(str(f.device) for f in wrong)
+    return f"{'BROKEN' if any(f.broken for f in wrong) else 'does not hold'} on device {devices}"

@@ -236,11 +236,11 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except BadParameter as error:
-            where = self._set_in_file(ctx, error.message)
-            raise BadParameter(error.message + where, error.ctx or ctx, error.param) from None
+            setting = self._set_in_file(ctx, error.message)
+            raise BadParameter(error.message + setting, error.ctx or ctx, error.param) from None
         except BelugaError as error:
-            if where := self._set_in_file(ctx, str(error)):
-                error.args = (f"{error}{where}", *error.args[1:])
+            if setting := self._set_in_file(ctx, str(error)):
+                error.args = (f"{error}{setting}", *error.args[1:])
             raise
 
     def _set_in_file(self, ctx: Any, text: str) -> str:

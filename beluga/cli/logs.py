@@ -138,8 +138,8 @@ def _is_pipe(stream: TextIO) -> bool:
 
 def _is_shown(record: logging.LogRecord) -> bool:
     """Filter out debug messages of other packages."""
-    ours = record.name.partition(".")[0] == "beluga"
-    return ours or record.levelno >= logging.INFO
+    own = record.name.partition(".")[0] == "beluga"
+    return own or record.levelno >= logging.INFO
 
 
 class _Text(logging.Formatter):

@@ -98,8 +98,8 @@ def _run(name: str, program: str) -> NoReturn:
         status = 2 if isinstance(error, _WRONG_VALUES) else 1
         logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"), status)
     except MemoryError as error:
-        why = f" ({error})" if str(error) else ""
-        logs.fail(name, f"this machine's memory does not suffice{why}; give smaller sizes")
+        cause = f" ({error})" if str(error) else ""
+        logs.fail(name, f"this machine's memory does not suffice{cause}; give smaller sizes")
     except UnicodeError:
         logs.fail(name, "an argument has bytes that are not UTF-8; give text")
     sys.exit(0)

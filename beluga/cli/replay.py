@@ -189,11 +189,11 @@ def replay(
         engine_offload=engine_offload,
     )
     options.check()
-    requests, how = _requests(named(trace, form, rate, time_unit, block_tokens))
+    requests, reading = _requests(named(trace, form, rate, time_unit, block_tokens))
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
         result = run_replay(requests, options, note=print_note, advance=advance)
     if json:
-        print_json(asdict(result) | {"read": None if how is None else how.facts()})
+        print_json(asdict(result) | {"read": None if reading is None else reading.facts()})
     else:
         print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
@@ -225,10 +225,10 @@ def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
     """Return the requests of a trace, and how it was read, for display."""
     from beluga.simulate import trace_requests
 
-    requests, how = trace_requests(**given)
-    if how is not None:
-        print_note(f"read {how}")
-    return requests, how
+    requests, reading = trace_requests(**given)
+    if reading is not None:
+        print_note(f"read {reading}")
+    return requests, reading
 
 
 def _block_size(trace: Path | None) -> int:

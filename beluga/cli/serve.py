@@ -560,9 +560,9 @@ def serve_until_stopped(
                 return
             health.record_start()
             stat = server.stat()
-            epoch, why = stat.epoch, stat.takeover
-            text = f"took over, epoch {epoch}: {why}"
-            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=why.reason)
+            epoch, cause = stat.epoch, stat.takeover
+            text = f"took over, epoch {epoch}: {cause}"
+            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=cause.reason)
         running.start()
         if admin is not None:
             admin.claim()
@@ -579,11 +579,11 @@ def serve_until_stopped(
         server.stop()
 
 
-def _report_waiting(server: Server, manager: Manager, health: ServerHealth, why: str) -> None:
+def _report_waiting(server: Server, manager: Manager, health: ServerHealth, cause: str) -> None:
     """Report a standby as ready, after its first check of the active server."""
     server.pool.refuse_removed()
     health.record_progress(serves=False)
-    manager.ready(f"standing by: {why}" if why else "standing by")
+    manager.ready(f"standing by: {cause}" if cause else "standing by")
     manager.alive()
 
 

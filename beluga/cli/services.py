@@ -114,16 +114,16 @@ class Services:
             service.stop()
 
     def _try(self, service: RestartableService) -> None:
-        why = self._late.get(service)
+        cause = self._late.get(service)
         self._tried_s = time.monotonic()
         try:
             service.start()
         except BelugaError as error:
             self._late[service] = str(error)
-            if why != str(error):
+            if cause != str(error):
                 _logger.warning(
                     "the pool is served without a service, whose start will be retried: %s", error
                 )
             return
         if self._late.pop(service, None) is not None:
-            _logger.warning("the service has now started; before: %s", why)
+            _logger.warning("the service has now started; before: %s", cause)

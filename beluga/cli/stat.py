@@ -223,15 +223,15 @@ def _row(row: Mapping[str, Any]) -> str:
     from beluga.pool import show_size
 
     if row["host"] is None:
-        who = f"quarantined: {show_size(row['bytes'])}"
+        row_text = f"quarantined: {show_size(row['bytes'])}"
     else:
         process = "" if row["pid"] is None else f", process {row['pid']}"
         size = "its lane" if row["bytes"] is None else f"its lane and {show_size(row['bytes'])}"
-        who = (
+        row_text = (
             f"quarantined: {size} of the session on lane {row['lane']} (host {row['host']}"
             f"{process}), suspect for {_span(row['since_s'])}"
         )
-    text = f"{who}: {row['why']}. Freed by: {row['freed_by']}."
+    text = f"{row_text}: {row['why']}. Freed by: {row['freed_by']}."
     return textwrap.fill(text, min(_WIDTH, width()), subsequent_indent="  ")
 
 

@@ -421,15 +421,15 @@ def check_open_files(machine: Machine) -> Verdict:
     limit = machine.limit(resource.RLIMIT_NOFILE)
     if limit is None:
         return ok("a process may open any number of files")
-    need, why = _FILES_MIN, "a server with 64 clients and its tiers"
+    need, user = _FILES_MIN, "a server with 64 clients and its tiers"
     facts = machine.pool.facts if machine.pool.paths else None
     if isinstance(facts, PoolInspection):
         need = _FILES_OF_SERVER + _FILES_OF_CLIENT * facts.lane_count
-        why = f"a server with {facts.lane_count} clients, which this pool allows,"
+        user = f"a server with {facts.lane_count} clients, which this pool allows,"
     if limit >= need:
         return ok(f"a process may open {limit} files")
     return warning(
-        f"a process may open {limit} files; {why} needs {need}",
+        f"a process may open {limit} files; {user} needs {need}",
         f"ulimit -n {max(need, 65536)}",
     )
 
@@ -509,11 +509,11 @@ def check_devdax_access(machine: Machine) -> Verdict:
 def check_dsa_queues(machine: Machine) -> Verdict:
     """Check for a work queue of an Intel DSA."""
     root = machine.root / "sys/bus/dsa/devices"
-    why = why_no_queue(root)
-    if why is None:
+    cause = why_no_queue(root)
+    if cause is None:
         names = ", ".join(queue.name for queue in work_queues(root) if queue.fault is None)
         return ok(f"queues that programs may use: {names}")
-    text, _, fix = why.partition("; as root: ")
+    text, _, fix = cause.partition("; as root: ")
     if fix:
         return warning(text, fix)
     if "enqcmd" in machine.features:  # of CPUs with a DSA
@@ -586,11 +586,11 @@ def check_cupy(machine: Machine) -> Verdict:
         return ok("without a GPU's driver cupy is not needed")
     cuda = 13 if driver >= _CUDA13 else 12
     fix = f"pip install 'beluga-kv[cuda{cuda}]'"
-    why = machine.why_no_engine("cuda")
-    if why is None and (failed := machine.why_no_import("cupy")) is not None:
-        why = f"cupy cannot be imported ({failed})"
-    if why is not None:
-        return warning(f"{why}; without it blocks go through host memory", fix)
+    cause = machine.why_no_engine("cuda")
+    if cause is None and (failed := machine.why_no_import("cupy")) is not None:
+        cause = f"cupy cannot be imported ({failed})"
+    if cause is not None:
+        return warning(f"{cause}; without it blocks go through host memory", fix)
     name, version = next(
         ((name, version) for name in _CUPY if (version := machine.version(name)) is not None),
         ("cupy", ""),
@@ -673,9 +673,9 @@ def extra_check(extra: Extra) -> Check:
         version = machine.version(extra.distribution)
         if version is None:
             return ok(f"{extra.module} is not installed; only {extra.user}: {fix}")
-        if (why := machine.why_no_import(extra.module)) is not None:
+        if (cause := machine.why_no_import(extra.module)) is not None:
             again = f"pip install --force-reinstall {extra.distribution}"
-            return warning(f"{extra.distribution} {version} cannot be imported ({why})", again)
+            return warning(f"{extra.distribution} {version} cannot be imported ({cause})", again)
         return ok(f"{extra.distribution} {version}")
 
     return check

@@ -60,16 +60,16 @@ def error(text: str, fix: str) -> Verdict:
     return Verdict("error", text, fix)
 
 
-def unknown(why: str, fix: str) -> Verdict:
+def unknown(text: str, fix: str) -> Verdict:
     """Return the verdict of an unknown result, with the command that determines it."""
-    return warning(f"unknown: {why}", fix)
+    return warning(f"unknown: {text}", fix)
 
 
 class UndeterminedError(Exception):
     """Raised inside a check whose result cannot be determined."""
 
-    def __init__(self, why: str, fix: str) -> None:
-        super().__init__(why)
+    def __init__(self, text: str, fix: str) -> None:
+        super().__init__(text)
         self.fix = fix
 
 

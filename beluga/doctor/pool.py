@@ -166,11 +166,11 @@ def check_coherence(machine: Machine) -> Verdict:
         )
         for device in assumed
     ]
-    whose = "one host" if facts.one_host else "several hosts"
+    users = "one host" if facts.one_host else "several hosts"
     kinds = sorted({device.coherence for device in facts.devices if device.holds != "metadata"})
     first = facts.devices[0]
-    apart = f", and {first.coherence} for metadata" if first.holds == "metadata" else ""
-    return worst(verdicts, f"{' and '.join(kinds)} coherence{apart}: the pool is for {whose}")
+    metadata = f", and {first.coherence} for metadata" if first.holds == "metadata" else ""
+    return worst(verdicts, f"{' and '.join(kinds)} coherence{metadata}: the pool is for {users}")
 
 
 class _Rule(NamedTuple):
@@ -315,8 +315,8 @@ def check_runtime_dirs(machine: Machine) -> Verdict:
         except FileNotFoundError:
             continue  # the file was removed meanwhile
         except OSError as failure:
-            why = f"{path} cannot be examined ({failure.strerror})"
-            verdicts.append(unknown(why, "sudo beluga doctor"))
+            cause = f"{path} cannot be examined ({failure.strerror})"
+            verdicts.append(unknown(cause, "sudo beluga doctor"))
     if others := list(_others(machine)):
         shown = _list([str(path) for path in others])
         verdicts.append(

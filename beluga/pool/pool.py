@@ -92,12 +92,12 @@ def _in_order(members: Sequence[Member]) -> list[Member]:
         by_index[superblock.device_index] = member
     missing = [str(i) for i in range(first.geometry.device_count) if i not in by_index]
     if missing:
-        apart = first.geometry.metadata_device and 0 not in by_index
+        no_metadata = first.geometry.metadata_device and 0 not in by_index
         raise DeviceMismatchError(
             f"pool {first.pool_id[:8]} has {first.geometry.device_count} devices; "
             f"device {', '.join(missing)} (counted from 0) is not named"
             + "; device 0 is its metadata device"
-            * apart
+            * no_metadata
         )
     return [by_index[index] for index in sorted(by_index)]
 

@@ -73,11 +73,11 @@ def boot_id_error(doing: str) -> BootIdError | None:
     try:
         if len(_BOOT_ID.read_text().strip()) == 36:  # 16 bytes in hex and four dashes
             return None
-        why = "it has no id"
+        cause = "it has no id"
     except OSError as error:
-        why = str(error.strerror)
+        cause = str(error.strerror)
     return BootIdError(
-        f"{doing}: {_BOOT_ID} cannot be read ({why}); show it in this container or sandbox"
+        f"{doing}: {_BOOT_ID} cannot be read ({cause}); show it in this container or sandbox"
     )
 
 

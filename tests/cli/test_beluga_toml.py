@@ -206,15 +206,15 @@ def test_the_file_is_searched_for_in_each_config_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    mine = tmp_path / "beluga/beluga.toml"
-    mine.parent.mkdir()
-    mine.write_text("")
+    of_user = tmp_path / "beluga/beluga.toml"
+    of_user.parent.mkdir()
+    of_user.write_text("")
     result = write("")
     assert settings.find(Path("x")) == Path("x")
     assert settings.find(None) == result
     monkeypatch.delenv("BELUGA_CONFIG")
-    assert settings.find(None) == mine
-    mine.unlink()
+    assert settings.find(None) == of_user
+    of_user.unlink()
     assert settings.find(None) in (None, Path("/etc/beluga/beluga.toml"))
     monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/1/cwd/nobody may look here")
     assert settings.find(None) in (None, Path("/etc/beluga/beluga.toml"))

@@ -196,8 +196,8 @@ def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> Non
 
 def test_every_missing_key_is_listed(run: Run, pool: list[str]) -> None:
     assert "no block 'a', 'b', 'c' in that namespace" in run("rm", "a", "b", "c", *pool).stderr
-    many = run("rm", *map(str, range(7)), *pool).stderr
-    assert "no block '0', '1', '2', '3', '4' and 2 more in that namespace" in many
+    stderr = run("rm", *map(str, range(7)), *pool).stderr
+    assert "no block '0', '1', '2', '3', '4' and 2 more in that namespace" in stderr
 
 
 def test_explain_reports_an_unknown_fingerprint(run: Run, pool: list[str]) -> None:

@@ -265,14 +265,14 @@ def test_metrics_count_the_calls_of_each_handler(
     handlers = ["--handlers", "jobs:handlers"] if entry == "main" else ["jobs:handlers"]
     server = start("serve", *handlers, *pool, "--admin", "0", entry=entry, cwd=folder)
     assert server.stderr
-    where = server.stderr.readline()
+    announced = server.stderr.readline()
     assert server.stderr.readline().startswith("serving, epoch 1")
     run_command("call", "add", "1", *pool)
     run_command("call", "add", '"one"', *pool)  # not an int
     run_command("call", "shout", "hello", *pool)
     run_command("call", "nothing", *pool)
-    url = where.split("metrics at ")[1].strip()
-    assert where.startswith("page at") == (entry == "main")
+    url = announced.split("metrics at ")[1].strip()
+    assert announced.startswith("page at") == (entry == "main")
     seen = scrape(url)
     calls = {
         handler: seen.value("beluga_handler_calls_total", handler=handler)

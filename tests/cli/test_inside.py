@@ -92,8 +92,8 @@ class Server:
         self.did.append("stop")
 
     def stat(self) -> Any:
-        why = TakeoverCause(6, 0, "gone", 0.0)
-        return SimpleNamespace(epoch=7, housekeeping_count=1, takeover=why)
+        cause = TakeoverCause(6, 0, "gone", 0.0)
+        return SimpleNamespace(epoch=7, housekeeping_count=1, takeover=cause)
 
     @property
     def failure(self) -> Exception | None:

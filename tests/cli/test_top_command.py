@@ -98,13 +98,13 @@ def test_snapshots_continue_with_the_next_server(
 def test_the_terminal_is_restored_after_q_and_ctrl_c(
     pool: list[str], server: subprocess.Popen[str], end: bytes
 ) -> None:
-    ours, theirs = pty.openpty()
-    before = termios.tcgetattr(theirs)
+    screen, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
     top = subprocess.Popen(
         command("beluga.cli.main", "top", *pool, "--interval", "0.1"),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  no threads
         env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
@@ -112,18 +112,18 @@ def test_the_terminal_is_restored_after_q_and_ctrl_c(
     seen = b""
     try:
         while b"serving, epoch 1" not in seen:
-            seen += os.read(ours, 4096)
-        os.write(ours, end)
+            seen += os.read(screen, 4096)
+        os.write(screen, end)
         while b"\x1b[?1049l" not in seen:  # back to the first screen
-            seen += os.read(ours, 4096)
+            seen += os.read(screen, 4096)
         assert top.wait(timeout=20) == (0 if end == b"q" else 130)
     finally:
         top.kill()
         top.wait()
     assert b"Traceback" not in seen
-    assert termios.tcgetattr(theirs) == before
-    os.close(ours)
-    os.close(theirs)
+    assert termios.tcgetattr(terminal) == before
+    os.close(screen)
+    os.close(terminal)
 
 
 def test_the_dashboard_is_the_servers_page_or_its_own(

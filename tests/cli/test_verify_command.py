@@ -138,9 +138,9 @@ def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:
 
 def test_without_a_peer_verify_fails_with_one_line(run: Run, paths: list[str]) -> None:
     before = contents(paths)
-    alone = run("verify", *named(paths), "--peer", "--role", "a", "--timeout", 0.5)
-    assert (alone.returncode, alone.stdout) == (1, "")
-    assert alone.stderr.splitlines()[1].startswith("beluga: error: side b did not come within 0.5")
+    ended = run("verify", *named(paths), "--peer", "--role", "a", "--timeout", 0.5)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines()[1].startswith("beluga: error: side b did not come within 0.5")
     assert contents(paths) == before
 
 

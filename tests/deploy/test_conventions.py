@@ -63,7 +63,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 @pytest.mark.parametrize("root", FOLDERS, ids=str)
 def test_files_use_only_the_shared_directory(root: str) -> None:
     assert str(FOLDERS[root]) == root
-    strange = [
+    wrong = [
         f"{path.relative_to(ROOT)}: {text[match.start() : match.end() + 20]!r}"
         for path, text in texts()
         for match in re.finditer(re.escape(root), text)
@@ -71,18 +71,18 @@ def test_files_use_only_the_shared_directory(root: str) -> None:
         and not OF_A_USER.match(text, match.start())
         and not text[: match.start()].endswith(tuple("abcdefghijklmnopqrstuvwxyz"))
     ]
-    assert strange == []
+    assert wrong == []
 
 
 def test_admin_ports_match_their_component() -> None:
     servers = {0, ADMIN_PORT, STANDBY_ADMIN_PORT}
-    strange = [
+    wrong = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path, text in texts()
         for match in re.finditer(r"--admin[ =]+\"?(?:[\w.\[\]]+:)?(\d{1,5})\b", text)
         if int(match[1]) not in servers | {GATEWAY_ADMIN_PORT}
     ]
-    assert strange == []
+    assert wrong == []
 
 
 def test_the_documented_scrape_config_covers_all_units() -> None:

@@ -175,7 +175,7 @@ def folders(root: Path, **facts: Any) -> Finding:
     return finding("runtime-dirs", made(root, **facts))
 
 
-def strange(path: Path, mode: int = 0o700) -> None:
+def foreign(path: Path, mode: int = 0o700) -> None:
     """Make a directory that belongs neither to the made-up user nor to root."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
@@ -189,7 +189,7 @@ POOL_ID = "0123456789abcdef" * 2
 @pytest.mark.usefixtures("shm")
 def test_a_runtime_directory_that_another_user_has_prepared_is_an_error(tmp_path: Path) -> None:
     uid = 987654  # the owner of no pool
-    strange(tmp_path / f"tmp/beluga-{uid}", 0o777)
+    foreign(tmp_path / f"tmp/beluga-{uid}", 0o777)
     result = folders(tmp_path, uid=uid)
     assert result.level == "error"
     assert result.fix == f"sudo rm -r {tmp_path}/tmp/beluga-{uid}"
@@ -224,7 +224,7 @@ def test_a_pool_without_permission_is_reported(
 ) -> None:
     uid = 987654
     (shm / "theirs").touch()
-    strange(shm / "theirs.run", 0o700)
+    foreign(shm / "theirs.run", 0o700)
     if os.geteuid() == 0:
         os.chown(shm / "theirs", STRANGER, STRANGER)
     result = folders(tmp_path, uid=uid)
@@ -245,10 +245,10 @@ def test_the_given_directory_is_searched(tmp_path: Path, monkeypatch: pytest.Mon
     given.touch()
     assert folders(tmp_path).level == "error"
     given.unlink()
-    strange(given, 0o700)
+    foreign(given, 0o700)
     assert folders(tmp_path, uid=987654).level == "warning", "it is closed to this user"
     given.chmod(0o777)
-    strange(given / POOL_ID, 0o777)
+    foreign(given / POOL_ID, 0o777)
     assert folders(tmp_path, uid=987654).level == "ok", "its users are trusted"
 
 

@@ -217,8 +217,8 @@ def test_a_sparse_pool_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_files_that_a_servers_clients_need_are_counted(root: Path, paths: list[Path]) -> None:
-    few = made(root, pool=PoolLook(tuple(paths)), limit=lambda kind: 256 + 2 * LANES - 1)
-    assert f"with {LANES} clients" in finding("open-files", few).text
+    limited = made(root, pool=PoolLook(tuple(paths)), limit=lambda kind: 256 + 2 * LANES - 1)
+    assert f"with {LANES} clients" in finding("open-files", limited).text
     enough = made(root, pool=PoolLook(tuple(paths)), limit=lambda kind: 256 + 2 * LANES)
     assert finding("open-files", enough).level == "ok"
 

@@ -113,8 +113,8 @@ class Follower:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    async def _make(self, where: str, block_size: int, token: Token | None) -> PoolListener:
-        return PoolListener(self.indexer, where, block_size=block_size, token=token)
+    async def _make(self, endpoint: str, block_size: int, token: Token | None) -> PoolListener:
+        return PoolListener(self.indexer, endpoint, block_size=block_size, token=token)
 
     def __enter__(self) -> Follower:
         return self

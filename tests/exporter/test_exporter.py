@@ -147,24 +147,24 @@ def test_a_successor_counts_the_blocks_that_it_takes_over(pool: Pool) -> None:
 
 
 def test_tenants_beyond_the_table_are_counted_together(shm: Path) -> None:
-    many = 4000
-    options = {"device_size": 64 << 20, "sparse": True, "max_blocks": many}
+    count = 4000
+    options = {"device_size": 64 << 20, "sparse": True, "max_blocks": count}
     with (
         Pool.create([shm / "many"], **options) as pool,
         IndexServer(pool) as server,
         KVCache(pool, namespace="a") as cache,
     ):
-        for length in range(64, 64 + many):
+        for length in range(64, 64 + count):
             assert cache.put(names(1, start=length), payload(1, length)).stored == 1
         crowded = server.tenants()
-        cache.remove(names(many, start=64))
+        cache.remove(names(count, start=64))
         emptied = server.tenants()
         cache.put(names(1, start=9999), payload(1, 9999))
         again = server.tenants()
-    assert sum(tenant.block_count for tenant in crowded) == many
+    assert sum(tenant.block_count for tenant in crowded) == count
     assert crowded[0].length == 0  # the rest
     assert 256 < len(crowded) <= 513
-    assert crowded[0].block_count == many - (len(crowded) - 1)
+    assert crowded[0].block_count == count - (len(crowded) - 1)
     assert not any(tenant.block_count for tenant in emptied)
     assert [tenant.length for tenant in again if tenant.block_count] == [9999]
 

@@ -182,11 +182,11 @@ def site(start: Start, folder: Path, endpoints: tuple[str, str]) -> Iterator[Sit
             *("serve", "--pool", paths[0], "--pool", paths[1], "--admin", 0, "--json"),
             *("--events", endpoints[0], "--events-replay", endpoints[1]),
         )
-        started, where, _ = _line(gateway), _line(server), _line(server)
+        started, serving, _ = _line(gateway), _line(server), _line(server)
         listeners = (
             Listener("clients", _address(started["url"]), gateway, "/health", "/v1/large"),
             Listener("operators", _address(started["admin"]), gateway, "/workers", "/alerts"),
-            Listener("admin port", _address(where["url"]), server, "/healthz", "/"),
+            Listener("admin port", _address(serving["url"]), server, "/healthz", "/"),
             Listener("local socket", runtime / "admin.sock", server, "/healthz", "/"),
         )
         served = Site(

@@ -192,7 +192,7 @@ JSON = "Content-Type: application/json"
 
 
 @contextmanager
-def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[socket.socket]]:
+def crowd(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[socket.socket]]:
     """Keep connections open that have sent this and wait. Those that the listener closes are opened
     again.
     """
@@ -261,7 +261,7 @@ SLOW: dict[str, Callable[[Listener], bytes]] = {
 
 @pytest.mark.parametrize("how", SLOW)
 def test_stalled_clients_do_not_block_others(listener: Listener, how: str) -> None:
-    with many(listener, SLOW[how](listener)):
+    with crowd(listener, SLOW[how](listener)):
         answers_meanwhile(listener)
 
 
@@ -274,7 +274,7 @@ def test_slow_clients_do_not_block_others(listener: Listener) -> None:
                 with suppress(OSError):
                     peer.send(b"X")
 
-    with many(listener, b"GET / HTTP/1.1\r\nX-A: ", 60) as peers:
+    with crowd(listener, b"GET / HTTP/1.1\r\nX-A: ", 60) as peers:
         thread = threading.Thread(target=drip, args=(peers,))
         thread.start()
         try:
@@ -288,14 +288,14 @@ def test_slow_clients_do_not_block_others(listener: Listener) -> None:
 def test_clients_that_do_not_read_do_not_block_others(served: Site, listener: Listener) -> None:
     served.engine.chunks = 1 << 20
     head = f"GET {listener.large} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-    with many(listener, head * 200):
+    with crowd(listener, head * 200):
         answers_meanwhile(listener)
 
 
 def test_incomplete_bodies_do_not_block_requests(served: Site) -> None:
     """The process has few descriptors, and --body-wait gives these clients 120 s to continue."""
     clients = served.http["clients"]
-    with many(clients, half_body(clients)):
+    with crowd(clients, half_body(clients)):
         for _ in range(5):
             status, _, _ = clients.request(
                 *("POST", "/v1/completions", b'{"model": "m", "prompt": "a"}'),

@@ -197,13 +197,13 @@ def test_a_token_is_required_and_never_printed(start: Start, shm: Path) -> None:
             *("--admin-token", shm / "token"),
         )
         result = json.loads(gateway.stdout.readline())
-        where = json.loads(server.stdout.readline())
+        serving = json.loads(server.stdout.readline())
         listeners = (
             Listener(
                 "operators", ("127.0.0.1", int(result["admin"].rpartition(":")[2])), gateway, ""
             ),
             Listener(
-                *("admin port", ("127.0.0.1", int(where["url"].rstrip("/").rpartition(":")[2]))),
+                *("admin port", ("127.0.0.1", int(serving["url"].rstrip("/").rpartition(":")[2]))),
                 *(server, ""),
             ),
         )
@@ -249,11 +249,11 @@ def test_both_servers_support_tls(start: Start, shm: Path) -> None:
             *("--tls", pair),
         )
         server = start(*("serve", "--pool", shm / "a", "--admin", 0, "--json", "--admin-tls", pair))
-        result, where = json.loads(gateway.stdout.readline()), json.loads(server.stdout.readline())
+        result, ready = json.loads(gateway.stdout.readline()), json.loads(server.stdout.readline())
         for url in (
             f"{result['url']}/health",
             f"{result['admin']}/workers",
-            f"{where['url']}healthz",
+            f"{ready['url']}healthz",
         ):
             assert url.startswith("https://127.0.0.1:")
             silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")

@@ -124,8 +124,8 @@ def test_all_host_names_are_accepted_if_configured() -> None:
     assert "evil.example" in KnownHosts("127.0.0.1", ["*"])
     assert "gateway:80" in KnownHosts("127.0.0.1", single_labels=True)
     assert "my_gateway-1" in KnownHosts("127.0.0.1", single_labels=True)
-    for odd in ("ai.", "ai.:80", "a@b", "a:b", "a b", "", "\N{CYRILLIC SMALL LETTER O}", "a" * 64):
-        assert odd not in KnownHosts("127.0.0.1", single_labels=True)
+    for host in ("ai.", "ai.:80", "a@b", "a:b", "a b", "", "\N{CYRILLIC SMALL LETTER O}", "a" * 64):
+        assert host not in KnownHosts("127.0.0.1", single_labels=True)
     assert "localhost." in KnownHosts("127.0.0.1", single_labels=True)
     assert "127.0.0.1." in KnownHosts("127.0.0.1")
     assert "evil.example" not in KnownHosts("127.0.0.1", single_labels=True)

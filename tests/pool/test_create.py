@@ -274,9 +274,9 @@ def test_small_filesystem_is_not_overfilled(small_tmpfs: Path) -> None:
 
 
 def test_size_of_new_files_fits_the_room(shm: Path) -> None:
-    there = room(shm).size
+    free = room(shm).size
     with Pool.create([shm / "a", shm / "b"], sparse=True) as pool:
-        assert 2 * pool.geometry.device_size <= there
+        assert 2 * pool.geometry.device_size <= free
 
 
 @pytest.mark.parametrize("size", [3 * MIB, 2 * MIB, 0, -4 * MIB])

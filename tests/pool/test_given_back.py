@@ -193,17 +193,17 @@ def test_other_pools_in_a_file_are_found_wherever_they_lie(shm: Path) -> None:
 def test_a_pool_without_settings_has_the_defaults(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wished: list[NewPoolSettings] = []
+    settings_made: list[NewPoolSettings] = []
 
     def create(names: list[Path], settings: NewPoolSettings, **_: object) -> Any:
-        wished.append(settings)
+        settings_made.append(settings)
         return creation.create(names, NewPoolSettings(sparse=True, force=True))
 
     monkeypatch.setattr("beluga.pool.pool.create", create)
     with Pool.create(paths) as pool:
         assert pool.geometry.interleaved
-    assert wished == [NewPoolSettings()]
-    assert not (wished[0].sparse or wished[0].force)
+    assert settings_made == [NewPoolSettings()]
+    assert not (settings_made[0].sparse or settings_made[0].force)
 
 
 def test_the_emulated_pool_has_two_files_of_its_user() -> None:

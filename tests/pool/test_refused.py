@@ -125,15 +125,15 @@ def test_a_device_has_the_requested_size(tmp_path: Path) -> None:
 
 
 def test_a_device_has_its_own_size_in_stripes(tmp_path: Path) -> None:
-    odd, new = file_of(tmp_path, "odd", 9 * MIB), file_of(tmp_path, "new", 0)
-    assert creation._choose_size([odd, new], None) == 8 * MIB
+    partial, new = file_of(tmp_path, "odd", 9 * MIB), file_of(tmp_path, "new", 0)
+    assert creation._choose_size([partial, new], None) == 8 * MIB
     assert creation._choose_size([file_of(tmp_path, "least", 4 * MIB)], None) == 4 * MIB
     with refused(NoRoomError, "at least 4 MiB"):
         creation._choose_size([file_of(tmp_path, "less", 3 * MIB)], None)
     with refused(NoRoomError, "at least 4 MiB"):
         creation._choose_size([file_of(tmp_path, "byte", 1)], None)
     with refused(DeviceMismatchError, "different sizes"):
-        creation._choose_size([odd, file_of(tmp_path, "other", 12 * MIB)], None)
+        creation._choose_size([partial, file_of(tmp_path, "other", 12 * MIB)], None)
 
 
 @pytest.mark.parametrize(

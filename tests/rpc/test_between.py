@@ -105,10 +105,10 @@ def test_at_exit_a_session_that_a_thread_uses_is_left_alone(
 
 
 def test_a_pool_that_closes_ends_its_clients(pool: Pool, server: Server, paths: list[Path]) -> None:
-    mine = Pool.open(paths)
-    client = Client(mine)
+    own_pool = Pool.open(paths)
+    client = Client(own_pool)
     assert server.stat().live_count == 1
-    mine.close()
+    own_pool.close()
     with pytest.raises(RpcError, match="closed"):
         client.ping()
     assert eventually(lambda: server.stat().live_count == 0)

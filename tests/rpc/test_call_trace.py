@@ -96,15 +96,15 @@ def test_calls_are_filtered_by_time_method_and_session(pool: Pool) -> None:
 
 
 def test_the_ring_wraps_around(pool: Pool) -> None:
-    many = lib.BL_TRACE_ENTRIES + 100
+    count = lib.BL_TRACE_ENTRIES + 100
     with IndexServer(pool), Client(pool) as client:
-        requests = ffi.new("uint8_t[]", many * 8)
-        pump = ffi.new("bl_pump *", {"requests": requests, "count": many, "size": 8, "depth": 16})
+        requests = ffi.new("uint8_t[]", count * 8)
+        pump = ffi.new("bl_pump *", {"requests": requests, "count": count, "size": 8, "depth": 16})
         with client.lock:
             assert lib.bl_session_pump(client.session, pump, 60 * 10**9) == 0
         trace = read(pool)
     assert trace.count == lib.BL_TRACE_ENTRIES
-    assert [call.sequence for call in trace.calls(last=1)] == [many]
+    assert [call.sequence for call in trace.calls(last=1)] == [count]
     assert trace.calls()[0].sequence == 101
 
 

@@ -232,7 +232,7 @@ def test_a_forked_child_attaches_with_its_own_session(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
     def attach() -> str:
-        with Pool.open(paths) as mine, Client(mine) as client:
+        with Pool.open(paths) as own_pool, Client(own_pool) as client:
             return client.call(METHOD_USER, b"a session of my own").decode()
 
     with Client(pool) as client:

@@ -73,8 +73,8 @@ class FaultyEngine:
                 data[int(request["length"]) // 2] ^= 4
         length = int(request["length"])
         if request["result"] == 0 and length:
-            right = crc32c(data[:length], int(request["seed"])) == request["crc"]
-            request["result"] = 0 if right else -errno.EBADMSG
+            intact = crc32c(data[:length], int(request["seed"])) == request["crc"]
+            request["result"] = 0 if intact else -errno.EBADMSG
 
     def write(self, requests: Requests) -> None:
         self.writes += len(requests)
@@ -83,24 +83,24 @@ class FaultyEngine:
         untouched = requests[~touched]
         self.inner.write(untouched)
         requests[~touched] = untouched
-        mine = requests[touched]
+        faulty = requests[touched]
         if self.write_error:
-            mine["result"] = -self.write_error
+            faulty["result"] = -self.write_error
         elif self.short:
-            mine["size"] //= 2
-            self.inner.write(mine)
-            mine["result"] = -errno.ENODATA
+            faulty["size"] //= 2
+            self.inner.write(faulty)
+            faulty["result"] = -errno.ENODATA
         elif not self.drop:
-            mine["offset"] += self.misplace
-            self.inner.write(mine)
+            faulty["offset"] += self.misplace
+            self.inner.write(faulty)
         else:
-            mine["result"] = 0
-        for request in mine:
+            faulty["result"] = 0
+        for request in faulty:
             if source := int(request["source"]):
                 data = memory_of(source, int(request["length"]))
                 request["crc"] = crc32c(data, int(request["seed"]))
         for name in ("crc", "result"):
-            requests[name][touched] = mine[name]
+            requests[name][touched] = faulty[name]
 
     def sync(self) -> int:
         self._pass("sync")

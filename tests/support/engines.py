@@ -250,8 +250,8 @@ def _link(name: str, pool: Pool) -> Link:
     """Pieces of 4 KiB, as fast as this machine."""
     speed = Speed(1 << 40)
     settings = LinkSettings(read=speed, write=speed, device=speed, piece_size=4096)
-    where = pool.devices[0].path.parent
-    return Link(f"conformance-{name}-{os.getpid()}", settings, pool=pool, directory=where)
+    folder = pool.devices[0].path.parent
+    return Link(f"conformance-{name}-{os.getpid()}", settings, pool=pool, directory=folder)
 
 
 def _scheduled(engine: CopyEngine, pool: Pool) -> CopyEngine:

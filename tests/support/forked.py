@@ -86,7 +86,7 @@ class Fork(subprocess.Popen[str]):
 
     def _execute_child(self, args: list[str], *more: Any) -> None:
         cwd, environment, pipes = more[4], more[5], more[9:15]
-        self._status, theirs = os.pipe()
+        self._status, child_end = os.pipe()
         request = {
             "code": self._code,
             "argv": ["-c", *args[3:]],
@@ -95,9 +95,9 @@ class Fork(subprocess.Popen[str]):
         }
         try:
             error = 2 if pipes[5] == -1 else pipes[5]
-            self.pid = self._server.fork(request, [pipes[0], pipes[3], error, theirs])
+            self.pid = self._server.fork(request, [pipes[0], pipes[3], error, child_end])
         finally:
-            os.close(theirs)
+            os.close(child_end)
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -121,11 +121,11 @@ class Server:
     """The process that is copied."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, __file__, str(child_end.fileno())],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.PIPE,  # a command's streams are of this kind, too
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -14,8 +14,8 @@ def leftovers(name: str, pid: int | None = None) -> set[Path]:
     """Return the unused folders that ``scratch_folder(name, SHM)`` has made. ``pid`` excludes those
     of other processes, which may end at any time.
     """
-    mine = "*" if pid is None else f"{pid}-*"
-    return {path for path in SHM.glob(f"beluga-{name}-{mine}") if not _in_use(path)}
+    pattern = "*" if pid is None else f"{pid}-*"
+    return {path for path in SHM.glob(f"beluga-{name}-{pattern}") if not _in_use(path)}
 
 
 def _in_use(folder: Path) -> bool:
