@@ -145,7 +145,8 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
     """
     directory = runtime_dir_of(pool)
     serving = _serving(directory)
-    holders = [(lock, pid) for lock in _locks(directory) if (pid := _holder(lock)) is not None]
+    locks = [directory / f"{name}.pid" for name in reversed(_NAMES)]  # the standby's first
+    holders = [(lock, pid) for lock in locks if (pid := _holder(lock)) is not None]
     if not holders:
         raise NoServerError("no server was started here with --detach; " + _how_to_stop(directory))
     # The server comes last, so that no standby takes over
@@ -157,11 +158,6 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
     if json:
         pids = [pid for _, pid in holders]
         print_json({"stopped": pids[-1], **({"standby": pids[0]} if len(pids) > 1 else {})})
-
-
-def _locks(directory: Path) -> list[Path]:
-    """Return the lock files, the standby's first."""
-    return [directory / f"{name}.pid" for name in reversed(_NAMES)]
 
 
 def _serving(directory: Path) -> int | None:

@@ -104,7 +104,9 @@ class _Value(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         words, parser = self.details.words, self.details.parser
         if words and value not in words:
-            self.fail(f"is {value!r}; give {_either(words)}")
+            *others, last = words
+            choices = f"{', '.join(others)} or {last}" if others else last
+            self.fail(f"is {value!r}; give {choices}")
         return parser(value) if parser is not None else value
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
@@ -375,10 +377,6 @@ def suggest(name: str, names: Iterable[str]) -> str:
     plain = {text.strip("[]").replace("-", "_"): text for text in names}
     close = difflib.get_close_matches(name.replace("-", "_"), plain, 1)
     return f"; did you mean {plain[close[0]]}?" if close else ""
-
-
-def _either(words: Sequence[str]) -> str:
-    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 def command_of(name: str, target: str) -> Command:

@@ -266,7 +266,9 @@ def gateway(
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,
         callers=service.Callers.read(*callers),
-        **_tokens(tokenizer, chat_template, trust_request_chat_template),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        trust_request_chat_template=trust_request_chat_template,
         block_size=block_size,
         index_ranks=index_ranks,
         seed=seed,
@@ -292,14 +294,6 @@ def _checked_policy(text: str) -> str:
 
     with as_bad_policy():
         return read_policy(text)
-
-
-def _tokens(tokenizer: Path | None, template: Path | None, trusts: bool) -> dict[str, object]:
-    return {
-        "tokenizer": tokenizer,
-        "chat_template": template,
-        "trust_request_chat_template": trusts,
-    }
 
 
 def _advice(

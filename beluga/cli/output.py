@@ -110,7 +110,8 @@ def print_table(
     columns = list(legend) if columns is None else list(columns)
     if unknown := {*columns, *spare} - set(legend):
         raise KeyError(f"the legend lacks {', '.join(sorted(unknown))}")
-    room, shown = _room(), columns
+    room: float = shutil.get_terminal_size((0, 0)).columns or math.inf  # a pipe has no limit
+    shown = columns
     if not wide:
         shown = _fitting(columns, rows, spare, room)
     width = _width_min(columns, shown, rows)
@@ -179,11 +180,6 @@ def _console(width: int | None = None) -> Console:
     from rich.console import Console
 
     return Console(width=width or _width(), markup=False)
-
-
-def _room() -> float:
-    """Return the width of the terminal, or COLUMNS. A pipe has no limit."""
-    return shutil.get_terminal_size((0, 0)).columns or math.inf
 
 
 def _width() -> int:

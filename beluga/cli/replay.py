@@ -169,13 +169,17 @@ def replay(
     from beluga.replay import ReplayOptions
     from beluga.replay import replay as run_replay
 
-    _refuse_without_engine(engine_offload, engine_blocks)
+    if engine_offload != _ENGINE_OFFLOAD and not engine_blocks:
+        raise BadParameter(
+            f"--engine-offload {engine_offload} needs engines with memory; give --engine-blocks"
+        )
     _check_tiers(disk, disk_bytes, remote)
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
+    usual_size = 4096 if trace else _DEFAULT_BLOCK_SIZE
     options = ReplayOptions(
         client_count=clients,
-        block_size=_block_size(trace) if block_bytes is None else block_bytes,
+        block_size=usual_size if block_bytes is None else block_bytes,
         pool_size=pool_bytes,
         speed=speed,
         compare=compare,
@@ -203,13 +207,6 @@ def replay(
         )
 
 
-def _refuse_without_engine(engine_offload: str, engine_blocks: int) -> None:
-    if engine_offload != _ENGINE_OFFLOAD and not engine_blocks:
-        raise BadParameter(
-            f"--engine-offload {engine_offload} needs engines with memory; give --engine-blocks"
-        )
-
-
 def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | None) -> None:
     """Check disks and stores before reading the trace."""
     from beluga.tiers import TierSettings
@@ -229,10 +226,6 @@ def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
     if reading is not None:
         print_note(f"read {reading}")
     return requests, reading
-
-
-def _block_size(trace: Path | None) -> int:
-    return 4096 if trace else _DEFAULT_BLOCK_SIZE
 
 
 def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:

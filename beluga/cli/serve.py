@@ -303,7 +303,8 @@ def serve(
     """
     silent_s = _silence(silent, stands_by=standby, watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
-    forgotten = _forgotten(forget_tier or (), tiers)
+    with as_bad_value(TierError):
+        forgotten = tiers.others(forget_tier or ())  # stored names of tiers to abandon
     secured = secured_endpoint(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form, events_token)
     quota = _quota(quota_grants, quota_pins, quota_bytes, quota_calls)
@@ -318,7 +319,8 @@ def serve(
     with open_pool(pool) as opened:
         while True:
             server = make(opened, declared_gone=declare_gone)
-            _give_up(server, forgotten)
+            for name in forgotten:
+                server.give_up_tier(name)
             register(server)
             services = _services(server, opened, tiers, published, host, patient=bool(silent_s))
             health, routes = _routes(server, opened, services)
@@ -387,18 +389,6 @@ def _part(percent: str) -> float | None:
     """Return a part from a text such as 30%, or None."""
     number = percent.strip().removesuffix("%").strip()
     return float(number) / 100 if _PERCENT.fullmatch(number) else None
-
-
-def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:
-    """Return the stored names of the tiers that the pool should abandon."""
-    with as_bad_value(TierError):
-        return tiers.others(names)
-
-
-def _give_up(server: IndexServer, tiers: Sequence[str]) -> None:
-    """Abandon tiers, by their stored names."""
-    for name in tiers:
-        server.give_up_tier(name)
 
 
 def _registering(target: str, threads: int) -> Callable[[Server], None]:

@@ -121,12 +121,9 @@ def _summary(
         "quarantined": show_size(index.held_bytes) if index.held_bytes else "nothing",
     }
     if index.retired_stripe_count:
-        facts["retired"] = show_size(_retired(index))
+        stripe_size = index.data_bytes // max(1, index.stripe_count)
+        facts["retired"] = show_size(index.retired_stripe_count * stripe_size)
     return facts
-
-
-def _retired(index: IndexStat) -> int:
-    return index.retired_stripe_count * (index.data_bytes // max(1, index.stripe_count))
 
 
 def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:

@@ -191,11 +191,6 @@ def _pat(text: str) -> Iterator[_Range]:
         yield _Range(int(first, 16), int(end, 16), _TYPES.get(kind, kind))
 
 
-def _kinds(first: int, end: int, ranges: list[_Range]) -> set[str]:
-    """Return how the ranges that overlap [first, end) are cached."""
-    return {each.kind for each in ranges if each.first < end and first < each.end}
-
-
 def _policy_of(machine: Machine) -> policy.PlatformPolicy | Verdict:
     try:
         return policy.probe(cpuinfo=machine.root / "proc/cpuinfo")
@@ -239,7 +234,8 @@ def _evaluate_type(machine: Machine, name: str, ranges: list[_Range], platform: 
     try:
         start = machine.read(f"{entry}/resource")
         first = int(start, 16)
-        kinds = _kinds(first, first + machine.number(f"{entry}/size"), ranges)
+        end = first + machine.number(f"{entry}/size")
+        kinds = {each.kind for each in ranges if each.first < end and first < each.end}
     except ValueError:
         return unknown(f"/{entry}/resource is not an address", f"cat /{entry}/resource")
     except UndeterminedError as failure:

@@ -140,11 +140,6 @@ def scraped(machine: Booted) -> list[str]:
     return answer.stdout.splitlines()
 
 
-def judged(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
-    """Return what doctor found, by check."""
-    return {finding["name"]: finding for finding in json.loads(run.stdout)}
-
-
 @pytest.mark.slow
 def test_units_monitoring_and_doctor_are_consistent_for_two_users_after_a_failover(
     booted: Booted,
@@ -167,7 +162,8 @@ def test_units_monitoring_and_doctor_are_consistent_for_two_users_after_a_failov
 
     # `doctor` finds the same pool, runtime directory and server for both users.
     for user in (1234, 1235):
-        findings = judged(booted.as_engine("doctor", "--json", user=user))
+        report = json.loads(booted.as_engine("doctor", "--json", user=user).stdout)
+        findings = {finding["name"]: finding for finding in report}
         for check in ("pool-server", "runtime-dirs", "pool-superblocks"):
             assert findings[check]["level"] == "ok", findings[check]
 
