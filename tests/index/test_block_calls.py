@@ -44,14 +44,6 @@ def test_a_granted_key_is_pending_for_all_clients(attach: Attach) -> None:
     assert states(other.reserve(keys([1]), length=MIB)) == ["HIT"]
 
 
-def test_a_pending_key_can_be_granted_after_the_abort(attach: Attach) -> None:
-    writer, other = attach(), attach()
-    grants = writer.reserve(keys([1]), length=MIB)
-    assert writer.abort(grants) == 1
-    assert other.lookup(keys([1])).state is BlockState.MISS
-    assert states(other.reserve(keys([1]), length=MIB)) == ["GRANTED"]
-
-
 def test_a_key_twice_in_one_call_is_granted_once(index: IndexClient) -> None:
     assert states(index.reserve(keys([1, 1, 2]), length=MIB)) == ["GRANTED", "PENDING", "GRANTED"]
 
@@ -70,27 +62,22 @@ def test_only_a_sessions_own_grants_can_be_committed_or_aborted(attach: Attach) 
     assert writer.abort(grants) == 1
     assert writer.abort(grants) == 0
     assert writer.commit(grants) == [-lib.BL_ERROR_NO_GRANT]
+    assert other.lookup(keys([1])).state is BlockState.MISS
+    assert states(other.reserve(keys([1]), length=MIB)) == ["GRANTED"]
 
 
-def test_an_old_grant_of_reused_space_is_invalid(attach: Attach) -> None:
-    first, second = attach(), attach()
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_an_old_grant_of_reused_space_is_invalid(attach: Attach, sessions: int) -> None:
+    first = attach()
+    second = attach() if sessions == 2 else first
     (old,) = first.reserve(keys([1]), length=MIB)
     first.abort([old])
     (new,) = second.reserve(keys([1]), length=MIB)
     assert (new.block, new.offset) == (old.block, old.offset)
     assert new.generation > old.generation
+    assert first.abort([old]) == 0
     assert first.commit([old]) == [-lib.BL_ERROR_NO_GRANT]
     assert second.commit([new]) == [0]
-
-
-def test_a_session_cannot_commit_an_expired_grant(index: IndexClient) -> None:
-    (old,) = index.reserve(keys([1]), length=MIB)
-    index.abort([old])
-    (new,) = index.reserve(keys([1]), length=MIB)
-    assert (new.block, new.offset) == (old.block, old.offset)
-    assert index.abort([old]) == 0
-    assert index.commit([old]) == [-lib.BL_ERROR_NO_GRANT]
-    assert index.commit([new]) == [0]
 
 
 def test_lookup_returns_the_leading_hits(index: IndexClient) -> None:
@@ -298,7 +285,5 @@ def test_each_policy_evicts_unused_chains_before_a_used_one(pool: Pool, eviction
 
 
 def test_an_unknown_policy_is_refused(pool: Pool) -> None:
-    with pytest.raises(
-        ValueError, match="there is no eviction policy 'x'; choose one of lru, s3fifo, cost"
-    ):
+    with pytest.raises(ValueError, match=r"no eviction policy 'x'; choose one of lru, s3fifo$"):
         IndexServer(pool, eviction="x")

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +59,11 @@ def half(pool: Pool) -> int:
     return check_pool(pool).half
 
 
+def line_of(pool: Pool, block: int) -> int:
+    """Return the offset of a block's name in the valid half."""
+    return pool.geometry.name_offset + (half(pool) * pool.geometry.block_count_max + block) * LINE
+
+
 def test_a_chain_returns_its_names() -> None:
     names = named(range(3), parent_hash=7, rank=1, rank_count=2)
     assert names["parent_hash"].tolist() == [7, 1000, 1001]
@@ -97,7 +104,7 @@ def test_a_name_of_another_generation_is_not_read(pool: Pool, server: IndexServe
         put(cache, range(3), named(range(3)))
     row = read_names(pool, half(pool))[1]
     block = int(row["block"])
-    offset = pool.geometry.name_offset + (half(pool) * pool.geometry.block_count_max + block) * LINE
+    offset = line_of(pool, block)
     line = (int(row["generation"]) + 1).to_bytes(8, "little") + read(pool, offset)[8:60] + bytes(4)
     write(pool, offset, line[:60] + line_hash(line, block).to_bytes(4, "little"))
     assert block not in read_names(pool, half(pool))["block"]
@@ -114,22 +121,13 @@ def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: IndexServer
         head = ffi.new("bl_block_request *", {"count": 1, "flags": lib.BL_COMMIT_NAMED})
         commit = ffi.new(
             "bl_named_commit *",
-            {
-                "commit": {
-                    "key": grant.key,
-                    "generation": grant.generation,
-                    "block": grant.block,
-                },
-                "name": name,
-            },
+            {"commit": (grant.key, grant.generation, grant.block), "name": name},
         )
         request = bytes(ffi.buffer(head)) + bytes(ffi.buffer(commit))
         client.call(lib.BL_METHOD_COMMIT, request)
         before = read_names(pool, half(pool))
         assert hashes(before) == [1000]
-        offset = pool.geometry.name_offset
-        offset += (half(pool) * pool.geometry.block_count_max + grant.block) * 64
-        ffi.memmove(lib.bl_pool_address(pool.handle, offset), bytes(64), 64)
+        write(pool, line_of(pool, grant.block), bytes(LINE))
         assert len(read_names(pool, half(pool))) == 0
         client.call(lib.BL_METHOD_COMMIT, request)
     assert np.array_equal(read_names(pool, half(pool)), before)
@@ -163,10 +161,16 @@ def test_a_name_of_two_epochs_ago_is_not_found(pool: Pool, paths: list[Path]) ->
     assert len(read_names(pool, half(pool))) == 0
 
 
-def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
+@contextmanager
+def journaling(pool: Pool, capacity: int) -> Iterator[tuple[IndexServer, KVCache]]:
     server = IndexServer(pool)
-    server.attach_journal(100)
+    server.attach_journal(capacity)
     with server, KVCache(pool, namespace="named") as cache:
+        yield server, cache
+
+
+def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
+    with journaling(pool, 100) as (server, cache):
         put(cache, range(4), named(range(4)))
         put(cache, range(4, 8), None)
         cache.remove([digest(number) for number in (1, 5, 2)])
@@ -181,9 +185,7 @@ def test_the_journal_has_only_named_blocks(pool: Pool) -> None:
 
 
 def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:
-    server = IndexServer(pool)
-    server.attach_journal(10_000)
-    with server, KVCache(pool, namespace="named") as cache:
+    with journaling(pool, 10_000) as (server, cache):
         put(cache, range(2), named(range(2)))
         pins = cache.pin([digest(0)])
         cache.remove([digest(0)])
@@ -203,9 +205,7 @@ def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:
 
 
 def test_changes_beyond_the_journal_are_counted(pool: Pool) -> None:
-    server = IndexServer(pool)
-    server.attach_journal(8)
-    with server, KVCache(pool, namespace="named") as cache:
+    with journaling(pool, 8) as (server, cache):
         put(cache, range(11), named(range(11)))
         assert server.take_changes(0)[1] == 3
         changes, lost = server.take_changes(100)
@@ -247,10 +247,10 @@ def test_a_damaged_name_is_found_and_repaired(pool: Pool, paths: list[Path]) -> 
             put(cache, range(3), named(range(3)))
         row = read_names(pool, half(pool))[1]
         server.end()
-    offset = pool.geometry.name_offset
-    offset += (half(pool) * pool.geometry.block_count_max + int(row["block"])) * 64
-    address = ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))
-    address[20] ^= 1
+    offset = line_of(pool, int(row["block"]))
+    line = bytearray(read(pool, offset))
+    line[20] ^= 1
+    write(pool, offset, bytes(line))
     assert [text.split()[0] for text in check_pool(pool).findings] == ["name-damaged"]
     assert len(read_names(pool, half(pool))) == 2
     acts, report = repair_pool(pool)

@@ -956,7 +956,7 @@ TESTED: Conditions = {
             "tests/index/test_index_calls.py::test_a_block_number_of_another_session_has_no_effect"
         ),
         ("index->blocks[commit->block].generation != commit->generation", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_session_cannot_commit_an_expired_grant"
+            "tests/index/test_block_calls.py::test_an_old_grant_of_reused_space_is_invalid"
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
@@ -967,7 +967,7 @@ TESTED: Conditions = {
             "tests/index/test_names.py::test_the_journal_has_only_named_blocks"
         ),
         ("block == NULL", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_session_cannot_commit_an_expired_grant"
+            "tests/index/test_block_calls.py::test_an_old_grant_of_reused_space_is_invalid"
         ),
         ("block->lane != lane", 0, "false"): (
             "tests/index/test_block_calls.py::test_only_a_sessions_own_grants_can_be_committed_or"

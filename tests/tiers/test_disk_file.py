@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,10 @@ LENGTH = 60_000  # extents of one stripe, so that those before an end stay whole
 NUMBERS = range(150)
 
 
+def opened(path: Path, size: int = SIZE) -> closing[DiskTier]:
+    return closing(DiskTier(path, size))
+
+
 def fill(tier: DiskTier | SpreadTier) -> None:
     assert tier.save(records_of(NUMBERS, LENGTH), payload_of(NUMBERS, LENGTH)).all()
 
@@ -42,14 +47,10 @@ def stored(tier: DiskTier | SpreadTier) -> list[int]:
 # ---- What is formatted
 
 
-def zeros_first() -> bytes:
-    return bytes(4096) + b"a disk image" * 4000
-
-
 @pytest.mark.parametrize("where", ["file", "folder"])
 @pytest.mark.parametrize(
     "data",
-    [b"notes\n" * 60, zeros_first(), bytes(8192), b"x", bytes(100)],
+    [b"notes\n" * 60, bytes(4096) + b"a disk image" * 4000, bytes(8192), b"x", bytes(100)],
     ids=["text", "zeros-first", "zeros", "one-byte", "few-zeros"],
 )
 def test_a_file_with_data_is_refused_and_left_as_it_is(
@@ -101,12 +102,10 @@ def test_an_interrupted_format_is_repeated(
             pass
         else:
             assert calls < when
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    fill(tier)
-    tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    assert stored(tier) == list(NUMBERS)
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        fill(tier)
+    with opened(tmp_path / "disk") as tier:
+        assert stored(tier) == list(NUMBERS)
 
 
 @pytest.mark.parametrize("sectors", range(1, 8))
@@ -156,15 +155,13 @@ def device(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_blank_device_works_like_a_file(device: Path) -> None:
-    tier = DiskTier(device, 32 * MIB)
-    fill(tier)
-    with pytest.raises(TierError, match="in use by process"):
-        DiskTier(device, 32 * MIB)
-    tier.close()
+    with opened(device, 32 * MIB) as tier:
+        fill(tier)
+        with pytest.raises(TierError, match="in use by process"):
+            DiskTier(device, 32 * MIB)
     for size in (32 * MIB, 64 * MIB):
-        tier = DiskTier(device, size)
-        assert stored(tier) == list(NUMBERS)
-        tier.close()
+        with opened(device, size) as tier:
+            assert stored(tier) == list(NUMBERS)
     with pytest.raises(TierError, match="give at most its size"):
         DiskTier(device, 128 * MIB)
 
@@ -186,10 +183,8 @@ def test_a_device_that_is_in_use_is_refused(device: Path, monkeypatch: pytest.Mo
     with pytest.raises(TierError, match="in use by the system: mounted"):
         DiskTier(device, 32 * MIB)
     os.close(mounted)
-    tier = DiskTier(device, 32 * MIB)
-    with pytest.raises(OSError, match="busy"):
+    with opened(device, 32 * MIB), pytest.raises(OSError, match="busy"):
         os.open(device, os.O_RDONLY | os.O_EXCL)
-    tier.close()
 
 
 # ---- Sizes
@@ -207,61 +202,52 @@ def test_without_room_no_file_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_grows_keeps_its_blocks_and_has_more_space(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    fill(tier)
-    before = tier.stat()
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        fill(tier)
+        before = tier.stat()
     for _ in range(2):
-        tier = DiskTier(tmp_path / "disk", 3 * SIZE)
-        assert stored(tier) == list(NUMBERS)
-        assert tier.stat()["data_bytes"] >= before["data_bytes"] + 2 * SIZE
-        large = range(1000, 1015)
-        assert tier.save(records_of(large, 2 * MIB), payload_of(large, 2 * MIB)).all()
-        assert stored(tier) == list(NUMBERS)
-        tier.close()
+        with opened(tmp_path / "disk", 3 * SIZE) as tier:
+            assert stored(tier) == list(NUMBERS)
+            assert tier.stat()["data_bytes"] >= before["data_bytes"] + 2 * SIZE
+            large = range(1000, 1015)
+            assert tier.save(records_of(large, 2 * MIB), payload_of(large, 2 * MIB)).all()
+            assert stored(tier) == list(NUMBERS)
     assert (tmp_path / "disk/blocks").stat().st_size <= 3 * SIZE
 
 
 def test_a_tier_that_shrinks_keeps_the_blocks_that_fit(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    fill(tier)
-    tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE // 8 * 3)
-    remaining = stored(tier)
-    assert 10 < len(remaining) < len(NUMBERS)
-    assert tier.stat()["blocks"] == len(remaining)
-    assert (tmp_path / "disk/blocks").stat().st_size <= SIZE // 8 * 3
     few = range(60)
-    assert tier.save(records_of(few, LENGTH), payload_of(few, LENGTH)).all()
-    assert set(few) <= set(stored(tier))
-    tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE)  # blocks beyond the former end are not found again
-    assert set(few) <= set(stored(tier))
-    fill(tier)
-    assert stored(tier) == list(NUMBERS)
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        fill(tier)
+    with opened(tmp_path / "disk", SIZE // 8 * 3) as tier:
+        remaining = stored(tier)
+        assert 10 < len(remaining) < len(NUMBERS)
+        assert tier.stat()["blocks"] == len(remaining)
+        assert (tmp_path / "disk/blocks").stat().st_size <= SIZE // 8 * 3
+        assert tier.save(records_of(few, LENGTH), payload_of(few, LENGTH)).all()
+        assert set(few) <= set(stored(tier))
+    with opened(tmp_path / "disk") as tier:  # blocks beyond the former end are not found again
+        assert set(few) <= set(stored(tier))
+        fill(tier)
+        assert stored(tier) == list(NUMBERS)
 
 
 def test_blocks_that_a_shrunken_tier_lost_are_misses_if_it_grows_at_once(tmp_path: Path) -> None:
     """The entries of lost blocks are still in the file, because nothing was saved in between."""
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    fill(tier)
-    tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE // 8 * 3)
-    remaining = stored(tier)
-    tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    assert stored(tier) == remaining
-    assert np.flatnonzero(tier.contains(keys_of(NUMBERS))).tolist() == remaining
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        fill(tier)
+    with opened(tmp_path / "disk", SIZE // 8 * 3) as tier:
+        remaining = stored(tier)
+    with opened(tmp_path / "disk") as tier:
+        assert stored(tier) == remaining
+        assert np.flatnonzero(tier.contains(keys_of(NUMBERS))).tolist() == remaining
 
 
 def test_a_size_beyond_the_free_space_is_rejected_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    fill(tier)
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        fill(tier)
     with pytest.raises(TierError, match="its index takes 65536; give at least 2162688 bytes"):
         DiskTier(tmp_path / "disk", MIB)
     with pytest.raises(TierError, match=r"bytes free beside the \d+ that the tier has, but"):
@@ -270,9 +256,8 @@ def test_a_size_beyond_the_free_space_is_rejected_and_changes_nothing(
     monkeypatch.setattr(disk_file.os, "statvfs", lambda path: full)
     with pytest.raises(TierError, match="0 bytes free beside"):
         DiskTier(tmp_path / "disk", 2 * SIZE)
-    tier = DiskTier(tmp_path / "disk", SIZE)  # the file has the required size
-    assert stored(tier) == list(NUMBERS)
-    tier.close()
+    with opened(tmp_path / "disk") as tier:  # the file has the required size
+        assert stored(tier) == list(NUMBERS)
 
 
 def test_an_index_that_is_small_for_a_new_size_is_reported(
@@ -290,13 +275,11 @@ def test_one_more_disk_keeps_the_blocks_of_the_others(tmp_path: Path) -> None:
     def disks(count: int) -> SpreadTier:
         return SpreadTier([DiskTier(tmp_path / f"{i}", 48 * MIB // count) for i in range(count)])
 
-    tier = disks(2)
-    fill(tier)
-    tier.close()
+    with closing(disks(2)) as tier:
+        fill(tier)
     for count in (3, 2):
-        tier = disks(count)
-        assert stored(tier) == list(NUMBERS)
-        tier.close()
+        with closing(disks(count)) as tier:
+            assert stored(tier) == list(NUMBERS)
 
 
 # ---- Files of earlier servers
@@ -331,16 +314,13 @@ def as_extents(file: Path) -> int:
 
 
 def test_blocks_that_an_earlier_server_wrote_are_found(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    fill(tier)
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        fill(tier)
     assert as_extents(tmp_path / "disk" / "blocks") == len(NUMBERS)
     more = range(1000, 1020)
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    assert stored(tier) == list(NUMBERS)
-    assert tier.save(records_of(more, 2 * LENGTH), payload_of(more, 2 * LENGTH)).all()
-    tier.close()
-    tier = DiskTier(tmp_path / "disk", SIZE)
-    assert stored(tier) == list(NUMBERS)
-    assert all(map(is_block, tier.load(keys_of(more)), more))
-    tier.close()
+    with opened(tmp_path / "disk") as tier:
+        assert stored(tier) == list(NUMBERS)
+        assert tier.save(records_of(more, 2 * LENGTH), payload_of(more, 2 * LENGTH)).all()
+    with opened(tmp_path / "disk") as tier:
+        assert stored(tier) == list(NUMBERS)
+        assert all(map(is_block, tier.load(keys_of(more)), more))
