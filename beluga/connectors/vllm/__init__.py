@@ -22,7 +22,7 @@ Files of the KV connector:
 
 * ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` registers it.
 * ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
-  ``parts`` names a rank's part of a block, and ``cuts`` finds it in blocks of other engines.
+  ``parts`` names a rank's part of a block, and ``shards`` finds it in blocks of other engines.
 * ``policy`` makes vLLM compute blocks that were not loaded, and requests AMX; ``load_timing``
   decides which loads it waits for.
 * ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of

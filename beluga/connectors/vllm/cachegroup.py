@@ -12,15 +12,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.vllm.cuts import head_cuts
 from beluga.connectors.vllm.layout import GroupLayout
+from beluga.connectors.vllm.shards import head_shards
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from beluga.connectors.vllm.cuts import HeadCuts
     from beluga.connectors.vllm.parts import BlockPart
+    from beluga.connectors.vllm.shards import HeadShards
 
 # Kinds of layers whose computed blocks serve every request with the same tokens.
 KINDS = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -159,12 +159,14 @@ class CacheGroups:
             group.layout({name: tensors[name] for name in group.specs}) for group in self.groups
         ]
 
-    def cuts(self, layout: GroupLayout, part: BlockPart) -> HeadCuts | None:
+    def shards(self, layout: GroupLayout, part: BlockPart) -> HeadShards | None:
         """Return the parts of other engines' blocks that a rank can read, if parts are named by
         heads.
         """
         order = self.groups[0].order
-        return None if self.hybrid else head_cuts(layout, part, order, self.groups[0].page_sizes())
+        return (
+            None if self.hybrid else head_shards(layout, part, order, self.groups[0].page_sizes())
+        )
 
     def layers(self, heads: int = 0) -> dict[str, str]:
         """Describe the cache of every layer, with its group if there are several."""

@@ -281,19 +281,19 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             pp_rank=pp.rank_in_group,
             model_heads=_kv_heads(self._vllm_config.model_config),
         )
-        cuts = self._groups.cuts(layout, part)
+        shards = self._groups.shards(layout, part)
         self._namespace = namespace(
             self._vllm_config,
             version=vllm.__version__,
             layout=layout,
             packing=self._groups.packing(),
-            layers=self._groups.layers(part.heads if cuts else 0),
+            layers=self._groups.layers(part.heads if shards else 0),
             part=part.name,
             pp_rank=pp.rank_in_group,
             salt=self._settings.salt,
             identity=self._settings.identity,
             others=others,
-            declared=cuts.declared if cuts else "",
+            declared=shards.declared if shards else "",
             variables=envs.environment_variables,
         ).of_tenant(self._settings.tenant)
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
@@ -306,7 +306,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             logger,
             part=part,
             more=others,
-            cuts=cuts.all() if cuts else (),
+            shards=shards.all() if shards else (),
             whole=self._groups.hybrid,
         )
         self._worker = self._start()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import ConnectorCounters
-    from beluga.connectors.vllm.cuts import Cut
+    from beluga.connectors.vllm.shards import Shard
     from beluga.connectors.vllm.staging import BlockSource
     from beluga.connectors.vllm.steps import BlockRange
     from beluga.kvcache import GetResult, Namespace
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 class Loads:
     """Loads on the caller's thread, and keeps the results until they are reported. ``part`` is the
-    number of this rank's part of a block; ``cuts`` are the parts of blocks of other engines that it
-    reads, each with the number of its layout in the source. With ``whole`` a request's load fails
-    as a whole.
+    number of this rank's part of a block; ``shards`` are the parts of blocks of other engines that
+    it reads, each with the number of its layout in the source. With ``whole`` a request's load
+    fails as a whole.
     """
 
     _concurrent = False
@@ -55,10 +55,10 @@ class Loads:
         counters: ConnectorCounters,
         *,
         part: int = 0,
-        cuts: Mapping[int, Cut] | None = None,
+        shards: Mapping[int, Shard] | None = None,
         whole: bool = False,
     ) -> None:
-        self._part, self._cuts = part, cuts or {}
+        self._part, self._shards = part, shards or {}
         self._source, self._namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
@@ -139,11 +139,11 @@ class Loads:
         if not span.split:
             hits = self._get(span, self._namespace, self._part, span.group)
         else:
-            hits = len(span.block_ids) if self._cuts else 0
-            for layout, cut in self._cuts.items():
-                if cut.split == span.split:
-                    space = of_part(self._namespace, cut.name)
-                    hits = min(hits, self._get(span, space, cut.number, layout))
+            hits = len(span.block_ids) if self._shards else 0
+            for layout, shard in self._shards.items():
+                if shard.split == span.split:
+                    space = of_part(self._namespace, shard.name)
+                    hits = min(hits, self._get(span, space, shard.number, layout))
         if not self._whole:
             with self._lock:
                 self._failed.update(span.block_ids[hits:])
@@ -193,10 +193,12 @@ class AsyncLoads(Loads):
         counters: ConnectorCounters,
         *,
         part: int = 0,
-        cuts: Mapping[int, Cut] | None = None,
+        shards: Mapping[int, Shard] | None = None,
         whole: bool = False,
     ) -> None:
-        super().__init__(source, namespace, connection, counters, part=part, cuts=cuts, whole=whole)
+        super().__init__(
+            source, namespace, connection, counters, part=part, shards=shards, whole=whole
+        )
         self._arrived: set[str] = set()
         self._queue: deque[list[BlockRange]] = deque()
         self._closing = False

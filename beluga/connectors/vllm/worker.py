@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from beluga.connectors.vllm.counters import ConnectorCounters
-    from beluga.connectors.vllm.cuts import Cut
     from beluga.connectors.vllm.layout import GroupLayout
     from beluga.connectors.vllm.settings import VllmSettings
+    from beluga.connectors.vllm.shards import Shard
     from beluga.connectors.vllm.staging import BlockSource
     from beluga.connectors.vllm.steps import Orders
     from beluga.kvcache import Namespace
@@ -32,7 +32,7 @@ LoadsKind = TypeVar("LoadsKind", bound=Loads)
 class RankWorker:
     """The loads and saves of one rank, each kind over its own session, so that no load waits for a
     save, and no short load for a long one. ``part`` is this rank's part of a block.
-    ``more`` has the layouts of further groups of layers, ``cuts`` the parts of other engines'
+    ``more`` has the layouts of further groups of layers, ``shards`` the parts of other engines'
     blocks that it reads; with ``whole`` a request's load fails as a whole.
     """
 
@@ -46,13 +46,13 @@ class RankWorker:
         *,
         part: BlockPart | None = None,
         more: Sequence[GroupLayout] = (),
-        cuts: Sequence[Cut] = (),
+        shards: Sequence[Shard] = (),
         whole: bool = False,
     ) -> None:
         self._namespace, self._weights = namespace, ""
         own = part or BlockPart(0, "")
-        layouts = (layout, *more, *(cut.pieces for cut in cuts))
-        numbered = dict(enumerate(cuts, 1 + len(more)))
+        layouts = (layout, *more, *(shard.pieces for shard in shards))
+        numbered = dict(enumerate(shards, 1 + len(more)))
         self._connections: list[Connection] = []
         self._sources: list[BlockSource] = []
 
@@ -70,7 +70,7 @@ class RankWorker:
                 connection,
                 counters,
                 part=own.number,
-                cuts=numbered,
+                shards=numbered,
                 whole=whole,
             )
 
@@ -81,7 +81,7 @@ class RankWorker:
             self.loads = made(AsyncLoads if settings.load == "async" else Loads, "loads")
         self.load_connection = self._connections[0]
         readable = all(source.scattered for source in self._sources)
-        self.splits = tuple(dict.fromkeys(cut.split for cut in cuts)) if readable else ()
+        self.splits = tuple(dict.fromkeys(shard.split for shard in shards)) if readable else ()
         self.save_connection = Connection(
             settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves
         )

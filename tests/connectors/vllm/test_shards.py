@@ -30,13 +30,13 @@ from vllm_parts import (
 from beluga import IndexServer, Pool
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.cuts import head_cuts
 from beluga.connectors.vllm.identity import namespace
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.parts import BlockPart, part_of
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.shards import head_shards
 from beluga.connectors.vllm.worker import RankWorker
 
 LAYERS, BLOCKS, HEADS, CONTENT = 2, 16, 4, 6
@@ -72,8 +72,8 @@ class Rank:
         made = config(tensor_parallel_size=size)
         specs = [spec(num_kv_heads=self.heads, page_size_bytes=page)]
         self.part = part_of(made, specs, tp_rank=rank, pp_rank=0, model_heads=HEADS)
-        cuts = head_cuts(self.layout, self.part, order, pages)
-        assert cuts is not None
+        shards = head_shards(self.layout, self.part, order, pages)
+        assert shards is not None
         self.space = namespace(
             made,
             version="0.32.0",
@@ -83,7 +83,7 @@ class Rank:
             part=self.part.name,
             pp_rank=0,
             salt="",
-            declared=cuts.declared,
+            declared=shards.declared,
         )
         self.counters = ConnectorCounters()
         self.worker = RankWorker(
@@ -93,7 +93,7 @@ class Rank:
             self.counters,
             LOGGER,
             part=self.part,
-            cuts=cuts.all(),
+            shards=shards.all(),
         )
         assert all(connection.wait(LONG_S) for connection in self.worker._connections)
 
@@ -313,14 +313,14 @@ def test_a_layout_with_unknown_heads_is_not_cut(why: str) -> None:
     part = BlockPart(0, "heads 0-2/4", heads=4, first=0, count=3 if why == "other heads" else 2)
     order = "NHD" if why == "the order's name is unknown" else "LBHNC"
     size = memory[0, 0].nbytes + (why == "a page")
-    assert head_cuts(layout, part, order, dict.fromkeys(tensors, size)) is None
+    assert head_shards(layout, part, order, dict.fromkeys(tensors, size)) is None
 
 
 def test_a_private_part_is_not_cut() -> None:
     memory = memory_in("LBHNC", 2)
     layout = GroupLayout({"layer": Tensor(memory[0])}, block_count=BLOCKS, page_sizes={})
     pages = {"layer": memory[0, 0].nbytes}
-    assert head_cuts(layout, BlockPart(0, "0/2"), "LBHNC", pages) is None
+    assert head_shards(layout, BlockPart(0, "0/2"), "LBHNC", pages) is None
 
 
 def test_blocks_of_a_kernel_are_cut_as_one_block() -> None:
@@ -330,16 +330,16 @@ def test_blocks_of_a_kernel_are_cut_as_one_block() -> None:
     tensors = {"layer": Tensor(memory)}
     layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer": size})
     part = BlockPart(0, "heads 0-2/4", heads=4, first=0, count=2)
-    cuts = head_cuts(layout, part, "LBHNC", {"layer": size})
-    assert cuts is not None
-    halves = [cut for cut in cuts.all() if cut.split == 1]
-    assert [cut.name for cut in halves] == ["heads 0-1/4", "heads 1-2/4"]
+    shards = head_shards(layout, part, "LBHNC", {"layer": size})
+    assert shards is not None
+    halves = [shard for shard in shards.all() if shard.split == 1]
+    assert [shard.name for shard in halves] == ["heads 0-1/4", "heads 1-2/4"]
     addresses = halves[1].pieces.fragments([3])[:, 0] - memory.ctypes.data
     head = memory[0, 0].nbytes
     assert addresses.tolist() == [6 * 2 * head + head, 7 * 2 * head + head]
 
 
-def test_scheduler_and_worker_agree_on_parts_and_cuts(
+def test_scheduler_and_worker_agree_on_parts_and_shards(
     server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank reports which parts it has and can read, and the scheduler looks those up."""

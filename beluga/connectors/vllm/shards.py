@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.layout import GroupLayout
     from beluga.connectors.vllm.parts import BlockPart
 
-_PARTS_MAX = 16  # parts of a block; blocks of engines with more ranks are not searched
+_SHARDS_MAX = 16  # shards of a block; blocks of engines with more ranks are not searched
 _AXES = "BHNC"  # of a tensor: blocks, heads, tokens, content
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cut:
+class Shard:
     """One part of another engine's block: the heads per part, its number and name there, and the
     targets of its bytes here.
     """
@@ -79,8 +79,10 @@ class _Page:
         return pieces
 
 
-class HeadCuts:
-    """Cuts of a rank's layout. ``declared`` names the layout without the number of its heads."""
+class HeadShards:
+    """The shards that a rank's layout can read. ``declared`` names the layout without the number of
+    its heads.
+    """
 
     def __init__(self, layout: GroupLayout, part: BlockPart, pages: list[_Page]) -> None:
         self.declared = json.dumps([page.declared for page in pages])
@@ -88,21 +90,21 @@ class HeadCuts:
         longest = max(page.run for page in pages) * part.heads
         self._scratch, self._scratch_start = _buffer(layout, longest)
 
-    def all(self) -> list[Cut]:
-        """Return the cuts of all supported splits, except this engine's own."""
+    def all(self) -> list[Shard]:
+        """Return the shards of all supported splits, except this engine's own."""
         heads, own = self._part.heads, self._part.count
         supported = []
         for split in range(1, heads + 1):
-            if heads % split or split == own or heads // split > _PARTS_MAX:
+            if heads % split or split == own or heads // split > _SHARDS_MAX:
                 continue
             first, last = self._part.first, self._part.first + own
             numbers = range(first // split, (last - 1) // split + 1)
-            cuts = [self._cut(split, number) for number in numbers]
-            if all(cut is not None for cut in cuts):
-                supported += [cut for cut in cuts if cut is not None]
+            shards = [self._shard(split, number) for number in numbers]
+            if all(shard is not None for shard in shards):
+                supported += [shard for shard in shards if shard is not None]
         return supported
 
-    def _cut(self, split: int, number: int) -> Cut | None:
+    def _shard(self, split: int, number: int) -> Shard | None:
         first = number * split
         scratch = self._scratch_start
         pages = [
@@ -110,7 +112,7 @@ class HeadCuts:
         ]
         if any(len(pieces) > RUNS_PER_PAGE_MAX for pieces in pages):
             return None
-        return Cut(
+        return Shard(
             split,
             number,
             heads_name(first, split, self._part.heads),
@@ -122,10 +124,10 @@ class HeadCuts:
         )
 
 
-def head_cuts(
+def head_shards(
     layout: GroupLayout, part: BlockPart, order: str, page_sizes: Mapping[str, int]
-) -> HeadCuts | None:
-    """Return the cuts of a layout, or None if its memory contradicts ``order``, which is
+) -> HeadShards | None:
+    """Return the shards for a layout, or None if its memory contradicts ``order``, which is
     vLLM's name of it, such as LBHNC.
     """
     if part.heads == 0 or sorted(order) != sorted(f"L{_AXES}"):
@@ -138,7 +140,7 @@ def head_cuts(
             return None
         pages.append(page)
     own = merged([piece for page in pages for piece in page.pieces(0, part.count, 0)])
-    return HeadCuts(layout, part, pages) if own == layout.pieces else None
+    return HeadShards(layout, part, pages) if own == layout.pieces else None
 
 
 def _page(tensor: Any, inner: list[str], heads: int, block_count: int) -> _Page | None:
