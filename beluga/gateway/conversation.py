@@ -189,7 +189,8 @@ def _part_of(item: Message) -> Message | None:
     if kind == "function_call":
         return _call(item["call_id"], item["name"], item["arguments"])
     if kind == "custom_tool_call":
-        return _call(item["call_id"], item["name"], _text({"input": item.get("input") or ""}))
+        arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
+        return _call(item["call_id"], item["name"], arguments)
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
         return {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
@@ -216,10 +217,6 @@ def _call(name_of_call: str, function: str, arguments: str) -> Message:
         "type": "function",
     }
     return {"role": "assistant", "tool_calls": [call]}
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def for_template(messages: Iterable[Message], *, as_parts: bool) -> list[Message]:

@@ -41,7 +41,6 @@ from beluga.router import (
     Decision,
     Load,
     LoadTracker,
-    Policy,
     PredictiveIndexer,
     Remembers,
     Router,
@@ -85,7 +84,8 @@ class Service:
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         settings, limits = self._settings, self._settings.limits
         client = await stack.enter_async_context(EngineClient())
-        policy = _policy(settings)
+        seed, estimator = settings.seed or 0, settings.estimator
+        policy = make_policy(settings.policy, seed=seed, estimator=estimator)
         apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
         self._cache = Cache(
             wanted=policy.uses_overlap or apart,
@@ -292,10 +292,6 @@ def _connections(engine: Engine) -> int:
     checks, and those of its KV events.
     """
     return 1 + sum(1 + (replay is not None) for _, replay in engine.spec.feeds)
-
-
-def _policy(settings: Settings) -> Policy:
-    return make_policy(settings.policy, seed=settings.seed or 0, estimator=settings.estimator)
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:

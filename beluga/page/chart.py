@@ -337,13 +337,9 @@ def _bars(chart: BarChart) -> tuple[int, str]:
         anchor = "start" if x < 12 else "middle"
         position = f'x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}"'
         parts.append(f'<text class="t" {position}>{escape(text)}</text>')
-    label = escape(_axis_label(chart.axis))
+    label = escape(chart.axis.label + " (logarithmic)" * chart.axis.log)
     parts.append(f'<text class="n" x="4" y="{bottom + 31}">{label}</text>')
     return bottom + 38, "".join(parts)
-
-
-def _axis_label(axis: Axis) -> str:
-    return f"{axis.label} (logarithmic)" if axis.log else axis.label
 
 
 def _bar(bar: Bar, name: str, scale: AxisScale, top: int, width: float) -> Iterator[str]:

@@ -229,7 +229,8 @@ class CostEstimator:
 
     def alone_s(self, new: int, cached: int) -> float:
         """Return the seconds that computing a prompt's new tokens takes on an idle worker."""
-        return (self.costs.prefill_ms(new, cached) + self._steps(new) * self.costs.h) / 1e3
+        steps = -(-new // self.step_tokens)
+        return (self.costs.prefill_ms(new, cached) + steps * self.costs.h) / 1e3
 
     def device_blocks(self, block_size: int) -> int:
         """Return the number of blocks in a worker's HBM."""
@@ -240,7 +241,7 @@ class CostEstimator:
         is the assumption until answers have ended.
         """
         context = self.costs.hbm_bytes // self.costs.kv_bytes_per_token // 2
-        return ANSWER_TOKENS * self._step_s(1, context)
+        return ANSWER_TOKENS * (self.costs.decode_ms(1, context) + self.costs.h) / 1e3
 
     def _costs(self, block_size: int) -> core.bl_costs:
         row = self._rows.get(block_size)
@@ -253,9 +254,3 @@ class CostEstimator:
             row.block_tokens = block_size
             row.block_bytes = block_size * self.costs.kv_bytes_per_token
         return row
-
-    def _steps(self, new: int) -> int:
-        return -(-new // self.step_tokens)
-
-    def _step_s(self, batch: int, context: int) -> float:
-        return (self.costs.decode_ms(batch, context) + self.costs.h) / 1e3

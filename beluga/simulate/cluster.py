@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 
@@ -137,7 +137,8 @@ class Cluster:
             self.clock.at(scale.at_s, self._scale, scale.count)
         if self.planning:
             self.clock.at(INTERVAL_S, self._plan, self.planning)
-        self.end_s = self.clock.run(self._arrivals(), self._arrive)
+        arrivals = ((request.arrival, request) for request in self.requests)
+        self.end_s = self.clock.run(arrivals, self._arrive)
         self._scale(self.end_s, 0)
         self.refused += len(self._held)
 
@@ -153,9 +154,6 @@ class Cluster:
         if not self.options.shuffle:
             return requests
         return sorted(requests, key=lambda request: (request.arrival, chance.random()))
-
-    def _arrivals(self) -> Iterator[tuple[float, Request]]:
-        return ((request.arrival, request) for request in self.requests)
 
     def _tier(self, size: int) -> SimulatedTier:
         capacity = min(size // self.block_bytes, 0xFFFFFFFF)

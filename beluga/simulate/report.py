@@ -135,7 +135,8 @@ def side_by_side(rows: Sequence[Row], speed: float) -> list[page.BarChart]:
     memories = [memory for memory in MEMORIES if at_speed(rows, memory, speed)]
     shown = {(row.policy, row.memory): row for m in memories for row in at_speed(rows, m, speed)}
     policies = list(dict.fromkeys(policy for policy, _ in shown))
-    many = any(row.spread and _seeds(rows) > 1 for row in shown.values())
+    seeds = {row.seed for row in rows} - {None}
+    many = any(row.spread and len(seeds) > 1 for row in shown.values())
     return [
         page.BarChart(
             title=title,
@@ -163,10 +164,6 @@ def _bar(row: Row, field: str, series: int) -> page.Bar:
     spread = (row.spread or {}).get(field)
     ends = (spread.min, spread.max) if spread else (None, None)
     return page.Bar(getattr(row, field), series, *ends)
-
-
-def _seeds(rows: Sequence[Row]) -> int:
-    return len({row.seed for row in rows} - {None})
 
 
 def courses(summary: Summary) -> list[page.LineChart]:

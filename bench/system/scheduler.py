@@ -74,6 +74,7 @@ def _virtual_row(
     recorder: Recorder, case: str, idle: Outcome, loaded: Outcome, duration_ns: int
 ) -> Row:
     alone, with_decodes = _times(idle.latencies_ns), _times(loaded.latencies_ns)
+    slower = float(str(with_decodes["p99_ns"])) / float(str(alone["p99_ns"]))
     carried = sum(loaded.bytes.values())
     return recorder.row(
         case,
@@ -84,17 +85,13 @@ def _virtual_row(
         limit_unit="GB/s",
         ratio_to_limit=round(carried / duration_ns / (RATE / 1e9), 3),
         note=f"onboards without offloads: p50 {alone['p50_ns']} ns, p99 {alone['p99_ns']} ns; "
-        f"p99 {_over(with_decodes, alone):.2f} times as long beside them; "
+        f"p99 {slower:.2f} times as long beside them; "
         f"offloads had {loaded.bytes[OFFLOAD] / carried:.2f} of what was carried",
     )
 
 
 def _times(samples_ns: list[int]) -> Row:
     return percentiles(np.array(samples_ns, np.uint64))
-
-
-def _over(loaded: Row, idle: Row) -> float:
-    return float(str(loaded["p99_ns"])) / float(str(idle["p99_ns"]))
 
 
 # ---- One decision
