@@ -163,9 +163,13 @@ def runs(blocks: Blocks, count: int, *, writable: bool) -> list[Run]:
         if writable and blocks.read_only:
             raise LayoutError("the target blocks' memory is read-only")
         blocks.refuse_wrong()
-        starts = blocks.fragments[:: blocks.fragment_count, 0]
-        if writable and len(np.unique(starts)) < count:  # a layout's blocks overlap only as a whole
-            raise LayoutError(_OVERLAP)
+        if writable and count > 1:
+            # A layout's blocks overlap only as a whole. All may share scratch memory, so the check
+            # needs a fragment whose address depends on the block.
+            starts = blocks.fragments[:, 0].reshape(count, -1)
+            column = int(np.argmax(starts[0] != starts[1]))
+            if len(np.unique(starts[:, column])) < count:
+                raise LayoutError(_OVERLAP)
         batch = [blocks]
     else:
         batch = _list_runs(blocks, writable=writable)
