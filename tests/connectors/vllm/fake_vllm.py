@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import re
 import sys
 import types
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from fakes import modules
 from vllm_parts import BLOCK_TOKENS as UNIT
 
 V1 = "distributed.kv_transfer.kv_connector.v1"
+_WORD = re.compile("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # the border of two words
 
 
 class Role(enum.Enum):
@@ -191,7 +193,7 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
             "v1.engine.core": {"EngineCore": EngineCore},
             "v1.kv_cache_interface": {
                 "get_kv_cache_spec_kind": lambda spec: types.SimpleNamespace(
-                    value=type(spec).__name__
+                    value=_WORD.sub("_", type(spec).__name__.removesuffix("Spec")).lower()
                 ),
                 "get_kv_cache_spec_sliding_window": lambda spec: getattr(
                     spec, "sliding_window", None

@@ -316,7 +316,7 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
     assert (first.block_hashes, first.parent_block_hash) == ([made.block_hashes[0][:8]], None)
     assert (first.token_ids, first.block_size) == (TOKENS[:BLOCK_TOKENS], BLOCK_TOKENS)
     assert (first.medium, first.lora_id, first.lora_name) == ("SHARED", None, None)
-    assert (first.group_idx, first.kv_cache_spec_kind) == (0, "FullAttentionSpec")
+    assert (first.group_idx, first.kv_cache_spec_kind) == (0, "full_attention")
     assert first.kv_cache_spec_sliding_window is None
     assert second.parent_block_hash == made.block_hashes[0][:8]
     assert len(others) == 3
@@ -355,7 +355,9 @@ def test_announcements_distinguish_salted_blocks_from_others(
     index = Indexer(workers=2, blocks=100)
     events = [{**event, "type": "BlockStored", "medium": "GPU"} for event in announced]
     for event in events:  # one message each
-        assert index.apply_all(decoder.batch(msgspec.msgpack.encode([1.0, [event]])).events) == 0
+        batch = decoder.batch(msgspec.msgpack.encode([1.0, [event]]))
+        assert not batch.failed
+        assert index.apply_all(batch.events) == 0
     assert index.matches(salted.query(TOKENS)).of(Worker(7)).device == 5
     assert not index.matches(plain.query(TOKENS)).held
     names = read_names(pool, check_pool(pool).half)["name"]
