@@ -44,15 +44,6 @@ def little_ballast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_clock, "_BALLAST_SIZE", 8 << 20)
 
 
-@pytest.fixture
-def compiled() -> None:
-    """Skip the test if the kernels cannot be compiled for this CPU."""
-    try:
-        HostDriver().close()
-    except EngineUnavailableError as error:
-        pytest.skip(str(error))
-
-
 def no_gpu() -> HostDriver:
     raise EngineUnavailableError("there is no usable GPU here: made up")
 
