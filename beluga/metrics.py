@@ -48,10 +48,10 @@ class Distribution:
         """Return the least bound that at least ``share`` of the values do not exceed; infinity if
         that is none, 0 without values.
         """
-        seen, rank = 0, share * self.count
+        counted, rank = 0, share * self.count
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            seen += count
-            if seen >= rank:
+            counted += count
+            if counted >= rank:
                 return bound if self.count else 0.0
         return 0.0
 
@@ -242,12 +242,12 @@ def _lines(name: str, sample: Sample) -> Iterator[str]:
         if not isinstance(value, Distribution):
             yield f"{name}{_braced(labels)} {_number(value)}"
             continue
-        seen = 0
+        counted = 0
         for bound, count in zip((*value.bounds, math.inf), value.counts, strict=True):
-            seen += count
-            yield f"{name}_bucket{_braced((*labels, ('le', _number(bound))))} {seen}"
+            counted += count
+            yield f"{name}_bucket{_braced((*labels, ('le', _number(bound))))} {counted}"
         yield f"{name}_sum{_braced(labels)} {_number(value.total)}"
-        yield f"{name}_count{_braced(labels)} {seen}"
+        yield f"{name}_count{_braced(labels)} {counted}"
 
 
 def _braced(labels: Labels) -> str:

@@ -253,12 +253,12 @@ class Admin:
 
     async def _in_thread(self, work: Callable[[], AdminResponse]) -> AdminResponse:
         """Run a route that has a turn. Its thread ends the turn, even if the client leaves."""
-        loop, done = self._loop, self._loop.create_future()
+        loop, future = self._loop, self._loop.create_future()
 
         def finish(answer: AdminResponse) -> None:
             self._turns.release()
-            if not done.done():
-                done.set_result(answer)
+            if not future.done():
+                future.set_result(answer)
 
         def run() -> None:
             answer = work()
@@ -266,7 +266,7 @@ class Admin:
                 loop.call_soon_threadsafe(finish, answer)
 
         Thread(target=run, name="beluga-admin-route", daemon=True).start()
-        answer: AdminResponse = await done
+        answer: AdminResponse = await future
         return answer
 
     def _refuse(

@@ -19,15 +19,15 @@ from beluga.cli.options import LogFormat, LogLevel
 from beluga.errors import SettingsError
 
 
-def _show_version(given: bool) -> None:
-    if given:
+def _show_version(requested: bool) -> None:
+    if requested:
         click.echo(f"beluga-kv {beluga.__version__}")
         raise Exit
 
 
-def _show_completion(given: bool) -> None:
+def _show_completion(requested: bool) -> None:
     """Print the script with which a shell completes the commands of this program."""
-    if not given:
+    if not requested:
         return
     from click.shell_completion import get_completion_class
 
@@ -88,12 +88,12 @@ def _read_settings(
     for name, words in (("BELUGA_LOG_LEVEL", logs.LEVELS), ("BELUGA_LOG_FORMAT", logs.FORMATS)):
         if variables[name] and variables[name] not in words:
             raise SettingsError(f"{name} is {variables[name]!r}; give one of {', '.join(words)}")
-    given = {**variables, **flags}
-    above = {_key(name): name for name, value in given.items() if value}
+    arguments = {**variables, **flags}
+    above = {_key(name): name for name, value in arguments.items() if value}
     context.obj = settings.load(path, context, above)
     context.default_map = dict(context.obj.defaults)
     config.prefer_pool(context.obj.shared.get("pool", []))
-    chosen = {**context.obj.shared, **{_key(n): v for n, v in given.items() if v}}
+    chosen = {**context.obj.shared, **{_key(n): v for n, v in arguments.items() if v}}
     logs.choose(chosen.get("log_level"), chosen.get("log_format"))
 
 

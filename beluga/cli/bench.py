@@ -36,13 +36,13 @@ def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> No
             rows += content
         else:
             recorded.append(content)
-    made = origin()
+    provenance = origin()
     _write(
         target,
         beluga_bench.Results(
             rows=rows,
             source=f"recorded in {', '.join(path.name for path in sources)}; nothing was run",
-            machine={"Page made by": made["Command"], "Page made on": made["Date"]},
+            machine={"Page made by": provenance["Command"], "Page made on": provenance["Date"]},
             recorded=recorded,
         ),
     )
@@ -62,12 +62,12 @@ def report_run(
 
     target = _target(out)
     machine = beluga_bench.facts()
-    done = beluga_bench.run(beluga_bench.BENCHES, names, options)
-    rows: list[beluga_bench.Row] = done.rows
-    missing, ended = done.missing, done.ended
+    runs = beluga_bench.run(beluga_bench.BENCHES, names, options)
+    rows: list[beluga_bench.Row] = runs.rows
+    missing, ended = runs.missing, runs.ended
     if rows or ended is None:
-        made = origin()
-        facts = {**machine, "Command": made["Command"], "Date": made["Date"]}
+        provenance = origin()
+        facts = {**machine, "Command": provenance["Command"], "Date": provenance["Date"]}
         _write(
             target,
             beluga_bench.Results(
@@ -264,16 +264,16 @@ def _run(
     import beluga_bench
 
     show = partial(_show, wide=wide)
-    done = beluga_bench.run(beluga_bench.BENCHES, names, options, finished=None if json else show)
-    rows: list[beluga_bench.Row] = done.rows
+    runs = beluga_bench.run(beluga_bench.BENCHES, names, options, finished=None if json else show)
+    rows: list[beluga_bench.Row] = runs.rows
     if json:
         print_json(rows)
-    if done.ended is not None:
+    if runs.ended is not None:
         print_note(f"interrupted: these are the {len(rows)} completed rows")
-        raise done.ended
-    if done.missing:
+        raise runs.ended
+    if runs.missing:
         raise BelugaError(
-            f"{', '.join(done.missing)} failed; the {len(rows)} completed rows are printed"
+            f"{', '.join(runs.missing)} failed; the {len(rows)} completed rows are printed"
         )
     return rows
 

@@ -227,8 +227,8 @@ def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) ->
             raise BadParameter(
                 f"--field and --namespace {name} exclude each other; give one of them"
             )
-        if wrong := [text for text in fields if "=" not in text]:
-            raise BadParameter(f"--field {wrong[0]} is not NAME=VALUE; give a name and a value")
+        if invalid := [text for text in fields if "=" not in text]:
+            raise BadParameter(f"--field {invalid[0]} is not NAME=VALUE; give a name and a value")
         pairs = [text.split("=", 1) for text in fields]
         return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
     for recorded in known_namespaces(pool.runtime_dir):

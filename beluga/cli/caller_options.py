@@ -71,9 +71,9 @@ def with_callers(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def run(*arguments: Any, **given: Any) -> None:
-        named = {name: given.pop(name) for name in added if name in given}
-        command(*arguments, callers=CallerOptions(**named), **given)
+    def run(*arguments: Any, **values: Any) -> None:
+        named = {name: values.pop(name) for name in added if name in values}
+        command(*arguments, callers=CallerOptions(**named), **values)
 
     # inspect.signature() would follow __wrapped__ to the original parameters.
     del run.__wrapped__

@@ -56,9 +56,9 @@ def detached(
     with tempfile.TemporaryDirectory(prefix="beluga-") as folder, _open(log) as output:
         address = f"{folder}/ready"
         begin = output.tell()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as held:
-            _take(held, stands_by=stands_by)
-            held.truncate(0)  # may have the pid of a killed process, which may be reused
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as lock_file:
+            _take(lock_file, stands_by=stands_by)
+            lock_file.truncate(0)  # may have the pid of a killed process, which may be reused
             ready.bind(address)
             ready.settimeout(_LOOK_S)
             child = subprocess.Popen(
@@ -67,11 +67,11 @@ def detached(
                 stdout=output,
                 stderr=output,
                 env=config.with_notify_socket(address),
-                pass_fds=[held.fileno()],
+                pass_fds=[lock_file.fileno()],
                 start_new_session=True,
             )
-            held.write(b"%d\n" % child.pid)
-            held.flush()
+            lock_file.write(b"%d\n" % child.pid)
+            lock_file.flush()
             status = _wait(child, ready, log, begin)
     if json:
         print_json({"pid": child.pid, "status": status, "log": str(log)})

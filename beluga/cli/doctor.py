@@ -157,8 +157,8 @@ def _row(findings: list[VerifyResult]) -> list[object]:
 
 
 def _verdict(findings: list[VerifyResult]) -> str:
-    wrong = [f for f in findings if f.violations]
-    if not wrong:
+    violated = [f for f in findings if f.violations]
+    if not violated:
         return "holds"
-    devices = ", ".join(str(f.device) for f in wrong)
-    return f"{'BROKEN' if any(f.broken for f in wrong) else 'does not hold'} on device {devices}"
+    devices = ", ".join(str(f.device) for f in violated)
+    return f"{'BROKEN' if any(f.broken for f in violated) else 'does not hold'} on device {devices}"

@@ -387,9 +387,9 @@ def command_of(name: str, target: str) -> Command:
     several = {param.name for param in params if param.multiple or param.nargs == -1}
 
     @functools.wraps(function)
-    def run(**given: Any) -> None:
-        ends = {name: list(given[name] or ()) or None for name in several}
-        function(**given | ends)
+    def run(**values: Any) -> None:
+        ends = {name: list(values[name] or ()) or None for name in several}
+        function(**values | ends)
 
     takes_context = _CONTEXT in inspect.signature(function).parameters
     return Command(
@@ -406,8 +406,8 @@ _CONTEXT = "context"  # the name of the parameter that receives click's context
 
 def _with_context(run: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(run)
-    def run_in(context: click.Context, **given: Any) -> None:
-        run(**given, **{_CONTEXT: context})
+    def run_in(context: click.Context, **values: Any) -> None:
+        run(**values, **{_CONTEXT: context})
 
     return run_in
 

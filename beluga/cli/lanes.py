@@ -107,12 +107,12 @@ def call(
     """Call a handler of the server and print its result, or a method and print its reply."""
     from beluga.rpc import Client
 
-    given = arguments or []
+    texts = arguments or []
     with open_pool(pool) as opened:
         if handler.isdecimal():
-            if len(given) > 1:
+            if len(texts) > 1:
                 raise BadParameter("a method takes one argument, the request; give just that")
-            data = _bytes(given[0] if given else "", opened.geometry.bulk_size)
+            data = _bytes(texts[0] if texts else "", opened.geometry.bulk_size)
             with Client(opened, host=host, timeout_s=timeout) as client:
                 reply = client.call(int(handler), data)
             _print({"method": int(handler)}, "reply", reply, json)
@@ -120,7 +120,7 @@ def call(
         with Client(opened, host=host, timeout_s=timeout) as client:
             kinds = _kinds(handler, client.handlers())
             values = [
-                _value(text, kinds[at] if at < len(kinds) else "") for at, text in enumerate(given)
+                _value(text, kinds[at] if at < len(kinds) else "") for at, text in enumerate(texts)
             ]
             result = client.call(handler, *values)
     _print({"handler": handler}, "result", result, json)

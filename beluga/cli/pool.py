@@ -240,9 +240,9 @@ def create(
         )
     with pool:
         if by_default:
-            given = show_size(pool.geometry.device_size)
+            shown = show_size(pool.geometry.device_size)
             print_note(
-                f"each device{' with data' if metadata else ''} has {given}: new files share half "
+                f"each device{' with data' if metadata else ''} has {shown}: new files share half "
                 "of what is free (see --size)"
             )
         _describe(pool, json)

@@ -218,11 +218,11 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
     tiers.check()
 
 
-def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
+def _requests(arguments: Read) -> tuple[list[TraceRequest], Reading | None]:
     """Return the requests of a trace, and how it was read, for display."""
     from beluga.simulate import trace_requests
 
-    requests, reading = trace_requests(**given)
+    requests, reading = trace_requests(**arguments)
     if reading is not None:
         print_note(f"read {reading}")
     return requests, reading

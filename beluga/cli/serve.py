@@ -588,19 +588,19 @@ def _look_after(
     has made progress since the last check. Raises the error that ended the server.
     """
     health.record_progress(serves=True)
-    seen = -1
+    previous = -1
     while not stopping.wait(manager.look_s):
         try:
-            record_progress = server.stat().housekeeping_count
+            progress = server.stat().housekeeping_count
         except RpcError:  # the server has stopped
             if server.failure is None:
                 raise
         if server.failure is not None:
             raise server.failure
-        if record_progress != seen:
+        if progress != previous:
             manager.alive()
             health.record_progress(serves=True)
-        seen = record_progress
+        previous = progress
         services.look_after()
 
 

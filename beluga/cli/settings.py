@@ -176,15 +176,15 @@ class _Reader:
             self._refuse_table(table)
             return
         by_key = options(self._root.at(self._tables[table]).params)
-        for given, value in values.items():
-            key = given.replace("-", "_")
+        for setting, value in values.items():
+            key = setting.replace("-", "_")
             if key in ONCE:
                 text = "applies to one run only; give it on the command line"
-                raise self._wrong(f"[{name}] {given}", text)
+                raise self._wrong(f"[{name}] {setting}", text)
             if key not in by_key:
                 text = f"is not an option of this command{suggest(key, by_key)}"
-                raise self._wrong(f"[{name}] {given}", text)
-            row = self._keep(table, given, by_key, value)
+                raise self._wrong(f"[{name}] {setting}", text)
+            row = self._keep(table, setting, by_key, value)
             if not row.unused:
                 self._default(self._tables[table], by_key[key], row.value)
 
@@ -215,12 +215,10 @@ class _Reader:
             raise self._wrong(f"[{table}]", f"is a group of commands; write {', '.join(inside)}")
         raise self._wrong(f"[{table}]", f"is not a command{suggest(table, self._tables)}")
 
-    def _keep(
-        self, table: str, given: str, by_key: Mapping[str, Any], value: object
-    ) -> FileSetting:
+    def _keep(self, table: str, name: str, by_key: Mapping[str, Any], value: object) -> FileSetting:
         """Check a value and record it. A list of one item may be given without brackets."""
-        what = f"[{table}] {given}" if table else given
-        key = given.replace("-", "_")
+        what = f"[{table}] {name}" if table else name
+        key = name.replace("-", "_")
         option = by_key[key]
         if (table, key) in self._rows:
             raise self._wrong(what, "is given twice, with - and with _")

@@ -67,7 +67,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
         directory = opened.runtime_dir
     counters = index.as_dict() | {"table_full": _taken(index) >= index.block_count_max}
     others = [session for session in sessions.sessions if session.nonce != f"{own.nonce:016x}"]
-    held = _quarantine(index, others, own.epoch)
+    quarantined = _quarantine(index, others, own.epoch)
     if json:
         shown = counters | {
             "epoch": own.epoch,
@@ -77,7 +77,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
             "sessions": [
                 asdict(session) | {"name": _name(session, directory)} for session in others
             ],
-            "quarantine": held,
+            "quarantine": quarantined,
         }
         print_json(shown if lower is None else shown | {"lower_tiers": lower})
         return
@@ -85,7 +85,7 @@ def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Js
     live = [session for session in others if session.state == "live"]
     if live:
         print_table(_CLIENTS, _clients(live, directory), spare=("puts", "pins", "age"), wide=wide)
-    for row in held:
+    for row in quarantined:
         print_line(_row(row))
 
 
@@ -132,12 +132,12 @@ def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
         return {}
     work = lower.get("work", {})
     removals = work.get("removal_count", 0)
-    left = f", {removals:,} removals are not executed yet" if removals else ""
+    pending = f", {removals:,} removals are not executed yet" if removals else ""
     return {
         f"tier {name}": _tier(counters) for name, counters in lower.get("tiers", {}).items()
     } | {
         "for lower tiers": f"{work.get('dirty_count', 0):,} blocks wait to be offered, "
-        f"{work.get('wanted_count', 0):,} are being fetched{left}"
+        f"{work.get('wanted_count', 0):,} are being fetched{pending}"
     }
 
 

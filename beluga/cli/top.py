@@ -151,8 +151,8 @@ class _Pressed:
         if self._descriptor is None:
             time.sleep(timeout_s)
             return False
-        while (left := until - time.monotonic()) > 0:
-            if not select.select([self._descriptor], [], [], left)[0]:
+        while (remaining_s := until - time.monotonic()) > 0:
+            if not select.select([self._descriptor], [], [], remaining_s)[0]:
                 return False
             if os.read(self._descriptor, 16).lower().startswith(b"q"):
                 return True

@@ -92,11 +92,11 @@ def _figures(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     if figure("sessions_suspect"):
         facts.append(("suspect", str(figure("sessions_suspect"))))
-    taken, limit = figure("blocks") + figure("grants"), figure("blocks_limit")
+    used, limit = figure("blocks") + figure("grants"), figure("blocks_limit")
     return [
         *_flow(facts, width),
         _bar("space", figure("pool_used_bytes"), figure("pool_bytes"), width),
-        _bar("table", taken, limit, width, f"{taken:,} of {limit:,} blocks"),
+        _bar("table", used, limit, width, f"{used:,} of {limit:,} blocks"),
     ]
 
 

@@ -152,9 +152,9 @@ def _follow(
 def _show(calls: Sequence[TracedCall]) -> None:
     for call in calls:
         caller = f"{call.host}:{call.pid or '-'}:{call.lane}"
-        taken = "-" if call.seconds is None else f"{call.seconds * 1e6:,.1f}"
+        us = "-" if call.seconds is None else f"{call.seconds * 1e6:,.1f}"
         at = _clock(call.time_s)
-        print_row(_ROW.format(at, caller, call.method, call.keys, taken, call.bytes, call.status))
+        print_row(_ROW.format(at, caller, call.method, call.keys, us, call.bytes, call.status))
 
 
 def _clock(seconds: float) -> str:

@@ -84,8 +84,8 @@ def named(
 ) -> Read:
     """Return the arguments for reading the given trace, or the default one."""
     if trace is None:
-        given = (form, time_unit, block_tokens) != (None, None, None)
-        if given or rate != RATE:
+        read_as = (form, time_unit, block_tokens) != (None, None, None)
+        if read_as or rate != RATE:
             raise BadParameter("these options need a trace; name one")
         print_note("no trace is given; using 1,200 requests of synthetic conversations")
     return {

@@ -37,16 +37,16 @@ _FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_cou
 def _missing(machine: Machine, names: tuple[str, ...], flags: dict[str, str]) -> dict[str, str]:
     """Return how to get each of the features that this process does not use."""
     cpu = machine.cpu_flags()
-    lost: dict[str, str] = {}
+    lacking: dict[str, str] = {}
     for name in names:
         if name in machine.features:
             continue
         if flags.get(name, name) in cpu:
             variable = "BELUGA_FLUSH" if name in ("clflushopt", "clwb") else "BELUGA_ISA"
-            lost[name] = f"unset {variable}"
+            lacking[name] = f"unset {variable}"
         else:
-            lost[name] = _SAME_MODEL if "hypervisor" in cpu else _ANOTHER_MODEL
-    return lost
+            lacking[name] = _SAME_MODEL if "hypervisor" in cpu else _ANOTHER_MODEL
+    return lacking
 
 
 def _aarch64(machine: Machine, feature: str, good: str, without: str) -> Verdict | None:
@@ -65,14 +65,14 @@ def check_flush(machine: Machine) -> Verdict:
         verdict := _aarch64(machine, "", "dc civac drops lines, dc cvac writes them back", "")
     ) is not None:
         return verdict
-    lost = _missing(machine, ("clflushopt", "clwb"), {})
-    if "clflushopt" in lost:
+    lacking = _missing(machine, ("clflushopt", "clwb"), {})
+    if "clflushopt" in lacking:
         return warning(
             "clflushopt is not used: under software coherence clflush drops one line after the "
             "other, so reads are slower",
-            lost["clflushopt"],
+            lacking["clflushopt"],
         )
-    if "clwb" in lost:
+    if "clwb" in lacking:
         return ok("clflushopt drops lines; without clwb, lines that are written back are dropped")
     return ok("clflushopt drops lines before reads, clwb writes lines back")
 
@@ -85,18 +85,18 @@ def check_copy(machine: Machine) -> Verdict:
         )
     ) is not None:
         return verdict
-    lost = _missing(machine, ("avx2", "avx512", "movdir64b"), {"avx512": "avx512f"})
-    limited = [name for name, fix in lost.items() if fix.startswith("unset")]
+    lacking = _missing(machine, ("avx2", "avx512", "movdir64b"), {"avx512": "avx512f"})
+    limited = [name for name, fix in lacking.items() if fix.startswith("unset")]
     if limited:
         return warning(
             f"BELUGA_ISA excludes {', '.join(limited)}, which this CPU has", "unset BELUGA_ISA"
         )
-    if "avx512" not in lost:
-        more = "" if "movdir64b" in lost else "; movdir64b can submit to dedicated DSA queues"
+    if "avx512" not in lacking:
+        more = "" if "movdir64b" in lacking else "; movdir64b can submit to dedicated DSA queues"
         return ok(f"avx512 streams whole lines{more}")
-    if "avx2" not in lost:
+    if "avx2" not in lacking:
         return ok("avx2 streams half lines; with avx512 a line would be one store")
-    return warning("sse2 streams quarter lines: puts are slower than with avx2", lost["avx2"])
+    return warning("sse2 streams quarter lines: puts are slower than with avx2", lacking["avx2"])
 
 
 def check_checksums(machine: Machine) -> Verdict:
@@ -107,11 +107,11 @@ def check_checksums(machine: Machine) -> Verdict:
         )
     ) is not None:
         return verdict
-    lost = _missing(machine, ("sse4.2", "pclmul", "vpclmul"), _CRC_FLAGS)
-    if "sse4.2" in lost or "pclmul" in lost:
-        name = "sse4.2" if "sse4.2" in lost else "pclmul"
-        return warning(f"{name} is not used: checksums take most of a copy's time", lost[name])
-    wide = "" if "vpclmul" in lost else ", four at once (vpclmul)"
+    lacking = _missing(machine, ("sse4.2", "pclmul", "vpclmul"), _CRC_FLAGS)
+    if "sse4.2" in lacking or "pclmul" in lacking:
+        name = "sse4.2" if "sse4.2" in lacking else "pclmul"
+        return warning(f"{name} is not used: checksums take most of a copy's time", lacking[name])
+    wide = "" if "vpclmul" in lacking else ", four at once (vpclmul)"
     return ok(f"sse4.2 and pclmul compute checksums{wide}")
 
 
@@ -141,15 +141,15 @@ def check_tsc(machine: Machine) -> Verdict:
     ) is not None:
         return verdict
     cpu = machine.cpu_flags()
-    lost = [name for name in ("constant_tsc", "nonstop_tsc") if name not in cpu]
-    if not lost:
+    lacking = [name for name in ("constant_tsc", "nonstop_tsc") if name not in cpu]
+    if not lacking:
         return ok("the time stamp counter has a constant rate and never stops")
     fix = (
         "give the virtual machine its host's CPU: qemu-system-x86_64 -cpu host,+invtsc"
         if "hypervisor" in cpu
         else _ANOTHER_MODEL
     )
-    return warning(f"no {' and no '.join(lost)}: short waits in spin loops vary in length", fix)
+    return warning(f"no {' and no '.join(lacking)}: short waits in spin loops vary in length", fix)
 
 
 _SHM = "/dev/shm"  # noqa: S108  no file is made there
@@ -243,16 +243,16 @@ def _evaluate_type(machine: Machine, name: str, ranges: list[_Range], platform: 
     # /sys shows address 0 to unprivileged users.
     if first == 0:
         return unknown(f"this user may not see where {name} lies", "sudo beluga doctor")
-    wrong = sorted(kinds - {platform})
-    if not wrong:
+    mismatched = sorted(kinds - {platform})
+    if not mismatched:
         return ok(name)
-    if wrong == ["uncacheable"]:
+    if mismatched == ["uncacheable"]:
         fix = "export BELUGA_MEMORY=uncacheable"
-    elif wrong == ["write-back"]:
+    elif mismatched == ["write-back"]:
         fix = "unset BELUGA_MEMORY"
     else:
         fix = "set the range to write-back in the firmware"
-    return error(f"{name} is {' and '.join(wrong)}, but Beluga assumes {platform}", fix)
+    return error(f"{name} is {' and '.join(mismatched)}, but Beluga assumes {platform}", fix)
 
 
 def check_ddio(machine: Machine) -> Verdict:

@@ -75,12 +75,12 @@ class UndeterminedError(Exception):
 
 def worst(verdicts: Sequence[Verdict], well: str) -> Verdict:
     """Join several verdicts. ``well`` is the text if all of them are ok."""
-    wrong = [verdict for verdict in verdicts if verdict.level != "ok"]
-    if not wrong:
+    problems = [verdict for verdict in verdicts if verdict.level != "ok"]
+    if not problems:
         return ok(well)
-    level = max((verdict.level for verdict in wrong), key=_LEVELS.index)
-    fixes = dict.fromkeys(verdict.fix for verdict in wrong)
-    return Verdict(level, "; ".join(verdict.text for verdict in wrong), " && ".join(fixes))
+    level = max((verdict.level for verdict in problems), key=_LEVELS.index)
+    fixes = dict.fromkeys(verdict.fix for verdict in problems)
+    return Verdict(level, "; ".join(verdict.text for verdict in problems), " && ".join(fixes))
 
 
 _WAIT_S = 2.0

@@ -386,11 +386,11 @@ def check_stale_pools(machine: Machine) -> Verdict:
         )
         shown = " ".join(shlex.quote(str(path)) for path in orphans[:_SHOWN])
         verdicts.append(warning(text, f"rm -r {shown}"))
-    if lost := _serving_removed(machine):
+    if removed := _serving_removed(machine):
         # Every process is listed: the memory is freed only when all of them have ended.
-        names = ", ".join(f"process {pid} of {_list(paths)}" for pid, paths in lost.items())
+        names = ", ".join(f"process {pid} of {_list(paths)}" for pid, paths in removed.items())
         text = f"the files of pools in use were removed, their memory is not free: {names}"
-        verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid in lost)))
+        verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid in removed)))
     if closed := [path for path in closed if _may_be_ours(path)]:
         names = _list([str(path) for path in closed])
         verdicts.append(unknown(f"this user may not read {names}", "sudo beluga doctor"))

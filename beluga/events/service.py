@@ -158,7 +158,7 @@ class EventSockets:
 
     def _bound(self, kind: int, endpoint: str, pending_max: int) -> Any:
         zmq = self._zmq
-        made = self._context.socket(kind)
+        zmq_socket = self._context.socket(kind)
         for option, value in (
             (zmq.SNDHWM, pending_max),
             (zmq.RCVHWM, _REPLAY_PENDING_MAX),
@@ -169,25 +169,25 @@ class EventSockets:
             (zmq.BACKLOG, _BACKLOG),
             (zmq.IPV6, int("[" in endpoint)),
         ):
-            made.setsockopt(option, value)
+            zmq_socket.setsockopt(option, value)
         if kind == zmq.ROUTER:
-            made.setsockopt(
+            zmq_socket.setsockopt(
                 zmq.ROUTER_MANDATORY, 1
             )  # an error if a router is gone or does not read
         if self._token:
-            made.setsockopt(zmq.PLAIN_SERVER, 1)
+            zmq_socket.setsockopt(zmq.PLAIN_SERVER, 1)
         try:
             if _is_served(endpoint):  # libzmq would take the name of the other server
                 raise RouterError(
                     f"no events can be published at {endpoint}: another process does; give another "
                     "endpoint"
                 )
-            made.bind(endpoint)
+            zmq_socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise RouterError(
                 f"no events can be published at {endpoint}: {error.strerror}; give another endpoint"
             ) from None
-        return made
+        return zmq_socket
 
     def close(self) -> None:
         """Close the endpoints. Unread messages are dropped."""
@@ -364,9 +364,9 @@ class EventService:
     def _begin(self, client: Client) -> None:
         """Read the table of names from the pool; see csrc/index/journal.c for the order."""
         while not self._stopping.is_set():
-            taken, self._lost = self._server.take_changes(BATCH_CHANGES)
-            while len(taken) == BATCH_CHANGES:
-                taken, _ = self._server.take_changes(BATCH_CHANGES)
+            changes, self._lost = self._server.take_changes(BATCH_CHANGES)
+            while len(changes) == BATCH_CHANGES:
+                changes, _ = self._server.take_changes(BATCH_CHANGES)
             try:
                 client.ping()
             except RpcError as error:

@@ -243,19 +243,20 @@ def notes_of(now: Figures, before: Figures | None) -> tuple[Note, ...]:
     if retired := int(now.total("pool_retired_bytes")):
         text = f"{show_size(retired)} of memory failed and are never used again: replace it"
         notes.append(Note("bad", text))
-    if wrong := int(now.total("client_checksum_failures_total")):
+    if failures := int(now.total("client_checksum_failures_total")):
         text = (
-            f"{wrong} blocks do not match their checksums (none was returned): "
+            f"{failures} blocks do not match their checksums (none was returned): "
             "'beluga pool check --payload' finds them"
         )
         notes.append(Note("bad", text))
     if damaged := int(now.total("damaged_entries_total")):
         notes.append(Note("warn", f"{damaged} damaged entries were dropped at takeover"))
-    held, suspect = int(now.total("pool_quarantined_bytes")), int(now.total("sessions_suspect"))
-    if held or suspect:
+    quarantined = int(now.total("pool_quarantined_bytes"))
+    suspect = int(now.total("sessions_suspect"))
+    if quarantined or suspect:
         text = (
-            f"{show_size(held)} are quarantined and {suspect} sessions are suspect: a client "
-            "without a heartbeat may still write; 'beluga stat' shows it"
+            f"{show_size(quarantined)} are quarantined and {suspect} sessions are suspect: "
+            "a client without a heartbeat may still write; 'beluga stat' shows it"
         )
         notes.append(Note("warn", text))
     lanes, sessions = int(now.total("lanes")), int(now.total("sessions"))

@@ -378,9 +378,9 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
     if device.kind == "devdax":
         return device
     path = device.spec.path
-    made = 0 if device.exists else os.O_CREAT | os.O_EXCL
+    flags = 0 if device.exists else os.O_CREAT | os.O_EXCL
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     except FileExistsError:
         raise PoolExistsError(
             f"{path} is a dangling link, or another process has just created it; remove it, or "

@@ -330,8 +330,8 @@ class Pool(OfThisProcess):
                 "several machines may share a devdax pool: give each its own number with --host N"
             )
         number = 0 if host is None else host
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if not whole or not 0 <= number < lib.BL_HOST_COUNT:
+        is_integer = isinstance(number, int) and not isinstance(number, bool)
+        if not is_integer or not 0 <= number < lib.BL_HOST_COUNT:
             raise BadValueError(
                 f"host numbers are whole, from 0 to {lib.BL_HOST_COUNT - 1}; {short(host)} is not"
             )

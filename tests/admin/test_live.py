@@ -105,24 +105,24 @@ def test_figures_and_rates_match_the_server(pool: Pool, look: Look) -> None:
         assert cache.get(names(8), payload(8)).hits == 6
         cache.client.report.saved(96, 0.5)
         cache.get(names(1), payload(1))
-        seen = look()
-    counts = [seen.figure(f"{name}") for name in ("blocks", "lookup_keys_total")]
-    assert (*counts, seen.figure("lookup_hits_total")) == (6, 8 + 1, 6 + 1)
-    assert seen.hit_rate == 7 / 9
-    assert round(seen.rates["commits_total"] * seen.over_s) == 6
-    assert round(seen.rates["lookup_hits_total"] * seen.over_s) == 7
-    assert seen.recent_hit_rate == pytest.approx(7 / 9)
-    over_s = seen.reported_over_s
-    assert round(seen.rates["client_written_bytes_total"] * over_s) == 6 * LENGTH
-    assert round(seen.rates["client_read_bytes_total"] * over_s) == 7 * LENGTH
-    assert seen.figure("saved_tokens_total") == 96
-    assert len(seen.history) == 2
-    (tenant,) = seen.tenants
+        snapshot = look()
+    counts = [snapshot.figure(f"{name}") for name in ("blocks", "lookup_keys_total")]
+    assert (*counts, snapshot.figure("lookup_hits_total")) == (6, 8 + 1, 6 + 1)
+    assert snapshot.hit_rate == 7 / 9
+    assert round(snapshot.rates["commits_total"] * snapshot.over_s) == 6
+    assert round(snapshot.rates["lookup_hits_total"] * snapshot.over_s) == 7
+    assert snapshot.recent_hit_rate == pytest.approx(7 / 9)
+    over_s = snapshot.reported_over_s
+    assert round(snapshot.rates["client_written_bytes_total"] * over_s) == 6 * LENGTH
+    assert round(snapshot.rates["client_read_bytes_total"] * over_s) == 7 * LENGTH
+    assert snapshot.figure("saved_tokens_total") == 96
+    assert len(snapshot.history) == 2
+    (tenant,) = snapshot.tenants
     assert (tenant.name, tenant.blocks, tenant.bytes) == ("a", 6, 6 * LENGTH)
-    (session,) = seen.sessions
-    assert (session.pid, session.state, seen.figure("sessions")) == (os.getpid(), "live", 1)
+    (session,) = snapshot.sessions
+    assert (session.pid, session.state, snapshot.figure("sessions")) == (os.getpid(), "live", 1)
     assert session.calls_per_s is None
-    assert {call.method for call in seen.slow_calls} >= {"reserve", "commit", "lookup"}
+    assert {call.method for call in snapshot.slow_calls} >= {"reserve", "commit", "lookup"}
 
 
 def test_a_sessions_calls_are_counted_between_two_snapshots(pool: Pool, look: Look) -> None:
@@ -141,25 +141,29 @@ def test_the_map_adds_up_and_shows_block_locations(pool: Pool, look: Look) -> No
     empty = look()
     with KVCache(pool, namespace="a") as cache:
         cache.put(names(100), payload(100))
-        seen = look()
+        snapshot = look()
     geometry = pool.geometry
-    assert [device.path for device in seen.devices] == [str(device.path) for device in pool.devices]
-    for device in seen.devices:
+    assert [device.path for device in snapshot.devices] == [
+        str(device.path) for device in pool.devices
+    ]
+    for device in snapshot.devices:
         assert len(device.states) == len(device.fill) // 2 == DEVICE // STRIPE_SIZE - 1
-    tables = sum(device.table_bytes for device in seen.devices)
+    tables = sum(device.table_bytes for device in snapshot.devices)
     assert tables == geometry.data_offset
     free = sum(device.free_bytes for device in empty.devices)
     assert free == empty.figure("pool_free_bytes") == geometry.stripe_count * STRIPE_SIZE
     assert all(set(device.states) <= {"0", "3"} for device in empty.devices)
-    used = sum(device.used_bytes for device in seen.devices)
-    assert abs(used - seen.figure("pool_used_bytes")) < 1000  # shares of stripes are whole numbers
+    used = sum(device.used_bytes for device in snapshot.devices)
+    assert (
+        abs(used - snapshot.figure("pool_used_bytes")) < 1000
+    )  # shares of stripes are whole numbers
     full = sum(
         int(device.fill[at : at + 2], 16)
-        for device in seen.devices
+        for device in snapshot.devices
         for at in range(0, len(device.fill), 2)
     )
-    assert full * STRIPE_SIZE / 255 == pytest.approx(seen.figure("pool_used_bytes"), rel=0.05)
-    assert sum(device.states.count(str(CellState.USED.value)) for device in seen.devices) == 4
+    assert full * STRIPE_SIZE / 255 == pytest.approx(snapshot.figure("pool_used_bytes"), rel=0.05)
+    assert sum(device.states.count(str(CellState.USED.value)) for device in snapshot.devices) == 4
 
 
 def test_large_devices_have_a_bounded_number_of_cells(shm: Path) -> None:
@@ -180,13 +184,15 @@ def test_quarantine_is_on_the_map_and_in_the_notes(pool: Pool) -> None:
         cache.put(names(4), payload(4))
         assert OtherMachine(pool, host=3, boot_id=(7, 9)).attach(0x5EED) == 0
     with IndexServer(pool) as server:
-        seen = Observer(server, pool).snapshot()
-    assert seen.figure("pool_quarantined_bytes") > 0
-    assert seen.figure("sessions_suspect") == 1
-    (device,) = seen.devices
-    assert device.quarantined_bytes == pytest.approx(seen.figure("pool_quarantined_bytes"), abs=100)
+        snapshot = Observer(server, pool).snapshot()
+    assert snapshot.figure("pool_quarantined_bytes") > 0
+    assert snapshot.figure("sessions_suspect") == 1
+    (device,) = snapshot.devices
+    assert device.quarantined_bytes == pytest.approx(
+        snapshot.figure("pool_quarantined_bytes"), abs=100
+    )
     assert str(CellState.QUARANTINED.value) in device.states
-    (note,) = [note for note in seen.notes if "quarantined" in note.text]
+    (note,) = [note for note in snapshot.notes if "quarantined" in note.text]
     assert note.level == "warn"
 
 
@@ -212,9 +218,9 @@ def test_a_stopped_server_and_a_standby_are_reported(server: IndexServer, pool: 
     standby.stop()
     watched = Observer(server, pool)
     server.stop()
-    seen = watched.snapshot()
-    assert seen.server.state == "stopped"
-    assert seen.sessions == seen.devices == ()
+    snapshot = watched.snapshot()
+    assert snapshot.server.state == "stopped"
+    assert snapshot.sessions == snapshot.devices == ()
 
 
 def test_the_response_is_the_snapshot_with_history_on_request(

@@ -83,8 +83,8 @@ def test_a_table_sets_a_commands_options(write: Write) -> None:
     assert (served["quota_calls"], served["quota_grants"], served["admin"]) == (10, 20, "0")
     assert (list(served["disk"]), list(served["remote"])) == (["/a", "/b"], ["file:///c"])
     assert (served["disk_bytes"], served["silent"], served["watch"]) == (64 << 20, 3.0, True)
-    made = given("pool", "create", "x")
-    assert (made["interleave"], made["device_size"]) == (False, 4096)
+    options = given("pool", "create", "x")
+    assert (options["interleave"], options["device_size"]) == (False, 4096)
     simulated = given("simulate", "x")
     assert (simulated["pool"], simulated["plot"]) == (1_500_000_000, True)
     assert given("gateway")["port"] == 8080

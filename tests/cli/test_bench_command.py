@@ -80,9 +80,9 @@ def ends_with(error: BaseException) -> Callable[[Any], Any]:
 
 
 def test_the_page_has_the_rows_that_json_has(benches: Benches, tmp_path: Path) -> None:
-    done = beluga("--json", "--out", "page.html")
-    assert (done.exit_code, done.stderr) == (0, "wrote page.html\n")
-    assert json.loads(done.stdout) == [row()]
+    ended = beluga("--json", "--out", "page.html")
+    assert (ended.exit_code, ended.stderr) == (0, "wrote page.html\n")
+    assert json.loads(ended.stdout) == [row()]
     read = Page((tmp_path / "page.html").read_text())
     assert "950 ns" in read.texts["td"]
     assert {"CPU", "Kernel", "Memory", "Commit", "Command"} <= set(read.texts["dt"])
@@ -96,9 +96,9 @@ def test_without_a_name_the_page_is_written_to_the_current_folder(benches: Bench
 def test_a_failed_benchmark_does_not_stop_the_others(benches: Benches) -> None:
     benches["a"] = ends_with(BelugaError("no fio"))
     benches["b"] = lambda options: [row("b")]
-    done = beluga()
-    assert isinstance(done.exception, BelugaError)
-    assert str(done.exception) == "a failed; the page has the others"
+    ended = beluga()
+    assert isinstance(ended.exception, BelugaError)
+    assert str(ended.exception) == "a failed; the page has the others"
     read = Page(Path("beluga-bench.html").read_text())
     assert "a is missing: it failed: no fio" in read.texts["p"]
     assert {"bench-rpc", "bench-b"} <= set(read.ids)
@@ -110,9 +110,9 @@ def test_an_interruption_leaves_a_page_of_completed_rows(
 ) -> None:
     benches["a"] = ends_with(error)
     benches["b"] = lambda options: pytest.fail("it went on")
-    done = beluga()
-    assert done.exit_code in (130, 143)
-    assert done.stderr.splitlines()[-2:] == ["wrote beluga-bench.html", "interrupted"]
+    ended = beluga()
+    assert ended.exit_code in (130, 143)
+    assert ended.stderr.splitlines()[-2:] == ["wrote beluga-bench.html", "interrupted"]
     read = Page(Path("beluga-bench.html").read_text())
     assert "bench-rpc" in read.ids
     for name in ("a", "b"):
@@ -123,9 +123,9 @@ def test_an_interruption_of_the_first_benchmark_leaves_no_file(
     benches: Benches, tmp_path: Path
 ) -> None:
     benches["rpc"] = ends_with(KeyboardInterrupt())
-    done = beluga()
-    assert done.exit_code == 130
-    assert done.stderr.splitlines() == ["interrupted before any benchmark was complete: no page"]
+    ended = beluga()
+    assert ended.exit_code == 130
+    assert ended.stderr.splitlines() == ["interrupted before any benchmark was complete: no page"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,8 +133,8 @@ def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
     benches["rpc"] = lambda options: pytest.fail("it ran")
     for name in ("one", "two"):
         (tmp_path / f"{name}.json").write_text(json.dumps([row(case=name)]))
-    done = beluga("--from", "one.json", "two.json", "--out", "page.html")  # as a shell expands *
-    assert done.exit_code == 0, done.output
+    ended = beluga("--from", "one.json", "two.json", "--out", "page.html")  # as a shell expands *
+    assert ended.exit_code == 0, ended.output
     read = Page(Path("page.html").read_text())
     assert {"one", "two"} <= set(read.texts["td"])
     assert "recorded in one.json, two.json; nothing was run" in read.texts["dd"]
@@ -153,12 +153,12 @@ def test_invalid_arguments_are_rejected_before_the_work(
     benches: Benches, arguments: list[str], message: str
 ) -> None:
     benches["rpc"] = lambda options: pytest.fail("it ran")
-    done = beluga(*arguments)
-    assert done.exit_code != 0
-    assert message in done.stderr + str(done.exception)
+    ended = beluga(*arguments)
+    assert ended.exit_code != 0
+    assert message in ended.stderr + str(ended.exception)
 
 
 def test_report_options_are_rejected_without_report(benches: Benches) -> None:
-    done = CliRunner().invoke(app, ["bench", "rpc", "--out", "page.html"])
-    assert done.exit_code == 2
-    assert "add report" in done.stderr
+    ended = CliRunner().invoke(app, ["bench", "rpc", "--out", "page.html"])
+    assert ended.exit_code == 2
+    assert "add report" in ended.stderr

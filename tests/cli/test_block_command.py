@@ -32,8 +32,8 @@ def test_get_returns_the_bytes_of_put(run: Run, pool: list[str], tmp_path: Path,
 
 def test_a_block_is_replaced_only_by_force(run: Run, pool: list[str]) -> None:
     def put(text: str, *options: str) -> str:
-        done = run("put", "key", "-", *pool, "--json", *options, stdin=text)
-        return str(json.loads(done.stdout)["state"])
+        ended = run("put", "key", "-", *pool, "--json", *options, stdin=text)
+        return str(json.loads(ended.stdout)["state"])
 
     assert [put("first"), put("first"), put("first", "--force")] == ["stored", "present", "present"]
     refused = run("put", "key", "-", *pool, stdin="second")

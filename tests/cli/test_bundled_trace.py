@@ -40,10 +40,10 @@ def test_the_default_trace_is_always_the_same() -> None:
 def test_commands_use_the_trace_and_report_it(
     run: Run, command: tuple[str, ...], requests: int
 ) -> None:
-    done = run(*command, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "no trace is given; using 1,200 requests of synthetic conversations" in done.stderr
-    result = json.loads(done.stdout)
+    ended = run(*command, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert "no trace is given; using 1,200 requests of synthetic conversations" in ended.stderr
+    result = json.loads(ended.stdout)
     row = result[0] if isinstance(result, list) else result.get("trace", result)
     assert row["requests"] == requests
 

@@ -41,8 +41,8 @@ def test_a_pool_of_an_earlier_format_is_rejected_and_its_disk_tier_adopted(
     assert [device.read_bytes() for device in devices] == before
 
     # A new pool has no blocks, and the disk belongs to another server until it is adopted.
-    made = run("pool", "create", "--force", "--size", "24M", *map(str, devices))
-    assert made.returncode == 0, made.stderr
+    ended = run("pool", "create", "--force", "--size", "24M", *map(str, devices))
+    assert ended.returncode == 0, ended.stderr
     tier = ("--disk", str(disk), "--disk-bytes", "16M")
     refused = run("serve", *pool, *tier)
     assert refused.returncode == 1

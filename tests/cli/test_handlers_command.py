@@ -68,10 +68,10 @@ LONG = pytest.mark.long
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "program"
-    made.mkdir()
-    (made / "jobs.py").write_text(MODULE)
-    return made
+    program = tmp_path / "program"
+    program.mkdir()
+    (program / "jobs.py").write_text(MODULE)
+    return program
 
 
 @pytest.fixture
@@ -245,11 +245,11 @@ def test_handlers_that_cannot_be_loaded_are_reported_before_the_server_starts(
 
 def test_a_pool_is_made_with_room_for_long_calls(run_command: RunCommand, shm: Path) -> None:
     path = str(shm / "wide")
-    made = run_command(
+    ended = run_command(
         *("pool", "create", path, "--size", "64M", "--lanes", "2", "--bulk-size", "1M"),
         entry="main",
     )
-    assert made.returncode == 0, made.stderr
+    assert ended.returncode == 0, ended.stderr
     with Pool.open([path]) as opened:
         assert opened.geometry.bulk_size == 1 << 20
     refused = run_command("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
@@ -273,10 +273,10 @@ def test_metrics_count_the_calls_of_each_handler(
     run_command("call", "nothing", *pool)
     url = announced.split("metrics at ")[1].strip()
     assert announced.startswith("page at") == (entry == "main")
-    seen = scrape(url)
+    scraped = scrape(url)
     calls = {
-        handler: seen.value("beluga_handler_calls_total", handler=handler)
-        for handler in seen.labels("beluga_handler_calls_total", "handler")
+        handler: scraped.value("beluga_handler_calls_total", handler=handler)
+        for handler in scraped.labels("beluga_handler_calls_total", "handler")
     }
     assert {name: calls[name] for name in ("add", "shout", "norm", "(unknown)")} == {
         "add": 2,
@@ -284,11 +284,11 @@ def test_metrics_count_the_calls_of_each_handler(
         "norm": 0,
         "(unknown)": 1,
     }
-    assert seen.value("beluga_handler_errors_total", handler="add") == 1
-    assert seen.value("beluga_handler_errors_total", handler="shout") == 0
-    assert seen.value("beluga_handler_seconds_count", handler="add") == 2
-    assert seen.value("beluga_rpc_calls_total", method="function") >= 4
-    assert seen.value("beluga_server_serving") == 1
+    assert scraped.value("beluga_handler_errors_total", handler="add") == 1
+    assert scraped.value("beluga_handler_errors_total", handler="shout") == 0
+    assert scraped.value("beluga_handler_seconds_count", handler="add") == 2
+    assert scraped.value("beluga_rpc_calls_total", method="function") >= 4
+    assert scraped.value("beluga_server_serving") == 1
     assert complaints(raw(url)) == []
     ready = url.replace("metrics", "readyz")
     with urllib.request.urlopen(ready, timeout=60) as answer:  # noqa: S310

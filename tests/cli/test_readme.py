@@ -48,7 +48,7 @@ def test_the_shell_block_works_when_pasted(pasted: dict[str, str], tmp_path: Pat
     lines = block_with("serve --detach", "shell").splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("beluga mount"))
     assert [line.split()[0] for line in lines[:first]] == ["python3", "pip"]
-    done = subprocess.run(
+    ended = subprocess.run(
         ["/bin/sh", "-e"],
         input="\n".join(lines[first:]),
         cwd=tmp_path,
@@ -58,7 +58,7 @@ def test_the_shell_block_works_when_pasted(pasted: dict[str, str], tmp_path: Pat
         check=False,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    assert "forty-two\n" in done.stdout
+    assert ended.returncode == 0, ended.stderr
+    assert "forty-two\n" in ended.stdout
     assert not folder.exists()
     assert {path.name for path in tmp_path.iterdir()} <= {"bin", "state"}

@@ -32,8 +32,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -> None:
-    done = run("simulate", trace, "--policy", "least-tokens,linear", "--seeds", 2, "--json")
-    rows = json.loads(done.stdout)
+    ended = run("simulate", trace, "--policy", "least-tokens,linear", "--seeds", 2, "--json")
+    rows = json.loads(ended.stdout)
     assert [(row["policy"], row["memory"], row["seed"]) for row in rows] == [
         (policy, memory, seed)
         for policy in ("least-tokens", "linear")
@@ -61,8 +61,8 @@ def test_json_has_the_detected_format_that_stderr_shows(
     options = ["--policy", "random", "--memory", "pool"] if command == "simulate" else []
     if given:
         options += ["--format", "mooncake", "--time-unit", "s", "--block-tokens", "16"]
-    done = run(command, trace, *options, "--json")
-    shown = json.loads(done.stdout)
+    ended = run(command, trace, *options, "--json")
+    shown = json.loads(ended.stdout)
     read = shown[0]["read"] if command == "simulate" else shown["read"]
     assert {name: read[name] for name in ("file", "format", "time_unit", "block_tokens")} == {
         "file": "t.jsonl", "format": "mooncake", "time_unit": "s" if given else "ms",
@@ -70,7 +70,7 @@ def test_json_has_the_detected_format_that_stderr_shows(
     }  # fmt: skip
     for name, option in (("format", "format"), ("time_unit", "time-unit")):
         assert read[f"{name}_guessed"] is not given
-        assert (f"(guessed; --{option})" in done.stderr) is not given
+        assert (f"(guessed; --{option})" in ended.stderr) is not given
     assert read["block_tokens_guessed"] is not given
     assert ("hash_ids" in read["block_tokens_note"]) is not given
     assert (read["skipped"], read["left_out"]) == ([], {})
@@ -81,14 +81,14 @@ def test_text_output_is_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path:
     hostile.write_bytes(trace.read_bytes())
     report = tmp_path / "report.html"
     options = ("--policy", "least-cost,min-ttft", "--speed", "4,8", "--report", report)
-    done = run("simulate", hostile, *options, "--plot", "--json")
-    assert done.stderr.startswith(f"read {hostile.name}: format mooncake (guessed; --format)")
-    assert done.stderr.count("\n") == 1
+    ended = run("simulate", hostile, *options, "--plot", "--json")
+    assert ended.stderr.startswith(f"read {hostile.name}: format mooncake (guessed; --format)")
+    assert ended.stderr.count("\n") == 1
     read = Page(report.read_text())
     assert hostile.name in read.texts["h1"][0]
     assert any(f"simulate '{hostile.parent}" in text or hostile.name.split("'")[0] in text
                for text in read.texts["dd"])  # fmt: skip
-    rows = [row for row in json.loads(done.stdout) if row["seed"] is None]
+    rows = [row for row in json.loads(ended.stdout) if row["seed"] is None]
     assert {row["speed"] for row in rows} == {4, 8}
     shown = " ".join(read.texts["td"])
     for row in rows:
@@ -106,20 +106,20 @@ def test_other_clusters_can_be_described(run: Run, trace: Path) -> None:
                "--eviction", "fifo", "--scale-at", "0:+2", "--policy",
                "min-ttft:ttft_objective_s=60",
                "--format", "mooncake")  # fmt: skip
-    done = run("simulate", trace, *options, "--json")
-    rows = json.loads(done.stdout)
+    ended = run("simulate", trace, *options, "--json")
+    rows = json.loads(ended.stdout)
     assert {row["capacity_bytes"] for row in rows} == {128 << 30}
     assert all(row["hit_rate_after"] is not None for row in rows)
 
 
 def test_the_preset_is_the_cluster_of_the_reference(run: Run, trace: Path) -> None:
-    done = run("simulate", trace, "--preset", "feasibility", "--policy", "random", "--json")
-    assert {row["capacity_bytes"] for row in json.loads(done.stdout)} == {1950 << 30}
+    ended = run("simulate", trace, "--preset", "feasibility", "--policy", "random", "--json")
+    assert {row["capacity_bytes"] for row in json.loads(ended.stdout)} == {1950 << 30}
 
 
 def test_unequal_memory_sizes_are_reported(run: Run, trace: Path) -> None:
-    done = run("simulate", trace, "--policy", "random", "--pool-bytes", "1TiB", "--local", "8GiB")
-    assert "not equal: the pool has 1 TiB, all DRAM together 64 GiB" in done.stderr
+    ended = run("simulate", trace, "--policy", "random", "--pool-bytes", "1TiB", "--local", "8GiB")
+    assert "not equal: the pool has 1 TiB, all DRAM together 64 GiB" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_unequal_memory_sizes_are_reported(run: Run, trace: Path) -> None:
 def test_invalid_combinations_are_rejected_in_one_line(
     run: Run, trace: Path, options: tuple[str, ...], what: str
 ) -> None:
-    done = run("simulate", trace, *options)
-    assert done.returncode != 0
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("beluga: error: ")]
+    ended = run("simulate", trace, *options)
+    assert ended.returncode != 0
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("beluga: error: ")]
     assert what in line
-    assert done.stdout == ""
+    assert ended.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_invalid_combinations_are_rejected_in_one_line(
 def test_an_invalid_option_value_is_a_usage_error(
     run: Run, trace: Path, options: tuple[str, ...], what: str
 ) -> None:
-    done = run("simulate", trace, *options)
-    assert done.returncode == 2
-    assert what in done.stderr
+    ended = run("simulate", trace, *options)
+    assert ended.returncode == 2
+    assert what in ended.stderr
 
 
 def row(policy: str, ttft_s: float | None, *, seed: int | None = None, memory: str = "pool") -> Row:
@@ -206,10 +206,10 @@ class SimpleTrace(list[None]):
 
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
-    made = Simulation()
-    monkeypatch.setattr("beluga.simulate.load_trace", made.load)
-    monkeypatch.setattr("beluga.simulate.sweep", made.run)
-    return made
+    double = Simulation()
+    monkeypatch.setattr("beluga.simulate.load_trace", double.load)
+    monkeypatch.setattr("beluga.simulate.sweep", double.run)
+    return double
 
 
 def beluga(*arguments: object) -> Result:
@@ -228,7 +228,7 @@ POLICY_LIST = "random, linear:decay=2,shared_credit=0.25"
 
 
 def test_given_options_are_simulated(simulation: Simulation) -> None:
-    done = beluga(
+    ended = beluga(
         "t", "--policy", POLICY_LIST, "--workers", 3, "--pool-bytes", "2TB",
         "--local", "1.5 gb",
         "--hbm", "64MiB", "--memory", "split", "--bandwidth", 5, "--local-bandwidth", 6,
@@ -237,7 +237,7 @@ def test_given_options_are_simulated(simulation: Simulation) -> None:
         "--scale-at", "7.5:-2", "--ttft-goal", 8, "--format", "vllm",
         "--rate", 10, "--time-unit", "s", "--block-tokens", 64,
     )  # fmt: skip
-    assert done.exit_code == 0
+    assert ended.exit_code == 0
     assert simulation.loaded == (Path("t"), "vllm", 10.0, "s", 64)
     assert simulation.requested == {
         "policies": ["random", "linear:decay=2,shared_credit=0.25"], "memories": ("split",),

@@ -36,11 +36,10 @@ def snapshot(shm: Path) -> Snapshot:
         Pool.create([shm / ("a" * 60)], device_size=32 << 20, sparse=True) as pool,
         IndexServer(pool) as server,
     ):
-        seen = Observer(server, pool)
-        made = seen.snapshot()
+        served = Observer(server, pool).snapshot()
     name = "\x1b[31mred\r\n" + "n" * 100
     return dataclasses.replace(
-        made,
+        served,
         sessions=(SessionFacts("ab" * 8, 3, None, "vllm", "suspect", 7, 9, None, 1, 2, 3, 4),) * 20,
         tenants=(TenantFacts("cd" * 8, name, 4096, 10, 40960, 10, 20, 30),),
         tiers=(TierFacts(name, None, None, None, 1, 2, 3, "open"),),
@@ -109,18 +108,18 @@ def test_the_terminal_is_restored_after_q_and_ctrl_c(
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  no threads
         env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
     )
-    seen = b""
+    output = b""
     try:
-        while b"serving, epoch 1" not in seen:
-            seen += os.read(screen, 4096)
+        while b"serving, epoch 1" not in output:
+            output += os.read(screen, 4096)
         os.write(screen, end)
-        while b"\x1b[?1049l" not in seen:  # back to the first screen
-            seen += os.read(screen, 4096)
+        while b"\x1b[?1049l" not in output:  # back to the first screen
+            output += os.read(screen, 4096)
         assert top.wait(timeout=20) == (0 if end == b"q" else 130)
     finally:
         top.kill()
         top.wait()
-    assert b"Traceback" not in seen
+    assert b"Traceback" not in output
     assert termios.tcgetattr(terminal) == before
     os.close(screen)
     os.close(terminal)

@@ -29,11 +29,11 @@ NAMES = [check.name for check in CHECKS]
 
 @pytest.mark.usefixtures("server")
 def test_doctor_prints_one_line_for_each_finding(run: Run, pool: list[str]) -> None:
-    done = run("doctor", *pool)
-    lines = done.stdout.splitlines()
+    ended = run("doctor", *pool)
+    lines = ended.stdout.splitlines()
     assert [line.partition(": ")[0] for line in lines] == NAMES
     assert all(("; fix: " in line) == (": ok: " not in line) for line in lines)
-    assert done.returncode == (": error: " in done.stdout)
+    assert ended.returncode == (": error: " in ended.stdout)
     assert "pool-server: ok: a server answers, epoch 1" in lines
 
 
@@ -103,9 +103,9 @@ def check_required(report: dict[str, Any]) -> None:
 
 def test_files_of_one_host_pass_and_are_unchanged(run: Run, paths: list[str]) -> None:
     before = contents(paths)
-    done = run("verify", *named(paths), *QUICK, "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    ended = run("verify", *named(paths), *QUICK, "--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
     assert (report["good"], report["role"]) == (True, "alone")
     assert report["machine"]["kernel"]
     assert [device["path"] for device in report["devices"]] == paths
@@ -117,10 +117,10 @@ def test_files_of_one_host_pass_and_are_unchanged(run: Run, paths: list[str]) ->
 def test_the_text_report_has_a_line_for_each_test_initiator_and_mode(
     run: Run, paths: list[str]
 ) -> None:
-    done = run("verify", *named(paths), *QUICK)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("holds") + done.stdout.count("does not hold") == ROWS
-    assert done.stderr == "everything required holds\n"
+    ended = run("verify", *named(paths), *QUICK)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("holds") + ended.stdout.count("does not hold") == ROWS
+    assert ended.stderr == "everything required holds\n"
 
 
 def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:

@@ -73,8 +73,8 @@ def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
         assert cache.get(names(10), payload(10)).hits == 6
         assert cache.lookup(names(10)) == 6
         cache.get(names(1), payload(1))  # reports the lookup
-        seen = look()
-    value = seen.value
+        scraped = look()
+    value = scraped.value
     assert (value("beluga_blocks"), value("beluga_blocks_limit")) == (6, BLOCKS)
     assert value("beluga_pool_payload_bytes") == 6 * LENGTH
     assert value("beluga_commits_total") == value("beluga_client_stored_blocks_total") == 6
@@ -101,9 +101,9 @@ def test_counters_of_missing_tiers_are_not_an_error(pool: Pool, look: Callable[[
     with Client(pool) as client:
         assert fetch_counters(client) is None
         assert [call.method for call in read_trace(pool.runtime_dir).calls()] == ["counters"]
-    seen = look()
-    assert seen.value("beluga_rpc_calls_total", method="counters") == 1
-    assert seen.value("beluga_rpc_errors_total", method="counters") == 0
+    scraped = look()
+    assert scraped.value("beluga_rpc_calls_total", method="counters") == 1
+    assert scraped.value("beluga_rpc_errors_total", method="counters") == 0
 
 
 def test_blocks_are_counted_by_tenant_and_block_size(
@@ -115,25 +115,25 @@ def test_blocks_are_counted_by_tenant_and_block_size(
         other.put(names(2), payload(2))
         other.put(names(2, start=50), payload(2, 4096))
         assert first.get(names(3), payload(3)).hits == 3
-        seen = look()
-        assert seen.labels("beluga_tenant_blocks", "tenant") == {
+        scraped = look()
+        assert scraped.labels("beluga_tenant_blocks", "tenant") == {
             tenant,
             f"{other.fingerprint:016x}",
         }
-        assert seen.value("beluga_tenant_blocks", tenant=tenant) == 3
-        assert seen.value("beluga_tenant_bytes", tenant=tenant) == 3 * LENGTH
-        assert seen.value("beluga_tenant_hits_total", tenant=tenant) == 3
-        assert seen.value("beluga_tenant_blocks", block_bytes="4096") == 2
-        assert seen.value("beluga_tenant_bytes") == seen.value("beluga_pool_payload_bytes")
+        assert scraped.value("beluga_tenant_blocks", tenant=tenant) == 3
+        assert scraped.value("beluga_tenant_bytes", tenant=tenant) == 3 * LENGTH
+        assert scraped.value("beluga_tenant_hits_total", tenant=tenant) == 3
+        assert scraped.value("beluga_tenant_blocks", block_bytes="4096") == 2
+        assert scraped.value("beluga_tenant_bytes") == scraped.value("beluga_pool_payload_bytes")
         assert first.remove(names(1)) == 1
         other.put(names(BLOCKS, start=100), payload(BLOCKS, 4096))  # evicts all earlier blocks
-    seen = look()
-    assert seen.value("beluga_tenant_blocks", tenant=tenant) == 0
-    assert seen.value("beluga_tenant_commits_total", tenant=tenant) == 3
-    assert seen.value("beluga_tenant_evictions_total", tenant=tenant) == 2
-    assert seen.value("beluga_tenant_evictions_total") == seen.value("beluga_evictions_total")
-    assert seen.value("beluga_table_evictions_total") > 0
-    assert seen.value("beluga_tenant_blocks") == seen.value("beluga_blocks") == BLOCKS
+    scraped = look()
+    assert scraped.value("beluga_tenant_blocks", tenant=tenant) == 0
+    assert scraped.value("beluga_tenant_commits_total", tenant=tenant) == 3
+    assert scraped.value("beluga_tenant_evictions_total", tenant=tenant) == 2
+    assert scraped.value("beluga_tenant_evictions_total") == scraped.value("beluga_evictions_total")
+    assert scraped.value("beluga_table_evictions_total") > 0
+    assert scraped.value("beluga_tenant_blocks") == scraped.value("beluga_blocks") == BLOCKS
 
 
 def test_a_successor_counts_the_blocks_that_it_takes_over(pool: Pool) -> None:
@@ -175,11 +175,11 @@ def test_refusals_have_their_reason(pool: Pool, look: Callable[[], Scrape]) -> N
         pins = reader.pin(names(BLOCKS))
         assert cache.put(names(2), payload(2, 4096)).refused == 2
         reader.release(pins)
-        seen = look()
-    assert seen.value("beluga_refusals_total", reason="table full") == 2
-    assert seen.value("beluga_refusals_total") == 2
-    assert seen.value("beluga_client_refused_blocks_total") == 2
-    assert seen.value("beluga_blocks_pinned") == 0
+        scraped = look()
+    assert scraped.value("beluga_refusals_total", reason="table full") == 2
+    assert scraped.value("beluga_refusals_total") == 2
+    assert scraped.value("beluga_client_refused_blocks_total") == 2
+    assert scraped.value("beluga_blocks_pinned") == 0
 
 
 def test_the_link_shows_bytes_of_engines_in_use(pool: Pool, look: Callable[[], Scrape]) -> None:
@@ -189,18 +189,18 @@ def test_the_link_shows_bytes_of_engines_in_use(pool: Pool, look: Callable[[], S
     with KVCache(pool, namespace="a", link=settings) as cache:
         cache.put(names(8), payload(8))
         assert cache.get(names(8), payload(8)).hits == 8
-        seen = look()
+        scraped = look()
         again = look()
-    assert seen.value("beluga_link_bytes_total", direction="read") >= 8 * LENGTH
-    assert seen.value("beluga_link_bytes_total", direction="write", **{"class": "offload"}) >= (
+    assert scraped.value("beluga_link_bytes_total", direction="read") >= 8 * LENGTH
+    assert scraped.value("beluga_link_bytes_total", direction="write", **{"class": "offload"}) >= (
         8 * LENGTH
     )
-    assert seen.value("beluga_link_busy_seconds_total", direction="read") > 0
-    assert seen.labels("beluga_link_device_busy_seconds_total", "device") == {
+    assert scraped.value("beluga_link_busy_seconds_total", direction="read") > 0
+    assert scraped.labels("beluga_link_device_busy_seconds_total", "device") == {
         str(device.path) for device in pool.devices
     }
-    assert seen.value("beluga_link_device_busy_seconds_total") > 0
-    assert again.value("beluga_link_bytes_total") == seen.value("beluga_link_bytes_total")
+    assert scraped.value("beluga_link_device_busy_seconds_total") > 0
+    assert again.value("beluga_link_bytes_total") == scraped.value("beluga_link_bytes_total")
     assert not any(name.startswith("beluga_link_") for name in look().series)
 
 
@@ -212,10 +212,10 @@ def test_tokens_and_seconds_that_an_engine_saved_are_summed_by_kind(
         for _ in range(2):
             cache.client.report.saved(1600, 0.125)
             cache.get(names(1), payload(1))
-        seen = look()
-    assert seen.value("beluga_saved_tokens_total", client="vllm") == 3200
-    assert seen.value("beluga_saved_prefill_seconds_total", client="vllm") == 0.25
-    assert seen.value("beluga_saved_tokens_total", client="other") == 0
+        scraped = look()
+    assert scraped.value("beluga_saved_tokens_total", client="vllm") == 3200
+    assert scraped.value("beluga_saved_prefill_seconds_total", client="vllm") == 0.25
+    assert scraped.value("beluga_saved_tokens_total", client="other") == 0
 
 
 def test_every_series_is_in_the_table_with_its_kind_and_labels(
@@ -224,12 +224,12 @@ def test_every_series_is_in_the_table_with_its_kind_and_labels(
     with KVCache(pool, namespace=Namespace({"name": "a"}), link=LinkSettings()) as cache:
         cache.put(names(1), payload(1))
         cache.get(names(1), payload(1))
-        seen = look()
+        scraped = look()
     ours = {
-        name: kind for name, kind in seen.kinds.items() if not name.startswith(REGISTRY_PREFIXES)
+        name: kind for name, kind in scraped.kinds.items() if not name.startswith(REGISTRY_PREFIXES)
     }
     assert ours == {name: metric.kind for name, metric in METRICS.items()}
-    for name, series in seen.series.items():
+    for name, series in scraped.series.items():
         base = name
         for end in ("_bucket", "_sum", "_count"):
             if METRICS.get(name.removesuffix(end), METRICS["beluga_blocks"]).kind == "histogram":
@@ -250,18 +250,18 @@ def test_an_ended_server_is_reported_until_the_exporter_stops(
 ) -> None:
     assert look().value("beluga_server_serving") == 1
     server.stop()
-    seen = look()
-    assert seen.value("beluga_server_serving") == 0
-    assert "beluga_blocks" not in seen.series
+    scraped = look()
+    assert scraped.value("beluga_server_serving") == 0
+    assert "beluga_blocks" not in scraped.series
 
 
 def test_process_metrics_are_of_this_process(look: Callable[[], Scrape]) -> None:
-    seen = look()
-    started = seen.value("process_start_time_seconds")
+    scraped = look()
+    started = scraped.value("process_start_time_seconds")
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     up_s = float(Path("/proc/uptime").read_text().split()[0])
     age_s = up_s - ticks / os.sysconf("SC_CLK_TCK")
     assert abs(time.time() - started - age_s) < 60
-    assert seen.value("process_resident_memory_bytes") > 1 << 20
-    assert seen.value("process_open_fds") > 3
-    assert look().value("process_cpu_seconds_total") >= seen.value("process_cpu_seconds_total")
+    assert scraped.value("process_resident_memory_bytes") > 1 << 20
+    assert scraped.value("process_open_fds") > 3
+    assert look().value("process_cpu_seconds_total") >= scraped.value("process_cpu_seconds_total")

@@ -244,9 +244,9 @@ def test_the_dashboard_has_data_and_planted_faults_raise_alerts(
             empty = [f"{title}: {expr}" for title, expr in queries() if not prometheus.query(expr)]
             assert not empty, "\n".join(empty)
             assert quiet <= {"BelugaChurn"}  # the load evicts on purpose
-            seen = scrape(f"http://127.0.0.1:{port}/metrics")
-            spent_s = seen.value("beluga_exporter_seconds_total")
-            assert spent_s / seen.value("beluga_exporter_scrapes_total") / 15 < 0.01  # of a core
+            scraped = scrape(f"http://127.0.0.1:{port}/metrics")
+            spent_s = scraped.value("beluga_exporter_seconds_total")
+            assert spent_s / scraped.value("beluga_exporter_scrapes_total") / 15 < 0.01  # of a core
             load.work = load.miss
             assert eventually(lambda: "BelugaHitRateZero" in prometheus.firing(), 60)
             load.work = load.small

@@ -170,13 +170,13 @@ def test_no_response_shows_an_engine_address(served: Site) -> None:
 
 
 def test_operators_on_other_machines_need_a_token(run: Any, tmp_path: Path) -> None:
-    done = run("gateway", "--admin", "0.0.0.0:0", "--port", 0)
-    assert done.returncode != 0
-    assert "give --admin-token FILE" in done.stderr
+    ended = run("gateway", "--admin", "0.0.0.0:0", "--port", 0)
+    assert ended.returncode != 0
+    assert "give --admin-token FILE" in ended.stderr
     (tmp_path / "short").write_text("12345\n")
-    done = run("gateway", "--admin", "0.0.0.0:0", "--port", 0, "--admin-token", tmp_path / "short")
-    assert done.returncode != 0
-    assert "12345" not in done.stderr
+    ended = run("gateway", "--admin", "0.0.0.0:0", "--port", 0, "--admin-token", tmp_path / "short")
+    assert ended.returncode != 0
+    assert "12345" not in ended.stderr
 
 
 SECRET = "-".join(["of", "the", "operators"] * 3)
@@ -224,7 +224,7 @@ def test_a_token_is_required_and_never_printed(start: Start, shm: Path) -> None:
 
 def certificate(folder: Path) -> tuple[str, ssl.SSLContext]:
     """Return the setting of a server's new certificate, and the context of its clients."""
-    made = subprocess.run(
+    ended = subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
             *("-keyout", folder / "key", "-out", folder / "cert", "-subj", "/CN=localhost"),
@@ -233,7 +233,7 @@ def certificate(folder: Path) -> tuple[str, ssl.SSLContext]:
         capture_output=True,
         check=False,
     )
-    assert made.returncode == 0
+    assert ended.returncode == 0
     pair = f"{folder / 'cert'},{folder / 'key'}"
     return pair, ssl.create_default_context(cafile=str(folder / "cert"))
 

@@ -70,8 +70,8 @@ class AnotherMachine:
 
     def beluga(self, *words: str) -> tuple[int, str]:
         """Run the command. Returns its exit status and its last line."""
-        done = self._run(sys.executable, "-m", "beluga.cli.main", *words, *self._pool)
-        return done.returncode, (done.stderr.splitlines() or [""])[-1]
+        ended = self._run(sys.executable, "-m", "beluga.cli.main", *words, *self._pool)
+        return ended.returncode, (ended.stderr.splitlines() or [""])[-1]
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

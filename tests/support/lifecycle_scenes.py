@@ -56,6 +56,7 @@ ELSEWHERE = {
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
     "beluga.events": "tests/events: a service in a server's process, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",
+    "beluga.http_server": "tests/gateway, tests/listeners: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
     "beluga.tiers.disk": "tests/tiers/test_disk.py",
