@@ -259,9 +259,9 @@ class Adviser:
         """Take a sample of the serving engines and of the waiting requests."""
         loads = self._loads()
         serving = [loads[engine.worker] for engine in self._fleet if engine.serving]
-        known = [load.gpu_cache_usage_perc for load in serving if load.kv_total_blocks]
+        usages = [load.gpu_cache_usage_perc for load in serving if load.kv_total_blocks]
         queued = self._pending() + sum(load.num_requests_waiting for load in serving)
-        self._samples.append(_Sample(len(serving), queued, fmean(known) if known else None))
+        self._samples.append(_Sample(len(serving), queued, fmean(usages) if usages else None))
 
     def advise(self) -> list[Advice]:
         """Return the planner's advice from the samples since the last call, or none without

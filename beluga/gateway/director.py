@@ -374,7 +374,7 @@ class Director:
 
     def has_other(self, parsed: ParsedRequest, without: Collection[int]) -> bool:
         """Return whether a request may wait for a worker other than these. Raises Refusal."""
-        engines = self._maker(parsed) or self._known(parsed)
+        engines = self._maker(parsed) or self._with_model(parsed)
         return any(engine.serving and engine.worker.worker_id not in without for engine in engines)
 
     async def place(self, parsed: ParsedRequest, attempts: Attempts) -> Placement:
@@ -414,7 +414,7 @@ class Director:
 
     def _try(self, parsed: ParsedRequest, query: Query, attempts: Attempts) -> Placement | None:
         """Try to place a request. Returns None if it must wait. Raises Refusal."""
-        engines = self._maker(parsed) or self._known(parsed)
+        engines = self._maker(parsed) or self._with_model(parsed)
         allowed = self._allowed(engines, attempts)
         if not allowed:
             self._none(engines, attempts.tried)
@@ -455,7 +455,7 @@ class Director:
             if engine.worker.worker_id == worker and (model is None or model in engine.models)
         ]
 
-    def _known(self, parsed: ParsedRequest) -> list[Engine]:
+    def _with_model(self, parsed: ParsedRequest) -> list[Engine]:
         """Return the engines with a request's model. Raises Refusal if there are none, or if the
         model is ambiguous.
         """
@@ -484,9 +484,9 @@ class Director:
             if engine.ready and not (limit and engine.inflight >= limit)
         }
         ready = frozenset(free) - attempts.paused_until.keys()
-        others = ready - attempts.tried
-        best = frozenset(key for key in others if not free[key].avoided_by(attempts.client))
-        return best or others or ready
+        untried = ready - attempts.tried
+        best = frozenset(key for key in untried if not free[key].avoided_by(attempts.client))
+        return best or untried or ready
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:
         """Return if an engine may soon have a free slot; otherwise raise Refusal."""

@@ -113,8 +113,8 @@ class Checker:
     async def _request_health(self, engine: Engine) -> None:
         """Request the engine's health and models. Raises one of :data:`FAILURES`."""
         async with self._client.get(f"{engine.url}/health", timeout=self._timeout) as answer:
-            known = answer.status != 404  # an engine without /health still has /v1/models
-            if known and answer.status >= 300:
+            has_health = answer.status != 404  # an engine without /health still has /v1/models
+            if has_health and answer.status >= 300:
                 raise ValueError(f"/health returned {answer.status}")
         async with self._client.get(f"{engine.url}/v1/models", timeout=self._timeout) as answer:
             if answer.status == 200:
@@ -123,7 +123,7 @@ class Checker:
                 raise ValueError(
                     f"/v1/models returned {answer.status}; give its models with --model"
                 )
-            elif not known:
+            elif not has_health:
                 raise ValueError(f"/health and /v1/models returned 404 and {answer.status}")
 
 
@@ -191,7 +191,7 @@ class Reports:
                 if report.metrics is None and (engine.kind or not _should_have_figures(engine)):
                     engine.load_problem = ""
                     return
-                metrics = self._taken(engine, report)
+                metrics = self._apply(engine, report)
         except RouterError as error:
             problem = f"{_UNREAD}: {error}"
         except FAILURES as error:
@@ -199,7 +199,7 @@ class Reports:
         engine.load_problem = problem
         self._tracker.publish(engine.worker, metrics)
 
-    def _taken(self, engine: Engine, report: LoadReport) -> WorkerMetrics:
+    def _apply(self, engine: Engine, report: LoadReport) -> WorkerMetrics:
         if report.metrics is None:
             raise RouterError(f"it reports no iteration ({_HOW_TRT})")
         engine.kind = report.engine

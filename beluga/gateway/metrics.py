@@ -171,14 +171,17 @@ class Metrics:
         self._children: dict[tuple[object, ...], Any] = {}
 
     def _by_router(self) -> None:
-        known = self.registry
+        registry = self.registry
         prefix = "dynamo_component_router_"
 
         def histogram(name: str, what: str, bounds: tuple[float, ...]) -> RequestHistogram:
-            return RequestHistogram(prefix + name, what, bounds, registry=known, label="model")
+            return RequestHistogram(prefix + name, what, bounds, registry=registry, label="model")
 
         self._requests = Counter(
-            prefix + "requests", "Requests by how they ended", ("model", "status"), registry=known
+            prefix + "requests",
+            "Requests by how they ended",
+            ("model", "status"),
+            registry=registry,
         )
         self._first = histogram("time_to_first_token_seconds", "Sent to first byte", _FIRST_TOKEN_S)
         self._next = histogram("inter_token_latency_seconds", "Between tokens", _NEXT_TOKEN_S)
@@ -190,38 +193,38 @@ class Metrics:
             "dynamo_routing_latency_seconds",
             "Request read to worker chosen",
             _LATENCY_S,
-            registry=known,
+            registry=registry,
         )
         self._parts = {
             part: RequestHistogram(
                 f"dynamo_router_overhead_{part}_ms",
                 f"Routing: {part.replace('_', ' ')}",
                 _OVERHEAD_MS,
-                registry=known,
+                registry=registry,
             )
             for part in ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling")
         }
         self._total = RequestHistogram(
-            "dynamo_router_overhead_total_ms", "Routing", _OVERHEAD_MS, registry=known
+            "dynamo_router_overhead_total_ms", "Routing", _OVERHEAD_MS, registry=registry
         )
         self._events = Gauge(
             "dynamo_component_kv_cache_events_applied",
             "Blocks of KV events by kind and outcome",
             ("event_type", "status"),
-            registry=known,
+            registry=registry,
         )
         self.pending = Gauge(
-            "dynamo_frontend_router_queue_pending_requests", "Waiting requests", registry=known
+            "dynamo_frontend_router_queue_pending_requests", "Waiting requests", registry=registry
         )
         self._refused = Counter(
-            "beluga_gateway_refused", "Requests without a worker", ("status",), registry=known
+            "beluga_gateway_refused", "Requests without a worker", ("status",), registry=registry
         )
 
         self._prefills = Counter(
             "beluga_gateway_prefills",
             "Prompts by where they were prefilled: beluga.disagg.PrefillOutcome",
             ("model", "course"),
-            registry=known,
+            registry=registry,
         )
 
     def _of_pool(self) -> None:

@@ -141,11 +141,11 @@ def _own_address(url: str) -> re.Pattern[str]:
     """Return a pattern for an engine's address in a header, including the base path before its own
     paths.
     """
-    parts = urlsplit(url)
-    default = ":443" if parts.scheme == "https" else ":80"
-    bare = parts.netloc.removesuffix(default)
-    port = f"(?:{default})?" if parts.port is None or bare != parts.netloc else ""
-    path = f"(?:{re.escape(parts.path)}(?![^/?#]))?" if parts.path else ""
+    address = urlsplit(url)
+    default = ":443" if address.scheme == "https" else ":80"
+    bare = address.netloc.removesuffix(default)
+    port = f"(?:{default})?" if address.port is None or bare != address.netloc else ""
+    path = f"(?:{re.escape(address.path)}(?![^/?#]))?" if address.path else ""
     return re.compile(rf"(?:https?:)?//{re.escape(bare)}{port}(?![\w.:-]){path}", re.IGNORECASE)
 
 

@@ -411,8 +411,8 @@ def _is_json(kind: str) -> bool:
     """Return whether a body of this content type is JSON: vLLM accepts ``application/json`` and
     ``application/*+json``. A client without a content type sends octets.
     """
-    known = ("application/json", "application/octet-stream")
-    return kind in known or (kind.startswith("application/") and kind.endswith("+json"))
+    accepted = ("application/json", "application/octet-stream")
+    return kind in accepted or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _target(request: web.Request) -> str:

@@ -174,22 +174,22 @@ class Settings:
 def read_url(text: str) -> str:
     """Parse an engine's base URL, without a trailing slash. Raises RouterError."""
     try:
-        parts = urlsplit(text.strip())
-        makes_sense = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        makes_sense &= not any(sign.isspace() or not sign.isprintable() for sign in parts.geturl())
+        parsed = urlsplit(text.strip())
+        makes_sense = bool(parsed.hostname) and (parsed.port is None or parsed.port > 0)
+        makes_sense &= not any(sign.isspace() or not sign.isprintable() for sign in parsed.geturl())
     except ValueError:  # an invalid port, or an incomplete address
         makes_sense = False
-    if not makes_sense or parts.scheme not in _SCHEMES:
+    if not makes_sense or parsed.scheme not in _SCHEMES:
         raise RouterError(f"'{shown_url(text)}' is not an engine's URL; give http://HOST:PORT")
-    if "@" in parts.netloc:  # not repeated in the message, which is displayed
+    if "@" in parsed.netloc:  # not repeated in the message, which is displayed
         raise RouterError(
             "an engine's URL must not have a user and password; engines receive the clients' own "
             "Authorization"
         )
-    if parts.query or parts.fragment:
+    if parsed.query or parsed.fragment:
         raise RouterError(f"'{shown_url(text)}': an engine's URL must not have a query or fragment")
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return f"{parts.scheme}://{parts.netloc}{path}"
+    path = parsed.path.rstrip("/").removesuffix("/v1")
+    return f"{parsed.scheme}://{parsed.netloc}{path}"
 
 
 def read_engines(

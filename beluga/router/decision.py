@@ -224,12 +224,12 @@ class Decision:
 
     def _make(self, settings: Mapping[str, object]) -> Rule:
         make = _RULES[self.name]
-        known = inspect.signature(make).parameters
+        parameters = inspect.signature(make).parameters
         for name, value in settings.items():
-            if name not in known:
-                has = ", ".join(known) or "no settings"
+            if name not in parameters:
+                has = ", ".join(parameters) or "no settings"
                 raise RouterError(f"rule {self.name} has no setting {name!r}; it has {has}")
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number and not (value is None and known[name].default is None):
+            if not number and not (value is None and parameters[name].default is None):
                 raise RouterError(f"setting {name} of rule {self.name} is {value!r}; give a number")
         return make(**settings)

@@ -78,14 +78,14 @@ class Options:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SimulateError(f"{name} is {value}, but must be greater than 0")
-        for name, known in (
+        for name, allowed in (
             ("engine", ENGINES),
             ("eviction", choices.TIER_ORDERS),
             ("gpu_path", tuple(costs.GPU_PATHS)),
         ):
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in allowed:
                 raise SimulateError(
-                    f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}"
+                    f"{name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}"
                 )
         if self.scale and self.goals:
             raise SimulateError(

@@ -206,11 +206,11 @@ def _iceoryx2_client(folder: str, size: int) -> Iterator[Call]:
 
 def _read_all(descriptor: int, size: int) -> bytes:
     """Read this number of bytes. Returns fewer at the end of the pipe."""
-    parts = []
+    chunks = []
     while size > 0 and (part := os.read(descriptor, size)):
-        parts.append(part)
+        chunks.append(part)
         size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _serve_pipe(folder: str, size: int) -> Callable[[], object]:
