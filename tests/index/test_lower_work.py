@@ -58,6 +58,14 @@ class Below:
     def take(self, kind: Work, count: int, **more: int) -> list[int]:
         return [int(key[0]) for key in self.work.take(kind, count, **more)["key"]]
 
+    def removals(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        """Take the removals of key 1 by both tiers. Returns them, and the notes that report them as
+        done.
+        """
+        taken, done = self.work.take(Work.REMOVE, 10), notes(1, 1, removal=Removal.DONE)
+        done["generation"], done["block"] = taken["generation"], taken["block"]
+        return taken, done
+
     def reserve_brought(self, number: int) -> Grant:
         """Reserve a block of a lower tier, as its service does."""
         request = ffi.new("bl_block_request *", {"length": 4096, "flags": lib.BL_RESERVE_BROUGHT})
@@ -148,19 +156,14 @@ def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> Non
     assert below.take(Work.ONBOARD, 1) == []  # the disk is not searched
     assert below.take(Work.COLD, 1) == []  # nor the store, before it has removed the key
     assert below.index.lookup(keys(1)).state == BlockState.MISS
-    removals = below.work.take(Work.REMOVE, 10)
-    done = notes(1, 1, removal=Removal.DONE)
-    done["generation"], done["block"] = removals["generation"], removals["block"]
-    below.work.report(done)
+    below.work.report(below.removals()[1])
     assert below.index.onboard(keys(1)) == 1
     assert below.take(Work.COLD, 1) == [1]
 
 
 def test_a_key_that_its_disk_has_not_removed_is_work_of_the_store(below: Below) -> None:
     below.index.remove(keys(1))
-    removals = below.work.take(Work.REMOVE, 10)
-    done = notes(1, 1)
-    done["generation"], done["block"] = removals["generation"], removals["block"]
+    removals, done = below.removals()
     done["removal"] = np.where(removals["tiers"] == STORE, Removal.DONE, Removal.FAILED)
     below.work.report(done)
     assert below.index.onboard(keys(1)) == 1
@@ -178,16 +181,11 @@ def test_a_block_removed_during_its_onboard_is_not_committed(below: Below) -> No
     assert below.index.lookup(keys(1)).state == BlockState.MISS
 
 
-def test_a_key_removed_during_an_offload_is_requested_after_the_report(
-    below: Below,
-) -> None:
+def test_a_key_removed_during_an_offload_is_requested_after_the_report(below: Below) -> None:
     below.index.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
     below.index.remove(keys(1))
-    removals = below.work.take(Work.REMOVE, 10)
-    done = notes(1, 1, removal=Removal.DONE)
-    done["generation"], done["block"] = removals["generation"], removals["block"]
-    below.work.report(done)
+    below.work.report(below.removals()[1])
     assert below.index.onboard(keys(1)) == 0
     below.work.report(notes(1, ended=1))
     assert below.index.onboard(keys(1)) == 1
@@ -195,11 +193,9 @@ def test_a_key_removed_during_an_offload_is_requested_after_the_report(
 
 def test_a_late_result_does_not_end_a_later_removal(below: Below) -> None:
     below.index.remove(keys(1))
-    first = below.work.take(Work.REMOVE, 10)
+    first, late = below.removals()
     assert sorted(first["tiers"].tolist()) == [DISK, STORE]
     below.index.remove(keys(1))
-    late = notes(1, 1, removal=Removal.DONE)
-    late["generation"], late["block"] = first["generation"], first["block"]
     below.work.report(late)
     below.work.report(
         notes(1, stored=DISK, removal=Removal.REPLACED, generation=int(first["generation"].min()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,16 @@ def quick(shm: Path) -> Iterator[Pool]:
     paths = [shm / "a", shm / "b"]
     with Pool.create(paths, device_size=256 * MIB, sparse=True) as pool:
         yield pool
+
+
+@contextmanager
+def serving(paths: list[Path], **shape: int) -> Iterator[tuple[Pool, IndexClient]]:
+    with (
+        Pool.create(paths, sparse=True, **shape) as pool,  # type: ignore[arg-type]
+        IndexServer(pool),
+        Client(pool) as client,
+    ):
+        yield pool, IndexClient(client)
 
 
 @pytest.fixture
@@ -131,16 +142,12 @@ def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
     fill_min = 0.75 if removes and kind == "growing" else 0.85
     with (
         tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
-        Pool.create(
+        serving(
             [Path(folder) / str(number) for number in range(device_count)],
             device_size=256 * MIB // device_count,
-            sparse=True,
             max_blocks=100_000,
-        ) as pool,
-        IndexServer(pool),
-        Client(pool) as client,
+        ) as (_, index),
     ):
-        index = IndexClient(client)
         for number, length in enumerate(lengths_of(kind, rng)):
             used = index.stat().used_bytes
             assert put_one(index, number, length) is not None
@@ -202,11 +209,9 @@ def test_no_other_choice_of_victims_would_have_an_older_youngest(
     rng = random.Random(seed)
     with (
         tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
-        Pool.create([Path(folder) / "a"], device_size=32 * MIB, sparse=True) as pool,
-        IndexServer(pool),
-        Client(pool) as client,
+        serving([Path(folder) / "a"], device_size=32 * MIB) as (pool, index),
     ):
-        index, g = IndexClient(client), pool.geometry
+        g = pool.geometry
         space = (g.data_offset, g.data_offset + g.stripe_count * STRIPE)
         sizes = [rng.randrange(1, MIB) for _ in range(rng.choice([2, 5, 100]))]
         there = fill(index, iter(lambda: rng.choice(sizes), 0))
@@ -245,12 +250,8 @@ def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(index: Index
 
 def test_more_blocks_than_one_walk_visits_are_evicted_at_once(shm: Path) -> None:
     """The coldest thousands lie between blocks that are pinned; space is freed elsewhere."""
-    with (
-        Pool.create([shm / "a"], device_size=260 * MIB, sparse=True, max_blocks=70_000) as pool,
-        IndexServer(pool),
-        Client(pool) as client,
-    ):
-        index, count = IndexClient(client), 60_000
+    with serving([shm / "a"], device_size=260 * MIB, max_blocks=70_000) as (_, index):
+        count = 60_000
         for first in range(0, count, 1000):
             index.commit(index.reserve(keys(range(first, first + 1000)), length=PAGE))
         pinned = [n for first in range(0, 9000, 1000) for n in range(first, first + 1000, 2)]
@@ -307,8 +308,7 @@ def former(pool: Pool) -> dict[int, int]:
     offsets = {}
     for number in range(8):
         first, count, size = shapes[number % 3]
-        index = number // 3 % (count * STRIPE // size)
-        offset = g.data_offset + first * STRIPE + index * size
+        offset = g.data_offset + first * STRIPE + number // 3 % (count * STRIPE // size) * size
         if offset in offsets.values():
             continue
         offsets[number] = offset
@@ -375,14 +375,8 @@ def shuffled(numbers: Iterable[int]) -> list[int]:
 def test_blocks_of_one_size_and_then_of_another_fill_the_pool(
     shm: Path, *, device_count: int, pool_size: int, size: int, second: int, order: str
 ) -> None:
-    paths = [shm / str(index) for index in range(device_count)]
-    device_size = pool_size // device_count
-    with (
-        Pool.create(paths, device_size=device_size, sparse=True) as pool,
-        IndexServer(pool),
-        Client(pool) as client,
-    ):
-        index = IndexClient(client)
+    paths = [shm / str(number) for number in range(device_count)]
+    with serving(paths, device_size=pool_size // device_count) as (_, index):
         numbers = fill_pool(index, size, pool_size)
         assert len(held(index, numbers)) * size >= FILL_MIN * pool_size
         if order == "at random":
@@ -395,12 +389,7 @@ def test_blocks_of_one_size_and_then_of_another_fill_the_pool(
 @each_size
 def test_a_pool_is_filled_before_anything_is_evicted(shm: Path, size: int) -> None:
     pool_size = 512 * MIB
-    with (
-        Pool.create([shm / "a"], device_size=pool_size, sparse=True) as pool,
-        IndexServer(pool),
-        Client(pool) as client,
-    ):
-        index = IndexClient(client)
+    with serving([shm / "a"], device_size=pool_size) as (_, index):
         put(index, range(int(FILL_MIN * pool_size / size) + 1), length=size, chunk_size=CHUNK_SIZE)
         stat = index.stat()
         assert stat.evict_count == 0
@@ -413,12 +402,7 @@ def test_a_change_of_models_keeps_the_pool_in_use(shm: Path) -> None:
     """
     pool_size = 1024 * MIB
     old, new = SIZES["2.5 MiB"], SIZES["3 MiB"]
-    with (
-        Pool.create([shm / "a"], device_size=pool_size, sparse=True) as pool,
-        IndexServer(pool),
-        Client(pool) as client,
-    ):
-        index = IndexClient(client)
+    with serving([shm / "a"], device_size=pool_size) as (_, index):
         for number in shuffled(fill_pool(index, old, pool_size)):
             index.lookup(keys([number]))
         used = []

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -222,15 +221,13 @@ def state(tier: RemoteTier) -> float:
     return REGISTRY.gauge("beluga_tier_breaker_state", "").value(tier=tier.name)
 
 
-@dataclass
-class Scene:
-    """A tier, and the proxy between it and its store."""
+class Stored:
+    """A tier with blocks that its store has."""
 
-    tier: RemoteTier
-    proxy: ByteProxy
-
-    def __post_init__(self) -> None:
-        self.records, self.payload = blocks([30_000] * 12, seed=99)
+    def __init__(self, tier: RemoteTier, lengths: list[int], seed: int = 0) -> None:
+        self.tier = tier
+        self.records, self.payload = blocks(lengths, seed=seed)
+        assert self.saves_all()
 
     def loaded(self) -> list[bool]:
         return same(self.tier.load(self.records["key"]), self.records, self.payload)
@@ -238,9 +235,29 @@ class Scene:
     def saves_all(self) -> bool:
         return bool(self.tier.save(self.records, self.payload).all())
 
+    def recovered(self) -> bool:
+        return eventually(lambda: all(self.loaded()), 60)
+
     def recovers(self) -> bool:
         """Return whether all blocks are hits eventually, after at most one save."""
-        return eventually(self.saves_all, 60) and eventually(lambda: all(self.loaded()), 60)
+        return eventually(self.saves_all, 60) and self.recovered()
+
+
+class Scene(Stored):
+    """A tier with blocks, and the proxy between it and its store."""
+
+    def __init__(self, tier: RemoteTier, proxy: ByteProxy) -> None:
+        super().__init__(tier, [30_000] * 12, seed=99)
+        self.proxy = proxy
+
+
+@pytest.fixture
+def s3() -> Iterator[tuple[FakeS3, Stored]]:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    server = FakeS3()
+    with contextlib.closing(open_remote(server.url(), settings=SETTINGS)) as tier:
+        yield server, Stored(tier, [100] * 5)
+    server.close()
 
 
 @pytest.fixture(params=["s3", pytest.param("redis", marks=pytest.mark.slow)])
@@ -258,7 +275,6 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         url = f"redis://127.0.0.1:{proxy.port}/0"
     tier = open_remote(url, settings=SETTINGS)
     made = Scene(tier, proxy)
-    assert made.saves_all()
     assert all(made.loaded())
     yield made
     proxy.close()
@@ -273,7 +289,7 @@ def test_truncated_replies_are_misses(scene: Scene) -> None:
         assert not any(scene.loaded())
         scene.proxy.spoil = intact
         scene.proxy.drop()
-        assert eventually(lambda: all(scene.loaded()), 60)
+        assert scene.recovered()
 
 
 @pytest.mark.parametrize("period", [300, 20_000, 100_000])
@@ -293,7 +309,7 @@ def test_connections_that_break_are_made_again(scene: Scene) -> None:
     """A broken connection is detected at once, so there is time to try again."""
     for _ in range(5):
         scene.proxy.drop()
-        assert eventually(lambda: all(scene.loaded()), 60)
+        assert scene.recovered()
 
 
 def test_a_silent_store_opens_the_breaker_which_closes_after_recovery(scene: Scene) -> None:
@@ -306,7 +322,7 @@ def test_a_silent_store_opens_the_breaker_which_closes_after_recovery(scene: Sce
         assert not scene.saves_all()
     assert time.monotonic() - begun < 200 * SETTINGS.operation_s / 10
     scene.proxy.flowing.set()
-    assert eventually(lambda: all(scene.loaded()), 60)
+    assert scene.recovered()
 
 
 def test_a_store_that_trickles_costs_one_deadline(scene: Scene) -> None:
@@ -325,59 +341,48 @@ def test_a_store_that_trickles_costs_one_deadline(scene: Scene) -> None:
     assert len(hits) == 1
     scene.proxy.spoil = intact
     scene.proxy.drop()
-    assert eventually(lambda: all(scene.loaded()), 60)
+    assert scene.recovered()
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_an_error_reply_is_a_miss(status: int) -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed")
-    server = FakeS3()
-    tier = open_remote(server.url(), settings=SETTINGS)
-    records, payload = blocks([100] * 5)
-    assert tier.save(records, payload).all()
+def test_an_error_reply_is_a_miss(s3: tuple[FakeS3, Stored], status: int) -> None:
+    server, stored = s3
     server.status = status
-    assert not any(same(tier.load(records["key"]), records, payload))
-    assert not tier.save(*blocks([100] * 5, seed=1)).any()
+    assert not any(stored.loaded())
+    assert not stored.tier.save(*blocks([100] * 5, seed=1)).any()
     # 403 shows that the store is available, and 5xx that it is not.
-    assert (state(tier) == 0) == (status == 403)
+    assert (state(stored.tier) == 0) == (status == 403)
     server.status = 0
-    assert eventually(lambda: all(same(tier.load(records["key"]), records, payload)), 60)
-    assert tier.remove(records["key"]) == 5
+    assert stored.recovered()
+    assert stored.tier.remove(stored.records["key"]) == 5
     assert not server.objects
-    tier.close()
-    server.close()
 
 
 @pytest.mark.parametrize(("status", "is_of_one"), [(400, True), (413, True), (429, False)])
-def test_a_rejected_object_does_not_stop_others(status: int, is_of_one: bool) -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed")
-    server = FakeS3()
-    tier = open_remote(server.url(), settings=SETTINGS)
-    records, payload = blocks([100] * 5)
-    assert tier.save(records, payload).all()
+def test_a_rejected_object_does_not_stop_others(
+    s3: tuple[FakeS3, Stored], status: int, is_of_one: bool
+) -> None:
+    server, stored = s3
     server.put_status = status
     for seed in range(1, 4):
-        assert not tier.save(*blocks([100] * 5, seed=seed)).any()
-    assert (state(tier) == 0) == is_of_one
+        assert not stored.tier.save(*blocks([100] * 5, seed=seed)).any()
+    assert (state(stored.tier) == 0) == is_of_one
     if is_of_one:
-        assert all(same(tier.load(records["key"]), records, payload))
-    tier.close()
-    server.close()
+        assert all(stored.loaded())
 
 
 def test_a_folder_that_vanishes_or_cannot_be_read_is_a_miss(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     tier = open_remote(f"file://{tmp_path}/blocks", settings=SETTINGS)
-    records, payload = blocks([100] * 5)
-    assert tier.save(records, payload).all()
+    stored = Stored(tier, [100] * 5)
     (tmp_path / "blocks").rename(tmp_path / "elsewhere")
     (tmp_path / "blocks").write_text("no folder")
-    assert tier.load(records["key"]) == [None] * 5
+    assert not any(stored.loaded())
     assert not tier.save(*blocks([100] * 5, seed=1)).any()
     assert state(tier) == 0
     (tmp_path / "blocks").unlink()
     (tmp_path / "elsewhere").rename(tmp_path / "blocks")
-    assert all(same(tier.load(records["key"]), records, payload))
+    assert all(stored.loaded())
     tier.close()
 
 
@@ -393,33 +398,29 @@ def redis() -> Iterator[RedisServer]:
 @pytest.mark.slow
 def test_a_stopped_redis_costs_one_deadline(redis: RedisServer) -> None:
     settings = RemoteSettings(operation_s=2, load_s=4, open_s=0.5, open_limit_s=0.5)
-    tier = open_remote(redis.url, settings=settings)
-    records, payload = blocks([100_000] * 16)
-    assert tier.save(records, payload).all()
-    redis.stop()
-    assert not any(same(tier.load(records["key"]), records, payload))
-    assert state(tier) != 0
-    begun = time.monotonic()
-    for _ in range(100):
-        assert not any(same(tier.load(records["key"]), records, payload))
-    assert time.monotonic() - begun < settings.operation_s, "they did not wait"
-    redis.go_on()
-    assert eventually(lambda: all(same(tier.load(records["key"]), records, payload)), 60)
-    tier.close()
+    with contextlib.closing(open_remote(redis.url, settings=settings)) as tier:
+        stored = Stored(tier, [100_000] * 16)
+        redis.stop()
+        assert not any(stored.loaded())
+        assert state(tier) != 0
+        begun = time.monotonic()
+        for _ in range(100):
+            assert not any(stored.loaded())
+        assert time.monotonic() - begun < settings.operation_s, "they did not wait"
+        redis.go_on()
+        assert stored.recovered()
 
 
 @pytest.mark.slow
 def test_a_restarted_redis_is_used_again(redis: RedisServer) -> None:
-    tier = open_remote(redis.url, settings=SETTINGS)
-    records, payload = blocks([100_000] * 16)
-    assert tier.save(records, payload).all()
-    redis.kill()
-    for _ in range(10):
-        assert not any(same(tier.load(records["key"]), records, payload))
-    redis.start()
-    assert eventually(lambda: bool(tier.save(records, payload).all()), 60)
-    assert all(same(tier.load(records["key"]), records, payload))
-    tier.close()
+    with contextlib.closing(open_remote(redis.url, settings=SETTINGS)) as tier:
+        stored = Stored(tier, [100_000] * 16)
+        redis.kill()
+        for _ in range(10):
+            assert not any(stored.loaded())
+        redis.start()
+        assert eventually(stored.saves_all, 60)
+        assert all(stored.loaded())
 
 
 @pytest.mark.slow
