@@ -44,10 +44,12 @@ def start(paths: list[Path], seed: int) -> Process:
     return worker
 
 
-def report(worker: Process) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(worker.request("enough"))
-    assert worker.end() == 0
-    return result
+def reports_of(workers: list[Process]) -> list[dict[str, Any]]:
+    """End the workers, and return their reports; none has read wrong bytes."""
+    reports = [json.loads(worker.request("enough")) for worker in workers]
+    assert [worker.end() for worker in workers] == [0] * WORKERS
+    assert [counted["wrong"] for counted in reports] == [0] * WORKERS
+    return reports
 
 
 def right(cache: KVCache, numbers: Iterable[int]) -> set[int]:
@@ -80,8 +82,7 @@ def test_killed_clients_leave_nothing_behind(
             victim = dice.randrange(WORKERS)
             workers[victim].kill()
             workers[victim] = ends.enter_context(start(paths, WORKERS + turn))
-        reports = [report(worker) for worker in workers]
-        assert [counted["wrong"] for counted in reports] == [0] * WORKERS
+        reports = reports_of(workers)
         assert sum(counted["got"] for counted in reports) > 0
         assert eventually(lambda: server.stat().live_count == 0)
         with KVCache(pool, namespace="churn") as cache:
@@ -106,8 +107,7 @@ def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds:
             time.sleep(dice.uniform(0.05, 0.3))
             server.kill()
             server = ends.enter_context(Process(roles.serve_index, paths))
-        reports = [report(worker) for worker in workers]
-        assert [counted["wrong"] for counted in reports] == [0] * WORKERS
+        reports = reports_of(workers)
         stored = {number for counted in reports for number in counted["stored"]}
         assert stored
         server.kill()
@@ -134,8 +134,7 @@ def test_clients_and_servers_are_killed_together(
             server.kill()
             server = ends.enter_context(Process(roles.serve_index, paths))
             workers[victim] = ends.enter_context(start(paths, WORKERS + turn))
-        reports = [report(worker) for worker in workers]
-        assert [counted["wrong"] for counted in reports] == [0] * WORKERS
+        reports_of(workers)
         server.kill()
         with IndexServer(pool), KVCache(pool, namespace="churn") as cache:
             assert eventually(lambda: nothing_is_stuck(cache))

@@ -13,7 +13,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def save(tier: DiskTier, numbers: range, length: int) -> np.ndarray:
     return tier.save(records_of(numbers, length), payload_of(numbers, length))
 
 
+def holds(tier: DiskTier, numbers: Sequence[int]) -> bool:
+    """Return whether all these blocks are hits with their bytes."""
+    return all(is_block(b, n) for n, b in zip(numbers, tier.load(keys_of(numbers)), strict=True))
+
+
+def in_threads(*works: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("length", [1, 4095, 4096, 16384, 100_000, MIB, 2_621_440, 5 * MIB])
 def test_saved_blocks_are_loaded(tier: DiskTier, length: int) -> None:
     numbers = range(4)
@@ -75,7 +89,7 @@ def test_rows_may_be_longer_than_blocks(tier: DiskTier) -> None:
     payload = np.zeros((2, 9000), np.uint8)
     payload[:, :5000] = payload_of(range(2), 5000)
     assert tier.save(records_of(range(2), 5000), payload).all()
-    assert all(is_block(block, n) for n, block in enumerate(tier.load(keys_of(range(2)))))
+    assert holds(tier, range(2))
 
 
 def test_a_block_twice_in_a_call_is_written_once(tier: DiskTier) -> None:
@@ -96,10 +110,7 @@ def test_the_coldest_are_evicted_and_the_file_stays_bounded(tier: DiskTier, tmp_
     assert there[0]
     assert not there[1:20].any()
     assert there[40:].all()
-    assert all(
-        is_block(b, n)
-        for n, b in zip(range(40, 60), tier.load(keys_of(range(40, 60))), strict=True)
-    )
+    assert holds(tier, range(40, 60))
     stat = (tmp_path / "disk/blocks").stat()
     assert stat.st_size <= SIZE
     assert stat.st_blocks * 512 <= SIZE
@@ -117,10 +128,7 @@ def test_s3fifo_keeps_read_blocks_and_survives_restarts(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path / "disk", SIZE, eviction="s3fifo")
     assert tier.stat()["blocks"] == blocks == 30
     assert save(tier, range(100, 105), MIB).all()
-    assert all(
-        is_block(b, n)
-        for n, b in zip(range(100, 105), tier.load(keys_of(range(100, 105))), strict=True)
-    )
+    assert holds(tier, range(100, 105))
     tier.close()
 
 
@@ -141,7 +149,7 @@ def test_space_is_reused_for_another_block_size(tier: DiskTier) -> None:
             few = range(first, min(first + step, numbers.stop))
             assert save(tier, few, length).any()
         last = numbers[-2:]
-        assert all(is_block(b, n) for n, b in zip(last, tier.load(keys_of(last)), strict=True))
+        assert holds(tier, last)
 
 
 def test_a_restart_finds_everything(io: str, tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_a_restart_finds_everything(io: str, tmp_path: Path) -> None:
     again = DiskTier(tmp_path / "disk", SIZE, io=io)
     assert again.contains(keys_of([3, 200])).tolist() == [False, False]
     numbers = [n for n in [*range(100), *range(201, 206)] if n != 3]
-    assert all(is_block(b, n) for n, b in zip(numbers, again.load(keys_of(numbers)), strict=True))
+    assert holds(again, numbers)
     assert again.stat()["damaged"] == 0
     again.close()
 
@@ -201,11 +209,7 @@ def test_many_threads_save_and_load(tier: DiskTier) -> None:
                 n for n, b in zip(mine, blocks, strict=True) if b is not None and not is_block(b, n)
             )
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, seed) for seed in range(6)))
     assert wrong == []
 
 
@@ -251,13 +255,13 @@ def test_a_closed_tier_has_no_blocks(tier: DiskTier) -> None:
 
 
 def test_misuse_raises_a_tier_error(tier: DiskTier) -> None:
-    records = records_of(range(2), 100)
-    with pytest.raises(TierError, match="rows of payload"):
-        tier.save(records, np.zeros((3, 100), np.uint8))
-    with pytest.raises(TierError, match="has 100 bytes"):
-        tier.save(records, np.zeros((2, 99), np.uint8))
-    with pytest.raises(TierError, match="uint8"):
-        tier.save(records, np.zeros((2, 100), np.uint16))
+    for shape, kind, message in (
+        ((3, 100), np.uint8, "rows of payload"),
+        ((2, 99), np.uint8, "has 100 bytes"),
+        ((2, 100), np.uint16, "uint8"),
+    ):
+        with pytest.raises(TierError, match=message):
+            tier.save(records_of(range(2), 100), np.zeros(shape, kind))
     with pytest.raises(TierError, match="keys"):
         tier.load(np.zeros(4, np.uint64))
 
@@ -295,11 +299,7 @@ def writer(path: str, size: int, io: str, first: int, mixed: bool) -> None:
                     report([f"-{n}" for n in removed])
 
     role.reply("ready")
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, work, work)
     report(["end"])
     threading.Event().wait()
 
