@@ -667,7 +667,7 @@ def test_the_recorded_calls_have_the_recorded_results(
 def test_the_recorded_calls_miss_without_a_pool_and_end(backend: Make, way: str) -> None:
     host_pool = HostPool()
     player = Player(backend(host_pool, v1=way == "in place", attached=False), host_pool)
-    for name, *arguments, result in RECORDED[way]:
+    for name, *arguments, _ in RECORDED[way]:
         if name != "clear":
-            found = getattr(player, name)(*arguments)
-            assert not any(found if isinstance(result, list) else [found])
+            cached = getattr(player, name)(*arguments)
+            assert not any(cached if isinstance(cached, list) else [cached])

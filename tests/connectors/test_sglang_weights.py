@@ -28,8 +28,8 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
 @pytest.fixture
 def settings_in_context(backend: Make) -> dict[str, Any]:
     """SGLang's settings."""
-    found: dict[str, Any] = sys.modules["sglang.srt.runtime_context"].get_context().values
-    return found
+    settings: dict[str, Any] = sys.modules["sglang.srt.runtime_context"].get_context().values
+    return settings
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def updater(
 
 
 def put(cache: Any, count: int = 2) -> list[bool]:
-    found: list[bool] = cache.batch_set_v1(keys(count), indices(list(range(count))))
-    return found
+    stored: list[bool] = cache.batch_set_v1(keys(count), indices(list(range(count))))
+    return stored
 
 
 def finds(cache: Any, count: int = 2) -> int:

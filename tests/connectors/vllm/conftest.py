@@ -26,7 +26,7 @@ from beluga.index import IndexClient, IndexStat
 from beluga.rpc import Client
 
 ROOT = Path(__file__).resolve().parents[3]
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 TOKENS = 1281  # ten blocks and a token
 SERVER_S = 60.0
 
@@ -95,7 +95,7 @@ class Site:
         environment = (
             (environment or {})
             | {
-                "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")]),
                 "BELUGA_TEST_HASHES": str(self.hashes),
                 "PYTHONFAULTHANDLER": "1",
             }

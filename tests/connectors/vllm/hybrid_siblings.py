@@ -61,7 +61,7 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._place = vllm_config.kv_transfer_config.kv_connector_extra_config["place"]
+        self._position = vllm_config.kv_transfer_config.kv_connector_extra_config["position"]
         size, self._unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         self._rules = MooncakeStoreCoordinator.from_kv_cache_config(
             kv_cache_config, vllm_config, size, self._unit
@@ -82,7 +82,7 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _mode(self) -> str:
         result = json.loads(Path(os.environ["BELUGA_TEST_SIBLINGS"]).read_text())
-        return str(result.get(self._place, "off"))
+        return str(result.get(self._position, "off"))
 
     # ---- the scheduler's side
 
@@ -121,7 +121,7 @@ class DictConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool.free_blocks(reversed(self._pinned))
         made = Metadata()
         made.loads, self._loads = self._loads, []
-        if self._place == "first":
+        if self._position == "first":
             _counts["preempted"] += len(scheduler_output.preempted_req_ids or ())
         state = scheduler_output.kv_connector_block_state
         for name, count in scheduler_output.num_scheduled_tokens.items():

@@ -21,7 +21,7 @@ import pytest
 
 from beluga import KVCache, Namespace, Pool
 from beluga.kvcache import known_namespaces
-from tests.connectors.vllm.conftest import HERE, Site, wait_until
+from tests.connectors.vllm.conftest import FOLDER, Site, wait_until
 from tests.connectors.vllm.test_engines import check_hashes, forget
 from tests.connectors.vllm.test_hybrid_engines import SAVED_S, answer, made, saved, start
 
@@ -66,12 +66,12 @@ class Scene:
         children = [
             {
                 "kv_connector": "DictConnector",
-                "kv_connector_extra_config": {"place": "first"},
+                "kv_connector_extra_config": {"position": "first"},
             },
             {"kv_connector": "HashingConnector", "kv_connector_extra_config": pool},
             {
                 "kv_connector": "DictConnector",
-                "kv_connector_extra_config": {"place": "last"},
+                "kv_connector_extra_config": {"position": "last"},
             },
         ]
         both = {"kv_role": "kv_both", "kv_connector_module_path": "hybrid_siblings"}
@@ -117,7 +117,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def models(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrids")
-    command = [vllm_python, HERE / "hybrid_models.py", folder, *BLOCKS]
+    command = [vllm_python, FOLDER / "hybrid_models.py", folder, *BLOCKS]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     return folder
 

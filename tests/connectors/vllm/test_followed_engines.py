@@ -32,7 +32,7 @@ from tests.connectors.vllm.conftest import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 PROMPT_COUNT = 20  # per kind; each goes to one of the engines first
 REPORTED_S = 10.0  # limit until the operator is informed
 START_S = 120.0
@@ -180,7 +180,7 @@ class Sdk:
     def __init__(self, python: str, model: Path) -> None:
         self._model = str(model)
         self._process = subprocess.Popen(
-            [python, HERE / "sdk_calls.py"],
+            [python, FOLDER / "sdk_calls.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -325,7 +325,7 @@ def rendered(engine: Server, path: str, body: Any) -> list[int]:
 def hashed(site: Site, requests: Sequence[tuple[str, Any]]) -> list[list[int]]:
     """Return the tokens that the gateway hashes of requests."""
     done = subprocess.run(
-        [site.python, HERE / "hashed_tokens.py"],
+        [site.python, FOLDER / "hashed_tokens.py"],
         input=json.dumps({"tokenizer": str(site.model), "requests": requests}),
         capture_output=True,
         text=True,

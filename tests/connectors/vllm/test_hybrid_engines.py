@@ -23,7 +23,7 @@ from support.forge import read, write
 
 from beluga import KVCache, Namespace, Pool
 from beluga.kvcache import known_namespaces
-from tests.connectors.vllm.conftest import HERE, Site, wait_until
+from tests.connectors.vllm.conftest import FOLDER, Site, wait_until
 from tests.connectors.vllm.test_engines import check_hashes, forget
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,7 +44,7 @@ HITS = {
 @pytest.fixture(scope="module")
 def models(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrids")
-    command = [vllm_python, HERE / "hybrid_models.py", folder, *HITS]
+    command = [vllm_python, FOLDER / "hybrid_models.py", folder, *HITS]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     return folder
 

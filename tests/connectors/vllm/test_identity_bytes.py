@@ -19,7 +19,7 @@ from identity_cases import CASES, NOT_SHOWN, TOKENS
 from beluga import IndexServer, Pool
 from beluga.connectors.identity import WEIGHTS
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 DIFFERENT = [name for name, case in CASES.items() if case.drop is not None]
 ALIKE = [name for name, case in CASES.items() if case.drop is None and name != case.base]
 WHOLE = ""  # the identity without a drop
@@ -39,7 +39,7 @@ def engines(
     try:
         with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, IndexServer(pool):
             done = subprocess.run(
-                [vllm_python, str(HERE / "identity_role.py"), str(device), str(folder)],
+                [vllm_python, str(FOLDER / "identity_role.py"), str(device), str(folder)],
                 check=False,
                 capture_output=True,
                 text=True,
@@ -119,7 +119,7 @@ def test_after_a_reload_no_block_of_the_former_weights_is_hit(
 ) -> None:
     words = [pool_name, str(tiny_model), str(tmp_path / "other")]
     done = subprocess.run(
-        [vllm_python, str(HERE / "updates_role.py"), *words],
+        [vllm_python, str(FOLDER / "updates_role.py"), *words],
         check=False,
         capture_output=True,
         text=True,
@@ -147,7 +147,7 @@ def wrong_blocks(
     try:
         with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, IndexServer(pool):
             done = subprocess.run(
-                [vllm_python, str(HERE / "update_bytes_role.py"), str(device), str(folder)],
+                [vllm_python, str(FOLDER / "update_bytes_role.py"), str(device), str(folder)],
                 check=False,
                 capture_output=True,
                 text=True,

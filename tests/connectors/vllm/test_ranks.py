@@ -14,7 +14,7 @@ from beluga_bench.harness.machine import cores
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
 
-from tests.connectors.vllm.conftest import HERE, TOKENS, Site, wait_until
+from tests.connectors.vllm.conftest import FOLDER, TOKENS, Site, wait_until
 from tests.connectors.vllm.test_engines import check_hashes, forget
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -119,7 +119,7 @@ def test_two_ranks_and_one_find_each_other_s_blocks(site: Site, engines: list[En
 def test_latent_attention_is_stored_once_for_all_ranks(
     site: Site, vllm_python: str, tmp_path: Path
 ) -> None:
-    command = [vllm_python, HERE / "hybrid_models.py", tmp_path, "deepseek_v2"]
+    command = [vllm_python, FOLDER / "hybrid_models.py", tmp_path, "deepseek_v2"]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     options = {
         "model": str(tmp_path / "deepseek_v2"),

@@ -28,8 +28,8 @@ from beluga import IndexServer, Pool
 from beluga.connectors.vllm import load_timing
 from tests.connectors.vllm.conftest import Site
 
-HERE = Path(__file__).parent
-RECORDED = HERE / "recorded"
+FOLDER = Path(__file__).parent
+RECORDED = FOLDER / "recorded"
 SUFFIX = ".jsonl.xz"
 KINDS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -138,10 +138,10 @@ def test_a_real_engine_makes_the_recorded_calls(
     made = tmp_path / f"{kind}.jsonl"
     given = options(kind, tmp_path, tiny_model, ":".join(map(str, site.paths)))
     environment = environment_of(tmp_path) | {
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": str(FOLDER),
         "BELUGA_TEST_FAULTS": str(tmp_path / "faults"),
     }
-    command = [site.python, str(HERE / "recording.py"), kind, json.dumps(given), str(made)]
+    command = [site.python, str(FOLDER / "recording.py"), kind, json.dumps(given), str(made)]
     ran = subprocess.run(
         command, env=environment, check=False, capture_output=True, text=True, timeout=800
     )

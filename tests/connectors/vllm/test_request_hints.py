@@ -262,7 +262,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "error", "why"), WRONG, ids=[str(one[0])[:30] for one in WRONG])
+@pytest.mark.parametrize(("hint", "error", "why"), WRONG, ids=[str(case[0])[:30] for case in WRONG])
 def test_a_malformed_hint_is_a_one_line_error(
     hint: object, error: type[Exception], why: str
 ) -> None:

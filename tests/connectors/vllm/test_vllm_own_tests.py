@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 VERSION = "0.32.0"
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -76,7 +76,7 @@ def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> O
             if path.exists():
                 (borrowed / path.name).symlink_to(path)
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (borrowed, sources, HERE))),
+        "PYTHONPATH": os.pathsep.join(map(str, (borrowed, sources, FOLDER))),
         "BELUGA_TEST_MODEL": str(tiny_model),
         "HF_HUB_OFFLINE": "1",
     }
@@ -101,8 +101,8 @@ def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> O
 
 
 def test_the_failed_load_tests_of_vllm_pass(ours: Ours) -> None:
-    printed = ours("beside_mocks", f"not {LEFT_OUT}", UNIT, *FILES)
-    counts = re.search(r"beside: (\d+) schedulers, (\d+) blocks saved", printed)
+    printed = ours("chained_mocks", f"not {LEFT_OUT}", UNIT, *FILES)
+    counts = re.search(r"chained: (\d+) schedulers, (\d+) blocks saved", printed)
     assert counts is not None
     assert int(counts[1]) >= len(FILES)
     assert int(counts[2]) > 0
@@ -111,7 +111,7 @@ def test_the_failed_load_tests_of_vllm_pass(ours: Ours) -> None:
 def test_the_preemption_tests_of_vllm_pass_and_only_held_blocks_are_saved(
     ours: Ours,
 ) -> None:
-    printed = ours("beside_scheduler", "test_kv_connector_", "tests/v1/core", "test_scheduler.py")
-    counts = re.search(r"beside: (\d+) schedulers, (\d+) preemptions, (\d+) blocks", printed)
+    printed = ours("chained_scheduler", "test_kv_connector_", "tests/v1/core", "test_scheduler.py")
+    counts = re.search(r"chained: (\d+) schedulers, (\d+) preemptions, (\d+) blocks", printed)
     assert counts is not None
     assert all(int(count) > 0 for count in counts.groups()), counts[0]

@@ -117,8 +117,8 @@ def create_scheduler(vllm_config: Any, *given: Any, **named: Any) -> Any:
     return scheduler
 
 
-for one in (create_mock_connector, create_vllm_config, create_scheduler):
-    setattr(utils, one.__name__, one)
+for maker in (create_mock_connector, create_vllm_config, create_scheduler):
+    setattr(utils, maker.__name__, maker)
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +134,6 @@ def _next_step_saves_nothing_wrong() -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the counters of our connector, and close it."""
-    terminalreporter.write_line(f"beside: {len(_made)} schedulers, {len(_saved)} blocks saved")
+    terminalreporter.write_line(f"chained: {len(_made)} schedulers, {len(_saved)} blocks saved")
     for connector in _made:
         connector.shutdown()

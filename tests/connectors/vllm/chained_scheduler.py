@@ -23,7 +23,7 @@ _saved: list[int] = []
 _preempted: list[str] = []
 
 
-class Beside(utils.MockKVConnector):  # type: ignore[misc]
+class Chained(utils.MockKVConnector):  # type: ignore[misc]
     """The tests' connector, after which ours gets each call."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -98,14 +98,14 @@ def create_scheduler(*given: Any, **named: Any) -> Any:
 
 
 core.create_scheduler = create_scheduler
-utils.KVConnectorFactory._registry["MockKVConnector"] = lambda: Beside
+utils.KVConnectorFactory._registry["MockKVConnector"] = lambda: Chained
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the counters of our connector, and close it."""
     counts = len(_made), len(_preempted), len(_saved)
     terminalreporter.write_line(
-        "beside: {} schedulers, {} preemptions, {} blocks saved".format(*counts)
+        "chained: {} schedulers, {} preemptions, {} blocks saved".format(*counts)
     )
     for connector in _made:
         connector.shutdown()
