@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -304,7 +305,8 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
+        number = error.errno or 0 if isinstance(error, OSError) else 0
+        reason = os.strerror(number) if number > 0 else None  # strerror repeats the address
         raise AdminError(
             f"the admin endpoint cannot have {host} port {port} ({reason or error}); name another "
             "with --admin, or 0 for a free port"

@@ -167,6 +167,9 @@ class HintResult:
     fetched: int
 
 
+THREADS_MAX = 1024  # that copy for one call
+
+
 class LookupResult(int):
     """The number of leading blocks that some tier has.
 
@@ -234,8 +237,8 @@ class KVCache(OfThisProcess):
     ) -> None:
         of_type("namespace", namespace, Namespace, Mapping, str, bytes, int, np.integer)
         threads, chunk_size = whole("threads", threads), whole("chunk_size", chunk_size)
-        if threads < 1:
-            raise LayoutError(f"threads is {threads}, but must be at least 1")
+        if not 1 <= threads <= THREADS_MAX:
+            raise LayoutError(f"threads is {threads}; give 1 to {THREADS_MAX}")
         if not 0 <= chunk_size <= BLOCK_SIZE_MAX or chunk_size % _LINE_SIZE:
             raise LayoutError(
                 f"chunk_size is {chunk_size}; give a multiple of 64 up to {BLOCK_SIZE_MAX} bytes, "

@@ -18,7 +18,7 @@ from beluga.arguments import nanoseconds
 from beluga.choices import SILENT_S
 from beluga.rpc.client import Buffer, Client, ClientStat
 from beluga.rpc.handlers import HandlerInfo, Handlers, load_handlers
-from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, ReportTotals
+from beluga.rpc.report import KINDS, SECONDS, Operation, Report, ReportTotals
 from beluga.rpc.server import (
     DEMOTIONS,
     LOST,
@@ -51,7 +51,6 @@ __all__ = [
     "Calls",
     "Client",
     "ClientStat",
-    "Figure",
     "HandlerInfo",
     "Handlers",
     "Operation",

@@ -9,6 +9,7 @@ so that mypy checks what Python passes to C. ``setup.py`` writes each with its e
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -282,6 +283,9 @@ def stub_of(extension: str) -> str:
 
 def main() -> None:
     """Write all stubs."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for extension, (path, _) in STUBS.items():
         path.write_text(stub_of(extension))
 

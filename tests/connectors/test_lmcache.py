@@ -45,7 +45,7 @@ from beluga.connectors.lmcache import identity, objects
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
 from beluga.index import IndexClient
-from beluga.rpc import KINDS, Client, Figure, report
+from beluga.rpc import KINDS, Client, report
 from beluga.transfer import TransferClass
 
 
@@ -494,7 +494,7 @@ def test_chunks_of_an_engine_are_loaded_at_their_length(
     assert chunks[0] is None
     other.get_blocking(ChunkKey("another"))
     other.get_blocking(keys[3])  # reports the earlier ones
-    assert server.reported(KINDS.index("lmcache"))[Figure.SAVED_TOKENS] == 3 * 16 + 5
+    assert server.reported(KINDS.index("lmcache"))[report.Figure.SAVED_TOKENS] == 3 * 16 + 5
     for got, put in zip(chunks[1:], memories, strict=True):
         assert got.shape == put.shape
         assert np.array_equal(got.data, put.data)

@@ -39,7 +39,7 @@ from support.memory_tier import MemoryTier, served
 from beluga import IndexServer, Pool
 from beluga.connectors.sglang.pages import page_buffers
 from beluga.errors import ConnectorError, LayoutError
-from beluga.rpc import KINDS, Figure, report
+from beluga.rpc import KINDS, report
 from beluga.transfer import TransferClass
 
 
@@ -181,7 +181,7 @@ def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
         assert cache.batch_get_v1(keys(4), indices([4, 5, 6, 7])) == [True] * 3 + [False]
         cache.batch_get_v1(keys(1), indices([0]))  # reports the earlier ones
     figures = server.reported(KINDS.index("sglang"))
-    assert figures[Figure.SAVED_TOKENS] == 3 * PAGE
+    assert figures[report.Figure.SAVED_TOKENS] == 3 * PAGE
     assert not server.reported(0)
 
 

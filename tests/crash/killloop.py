@@ -38,7 +38,7 @@ SCENES = {
     "drop": "client of a killed server",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
     "grant reserve commit abort lookup release remove tomb": "server",
-    "take elect register recover tomb.tier_written": "successor",  # a standby that takes over
+    "take elect register recover tombstone.tier_written": "successor",  # a standby that takes over
     "pidfds": "server of a killed client",  # a server whose client dies
     "stop": "stopping server",  # a server that is stopped with SIGTERM
     "heartbeat": "client",
@@ -98,7 +98,7 @@ class Plan:
             return {}
         return {
             "arm": [self.point, self.passage, self.stop, self.words],
-            "brings_tier": self.point == "tomb.tier_written",
+            "brings_tier": self.point == "tombstone.tier_written",
         }
 
     def __str__(self) -> str:

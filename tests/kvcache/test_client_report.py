@@ -13,7 +13,7 @@ import pytest
 from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError
-from beluga.rpc import KINDS, Figure, Operation, report
+from beluga.rpc import KINDS, Operation, report
 from beluga.transfer import CpuEngine
 from tests.kvcache.conftest import digests, payload
 from tests.kvcache.test_cache import flip, place
@@ -40,11 +40,11 @@ def test_a_damaged_block_counts_as_a_checksum_and_a_removed_one_does_not(
         flip(pool, place(cache, digests(3)[1]) + 39_999)
         assert cache.get(digests(3), np.zeros((3, 40_000), np.uint8)).hits == 1
         found = server.reported(0)
-        assert (found[Figure.MISMATCHES], found[Figure.CHECKSUM_FAILURES]) == (1, 1)
+        assert (found[report.Figure.MISMATCHES], found[report.Figure.CHECKSUM_FAILURES]) == (1, 1)
         assert cache.client.stat().checksum_count == 1
         assert cache.get(digests(1), np.zeros((1, 39_999), np.uint8)).hits == 0  # another length
         found = server.reported(0)
-        assert (found[Figure.MISMATCHES], found[Figure.CHECKSUM_FAILURES]) == (2, 1)
+        assert (found[report.Figure.MISMATCHES], found[report.Figure.CHECKSUM_FAILURES]) == (2, 1)
 
 
 def test_a_client_reports_at_most_once_per_interval(
@@ -57,7 +57,7 @@ def test_a_client_reports_at_most_once_per_interval(
     cache.client.report.take()  # starts again: earlier counts are dropped
     cache.put(digests(2), payload(2, 100))
     assert call_count(server) == 1
-    assert server.reported(0)[Figure.PRESENT_BLOCKS] == 2
+    assert server.reported(0)[report.Figure.PRESENT_BLOCKS] == 2
     cache.client.send_report()
     assert call_count(server) == 1  # there was nothing to report
 
@@ -81,7 +81,7 @@ def test_a_report_that_fails_is_lost_and_no_call_fails_for_it(
     monkeypatch.setattr(report, "KINDS", KINDS)
     assert cache.get(digests(2), np.zeros((2, 100), np.uint8)).hits == 2
     found = server.reported(0)
-    assert (found[Figure.STORED_BLOCKS], found[Figure.HIT_BLOCKS]) == (0, 2)
+    assert (found[report.Figure.STORED_BLOCKS], found[report.Figure.HIT_BLOCKS]) == (0, 2)
 
 
 def test_times_fall_into_the_bucket_of_their_bound(

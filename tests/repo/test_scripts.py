@@ -92,7 +92,7 @@ def test_all_has_no_time_limit(tree: Path) -> None:
 
 def test_the_default_check_has_no_long_step(tree: Path) -> None:
     _, lines = check(tree)
-    assert "ran docs " in lines
+    assert "ran docs --check" in lines
     assert not any(line.startswith(("ran soak", "ran mutants", "ran test-")) for line in lines)
 
 

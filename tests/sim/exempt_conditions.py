@@ -48,6 +48,9 @@ _QUANTUM = (
     "answer"
 )
 _REREAD = "the line is read more often than necessary, and its last value is used"
+_ANSWERLESS = (
+    "tests/index/test_index_calls.py::test_a_message_that_a_server_cannot_answer_is_an_error"
+)
 _REMOVAL_WAIT = (
     "tests/index/test_index_calls.py::test_the_wait_of_a_removal_for_an_idle_disk_is_bounded"
 )
@@ -1344,9 +1347,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/client.c", "bl_release_blocks"): {
-        ("now < 0", 0, "false"): (
-            "tests/index/test_index_calls.py::test_a_message_that_a_server_cannot_answer_is_an_error"
-        ),
+        ("now < 0", 0, "false"): (_ANSWERLESS),
     },
     ("index/client.c", "bl_removal_nap"): {
         ("bl_now_ns(wait->memory) >= wait->until_ns", 0, "false"): (_REMOVAL_WAIT),

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from support.emulation import FULL
@@ -257,4 +258,6 @@ def _main() -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     if job := _main():
-        exec(job["code"], {"__name__": "__main__"})  # noqa: S102
+        # As with python -c: without a file that children of multiprocessing would import.
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(job["code"], vars(main))  # noqa: S102

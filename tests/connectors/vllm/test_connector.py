@@ -29,7 +29,7 @@ from beluga.connectors.vllm.steps import Loaded, Rank
 from beluga.errors import ConnectorError
 from beluga.index import check_pool, read_names
 from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
-from beluga.rpc import KINDS, Figure, report
+from beluga.rpc import KINDS, report
 
 LAYERS, BLOCKS = 2, 16
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
@@ -387,8 +387,8 @@ def test_loaded_tokens_and_seconds_are_reported_to_the_server(
     other.run(request("b", TOKENS), 0, fill=2)
     other.run(request("c", TOKENS), 8, fill=2)  # the lookup reports the first end
     figures = server.reported(KINDS.index("vllm"))
-    assert figures[Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
-    assert figures[Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000
+    assert figures[report.Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
+    assert figures[report.Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000
     assert not server.reported(0)
 
 
