@@ -60,12 +60,12 @@ class Counters:
         def __getattr__(self, name: str) -> int: ...
 
     @classmethod
-    def of(cls: type[_T], struct: Any, **more: Any) -> _T:
+    def of(cls: type[_T], struct: object, **more: object) -> _T:
         """Convert a struct. ``more`` are fields that it does not have."""
         names = (field.name for field in dataclasses.fields(cast("Any", cls)))
         return cls(**{name: getattr(struct, name) for name in names if name not in more} | more)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, int]:
         """Return the fields by name."""
         return dataclasses.asdict(cast("Any", self))
 

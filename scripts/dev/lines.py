@@ -53,8 +53,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--record", action="store_true", help="write the record anew")
+    options = parser.parse_args()
     now, before = sizes(), recorded() if RECORD.exists() else {}
-    if parser.parse_args().record:
+    if options.record:
         rows = [f"{folder} {size.files} {size.lines}\n" for folder, size in now.items()]
         RECORD.write_text("".join(rows), encoding="utf-8")
     for folder, (files, lines) in now.items():

@@ -194,7 +194,7 @@ def test_lanes_are_served_in_the_background(run_command: RunCommand, pool: list[
         assert run_command("stop", *pool, entry="main").returncode == 0
     refused = run_command("serve", "--detach", "jobs:other", *pool)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("cxl-rpc: error: the module jobs has no other")
+    assert refused.stderr.startswith("cxl-rpc: error: module jobs has no attribute other; give ")
 
 
 def test_a_server_without_handlers_returns_an_error_with_a_fix(
@@ -203,7 +203,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
     serves(begin("serve", *pool))
     for words in (("list",), ("call", "add", "1")):
         ended = run_command(*words, *pool)
-        assert ended.returncode == 2
+        assert ended.returncode == 1
         assert "'cxl-rpc serve MODULE:NAME'" in ended.stderr
 
 
@@ -253,7 +253,7 @@ def test_a_pool_is_made_with_room_for_long_calls(run_command: RunCommand, shm: P
     with Pool.open([path]) as opened:
         assert opened.geometry.bulk_size == 1 << 20
     refused = run_command("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
-    assert refused.returncode == 2
+    assert refused.returncode == 1
     assert "--bulk-size (bulk_size) is from 4096 to 67108864, not 100" in refused.stderr
 
 

@@ -37,7 +37,7 @@ SCENES = {
     "attach request detach call put get payload": "client",
     "drop": "client of a killed server",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
-    "grant reserve commit abort lookup release remove tomb": "server",
+    "grant reserve commit abort lookup release remove tombstone": "server",
     "take elect register recover tombstone.tier_written": "successor",  # a standby that takes over
     "pidfds": "server of a killed client",  # a server whose client dies
     "stop": "stopping server",  # a server that is stopped with SIGTERM
@@ -127,7 +127,7 @@ def walk(*, lines: bool = False) -> list[Plan]:
 def scene_of(point: str) -> str:
     scene = SCENE_OF.get(point) or SCENE_OF.get(point.partition(".")[0])
     if scene is None:
-        raise SystemExit(f"killloop: nobody is known to pass {point}; name who does in SCENES")
+        raise SystemExit(f"killloop: no scene has the point {point}; add it to SCENES")
     return scene
 
 

@@ -21,7 +21,7 @@ EXPORTS: dict[str, str] = {
         "refuse_missing refuse_in_use runtime_dir_of_missing"
     ),
     "beluga.rpc": (
-        "Buffer Calls Client ClientStat DEMOTIONS Figure HandlerInfo Handlers "
+        "Buffer Calls Client ClientStat DEMOTIONS HandlerInfo Handlers "
         "KINDS LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report "
         "ReportTotals SECONDS SILENT_S Server ServerStat TAKEN TakeoverCause CallTrace TracedCall "
         "load_handlers method_names nanoseconds read_trace stand_by"
