@@ -253,8 +253,8 @@ class RouterMachine(RuleBasedStateMachine):
 
     def overlap_of(self, worker: Worker, path: list[int]) -> Overlap:
         held, shared = self.naive.find(path)
-        own = held.get(worker, Overlap())
-        return dataclasses.replace(own, shared=max(shared - own.held, 0))
+        # The pool continues what the worker has, also where it lacks the leading blocks itself.
+        return held.get(worker, Overlap(shared=shared))
 
     def fitting(self, pin: Worker | None, taints: frozenset[str]) -> list[Worker]:
         return [
