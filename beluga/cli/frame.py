@@ -424,6 +424,8 @@ def parameters_of(function: Callable[..., None]) -> list[Any]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Any:
+    if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes one of a default of None
+        hint = typing.get_args(hint)[0]
     hint, described = typing.get_args(hint)
     details: _Details = described.details
     kind, several = _kind_of(hint)
