@@ -167,7 +167,7 @@ class HintResult:
     fetched: int
 
 
-THREADS_MAX = 1024  # that copy for one call
+THREADS_MAX = (1 << 31) - 1  # of C; a copy uses at most one for each chunk
 
 
 class LookupResult(int):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from repo.test_tidy import ROOT, tracked
 
 from beluga.conventions import (
@@ -24,6 +23,8 @@ from beluga.conventions import (
     STANDBY_ADMIN_PORT,
     STATE,
 )
+
+yaml = pytest.importorskip("yaml", reason="no PyYAML here (extra check)")
 
 DEPLOY = ROOT / "docs/deploy"
 ENV = (DEPLOY / "systemd/beluga.env").read_text()
