@@ -489,5 +489,5 @@ async def test_a_client_that_sends_a_too_large_body_reads_why(
             b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
         ):
             answer = await asyncio.to_thread(sent, site.service.address, tail)
-            assert answer.startswith(b"HTTP/1.1 413 Request Entity Too Large\r\n")
+            assert answer.startswith(b"HTTP/1.1 413 ")
     assert "head is too large" not in caplog.text

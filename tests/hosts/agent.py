@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 # Imported before any process is forked: the commands that tests/hosts/run.py runs, and the worker.
-COMMANDS = ("app", "output", "pool", "serve", "stat", "verify")
+COMMANDS = ("app", "output", "doctor", "pool", "serve", "stat")
 IMPORTED = (*(f"beluga.cli.{name}" for name in COMMANDS), "rich.progress", "worker")
 
 
