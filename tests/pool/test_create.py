@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from devdax import fake_devdax
-from refusal import refused
 from support.another_user import as_nobody
 from support.emulation import needs_a_cpu
+from support.refusals import refused
 
 from beluga.errors import (
     DeviceBusyError,

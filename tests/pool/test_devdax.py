@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from devdax import fake_devdax
-from refusal import refused
 from support.another_user import as_nobody
+from support.refusals import refused
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (

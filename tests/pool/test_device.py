@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from refusal import refused
 from support.another_user import as_nobody
+from support.refusals import refused
 
 from beluga.errors import (
     DeviceMismatchError,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from support.refusals import refused
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from support.refusals import refused
 
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceMismatchError, NoRoomError, PoolError

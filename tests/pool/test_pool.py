@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusal import refused
 from support.emulation import fewer, needs_a_cpu
+from support.refusals import refused
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from devdax import MIB, fake_devdax
-from refusal import refused
+from support.refusals import refused
 from support.watched_core import WatchedCore
 
 from beluga import Client, IndexServer, KVCache, Pool

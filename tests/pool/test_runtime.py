@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from refusal import refused
+from support.refusals import refused
 
 from beluga.errors import DevicePermissionError, NoDefaultPoolError
 from beluga.pool import Pool, SpecLike, remove_default, runtime, stored_specs, storing_default

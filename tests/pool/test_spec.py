@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from support.refusals import refused
 
 from beluga.errors import DeviceSpecError
 from beluga.pool import DeviceSpec, parse_size, show_size
