@@ -18,19 +18,18 @@ import dataclasses
 import enum
 import fnmatch
 import hashlib
-import json
 import os
 import re
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from beluga.config import hub_cache_dir, other_hub, variables_like
-from beluga.connectors.files import FileDigests, moved_since, signature
+from beluga.connectors.files import FileDigests, Hashed, moved_since, signature
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 from beluga.threads import Thread
@@ -43,44 +42,40 @@ if TYPE_CHECKING:
 
 Fields: TypeAlias = "dict[str, str | int | bytes]"
 
-# What cannot change the bytes of a block: fields by their class, and environment variables; names
-# are patterns of fnmatch. Rounding does not count: an engine rounds one block differently from step
-# to step, and its own prefix cache shares such blocks.
+# What differs between engines with equal bytes: fields by their class, and environment variables,
+# as patterns of fnmatch. A name is here only if equal engines usually differ in it, or
+# if it has no canonical form. Rounding does not count: an engine rounds one block differently from
+# step to step, and its own prefix cache shares such blocks.
 IGNORED = {
-    "*": "*_port *_port_list port host *_addr *_ip",
-    "VllmConfig": "instance_id kv_transfer_config ec_transfer_config kv_events_config"
-    " observability_config profiler_config logging_config"
-    # objects of this process: fused and compiled operations, and what hf_config gave
-    " compilation_config quant_config",
+    "*": "port *_port host *_addr *_ip kv_events_config node_rank nnodes download_dir revision"
+    " served_model_name",
+    # two are objects of this process: compiled operations, and what hf_config gave
+    "VllmConfig": "instance_id kv_transfer_config ec_transfer_config compilation_config"
+    " quant_config logging_config",
     # The bytes of the model count, not its name or folder.
-    "ModelConfig": "model revision tokenizer tokenizer_revision served_model_name hf_token"
-    " allowed_local_media_path",
-    "LoadConfig": "download_dir",
+    "ModelConfig": "model tokenizer tokenizer_revision",
     # measured memory
     "CacheConfig": "num_gpu_blocks gpu_memory_utilization kv_cache_memory_bytes"
     " kv_cache_size_tokens kv_cache_max_concurrency",
     # The namespace has the rank's part of a block; replicas compute the same.
-    "ParallelConfig": "rank node_rank nnodes world_size tensor_parallel_size data_parallel_*"
-    " distributed_executor_backend placement_group ray_runtime_env assigned_physical_gpu_ids"
-    " _api_process_*",
+    "ParallelConfig": "*rank world_size tensor_parallel_size *data_parallel_* _api_process_count"
+    " distributed_executor_backend placement_group ray_runtime_env assigned_physical_gpu_ids",
     # which tokens a step computes together
     "SchedulerConfig": "max_num_* encoder_cache_size",
-    "ServerArgs": "model_path revision tokenizer_path served_model_name download_dir random_seed"
-    " lora_paths weight_version"  # the weights' digest, or a page's name, has them
-    " node_rank nnodes tp_size pp_size dcp_size attn_cp_size base_gpu_id"
-    " disaggregation_* hicache_* enable_hierarchical_cache kv_events_config"
-    " log_* crash_dump_folder export_metrics_to_file_dir file_storage_path ssl_* *api_key"
+    "ServerArgs": "model_path tokenizer_path"
+    " random_seed lora_paths weight_version"  # the weights' digest, or a page's name, has them
+    " tp_size pp_size base_gpu_id disaggregation_* hicache_* load_balance_method"
+    " log_* *api_key forward_pass_metrics_*"
     " mem_fraction_static max_total_tokens max_running_requests max_prefill_tokens"
-    " chunked_prefill_size pp_max_micro_batch_size *cuda_graph* disable_radix_cache"
-    " load_balance_method forward_pass_metrics_* load_publish_endpoint watermark_*",
-    "LMCacheMetadata": "worker_id local_worker_id role engine_id kv_connector_extra_config"
+    " chunked_prefill_size pp_max_micro_batch_size *cuda_graph* disable_radix_cache",
+    "LMCacheMetadata": "*worker_id role engine_id kv_connector_extra_config"
     " kv_layer_groups_manager",
-    "environment": "*_PORT *_IP *_HOST *_LOG_* *_LOGGING_* *_COLOR *_KEY *_KEY_ID *_RUN_ID *_ROOT"
-    " CUDA_HOME CUDA_VISIBLE_DEVICES LD_LIBRARY_PATH LOCAL_RANK S3_ENDPOINT_URL VLLM_DP_*"
-    " VLLM_DIST_IDENT VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME VLLM_RAY_* VLLM_ELASTIC_EP_*"
-    " VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_KVCACHE_SPACE VLLM_RPC_BASE_PATH"
-    " VLLM_WORKER_MULTIPROC_METHOD VLLM_ENABLE_V1_MULTIPROCESSING VLLM_SERVER_DEV_MODE",
+    "environment": "*_PORT *_IP *_HOST *_LOG_* *_LOGGING_* *_KEY *_RUN_ID LOCAL_RANK"
+    " CUDA_VISIBLE_DEVICES VLLM_DP_* VLLM_RAY_* VLLM_DIST_IDENT VLLM_WORKER_MULTIPROC_METHOD"
+    " VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_KVCACHE_SPACE",
 }
+# Keys of the dictionaries in a configuration that do not count: the folder of a model.
+KEYS_IGNORED = {"_name_or_path"}
 # Variables of libraries below the engines that choose another type of data for the same products.
 _OF_LIBRARIES = ("NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "[KQV]_SCALE_CONSTANT")
 
@@ -107,7 +102,8 @@ SET_IDENTITY = "set beluga's setting identity to a text that only this model has
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _REPORT_S = 30.0
-_TORCH_NAMES = ("dtype", "device", "Size", "layout", "memory_format")
+_SCALARS = (bool, int, float, str, bytes)  # bool is an int
+_TORCH_NAMES = ("dtype", "device", "layout", "memory_format")
 _TRANSFORMERS = {"PretrainedConfig", "PreTrainedConfig"}  # one class in transformers 4 and 5
 
 # ---- Configurations
@@ -117,8 +113,10 @@ def config_fields(config: Any, *, identity: str = "") -> dict[str, str]:
     """Return a digest for each field of ``config`` that counts, by the field's name, so that an
     operator sees in which part two engines differ.
     """
-    form = _Form(identity)
-    return {name: _digest(form.of(value, name, 0)) for name, value in form.fields(config)}
+    return {
+        name: digest_of(value, path=name, identity=identity)
+        for name, value in _fields(config).items()
+    }
 
 
 def digest_of(value: Any, *, path: str = "", identity: str = "") -> str:
@@ -127,7 +125,8 @@ def digest_of(value: Any, *, path: str = "", identity: str = "") -> str:
     ``identity`` is the operator's setting of that name; it replaces values without a canonical
     form. Without it such a value raises ConnectorError.
     """
-    return _digest(_Form(identity).of(value, path, 0))
+    form = _Form(identity).of(value, path)
+    return hashlib.blake2b(form.encode(), digest_size=16, person=b"beluga-config").hexdigest()
 
 
 def files_named(value: Any) -> list[Path]:
@@ -135,13 +134,14 @@ def files_named(value: Any) -> list[Path]:
     a path counts as text, too.
     """
     form = _Form("declared")
-    form.of(value, "", 0)
+    form.of(value)
     return [Path(text) for text in sorted(form.texts) if _is_file(text)]
 
 
-def counted(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that count of a configuration of this class, given as a dictionary."""
-    return {name: fields[name] for name in sorted(fields) if not _is_ignored(kind, name)}
+def counted(fields: Mapping[str, Any], *classes: str) -> dict[str, Any]:
+    """Return the fields that count of a configuration of these classes (its own and its bases)."""
+    patterns = [name for each in ("*", *classes) for name in IGNORED.get(each, "").split()]
+    return {name: fields[name] for name in sorted(fields) if not _matches(name, patterns)}
 
 
 def environment(prefix: str, known: Iterable[str] = ()) -> dict[str, str]:
@@ -149,103 +149,81 @@ def environment(prefix: str, known: Iterable[str] = ()) -> dict[str, str]:
     with a match of ``prefix``, and the ``known`` ones.
     """
     names = [rf"({prefix})\w+", *map(re.escape, known), *_OF_LIBRARIES]
-    return counted("environment", variables_like(re.compile("|".join(names))))
-
-
-def _is_ignored(kind: str, name: str) -> bool:
-    return _matches(name, f"{IGNORED['*']} {IGNORED.get(kind, '')}".split())
+    return counted(variables_like(re.compile("|".join(names))), "environment")
 
 
 class _Form:
-    """Converts values to forms that :mod:`json` writes the same way in every process."""
+    """Converts values to text that is the same in every process, and collects their strings."""
 
     def __init__(self, identity: str) -> None:
         self._identity = identity
         self.texts: set[str] = set()
 
-    def of(self, value: Any, path: str, depth: int) -> Any:  # noqa: PLR0911  one per kind
+    def of(  # noqa: PLR0911, PLR0912  one per kind
+        self, value: Any, path: str = "", depth: int = 0
+    ) -> str:
         if depth > DEPTH_MAX:
             return self._refused(path, "refers to itself")
+        kind, name = type(value), type(value).__name__
+        if value is None:
+            return "None"
         if isinstance(value, enum.Enum):
-            return ["enum", type(value).__name__, self.of(value.value, path, depth + 1)]
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int):
-            return int(value)
+            return f"enum {name} {self.of(value.value, path, depth + 1)}"
+        if isinstance(value, PurePath):
+            return f"path {self.of(str(value), path)}"
         if isinstance(value, str):
             self.texts.add(str.__str__(value))
-            return str.__str__(value)
-        if isinstance(value, float):
-            return ["float", float.__repr__(value)]
-        if isinstance(value, (bytes, bytearray)):
-            return ["bytes", bytes(value).hex()]
-        if isinstance(value, PurePath):
-            return ["path", self.of(str(value), path, depth)]
+        for scalar in _SCALARS:  # the representation of a subclass may be an address
+            if isinstance(value, scalar):
+                return scalar.__repr__(value)
         if isinstance(value, Mapping):
-            pairs = [
-                [self.of(key, path, depth + 1), self.of(item, f"{path}.{key}", depth + 1)]
-                for key, item in value.items()
-            ]
-            return ["map", *sorted(pairs, key=lambda pair: json.dumps(pair[0], sort_keys=True))]
+            return f"map {self._items(value, path, depth)}"
         if isinstance(value, (set, frozenset)):
-            items = [self.of(item, path, depth + 1) for item in value]
-            return ["set", *sorted(items, key=lambda item: json.dumps(item, sort_keys=True))]
+            return f"set [{', '.join(sorted(self.of(item, path, depth + 1) for item in value))}]"
         if isinstance(value, (list, tuple)):
-            items = [self.of(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-            return ["list", *items]
-        return self._object(value, path, depth)
-
-    def _object(self, value: Any, path: str, depth: int) -> Any:
-        kind = type(value)
-        if kind.__module__ == "torch" and kind.__name__ in _TORCH_NAMES:
-            return ["torch", str(value)]
+            items = (self.of(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
+            return f"list [{', '.join(items)}]"
+        if kind.__module__ == "torch" and name in _TORCH_NAMES:
+            return f"torch {value}"
         if _TRANSFORMERS & {base.__name__ for base in kind.__mro__}:  # leaves out its caches
-            return ["config", kind.__name__, self.of(_plain(value.to_dict()), path, depth + 1)]
+            return f"config {name} {self.of(value.to_dict(), path, depth + 1)}"
         try:
-            fields = dict(self.fields(value))
+            fields = _fields(value)
         except TypeError:
             return self._refused(path, f"is a {kind.__module__}.{kind.__qualname__}")
-        forms = {name: self.of(item, f"{path}.{name}", depth + 1) for name, item in fields.items()}
-        return ["object", kind.__name__, sorted(forms.items())]
+        return f"object {name} {self._items(fields, path, depth)}"
 
-    def fields(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the fields that count of an object with declared fields. Raises TypeError for
-        another one.
-        """
-        kind = type(value)
-        if isinstance(value, types.SimpleNamespace):
-            names = list(vars(value))
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value)]
-        elif hasattr(kind, "__struct_fields__"):  # of msgspec
-            names = list(kind.__struct_fields__)
-        elif isinstance(getattr(kind, "model_fields", None), Mapping):  # of pydantic
-            names = list(kind.model_fields)
-        else:
-            raise TypeError(kind)
-        for name in names:
-            if not any(_is_ignored(base.__name__, name) for base in kind.__mro__):
-                yield name, getattr(value, name, None)
+    def _items(self, items: Mapping[Any, Any], path: str, depth: int) -> str:
+        pairs = [
+            f"{self.of(key, path, depth + 1)}: {self.of(item, f'{path}.{key}', depth + 1)}"
+            for key, item in items.items()
+            if not (isinstance(key, str) and key in KEYS_IGNORED)
+        ]
+        return f"[{', '.join(sorted(pairs))}]"
 
-    def _refused(self, path: str, why: str) -> Any:
+    def _refused(self, path: str, why: str) -> str:
         if self._identity:
-            return ["declared", self._identity]
+            return f"declared {self._identity!r}"
         raise ConnectorError(
             f"the engine's setting {path} {why}, which beluga cannot compare between engines; "
             "leave it out, or set beluga's setting identity"
         )
 
 
-def _plain(tree: Any) -> Any:
-    """Return a model's configuration without the names of its folders, at any depth."""
-    if isinstance(tree, Mapping):
-        return {name: _plain(tree[name]) for name in tree if name != "_name_or_path"}
-    return [_plain(item) for item in tree] if isinstance(tree, (list, tuple)) else tree
-
-
-def _digest(form: Any) -> str:
-    text = json.dumps(form, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=16, person=b"beluga-config").hexdigest()
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields that count of an object with declared fields. Raises TypeError for another
+    one.
+    """
+    kind = type(value)
+    names: Any = None
+    if isinstance(value, types.SimpleNamespace):
+        names = vars(value)
+    elif dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+    else:  # of msgspec and of pydantic
+        names = getattr(kind, "__struct_fields__", getattr(kind, "model_fields", None))
+    fields = {name: getattr(value, name, None) for name in names}
+    return counted(fields, *(base.__name__ for base in kind.__mro__))
 
 
 def _is_file(text: str) -> bool:
@@ -278,38 +256,28 @@ class Model:
     since_ns: int = 0
 
 
-class WeightsSource(Protocol):
-    """Something that identifies weights: ``size`` bytes are read."""
-
-    size: int
-
-    def digest(self, hashed: Callable[[int], None]) -> str:
-        """Return the identity. Raises OSError or ConnectorError."""
-
-    def unchanged(self) -> bool:
-        """Return whether this is still what is identified. Raises OSError or ConnectorError."""
-
-
-class Declared:
+class Source:
     """An identity that needs no files: an operator's declaration, a commit, or the seed of dummy
-    weights.
+    weights. Subclasses read ``size`` bytes.
     """
 
     size = 0
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str = "") -> None:
         self.text = text
 
-    def digest(self, hashed: Callable[[int], None]) -> str:
-        """Return the text."""
+    def digest(self, hashed: Hashed) -> str:
+        """Return the identity. ``hashed`` is called with numbers of bytes. Raises OSError or
+        ConnectorError.
+        """
         return self.text
 
     def unchanged(self) -> bool:
-        """Return True."""
+        """Return whether this is still what is identified. Raises OSError or ConnectorError."""
         return True
 
 
-class Files:
+class Files(Source):
     """The files of a folder, or a single file. ``weights``: a folder must have some."""
 
     def __init__(
@@ -324,20 +292,17 @@ class Files:
             names = [name for name, _ in self._files]
             changed = self._changed(names, since_ns) if since_ns else None
         except OSError as error:
-            raise ConnectorError(f"{path} cannot be read ({error}); {SET_IDENTITY}") from error
+            raise _unidentified(f"{path} cannot be read ({error})") from error
         if weights and not path.is_file() and not any(map(_is_weights, names)):
-            raise ConnectorError(f"the model's folder {path} has no weights; {SET_IDENTITY}")
+            raise _unidentified(f"the model's folder {path} has no weights")
         if changed:
-            raise ConnectorError(
-                f"{changed} has changed since the engine started to load {path}; restart the "
-                f"engine, or {SET_IDENTITY}"
-            )
+            raise _changed(changed, path)
         self.size = sum(state.size for _, state in self._files)
 
-    def digest(self, hashed: Callable[[int], None]) -> str:
+    def digest(self, hashed: Hashed) -> str:
         """Return the digest of all files and their names."""
         digests = self._digests.of(self._path, self._files, hashed=hashed)
-        return "files " + _digest(sorted(digests.items()))
+        return "files " + digest_of(digests)
 
     def unchanged(self) -> bool:
         """Return whether the files are still those that are identified."""
@@ -357,10 +322,8 @@ class Files:
         return next((path for path in moved if path is not None), None)
 
 
-class Objects:
+class Objects(Source):
     """The objects below a URL, identified by the versions or ETags of their store."""
-
-    size = 0
 
     def __init__(self, url: str, since_ns: int = 0) -> None:
         """Raises ConnectorError if no client of object stores is installed."""
@@ -369,17 +332,18 @@ class Objects:
         try:
             import obstore  # noqa: F401
         except ImportError:
-            raise ConnectorError(
+            raise _unidentified(
                 f"the weights at {self._shown} cannot be identified without obstore; install it "
-                f"(pip install beluga-kv[tiers]), or {SET_IDENTITY}"
+                "(pip install beluga-kv[tiers]), or",
+                end=" ",
             ) from None
 
-    def digest(self, hashed: Callable[[int], None]) -> str:
+    def digest(self, hashed: Hashed) -> str:
         """Return the digest of the names, sizes, and versions or ETags of all objects."""
         self._listed = self._list()
         if not any(_is_weights(name) for name, *_ in self._listed):
-            raise ConnectorError(f"there are no weights at {self._shown}; {SET_IDENTITY}")
-        return "objects " + _digest(self._listed)
+            raise _unidentified(f"there are no weights at {self._shown}")
+        return "objects " + digest_of(self._listed)
 
     def unchanged(self) -> bool:
         """Return whether the store still lists what is identified."""
@@ -393,9 +357,9 @@ class Objects:
             with no_panic():
                 metas = [meta for batch in obstore.list(store) for meta in batch]
         except Exception as error:
-            line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise ConnectorError(
-                f"the weights at {self._shown} cannot be listed ({line}); {SET_IDENTITY}"
+            line = (str(error).strip() or repr(error)).splitlines()[0]
+            raise _unidentified(
+                f"the weights at {self._shown} cannot be listed ({line})"
             ) from error
         listed = []
         for meta in metas:
@@ -403,35 +367,42 @@ class Objects:
             if not counts(name.rpartition("/")[2]):
                 continue
             if not mark:
-                raise ConnectorError(
-                    f"the store of {self._shown} reports neither a version nor an ETag for {name}; "
-                    f"{SET_IDENTITY}"
+                raise _unidentified(
+                    f"the store of {self._shown} reports neither a version nor an ETag for {name}"
                 )
             modified = meta.get("last_modified")
             if self._since_ns and modified and modified.timestamp() * 1e9 > self._since_ns:
-                raise ConnectorError(
-                    f"{name} has changed since the engine started to load {self._shown}; restart "
-                    f"the engine, or {SET_IDENTITY}"
-                )
+                raise _changed(name, self._shown)
             listed.append([name, int(meta["size"]), str(mark)])
         return sorted(listed)
 
 
-class Several:
+class Several(Source):
     """Several sources that count together, such as a model and its draft model."""
 
-    def __init__(self, sources: Iterable[WeightsSource]) -> None:
+    def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = list(sources)
         self.size = sum(source.size for source in self._sources)
 
-    def digest(self, hashed: Callable[[int], None]) -> str:
+    def digest(self, hashed: Hashed) -> str:
         """Return the identities of all sources."""
         digests = [source.digest(hashed) for source in self._sources]
-        return digests[0] if len(digests) == 1 else "all " + _digest(digests)
+        return digests[0] if len(digests) == 1 else "all " + digest_of(digests)
 
     def unchanged(self) -> bool:
         """Return whether all sources are still what is identified."""
         return all(source.unchanged() for source in self._sources)
+
+
+def _unidentified(text: str, end: str = "; ") -> ConnectorError:
+    return ConnectorError(f"{text}{end}{SET_IDENTITY}")
+
+
+def _changed(changed: object, loaded: object) -> ConnectorError:
+    return _unidentified(
+        f"{changed} has changed since the engine started to load {loaded}; restart the engine, or",
+        end=" ",
+    )
 
 
 def counts(name: str) -> bool:
@@ -445,30 +416,31 @@ def counts(name: str) -> bool:
     return (_is_weights(last) and not hidden) or not _matches(last, FILES_IGNORED)
 
 
-def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource:
+def source_of(model: Model, digests: FileDigests | None = None) -> Source:
     """Return the source that identifies a model. Raises ConnectorError, with a hint to the setting
     ``identity``, if there is none.
     """
     digests, path = digests or FileDigests(), Path(model.name)
     if model.load_format == "dummy":
-        return Declared(f"dummy {model.seed}")
+        return Source(f"dummy {model.seed}")
     if model.load_format not in READ_FROM_MODEL:
-        raise ConnectorError(
+        raise _unidentified(
             f"it is unknown where the load format {model.load_format} finds the weights of "
-            f"{model.name}; {SET_IDENTITY}"
+            f"{model.name}"
         )
     url = model.url or (model.name if _URL.match(model.name) else "")
     if url:
-        sources: list[WeightsSource] = [Objects(url, model.since_ns)]
+        sources: list[Source] = [Objects(url, model.since_ns)]
         if url != model.name and path.exists():  # the engine stores configurations and code there
             sources.append(Files(path, 0, digests, weights=False))
         return Several(sources)
     if path.exists():
         return Several(Files(each, model.since_ns, digests) for each in (path, *_loaded_with(path)))
     if name := other_hub():  # which has other files under the names of Hugging Face's
-        raise ConnectorError(
+        raise _unidentified(
             f"{name} is set, and beluga cannot find out which commit of {model.name} this engine "
-            f"has loaded from there; start it with the path of a folder, or {SET_IDENTITY}"
+            "has loaded from there; start it with the path of a folder, or",
+            end=" ",
         )
     cache = Path(model.cache) if model.cache else hub_cache_dir()
     repository = cache / f"models--{model.name.replace('/', '--')}"
@@ -476,7 +448,7 @@ def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource
     snapshot = repository / "snapshots" / commit
     if snapshot.is_dir():  # perhaps just downloaded; the hub's client never modifies a blob
         return Files(snapshot, 0, digests)
-    return Declared(f"hub {model.name}@{commit}")
+    return Source(f"hub {model.name}@{commit}")
 
 
 def _loaded_with(path: Path) -> list[Path]:
@@ -513,28 +485,35 @@ def _commit_of(model: Model, repository: Path) -> str:
             return commit
     except (OSError, ValueError):
         pass
-    raise ConnectorError(
+    raise _unidentified(
         f"beluga cannot find out which commit of {model.name}@{revision} this engine has loaded; "
-        "start it with --revision COMMIT (40 digits) or with the path of a folder, or "
-        f"{SET_IDENTITY}"
+        "start it with --revision COMMIT (40 digits) or with the path of a folder, or",
+        end=" ",
     )
 
 
 def sources_of(
-    models: Iterable[Model], files: Iterable[Path], identity: str, since_ns: int
-) -> WeightsSource:
+    models: Iterable[Model],
+    identity: str,
+    since_ns: int,
+    *,
+    config: Any = None,
+    variables: Mapping[str, str] = types.MappingProxyType({}),
+) -> Source:
     """Return the source that identifies an engine's models, or the operator's ``identity`` of them,
-    with the files and folders that its configuration names. Raises ConnectorError.
+    with the files and folders that its configuration names, and the files that its environment
+    variables name. Raises ConnectorError.
     """
     digests, names = FileDigests(), set[Path]()
-    sources: list[WeightsSource] = []
+    sources: list[Source] = []
     if identity:
-        sources, since_ns = [Declared(f"declared {identity}")], 0
+        sources, since_ns = [Source(f"declared {identity}")], 0
     else:
         for model in models:
             names.add(Path(model.name))
             sources.append(source_of(model, digests))
-    others = [path for path in files if path not in names]
+    named = [*files_named(config), *(path for path in files_named(variables) if path.is_file())]
+    others = [path for path in named if path not in names]
     sources += [Files(path, since_ns, digests, weights=False) for path in others]
     return sources[0] if len(sources) == 1 else Several(sources)
 
@@ -552,11 +531,11 @@ class ModelIdentity:
 
     def __init__(
         self,
-        source: WeightsSource,
+        source: Source,
         *,
         logger: logging.Logger,
         then: Callable[[str], None] = lambda _: None,
-        hashed: Callable[[int], None] = lambda _: None,
+        hashed: Hashed = lambda _: None,
         loaded: threading.Event | None = None,
     ) -> None:
         """``then`` is called once, with the digest. ``loaded`` is set when the engine has loaded
@@ -569,7 +548,7 @@ class ModelIdentity:
         self._closing = False
         self._ended = threading.Event()
         self.outcome: Identified | None = None
-        if isinstance(source, Declared):
+        if type(source) is Source:
             self._end(Identified(source.text))
         else:
             Thread(target=self._work, name="beluga-identity", daemon=True).start()
@@ -608,14 +587,14 @@ class ModelIdentity:
                 )
         except Exception as error:
             # Whatever fails must end the identification, or nothing would ever hit or be saved.
+            refusal = str(error) or repr(error)
             if not self._closing:
-                more = "" if isinstance(error, ConnectorError) else f"; {SET_IDENTITY}"
                 self._logger.error(
                     "beluga: the model is not identified, so the pool is not used: %s%s",
-                    str(error) or repr(error),
-                    more,
+                    refusal,
+                    "" if isinstance(error, ConnectorError) else f"; {SET_IDENTITY}",
                 )
-            self._end(Identified(refusal=str(error) or repr(error)))
+            self._end(Identified(refusal=refusal))
             return
         if self._done_bytes:
             self._logger.info(
@@ -628,19 +607,18 @@ class ModelIdentity:
     def _hashed(self, count: int) -> None:
         if self._closing:
             raise ConnectorError("closed")
+        self._count(count)
         with self._lock:
             self._done_bytes += count
-            report = time.monotonic() >= self._report_s
-            if report:
-                self._report_s = time.monotonic() + _REPORT_S
-        self._count(count)
-        if report:
-            self._logger.info(
-                "beluga: hashing the model: %.1f of %.1f GB; until then lookups miss and nothing "
-                "is saved",
-                self._done_bytes / 1e9,
-                self.source.size / 1e9,
-            )
+            if time.monotonic() < self._report_s:
+                return
+            self._report_s = time.monotonic() + _REPORT_S
+        self._logger.info(
+            "beluga: hashing the model: %.1f of %.1f GB; until then lookups miss and nothing is "
+            "saved",
+            self._done_bytes / 1e9,
+            self.source.size / 1e9,
+        )
 
 
 def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fields) -> Namespace:

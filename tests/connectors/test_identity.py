@@ -207,7 +207,7 @@ def test_environment_variables_count_unless_they_are_listed(
 
 def named(value: Any) -> str:
     """Return the identity of an engine with one setting."""
-    source = sources_of([], files_named(value), "", 0)
+    source = sources_of([], "", 0, config=value)
     return digest_of(value) + source.digest(lambda _: None)
 
 
@@ -247,7 +247,7 @@ def test_an_operator_s_identity_vouches_for_weights_and_not_for_other_files(
     path = folder(tmp_path, **{"scales.json": b"1"}) / "scales.json"
 
     def declared(word: str) -> str:
-        return sources_of([], [path], word, 1).digest(lambda _: None)
+        return sources_of([], word, 1, config=path).digest(lambda _: None)
 
     identity = declared("release 7")
     assert declared("release 8") != identity
@@ -712,7 +712,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     path = folder(tmp_path, **{"scales.json": b"1"}) / "scales.json"
     monkeypatch.setattr(os, "open", fails)
     with pytest.raises(ConnectorError, match=r"scales.json cannot be read .*setting identity"):
-        sources_of([], [path], "", 0)
+        sources_of([], "", 0, config=path)
 
 
 # ---- The cache of digests

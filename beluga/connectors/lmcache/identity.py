@@ -126,5 +126,5 @@ class Models:
                 f"this server runs; start the engine with a folder on a disk, or {SET_IDENTITY}"
             )
         since_ns = engine_start_ns()
-        source = sources_of([Model(str(path), since_ns=since_ns)], (), self._identity, since_ns)
+        source = sources_of([Model(str(path), since_ns=since_ns)], self._identity, since_ns)
         return ModelIdentity(source, logger=self._logger)

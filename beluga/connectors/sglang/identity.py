@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.identity import (
     SET_IDENTITY,
-    Declared,
     Fields,
     Model,
     ModelIdentity,
     Several,
+    Source,
     counted,
     digest_of,
     engine_start_ns,
     environment,
-    files_named,
     source_of,
     sources_of,
 )
@@ -51,9 +50,9 @@ def config_of(arguments: Mapping[str, Any], identity: str) -> Fields:
 
     Raises ConnectorError for a value that cannot be compared.
     """
-    digested = counted("ServerArgs", arguments)
+    config = counted(arguments, "ServerArgs")
     return {
-        "config": digest_of(digested, path="ServerArgs", identity=identity),
+        "config": digest_of(config, path="ServerArgs", identity=identity),
         "context_length": str(arguments.get("context_length")),
         "environment": digest_of(environment(_VARIABLES)),
     }
@@ -72,17 +71,21 @@ def identify(
     Raises ConnectorError, with a hint to the setting ``identity``, for weights that cannot be
     identified.
     """
-    named = [path for path in files_named(environment(_VARIABLES)) if path.is_file()]
-    files = [*files_named(counted("ServerArgs", arguments)), *named]
     since_ns = engine_start_ns()
-    source = sources_of(_models(arguments, since_ns), files, identity, since_ns)
+    source = sources_of(
+        _models(arguments, since_ns),
+        identity,
+        since_ns,
+        config=counted(arguments, "ServerArgs"),
+        variables=environment(_VARIABLES),
+    )
     # The ids of adapters, in the names of pages, depend on name and path and not on their bytes.
     # Adapters that are loaded later have random ids.
     adapters = [
         (str(ref.lora_name), str(ref.lora_path)) for ref in arguments.get("lora_paths") or ()
     ]
     for name, path in () if identity else sorted(adapters):
-        source = Several([source, Declared(name), source_of(Model(path, since_ns=since_ns))])
+        source = Several([source, Source(name), source_of(Model(path, since_ns=since_ns))])
     return ModelIdentity(source, logger=logger, then=then)
 
 

@@ -24,7 +24,6 @@ from beluga.connectors.identity import (
     digest_of,
     engine_start_ns,
     environment,
-    files_named,
     sources_of,
 )
 from beluga.errors import ConnectorError
@@ -116,10 +115,8 @@ def identify(
     cannot be identified.
     """
     since_ns = _began_ns(config)
-    named = [path for path in files_named(environment("VLLM_", variables)) if path.is_file()]
-    source = sources_of(
-        _models(config, since_ns), [*files_named(config), *named], identity, since_ns
-    )
+    models, read = _models(config, since_ns), environment("VLLM_", variables)
+    source = sources_of(models, identity, since_ns, config=config, variables=read)
     return ModelIdentity(source, **identified)
 
 

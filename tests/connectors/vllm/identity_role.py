@@ -187,19 +187,12 @@ def _left_out(drop: Drop) -> Iterator[None]:
     """Add fields to the list of those that do not count."""
     from beluga.connectors import identity
 
-    plain = identity._plain
-    dropped = {"_name_or_path", *drop.table.get("PretrainedConfig", ())}
-
-    def without(tree: Any) -> Any:
-        if isinstance(tree, dict):
-            return plain({name: without(tree[name]) for name in tree if name not in dropped})
-        return plain(tree)
-
+    keys = identity.KEYS_IGNORED | set(drop.table.get("PretrainedConfig", ()))
     more = {
         name: f"{identity.IGNORED.get(name, '')} {' '.join(fields)}"
         for name, fields in drop.table.items()
     }
-    with mock.patch.object(identity, "_plain", without), mock.patch.dict(identity.IGNORED, more):
+    with mock.patch.object(identity, "KEYS_IGNORED", keys), mock.patch.dict(identity.IGNORED, more):
         yield
 
 

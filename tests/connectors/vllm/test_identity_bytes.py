@@ -165,7 +165,9 @@ def test_after_an_update_all_bytes_are_of_the_new_weights(
     assert wrong_blocks["nothing"] == []
 
 
-@pytest.mark.parametrize("step", ["the calls of the workers", "the notice", "an era of its own"])
+@pytest.mark.parametrize(
+    "step", ["the calls of the workers", "the notice", "a generation of its own"]
+)
 def test_without_a_step_after_an_update_bytes_are_wrong(
     wrong_blocks: dict[str, list[int]], step: str
 ) -> None:
