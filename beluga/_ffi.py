@@ -12,15 +12,16 @@ names, before any pool is open.
 
 from __future__ import annotations
 
-import platform
+import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from beluga import config
 from beluga.errors import CoreMissingError, InstructionError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 try:
     from beluga import _core as core
@@ -50,7 +51,7 @@ _FLUSHES = {
     "clflush": (0, lib.BL_CPU_CLFLUSHOPT | lib.BL_CPU_CLWB),
     "clflushopt": (lib.BL_CPU_CLFLUSHOPT, lib.BL_CPU_CLWB),
 }
-if platform.machine() == "aarch64":
+if os.uname().machine == "aarch64":
     _ISAS = {
         "stnp": (0, lib.BL_CPU_NEON | lib.BL_CPU_CRC32),
         "neon": (lib.BL_CPU_NEON, 0),
@@ -81,6 +82,8 @@ lib.bl_cpu_limit(
 
 def record_dtype(name: str) -> np.dtype[np.void]:
     """Return the numpy dtype of a struct that the C headers declare, with its fields' names."""
+    import numpy as np  # slow to import, and no call needs it
+
     return cast("np.dtype[np.void]", np.dtype(_layout(ffi.typeof(name))))
 
 
@@ -88,7 +91,7 @@ def _layout(kind: Any) -> Any:
     if kind.kind == "primitive":
         return kind.cname.removesuffix("_t")
     if kind.kind == "pointer":
-        return np.uintp
+        return "uintp"
     if kind.kind == "array":
         return (_layout(kind.item), kind.length)
     return {

@@ -12,7 +12,6 @@ from __future__ import annotations
 import codecs
 import errno
 import io
-import json
 import os
 import signal
 import sys
@@ -64,6 +63,8 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
+    import json
+
     lacking = error.object[error.start : error.end]
     return "".join(
         _PLAIN.get(character) or json.dumps(character)[1:-1] for character in lacking

@@ -4,19 +4,14 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
-import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-
-import msgspec
 
 from beluga.cli import logs
 from beluga.cli.frame import Legend, fill
@@ -28,6 +23,10 @@ if TYPE_CHECKING:
 
 def origin() -> dict[str, str]:
     """Return the names and values for the page's header."""
+    import datetime
+    import platform
+    import shlex
+
     import beluga_bench  # slow to import
 
     system = platform.uname()
@@ -50,6 +49,8 @@ Advance = Callable[[int, int], None]
 
 def print_json(value: object, *, lines: bool = False) -> None:
     """Print one JSON value on stdout; with ``lines``, on a single line."""
+    import msgspec
+
     text = msgspec.json.encode(value, enc_hook=str)
     print_line((text if lines else msgspec.json.format(text, indent=2)).decode())
 
@@ -74,6 +75,8 @@ def announce(text: str, event: str, *, json: bool = False, **fields: object) -> 
     object per line on stdout.
     """
     if json:
+        import msgspec
+
         line = msgspec.json.encode({"event": event, **fields}, enc_hook=str)
         try:
             sys.stdout.write(line.decode() + "\n")

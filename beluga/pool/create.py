@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -422,6 +421,8 @@ def _reserve_tables(mapping: Mapping) -> None:
 def _fault_in(mapping: Mapping, progress: Progress | None) -> None:
     """Fault in every page of the files now, in parallel, so that no request waits for a page
     fault."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed  # slow to import
+
     geometry = mapping.members[0].superblock.geometry
     pieces = [
         (ffi.cast("char *", mapping.addresses[index]) + at, min(_PIECE, size - at))

@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +163,8 @@ _OWNER = "beluga-owner.lock"
 @contextlib.contextmanager
 def scratch_folder(name: str, parent: Path) -> Iterator[Path]:
     """Make a folder ``beluga-NAME-PID-...``, and remove it at the end. Raises OSError."""
+    import tempfile  # slow to import
+
     _sweep(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-{os.getpid()}-", dir=parent))
     owner = os.open(folder / "new", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

@@ -31,9 +31,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from beluga._ffi import core, ffi, lib
 from beluga.arguments import short
@@ -56,6 +54,11 @@ from beluga.rpc.messages import (
     request_of,
 )
 from beluga.threads import Thread
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from beluga._numpy import np
 
 log = logging.getLogger(__name__)
 

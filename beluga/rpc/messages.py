@@ -25,9 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from beluga.arguments import short
 from beluga.errors import (
@@ -40,6 +38,11 @@ from beluga.errors import (
     NoMethodError,
     QuotaError,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from beluga._numpy import np
 
 _ALIGN = 64
 _SIZE = struct.Struct("<I")
@@ -56,7 +59,7 @@ _RAISED: dict[str, type[BelugaError]] = {
 
 def pack(fields: Mapping[str, object]) -> bytearray:
     """Encode a message with these fields. Raises BadTypeError for a value of another type."""
-    import msgspec  # importing beluga needs numpy and cffi alone
+    import msgspec  # importing beluga needs cffi alone
 
     buffers = bytearray()
     try:

@@ -14,19 +14,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import BadValueError, NoTraceError, status_name
 from beluga.rpc.server import method_name, takeover_cause
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+else:
+    from beluga._numpy import np
 
 TRACE, TRACE_BEFORE = "trace", "trace.1"
 """File names: of the last server, and of the one before it."""
 
-_ENTRY = record_dtype("bl_trace_entry")
+_ENTRY_SIZE = ffi.sizeof("bl_trace_entry")
 _MAGIC = b"BLTRACE2"
 _ENTRIES_MAX = 1 << 20  # larger files are not read
 _RATE_NS = 1_000_000  # below this interval of two clock readings, their rate is unknown
@@ -152,7 +153,7 @@ def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
     path = directory / (TRACE_BEFORE if before else TRACE)
     try:
         with path.open("rb") as file:
-            data = file.read(lib.BL_TRACE_HEAD_SIZE + _ENTRIES_MAX * _ENTRY.itemsize + 1)
+            data = file.read(lib.BL_TRACE_HEAD_SIZE + _ENTRIES_MAX * _ENTRY_SIZE + 1)
     except FileNotFoundError:
         raise NoTraceError(
             f"{path} does not exist; run this on the server's own host, where it writes its trace "
@@ -164,12 +165,13 @@ def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
     count = int(head.entry_count)
     if (
         data[: len(_MAGIC)] != _MAGIC
-        or head.entry_size != _ENTRY.itemsize
+        or head.entry_size != _ENTRY_SIZE
         or count == 0
-        or len(data) != lib.BL_TRACE_HEAD_SIZE + count * _ENTRY.itemsize
+        or len(data) != lib.BL_TRACE_HEAD_SIZE + count * _ENTRY_SIZE
     ):
         raise NoTraceError(f"{path} is not a trace of this version of Beluga")
-    return CallTrace(head, np.frombuffer(data, _ENTRY, offset=lib.BL_TRACE_HEAD_SIZE))
+    kind = record_dtype("bl_trace_entry")
+    return CallTrace(head, np.frombuffer(data, kind, offset=lib.BL_TRACE_HEAD_SIZE))
 
 
 def _whole(entries: NDArray[np.void]) -> NDArray[np.void]:

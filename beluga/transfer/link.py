@@ -26,7 +26,6 @@ import mmap
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +148,8 @@ def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
 
     The mode of a new file is its directory's, without the right to execute.
     """
+    import tempfile  # slow to import, and only the first process of a host needs it
+
     while True:
         with contextlib.suppress(FileNotFoundError):
             if (found := _map(path, size)) is not None:

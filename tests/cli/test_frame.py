@@ -288,6 +288,21 @@ def test_a_command_imports_its_own_module(
     assert "rich" not in modules  # JSON needs no tables
 
 
+@pytest.mark.parametrize("command", ["ping", "put", "get"])
+def test_a_command_on_one_block_starts_with_few_imports(
+    loaded: Loaded, server: object, pool: list[str], tmp_path: Path, command: str
+) -> None:
+    """The modules that take longest to import, and that no result on stderr needs."""
+    (tmp_path / "block").write_text("text")
+    words = {"ping": [], "put": ["key", str(tmp_path / "block")], "get": ["key"]}[command]
+    modules = loaded(command, *words, *pool)
+    assert "beluga.rpc" in modules
+    unneeded = {"rich", "msgspec", "asyncio", "concurrent.futures", "beluga.cli.stat"}
+    if command == "ping":
+        unneeded |= {"numpy", "beluga.index", "beluga.transfer"}
+    assert not modules & unneeded
+
+
 @pytest.mark.parametrize("program", ROOTS)
 def test_the_help_of_a_group_lists_its_commands(program: Any) -> None:
     shown = " ".join(CliRunner().invoke(program, ["--help"]).stdout.split())
