@@ -17,7 +17,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -137,6 +137,7 @@ class Admin:
             log.warning("no admin socket in %s: %s", directory, error)
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def url(self) -> str:
@@ -154,9 +155,7 @@ class Admin:
 
     def start(self) -> None:
         """Start the thread. Connections that arrive before wait in the kernel."""
-        self._thread = Thread(
-            target=asyncio.run, args=(self._serve(),), name="beluga-admin", daemon=True
-        )
+        self._thread = Thread(target=self._run, name="beluga-admin", daemon=True)
         self._thread.start()
 
     def claim(self) -> None:
@@ -173,7 +172,9 @@ class Admin:
             self._local.remove()
         if self._thread is not None:
             self._ready.wait()
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            if self._loop is not None:
+                with suppress(RuntimeError):  # it has failed, and is closed
+                    self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
             self._thread = None
         for listening in self._sockets():
@@ -183,14 +184,25 @@ class Admin:
         local = self._local.socket if self._local is not None else None
         return [listening for listening in (self._tcp, local) if listening is not None]
 
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001  blocks are served without this endpoint
+            log.error("the admin endpoint does not work: %s: %s", type(error).__name__, error)
+            for listening in self._sockets():  # clients are refused, and do not wait
+                listening.close()
+            self._tcp = self._local = None
+        finally:
+            self._ready.set()
+
     async def _serve(self) -> None:
-        from aiohttp import web
-
-        from beluga.http_server import Share, accept
-
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self._turns = asyncio.Semaphore(_TURNS)
         self._ready.set()
+        from aiohttp import web  # imports ssl, which a machine's OpenSSL can fail
+
+        from beluga.http_server import Share, accept
+
         async with AsyncExitStack() as stack:
             for listening in self._sockets():
                 listening.setblocking(False)
@@ -254,7 +266,8 @@ class Admin:
 
     async def _in_thread(self, work: Callable[[], AdminResponse]) -> AdminResponse:
         """Run a route that has a turn. Its thread ends the turn, even if the client leaves."""
-        loop, future = self._loop, self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
 
         def finish(answer: AdminResponse) -> None:
             self._turns.release()

@@ -66,10 +66,10 @@ def serve_lanes(
     the calls of each handler. See docs/use/rpc.md.
     """
     from beluga.admin import ServerHealth, lane_routes
-    from beluga.rpc import METHOD_USER, Server, load_handlers
+    from beluga.rpc import METHOD_USER, Server
 
     secured = serve.secured_endpoint(admin, admin_token, admin_tls)
-    registered = load_handlers(handlers) if handlers else None
+    registered = serve.named_handlers(handlers)
     if detach:
         detached(pool, json, program="cxl-rpc")
         return

@@ -34,6 +34,7 @@ from beluga.cli.options import (
 from beluga.cli.output import announce
 from beluga.cli.services import Manager, Services
 from beluga.errors import (
+    BadTypeError,
     BadValueError,
     DeposedError,
     RouterError,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from beluga.events import EventSettings
     from beluga.index import IndexServer
     from beluga.pool import Pool
-    from beluga.rpc import Quota, Server
+    from beluga.rpc import Handlers, Quota, Server
     from beluga.tiers import TierService, TierSettings
 
 Disks = Annotated[
@@ -395,12 +396,22 @@ def _registering(target: str, threads: int) -> Callable[[Server], None]:
     """Load handlers and return a function that registers them with a server; without handlers it
     does nothing.
     """
+    handlers = named_handlers(target)
+    if handlers is None:
+        return lambda server: None
+    return lambda server: server.register(handlers, threads=threads)
+
+
+def named_handlers(target: str) -> Handlers | None:
+    """Load the handlers that an option names. Raises BadParameter, also for objects that are none,
+    and BadValueError.
+    """
     from beluga.rpc import load_handlers
 
-    if not target:
-        return lambda server: None
-    handlers = load_handlers(target)
-    return lambda server: server.register(handlers, threads=threads)
+    try:
+        return load_handlers(target) if target else None
+    except BadTypeError as error:
+        raise BadParameter(str(error)) from None
 
 
 def _stand_by_again(error: DeposedError, *, watch: bool, json: bool) -> None:

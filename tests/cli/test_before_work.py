@@ -48,9 +48,8 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("arguments", "package", "extra"),
     [
-        long(GATEWAY, "aiohttp", "router"),
+        long(GATEWAY, "prometheus_client", "router"),
         ([*GATEWAY, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
-        long(PREFILL, "aiohttp", "router"),
     ],
 )
 def test_missing_packages_are_reported_before_the_work(
