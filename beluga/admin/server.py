@@ -187,7 +187,7 @@ class Admin:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception as error:  # noqa: BLE001  blocks are served without this endpoint
+        except Exception as error:  # blocks are served without this endpoint
             log.error("the admin endpoint does not work: %s: %s", type(error).__name__, error)
             for listening in self._sockets():  # clients are refused, and do not wait
                 listening.close()

@@ -213,9 +213,7 @@ def test_a_server_without_handlers_returns_an_error_with_a_fix(
         ("jobs", "'jobs' does not name handlers; give MODULE:NAME, such as jobs:handlers"),
         pytest.param("../jobs:handlers", "does not name handlers; give MODULE:NAME", marks=LONG),
         pytest.param("none:handlers", "there is neither a module none nor a file ", marks=LONG),
-        pytest.param(
-            "jobs:other", "module jobs has no attribute other; give MODULE:NAME", marks=LONG
-        ),
+        pytest.param("jobs:other", "module jobs has no attribute other; give", marks=LONG),
         pytest.param(
             "jobs:nothing", "jobs:nothing is 3; give a Handlers or a list of functions", marks=LONG
         ),
