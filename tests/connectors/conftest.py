@@ -14,7 +14,7 @@ from typing import Any
 
 import fakes
 import pytest
-from lmcache_parts import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
+from fakes import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
 from support.blocks import eventually
 
 from beluga import IndexServer, Pool

@@ -1,22 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fakes of the parts of LMCache and SGLang that our plugins import, for tests where neither is
-installed.
-"""
+"""Fakes of LMCache, for tests where it is not installed, and what tests do with our plugins."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
+import threading
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from support.blocks import eventually
 
 from beluga import Pool
+from beluga.connectors.lmcache import objects
+from beluga.errors import PinLimitError
+from beluga.index import IndexClient
+
+SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
+LONG_S = 60.0
+PACKAGE = "beluga.connectors.lmcache"
+
+MakeAdapter = Callable[..., Any]
+Make = Callable[..., Any]
 
 
 def damage(pool: Pool, block: NDArray[np.uint8]) -> None:
@@ -125,120 +138,6 @@ def lmcache() -> dict[str, types.ModuleType]:
     )
 
 
-class HiCacheStorage:
-    """SGLang's base class of storage backends."""
-
-    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        self.mem_pool_host = mem_pool_host
-
-    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        self.registered_pools = {**getattr(self, "registered_pools", {}), host_pool_name: host_pool}
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolTransferResult:
-    """SGLang's result of a lookup of pages."""
-
-    kv_hit_pages: int
-    extra_pool_hit_pages: dict[str, int]
-    restorable_prefix_pages: list[int] | None = None
-
-
-class SglangSettings:
-    """SGLang's settings, which it changes at run time."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {
-            "weight_version": "default",
-            "model_path": "org/model",
-            "revision": "c0ffee" + 34 * "0",  # a commit of the hub
-        }
-
-    def resolved_server_args_dict(self) -> dict[str, Any]:
-        return dict(self.values)
-
-    def config_leaf(self, name: str) -> Any:
-        if name not in self.values:
-            raise ValueError(f"{name!r} is not a config leaf")
-        return self.values[name]
-
-
-def sglang() -> dict[str, types.ModuleType]:
-    """The package sglang."""
-    settings = SglangSettings()
-    return modules(
-        "sglang",
-        {
-            "version": {"__version__": "0.5.23"},
-            "srt.mem_cache.hicache_storage": {
-                "HiCacheStorage": HiCacheStorage,
-                "PoolTransferResult": PoolTransferResult,
-            },
-            "srt.runtime_context": {"get_context": lambda: settings},
-        },
-    )
-
-
-def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
-    """The modules with which SGLang's scheduler changes its weights. ``updater`` is the scheduler's
-    own.
-    """
-
-    class WeightUpdater:
-        def end_weight_update(self, *, run_post_load: bool) -> None:
-            pass
-
-    class SchedulerWeightUpdaterManager:
-        idle = True
-        fault: Any = None  # what a write ends with: an exception, or False for no success
-
-        def flush_cache_after_weight_update(
-            self, recv_req: Any, success: bool, message: str
-        ) -> tuple[bool, str]:
-            return (success, message) if self.idle else (False, "requests are running")
-
-        def update(self, version: str | None = None, *, flush_cache: bool = True) -> None:
-            requested = types.SimpleNamespace(weight_version=version, flush_cache=flush_cache)
-            if version is not None:
-                settings.values["weight_version"] = version
-            self.flush_cache_after_weight_update(requested, True, "updated")
-
-        def update_weights_from_disk(self, recv_req: Any) -> Any:
-            """Write weights as SGLang does: what fails is not flushed, and has no new version."""
-            if isinstance(self.fault, Exception):
-                raise self.fault
-            if self.fault is False:
-                return types.SimpleNamespace(success=False)
-            self.update(recv_req.weight_version, flush_cache=recv_req.flush_cache)
-            return types.SimpleNamespace(success=True)
-
-        update_weights_from_distributed = update_weights_from_tensor = update_weights_from_disk
-        update_weights_from_ipc = update_weights_from_disk
-
-        def begin_weight_update(self, recv_req: Any) -> Any:
-            return types.SimpleNamespace(success=True)
-
-        def end_weight_update(self, recv_req: Any) -> Any:
-            return types.SimpleNamespace(success=self.fault is None)
-
-        def release_memory_occupation(self, recv_req: Any) -> None:
-            pass
-
-    return modules(
-        "sglang",
-        {
-            "srt.managers.scheduler": {},
-            "srt.managers.scheduler_components.weight_updater": {
-                "SchedulerWeightUpdaterManager": SchedulerWeightUpdaterManager,
-                "updater": SchedulerWeightUpdaterManager(),
-            },
-            "srt.model_executor.model_runner_components.weight_updater": {
-                "WeightUpdater": WeightUpdater
-            },
-        },
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Dtype:
     """A dtype of torch, of two bytes."""
@@ -306,3 +205,115 @@ class ChunkKey:
 
     def to_string(self) -> str:
         return self.text
+
+
+@contextlib.contextmanager
+def l2(lmcache: Any, path: Path, **settings: Any) -> Iterator[Any]:
+    """Make an L2 adapter of one pool."""
+    usual = {"pool": str(path), "timeout_ms": 5000, "retry_s": 0.05, "identity": "a test"}
+    adapter = lmcache.BelugaL2Adapter(usual | settings)
+    try:
+        assert eventually(lambda: adapter.report_status()["attached"], LONG_S)
+        yield adapter
+    finally:
+        adapter.close()
+
+
+def within(query: Callable[[], Any]) -> Any:
+    """Poll until a query returns a result."""
+    answers: list[Any] = []
+    assert eventually(lambda: bool(answers.append(query()) or answers[-1] is not None), LONG_S)
+    return answers[-1]
+
+
+def store(adapter: Any, keys: list[Any], memories: list[Any]) -> int:
+    task = adapter.submit_store_task(keys, memories)
+    done: dict[int, Any] = {}
+    assert eventually(
+        lambda: task in (done.update(adapter.pop_completed_store_tasks()) or done), LONG_S
+    )
+    return int(done[task])
+
+
+def lookup(adapter: Any, keys: list[Any], shape: tuple[int, ...] = SHAPE) -> list[bool]:
+    layout = types.SimpleNamespace(shapes=[shape], dtypes=[Dtype()])
+    task = adapter.submit_lookup_and_lock_task(keys, {0: layout, 1: layout})
+    bits: list[bool] = within(lambda: adapter.query_lookup_and_lock_result(task)).bits
+    return bits
+
+
+def load(adapter: Any, keys: list[Any], memories: list[Any]) -> list[bool]:
+    task = adapter.submit_load_task(keys, memories)
+    bits: list[bool] = within(lambda: adapter.query_load_result(task)).bits
+    return bits
+
+
+def chunks(count: int, shape: tuple[int, ...] = SHAPE) -> tuple[list[ObjectKey], list[Memory]]:
+    keys = [ObjectKey(bytes([i]) * 8) for i in range(count)]
+    return keys, [Memory(shape, seed=i) for i in range(count)]
+
+
+def blank(count: int, shape: tuple[int, ...] = SHAPE) -> list[Memory]:
+    return [Memory(shape) for _ in range(count)]
+
+
+@dataclasses.dataclass
+class Metadata:
+    """LMCache's metadata of an engine, with chunks of 16 tokens."""
+
+    layers: int = 4
+    model_name: str = "model"
+    use_mla: bool = False
+    chunk_size: int = 16
+
+    def get_shapes(self, tokens: int = 16) -> list[tuple[int, ...]]:
+        return [(2, self.layers, tokens, 64)]
+
+    def get_dtypes(self) -> list[Dtype]:
+        return [Dtype()]
+
+
+class Allocator:
+    """LMCache's LocalCPUBackend."""
+
+    def __init__(self) -> None:
+        self.made: list[Memory] = []
+
+    def allocate(self, shapes: Any, dtypes: Any, fmt: Any, *, busy_loop: bool) -> Memory:
+        self.made.append(Memory(shapes[0]))
+        return self.made[-1]
+
+
+def filled(adapter: Any, count: int = 2) -> tuple[Any, list[ObjectKey], list[Memory]]:
+    """Return an adapter that has stored objects, with their keys and contents."""
+    keys, memories = chunks(count)
+    assert store(adapter, keys, memories) == sum(memory.get_size() for memory in memories)
+    return adapter, keys, memories
+
+
+def put(plugin: Any, keys: list[ChunkKey], memories: list[Memory] | None = None) -> list[Memory]:
+    """Put chunks into a plugin, and wait until the pool has them. Returns their contents."""
+    calls: list[ChunkKey] = []
+    memories = memories or [Memory(SHAPE, seed=i) for i in range(len(keys))]
+    plugin.batched_submit_put_task(keys, memories, None, calls.append)
+    assert eventually(lambda: calls == keys, LONG_S)
+    return memories
+
+
+def held_stores(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let stores wait until the event is set."""
+    go, real = threading.Event(), objects.store
+    monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
+    return go
+
+
+def no_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pool refuse every pin."""
+    real = IndexClient.lookup
+
+    def lookup(index: IndexClient, keys: Any, *, pin: bool = False) -> Any:
+        if pin:
+            raise PinLimitError("made up")
+        return real(index, keys)
+
+    monkeypatch.setattr(IndexClient, "lookup", lookup)

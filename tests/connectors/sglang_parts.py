@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fakes of SGLang's objects for a storage backend, and backends over a pool."""
+"""Fakes of SGLang, for tests where it is not installed, and backends over a pool."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fakes
 import numpy as np
 import pytest
+from fakes import modules
 from support.blocks import eventually
 
 from beluga.connectors.sglang import weights
@@ -21,6 +21,120 @@ from beluga.connectors.sglang import weights
 PACKAGE = "beluga.connectors.sglang"
 PAGE, LAYERS, WIDTH, PAGES = 16, 4, 64, 12
 LONG_S = 60.0
+
+
+class HiCacheStorage:
+    """SGLang's base class of storage backends."""
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        self.mem_pool_host = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        self.registered_pools = {**getattr(self, "registered_pools", {}), host_pool_name: host_pool}
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolTransferResult:
+    """SGLang's result of a lookup of pages."""
+
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int] | None = None
+
+
+class SglangSettings:
+    """SGLang's settings, which it changes at run time."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {
+            "weight_version": "default",
+            "model_path": "org/model",
+            "revision": "c0ffee" + 34 * "0",  # a commit of the hub
+        }
+
+    def resolved_server_args_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def config_leaf(self, name: str) -> Any:
+        if name not in self.values:
+            raise ValueError(f"{name!r} is not a config leaf")
+        return self.values[name]
+
+
+def sglang() -> dict[str, types.ModuleType]:
+    """The package sglang."""
+    settings = SglangSettings()
+    return modules(
+        "sglang",
+        {
+            "version": {"__version__": "0.5.23"},
+            "srt.mem_cache.hicache_storage": {
+                "HiCacheStorage": HiCacheStorage,
+                "PoolTransferResult": PoolTransferResult,
+            },
+            "srt.runtime_context": {"get_context": lambda: settings},
+        },
+    )
+
+
+def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
+    """The modules with which SGLang's scheduler changes its weights. ``updater`` is the scheduler's
+    own.
+    """
+
+    class WeightUpdater:
+        def end_weight_update(self, *, run_post_load: bool) -> None:
+            pass
+
+    class SchedulerWeightUpdaterManager:
+        idle = True
+        fault: Any = None  # what a write ends with: an exception, or False for no success
+
+        def flush_cache_after_weight_update(
+            self, recv_req: Any, success: bool, message: str
+        ) -> tuple[bool, str]:
+            return (success, message) if self.idle else (False, "requests are running")
+
+        def update(self, version: str | None = None, *, flush_cache: bool = True) -> None:
+            requested = types.SimpleNamespace(weight_version=version, flush_cache=flush_cache)
+            if version is not None:
+                settings.values["weight_version"] = version
+            self.flush_cache_after_weight_update(requested, True, "updated")
+
+        def update_weights_from_disk(self, recv_req: Any) -> Any:
+            """Write weights as SGLang does: what fails is not flushed, and has no new version."""
+            if isinstance(self.fault, Exception):
+                raise self.fault
+            if self.fault is False:
+                return types.SimpleNamespace(success=False)
+            self.update(recv_req.weight_version, flush_cache=recv_req.flush_cache)
+            return types.SimpleNamespace(success=True)
+
+        update_weights_from_distributed = update_weights_from_tensor = update_weights_from_disk
+        update_weights_from_ipc = update_weights_from_disk
+
+        def begin_weight_update(self, recv_req: Any) -> Any:
+            return types.SimpleNamespace(success=True)
+
+        def end_weight_update(self, recv_req: Any) -> Any:
+            return types.SimpleNamespace(success=self.fault is None)
+
+        def release_memory_occupation(self, recv_req: Any) -> None:
+            pass
+
+    return modules(
+        "sglang",
+        {
+            "srt.managers.scheduler": {},
+            "srt.managers.scheduler_components.weight_updater": {
+                "SchedulerWeightUpdaterManager": SchedulerWeightUpdaterManager,
+                "updater": SchedulerWeightUpdaterManager(),
+            },
+            "srt.model_executor.model_runner_components.weight_updater": {
+                "WeightUpdater": WeightUpdater
+            },
+        },
+    )
 
 
 @dataclasses.dataclass
@@ -137,7 +251,7 @@ Make = Callable[..., Any]
 
 def made_backends(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
     """A function that makes backends, each with a host pool. They are closed afterwards."""
-    for name, module in fakes.sglang().items():
+    for name, module in sglang().items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(weights, "WEIGHTS", weights.Weights())
     made: list[Any] = []

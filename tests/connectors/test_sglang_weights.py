@@ -10,9 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fakes
 import pytest
-from sglang_parts import LONG_S, Config, HostPool, Make, indices, keys, made_backends
+from sglang_parts import (
+    LONG_S,
+    Config,
+    HostPool,
+    Make,
+    indices,
+    keys,
+    made_backends,
+    sglang_scheduler,
+)
 from support.blocks import eventually
 
 from beluga import IndexServer, Pool
@@ -38,7 +46,7 @@ def updater(
 ) -> Any:
     """SGLang's scheduler in this process, which can change its weights."""
     settings = sys.modules["sglang.srt.runtime_context"].get_context()
-    for name, module in fakes.sglang_scheduler(settings).items():
+    for name, module in sglang_scheduler(settings).items():
         if name not in sys.modules:
             monkeypatch.setitem(sys.modules, name, module)
     return sys.modules["sglang.srt.managers.scheduler_components.weight_updater"].updater
