@@ -1,36 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Open pools, and their attachments."""
+"""Open pools, their mappings, and what a closed one releases."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from devdax import MIB, fake_devdax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.emulation import fewer, needs_a_cpu
-from support.refusals import refused
+from support.refusals import Refusal, refusals, refused
+from support.watched_core import WatchedCore
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (
+    BelugaError,
     DeviceForeignError,
     DeviceMismatchError,
     DeviceMissingError,
+    DeviceSpecError,
     DeviceTruncatedError,
     ForkedSessionError,
     FormatError,
+    NoRoomError,
     PoolError,
+    PoolExistsError,
     SuperblockDamagedError,
 )
-from beluga.pool import Pool
+from beluga.pool import Pool, emulated_paths, survey
+from beluga.pool import create as creation
+from beluga.pool.layout import NewPoolSettings
 
-MIB = 1 << 20
+# ---- Open pools, and their attachments.
+
+
 SIZE = 8 * MIB
 
 
@@ -66,15 +80,43 @@ def test_renamed_devices_are_recognized_by_their_superblock(pool: list[Path]) ->
         assert [device.path for device in opened.devices] == [spare, pool[0]]
 
 
-def test_a_missing_device_is_reported(pool: list[Path]) -> None:
-    with refused(DeviceMismatchError, "2 devices", "device 1 "):
-        Pool.open(pool[:1])
+def after(change: Callable[[list[Path]], object]) -> Callable[[list[Path]], object]:
+    """Return a call that opens a pool after a change of its devices."""
+    return lambda pool: (change(pool), Pool.open(pool))
 
 
-def test_missing_file_is_refused(pool: list[Path]) -> None:
-    pool[1].unlink()
-    with refused(DeviceMissingError, str(pool[1])):
-        Pool.open(pool)
+@refusals(
+    (lambda pool: Pool.open([]), PoolError, "1 to 64 devices"),
+    (lambda pool: Pool.open(pool[:1]), DeviceMismatchError, "2 devices", "device 1 "),
+    (lambda pool: Pool.open([pool[0], pool[0]]), DeviceMismatchError, "same memory"),
+    (
+        lambda pool: Pool.open([*pool, shutil.copy(pool[0], pool[0].with_name("copy"))]),
+        DeviceMismatchError,
+        "copy",
+    ),
+    (after(lambda pool: pool[1].unlink()), DeviceMissingError, "pool.1"),
+    (
+        after(lambda pool: os.truncate(pool[1], SIZE - 4096)),
+        DeviceTruncatedError,
+        "pool.1",
+        str(SIZE),
+    ),
+    (after(lambda pool: os.truncate(pool[1], 100)), SuperblockDamagedError, "pool.1"),
+    (after(lambda pool: os.truncate(pool[1], 0)), DeviceForeignError, "pool.1", "--create"),
+    (
+        after(lambda pool: overwrite(pool[0], 0, os.urandom(4096))),
+        DeviceForeignError,
+        "something other",
+    ),
+    (after(lambda pool: overwrite(pool[0], 64, b"\xff\xff")), SuperblockDamagedError, "pool.0"),
+    (
+        after(lambda pool: overwrite(pool[0], 8, (99).to_bytes(4, "little"))),
+        FormatError,
+        "99",
+    ),
+)
+def test_other_devices_than_the_pools_are_refused(pool: list[Path], refusal: Refusal) -> None:
+    refusal(pool)
 
 
 def test_device_of_another_pool_is_refused(pool: list[Path], shm: Path) -> None:
@@ -83,59 +125,6 @@ def test_device_of_another_pool_is_refused(pool: list[Path], shm: Path) -> None:
         identity = other.id
     with refused(DeviceMismatchError, identity[:8], str(others[1])):
         Pool.open([pool[0], others[1]])
-
-
-def test_device_named_twice_is_refused(pool: list[Path]) -> None:
-    with refused(DeviceMismatchError, "same memory"):
-        Pool.open([pool[0], pool[0]])
-
-
-def test_copy_of_a_device_is_refused(pool: list[Path]) -> None:
-    copy = pool[0].with_name("copy")
-    shutil.copy(pool[0], copy)
-    with refused(DeviceMismatchError, "copy"):
-        Pool.open([*pool, copy])
-
-
-def test_truncated_file_is_refused(pool: list[Path]) -> None:
-    os.truncate(pool[1], SIZE - 4096)
-    with refused(DeviceTruncatedError, str(pool[1]), str(SIZE)):
-        Pool.open(pool)
-
-
-def test_file_truncated_into_its_superblock_is_refused(pool: list[Path]) -> None:
-    os.truncate(pool[1], 100)
-    with refused(SuperblockDamagedError, str(pool[1])):
-        Pool.open(pool)
-
-
-def test_empty_file_is_refused(pool: list[Path]) -> None:
-    os.truncate(pool[1], 0)
-    with refused(DeviceForeignError, str(pool[1]), "--create"):
-        Pool.open(pool)
-
-
-def test_foreign_file_is_refused(pool: list[Path]) -> None:
-    overwrite(pool[0], 0, os.urandom(4096))
-    with refused(DeviceForeignError, "something other"):
-        Pool.open(pool)
-
-
-def test_damaged_superblock_is_refused(pool: list[Path]) -> None:
-    overwrite(pool[0], 64, b"\xff\xff")
-    with refused(SuperblockDamagedError, str(pool[0])):
-        Pool.open(pool)
-
-
-def test_other_version_is_refused(pool: list[Path]) -> None:
-    overwrite(pool[0], 8, (99).to_bytes(4, "little"))
-    with refused(FormatError, "99"):
-        Pool.open(pool)
-
-
-def test_no_device_is_refused() -> None:
-    with refused(PoolError, "1 to 64 devices"):
-        Pool.open([])
 
 
 def test_a_larger_file_is_used_up_to_the_device_size(pool: list[Path]) -> None:
@@ -286,14 +275,6 @@ def test_views_have_the_specified_values(two: list[Path]) -> None:
         assert pool.devices[1].kind == "file"
 
 
-def test_closed_pool_has_no_handle(two: list[Path]) -> None:
-    pool = Pool.create(two, device_size=SIZE, sparse=True)
-    pool.close()
-    pool.close()
-    with pytest.raises(ValueError, match="closed"):
-        _ = pool.handle
-
-
 def in_child(body: Callable[[], object]) -> int:
     """Return the wait status of a forked child that calls ``body``."""
     child = os.fork()
@@ -368,3 +349,315 @@ def test_destroy_changes_nothing_if_one_device_is_foreign(two: list[Path], shm: 
         Pool.destroy([*two, shm / "thesis"])
     assert (shm / "thesis").read_text() == "call me Ishmael"
     Pool.open(two).close()
+
+
+# ---- Each device is mapped once, as a whole: a pool of any size costs a mapping or two per
+# device.
+
+
+TIB = 1 << 40
+
+
+def mapping_count(path: Path) -> int:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum(line.endswith(f" {path}") for line in lines)
+
+
+def directory_for_tebibytes(*candidates: Path) -> Path:
+    for candidate in candidates:
+        probe = candidate / "probe"
+        try:
+            probe.touch()
+            os.truncate(probe, TIB)
+        except OSError:
+            continue
+        finally:
+            probe.unlink(missing_ok=True)
+        return candidate
+    pytest.skip("no filesystem here takes sparse files of 1 TiB")
+
+
+@needs_a_cpu("it keeps a word for each page that is mapped: 8 GiB per device")
+@pytest.mark.parametrize("interleave", [True, False])
+def test_eight_tebibytes_are_at_most_two_mappings_per_device(
+    shm: Path, tmp_path: Path, interleave: bool
+) -> None:
+    directory = directory_for_tebibytes(shm, tmp_path)
+    paths = [directory / f"huge.{index}" for index in range(8)]
+    with Pool.create(
+        paths, device_size=TIB, interleave=interleave, sparse=True, max_blocks=4096
+    ) as made:
+        assert made.geometry.size > 7.99 * TIB
+    with Pool.open(paths) as pool:
+        for offset in range(0, pool.geometry.size, TIB // 4):
+            assert ffi.buffer(lib.bl_pool_address(pool.handle, offset), 8)[:] == bytes(8)
+        counts = [mapping_count(path) for path in paths]
+        assert all(1 <= count <= 2 for count in counts)
+    assert sum(mapping_count(path) for path in paths) == 0
+
+
+def test_a_process_maps_a_pool_once_however_often_it_opens_it(shm: Path) -> None:
+    paths = [shm / "a", shm / "b"]
+    made = Pool.create(paths, device_size=16 << 20, sparse=True)
+    pools = [made, *(Pool.open(order) for order in (paths[::-1], paths))]
+    assert [mapping_count(path) for path in paths] == [1, 1]
+    assert len({pool.handle for pool in pools}) == 1
+    pools[0].close()
+    with pytest.raises(ValueError, match="closed"):
+        pools[0].using()
+    assert ffi.buffer(lib.bl_pool_address(pools[1].handle, 0), 8)[:]  # the others still use it
+    with pools[1].using():
+        for pool in pools[1:]:
+            pool.close()
+        assert [mapping_count(path) for path in paths] == [1, 1]
+    assert [mapping_count(path) for path in paths] == [0, 0]
+    with Pool.open(paths):
+        assert [mapping_count(path) for path in paths] == [1, 1]
+
+
+def test_a_recreated_pool_can_be_mapped_together_with_the_old_one(shm: Path) -> None:
+    paths = [shm / "a"]
+    with Pool.create(paths, device_size=16 << 20, sparse=True) as old:
+        with Pool.create(paths, sparse=True, force=True) as new:
+            assert old.handle != new.handle
+            assert old.id != new.id
+        with Pool.open(paths) as new:
+            assert new.id != old.id
+            assert old.handle != new.handle
+
+
+def test_a_truncated_pool_is_rejected_although_it_is_mapped(shm: Path) -> None:
+    path = shm / "a"
+    with Pool.create([path], device_size=16 << 20, sparse=True):
+        pass
+    with Pool.open([path]):
+        os.truncate(path, 8 << 20)
+        with pytest.raises(DeviceTruncatedError):
+            Pool.open([path])
+        os.truncate(path, 16 << 20)
+
+
+@needs_a_cpu("it leaves out MADV_DONTFORK")
+def test_a_forked_child_maps_a_pool_again(shm: Path) -> None:
+    path = shm / "a"
+    Pool.create([path], device_size=16 << 20, sparse=True).close()
+    with Pool.open([path]) as pool:
+        child = os.fork()
+        if child == 0:
+            wrong = 1
+            try:
+                with Pool.open([path]) as _:
+                    wrong = int(mapping_count(path) != 1)
+                wrong += int(mapping_count(path) != 0)
+                pool.close()
+            finally:
+                os._exit(wrong)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert mapping_count(path) == 1
+
+
+def test_threads_that_open_and_close_leave_nothing_mapped(shm: Path) -> None:
+    path = shm / "a"
+    Pool.create([path], device_size=16 << 20, sparse=True).close()
+
+    def use(_: int) -> bytes:
+        with Pool.open([path]) as pool, pool.using() as handle:
+            return bytes(ffi.buffer(lib.bl_pool_address(handle, 0), 64))
+
+    with ThreadPoolExecutor(8) as threads:
+        superblocks = set(threads.map(use, range(400)))
+    assert len(superblocks) == 1
+    assert mapping_count(path) == 0
+
+
+# ---- A closed pool releases all its descriptors and mappings.
+
+
+FILE_SIZE = 16 * MIB
+
+
+def open_files() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture
+def paths(shm: Path) -> list[Path]:
+    paths = [shm / "a", shm / "b"]
+    Pool.create(paths, device_size=FILE_SIZE, sparse=True).close()
+    return paths
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
+    core = WatchedCore()
+    for module in ("create", "layout", "mapping", "pool"):
+        monkeypatch.setattr(f"beluga.pool.{module}.lib", core)
+    return core
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda paths: Pool.open(paths).close(),
+        survey,
+        lambda paths: Pool.create(paths, sparse=True, force=True).close(),
+        lambda paths: Pool.create(paths, sparse=True),
+        lambda paths: Pool.create([f"{paths[0]}@0+8MiB"]).close(),
+        lambda paths: Pool.create([paths[0].with_name("c")], device_size=FILE_SIZE).close(),
+        Pool.destroy,
+    ],
+    ids=["open", "survey", "force", "refused", "slice", "new", "destroy"],
+)
+def test_no_descriptor_stays_open(paths: list[Path], act: Callable[[list[Path]], object]) -> None:
+    before = open_files()
+    with contextlib.suppress(PoolExistsError):
+        act(paths)
+    assert open_files() == before
+
+
+def test_memory_is_unmapped_once_when_no_longer_used(paths: list[Path], core: WatchedCore) -> None:
+    pool = Pool.open(paths)
+    with pool.using():
+        core.calls.clear()
+        pool.close()
+        pool.close()
+        assert core.names() == []
+    pool.close()
+    assert core.names() == ["bl_pool_close", "bl_device_unmap", "bl_device_unmap"]
+    with pytest.raises(ValueError, match="closed"):
+        pool.using()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.ENOMEM, NoRoomError), (errno.EAGAIN, BlockingIOError)]
+)
+def test_a_device_that_cannot_be_mapped_leaves_nothing_mapped(
+    paths: list[Path], core: WatchedCore, code: int, kind: type[Exception]
+) -> None:
+    maps: list[int] = []
+    real = core.bl_device_map
+
+    def second_fails(*arguments: Any) -> int:
+        maps.append(0)
+        return -code if len(maps) == 2 else int(real(*arguments))
+
+    core.bl_device_map = second_fails  # type: ignore[attr-defined]
+    before = open_files()
+    with pytest.raises(kind):
+        Pool.open(paths)
+    assert core.names().count("bl_device_unmap") == 1
+    assert open_files() == before
+
+
+def test_a_pool_that_cannot_be_opened_leaves_nothing_mapped(
+    paths: list[Path], core: WatchedCore
+) -> None:
+    core.fails["bl_pool_open"] = -errno.ENOMEM
+    with pytest.raises((OSError, MemoryError, BelugaError)):
+        Pool.open(paths)
+    assert core.names().count("bl_device_unmap") == 2
+    assert "bl_pool_close" not in core.names()
+
+
+class User:
+    """A thread or object that uses a pool."""
+
+    def __init__(self, name: str, ended: list[str]) -> None:
+        self.name, self.ended = name, ended
+        self.fails = False
+
+    def end(self) -> None:
+        if self.fails:
+            raise KeyboardInterrupt
+        self.ended.append(self.name)
+
+
+def test_users_of_a_pool_end_before_it_in_reverse_order(
+    paths: list[Path], core: WatchedCore
+) -> None:
+    pool = Pool.open(paths)
+    ended: list[str] = []
+    users = [User(name, ended) for name in "abc"]
+    for user in users:
+        pool.before_close(user.end)
+    users[2].fails = True
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert "bl_pool_close" not in core.names()
+    users[2].fails = False
+    del users[1], user
+    pool.close()
+    assert ended == ["c", "a"]  # the one in between was collected
+    assert core.names()[-3:] == ["bl_pool_close", "bl_device_unmap", "bl_device_unmap"]
+    with pytest.raises(ValueError, match="closed"):
+        pool.before_close(users[0].end)
+    with pytest.raises(ValueError, match="closed"):
+        _ = pool.handle
+
+
+def test_only_allocated_pools_are_prefaulted(paths: list[Path], core: WatchedCore) -> None:
+    with Pool.open(paths) as sparse:
+        sparse.prefault()
+    assert "bl_pool_prefault" not in core.names()
+    with Pool.create([paths[0].with_name("c")], device_size=FILE_SIZE) as pool:
+        pool.prefault()
+        assert core.last("bl_pool_prefault") == (pool.handle, 0, pool.geometry.size)
+
+
+def test_hosts_of_a_shared_device_require_numbers(paths: list[Path], tmp_path: Path) -> None:
+    with Pool.open(paths) as files:
+        assert (files.host_number(None), files.host_number(3)) == (0, 3)
+    sysfs = fake_devdax(tmp_path, "/dev/zero", size=FILE_SIZE)
+    with Pool(creation.create(["/dev/zero"], NewPoolSettings(), sysfs=sysfs)) as shared:
+        assert shared.host_number(0) == 0
+        with refused(DeviceSpecError, "--host N"):
+            shared.host_number(None)
+        assert [device.node for device in shared.devices] == [1]
+
+
+def test_a_node_needs_no_free_space_but_a_following_file_does(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    demanded: list[int] = []
+    monkeypatch.setattr(creation, "require_room", lambda size, _: demanded.append(size))
+    sysfs = fake_devdax(tmp_path, "/dev/zero", size=FILE_SIZE)
+    paths = ["/dev/zero", shm / "a", shm / "b"]
+    creation.create(paths, NewPoolSettings(device_size=FILE_SIZE), sysfs=sysfs).close()
+    assert demanded == [2 * FILE_SIZE]
+
+
+def test_other_pools_in_a_file_are_found_wherever_they_lie(shm: Path) -> None:
+    file = shm / "file"
+    file.touch()
+    os.truncate(file, 16 * FILE_SIZE)
+    slices = [f"{file}@{at * SIZE}+{SIZE}" for at in (15, 7, 1)]
+    for number, text in enumerate(slices):
+        Pool.create([text], sparse=True).close()
+        with refused(PoolExistsError, f"slice at {(15, 7, 1)[number] * SIZE:#x}"):
+            Pool.create([file], sparse=True)
+    for text in slices[:0:-1]:
+        Pool.destroy([text])
+    with refused(PoolExistsError, f"slice at {15 * SIZE:#x}"):
+        Pool.create([f"{file}@{2 * MIB}+{16 * SIZE - 2 * MIB}"], sparse=True)
+    Pool.create([f"{file}@0+{15 * SIZE}"], sparse=True).close()
+
+
+def test_a_pool_without_settings_has_the_defaults(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_made: list[NewPoolSettings] = []
+
+    def create(names: list[Path], settings: NewPoolSettings, **_: object) -> Any:
+        settings_made.append(settings)
+        return creation.create(names, NewPoolSettings(sparse=True, force=True))
+
+    monkeypatch.setattr("beluga.pool.pool.create", create)
+    with Pool.create(paths) as pool:
+        assert pool.geometry.interleaved
+    assert settings_made == [NewPoolSettings()]
+    assert not (settings_made[0].sparse or settings_made[0].force)
+
+
+def test_the_emulated_pool_has_two_files_of_its_user() -> None:
+    folder = Path(f"/dev/shm/beluga-{os.getuid()}")
+    assert emulated_paths() == [str(folder / "pool.0"), str(folder / "pool.1")]

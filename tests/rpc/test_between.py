@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import role
 from support.blocks import eventually
-from support.emulation import PATIENCE
 from support.watched_core import WatchedCore
 
 from beluga._ffi import lib
@@ -330,17 +329,12 @@ def test_an_error_of_a_handler_is_logged_and_not_raised_through_c(
     assert unraised == []
 
 
-SERVES_AT_EXIT = """
-import sys
-from beluga.pool import Pool
-from beluga.rpc import Server
-Server(Pool.open(sys.argv[1:])).start()
-"""
+def serve_at_exit(paths: list[str]) -> None:
+    Server(Pool.open(paths)).start()
 
 
 def test_an_interpreter_may_exit_while_it_serves(pool: Pool, paths: list[Path]) -> None:
-    command = [sys.executable, "-c", SERVES_AT_EXIT, *map(str, paths)]
-    assert subprocess.run(command, timeout=30 * PATIENCE, check=False).returncode == 0
+    assert role.run(serve_at_exit, paths).returncode == 0
     with Server(pool) as server:
         assert server.stat().epoch == 2
 

@@ -8,8 +8,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,7 @@ from pathlib import Path
 import pytest
 from support import roles
 from support.blocks import eventually, keys, put
-from support.emulation import PATIENCE
-from support.role import Process
+from support.role import Process, lines, run
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError, NoTraceError, RpcError
@@ -27,11 +24,6 @@ from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, CallTrace, Client, read_trace
 
 LENGTH = 4096
-
-
-@pytest.fixture
-def paths(shm: Path) -> list[Path]:
-    return [shm / "a", shm / "b"]
 
 
 @pytest.fixture
@@ -127,48 +119,36 @@ def test_calls_of_a_killed_server_are_kept_across_the_restart(
         assert read(pool).ended
 
 
+def die_in_a_call(paths: list[str]) -> None:
+    with Pool.open(paths) as pool, IndexServer(pool) as server:
+        server.handle(64, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        list(lines())
+
+
 def test_a_call_during_which_the_server_died_is_unfinished(pool: Pool, paths: list[Path]) -> None:
-    code = (
-        "import os, sys, time\n"
-        "from beluga import Pool, IndexServer\n"
-        "with Pool.open(sys.argv[1:]) as pool, IndexServer(pool) as server:\n"
-        "    server.handle(64, lambda _: os.kill(os.getpid(), 9))\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    command = [sys.executable, "-c", code, *map(str, paths)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout and server.stdout.readline() == "ready\n"
-        with Client(pool, timeout_s=20) as client:
-            client.ping()
-            with pytest.raises(RpcError):
-                client.call(64, b"die", timeout_s=1.0)
-            assert server.wait() == -signal.SIGKILL
+    with Process(die_in_a_call, paths) as server, Client(pool, timeout_s=20) as client:
+        client.ping()
+        with pytest.raises(RpcError):
+            client.call(64, b"die", timeout_s=1.0)
+        assert server.died() == -signal.SIGKILL
     last = read(pool).calls()[-1]
     assert (last.method, last.status, last.seconds) == ("64", "unfinished", None)
     assert read(pool).slowest(1) == [last]
 
 
+def serve_with_small_files(paths: list[str]) -> None:
+    with Pool.open(paths) as pool:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        with IndexServer(pool) as server, Client(pool) as client:
+            client.ping()
+            print(server.stat().trace_status)
+
+
 def test_a_server_without_room_for_its_trace_serves_and_logs_it(
     pool: Pool, paths: list[Path]
 ) -> None:
-    code = (
-        "import resource, signal, sys\n"
-        "from beluga import Client, Pool, IndexServer\n"
-        "with Pool.open(sys.argv[1:]) as pool:\n"
-        "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "    with IndexServer(pool) as server, Client(pool) as client:\n"
-        "        client.ping()\n"
-        "        print(server.stat().trace_status)\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=60 * PATIENCE,
-        check=True,
-    )
+    ended = run(serve_with_small_files, paths)
     assert int(ended.stdout) < 0
     assert "this server writes no trace of its calls: File too large" in ended.stderr
     assert not list(pool.runtime_dir.glob("trace*"))

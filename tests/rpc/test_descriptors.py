@@ -4,113 +4,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import forked, roles
+from support import roles
 from support.blocks import eventually
-from support.role import Process
+from support.role import Process, lines, reply
 
-from beluga.pool import Pool
-from beluga.rpc import Client, Server
-
-# A process that executes commands of its standard input: "starve N" leaves N descriptors, "feed"
-# restores the limit; a server prints its sessions, the inherited and the watched ones, and its CPU
-# time in milliseconds.
-STARVES = """
-import os, resource, sys, time
 from beluga.errors import BelugaError
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-taken = []
 
-def starve(left):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+class Shortage:
+    """The descriptors that a process lacks: commands "starve N", which leaves N, and "feed"."""
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []
+
+    def lines(self) -> Iterator[str]:
+        """Yield the test's lines, after their effect; replies to these two are the caller's."""
+        for line in lines():
+            word, _, number = line.partition(" ")
+            if word == "starve":
+                self._starve(int(number))
+            elif word == "feed":
+                self._feed()
+            yield word
+
+    def _starve(self, left: int) -> None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, limit))
+        try:
+            while True:
+                self._taken.append(os.dup(0))
+        except OSError:
+            for _ in range(left):
+                os.close(self._taken.pop())
+
+    def _feed(self) -> None:
+        while self._taken:
+            os.close(self._taken.pop())
+
+
+def attempt(call: Callable[[], object]) -> None:
     try:
-        while True:
-            taken.append(os.dup(0))
-    except OSError:
-        for _ in range(left):
-            os.close(taken.pop())
-
-def feed():
-    while taken:
-        os.close(taken.pop())
-
-def lines():
-    for line in sys.stdin:
-        word, _, number = line.strip().partition(" ")
-        if word == "starve":
-            starve(int(number))
-        elif word == "feed":
-            feed()
-        yield word
-
-def answer(*what):
-    print(*what, flush=True)
-
-def trial(act):
-    try:
-        return act()
+        call()
+        reply("done")
     except (BelugaError, OSError) as error:
-        answer(type(error).__name__, error)
-
-pool = Pool.open(sys.argv[2:])
-"""
-SERVES = (
-    STARVES
-    + """
-server = Server(pool)
-answer("ready")
-for word in lines():
-    if word == "start":
-        trial(lambda: (server.start(), answer("started")))
-    else:
-        stat = server.stat()
-        used = int(1000 * time.process_time())
-        answer(stat.live_count, stat.inherited_count, stat.watched_count, used)
-"""
-)
-CALLS = (
-    STARVES
-    + """
-clients = []
-answer("ready")
-for word in lines():
-    if word == "attach":
-        trial(lambda: (clients.append(Client(pool, timeout_s=5)), answer("attached")))
-    elif word == "ping":
-        trial(lambda: (clients[-1].ping(timeout_s=5), answer("answered")))
-    else:
-        answer("done")
-"""
-)
+        reply(f"{type(error).__name__} {error}")
 
 
-class Starving:
-    """A process that runs one of the programs above."""
+def serve(paths: list[str]) -> None:
+    """Replies with its sessions, the inherited and the watched ones, and its CPU time in ms."""
+    server = Server(Pool.open(paths))
+    for word in Shortage().lines():
+        if word == "start":
+            attempt(server.start)
+        else:
+            stat = server.stat()
+            used = int(1000 * time.process_time())
+            reply(f"{stat.live_count} {stat.inherited_count} {stat.watched_count} {used}")
 
-    def __init__(self, source: str, paths: list[Path]) -> None:
-        self._process = forked.start(source, "-", *paths)
-        assert self._receive() == "ready"
 
-    def request(self, what: str) -> str:
-        assert self._process.stdin
-        self._process.stdin.write(what + "\n")
-        return self._receive()
+def call(paths: list[str]) -> None:
+    pool, clients = Pool.open(paths), list[Client]()
+    for word in Shortage().lines():
+        if word == "attach":
+            attempt(lambda: clients.append(Client(pool, timeout_s=5)))
+        elif word == "ping":
+            attempt(lambda: clients[-1].ping(timeout_s=5))
+        else:
+            reply("done")
 
-    def counts(self, what: str = "stat") -> list[int]:
-        return [int(number) for number in self.request(what).split()]
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def _receive(self) -> str:
-        assert self._process.stdout
-        return self._process.stdout.readline().strip()
+def counts(server: Process, command: str = "stat") -> list[int]:
+    return [int(number) for number in server.request(command).split()]
 
 
 @pytest.fixture
@@ -119,59 +92,58 @@ def coherence() -> str:
 
 
 @pytest.fixture
-def server(pool: Pool, paths: list[Path]) -> Iterator[Starving]:
+def server(pool: Pool, paths: list[Path]) -> Iterator[Process]:
     """A server that is not started yet."""
-    process = Starving(SERVES, paths)
-    yield process
-    process.end()
+    with Process(serve, paths) as process:
+        yield process
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3])
 def test_a_server_without_descriptors_serves_and_detects_deaths_later(
-    pool: Pool, paths: list[Path], server: Starving, left: int
+    pool: Pool, paths: list[Path], server: Process, left: int
 ) -> None:
-    assert server.request("start") == "started"
+    assert server.request("start") == "done"
     server.request(f"starve {left}")
     with Client(pool) as client, Process(roles.call, paths) as other:
-        assert server.counts()[0] == 2
+        assert counts(server)[0] == 2
         client.ping()
         other.kill()
         server.request("feed")
-        assert eventually(lambda: server.counts()[0] == 1)
+        assert eventually(lambda: counts(server)[0] == 1)
         client.ping()
-        assert eventually(lambda: server.counts()[2] == 1)
+        assert eventually(lambda: counts(server)[2] == 1)
 
 
 def test_the_server_does_not_spin_on_clients_that_it_cannot_accept(
-    pool: Pool, server: Starving
+    pool: Pool, server: Process
 ) -> None:
-    assert server.request("start") == "started"
-    used = server.counts("starve 0")[3]
+    assert server.request("start") == "done"
+    used = counts(server, "starve 0")[3]
     with Client(pool) as client:
         for _ in range(200):
             client.ping()
-        assert server.counts()[3] - used < 5000  # the server responds again
+        assert counts(server)[3] - used < 5000  # the server responds again
 
 
 def test_a_death_is_detected_while_others_wait_to_be_accepted(
-    pool: Pool, paths: list[Path], server: Starving
+    pool: Pool, paths: list[Path], server: Process
 ) -> None:
-    assert server.request("start") == "started"
+    assert server.request("start") == "done"
     with Process(roles.call, paths) as attached:
-        assert server.counts()[2] == 1
+        assert counts(server)[2] == 1
         server.request("starve 0")
         with Client(pool):
             attached.kill()
-            assert eventually(lambda: server.counts()[0] == 1)
+            assert eventually(lambda: counts(server)[0] == 1)
             # Two descriptors are free now. If the other process's lock file takes one, its
             # connection takes the last, and none is left for its pidfd.
             server.request("feed")
-            assert eventually(lambda: server.counts()[2] == 1)
+            assert eventually(lambda: counts(server)[2] == 1)
 
 
 @pytest.mark.parametrize("left", range(6))
 def test_a_server_without_descriptors_raises_and_leaves_the_pool_unchanged(
-    pool: Pool, server: Starving, left: int
+    pool: Pool, server: Process, left: int
 ) -> None:
     server.request("starve 0")  # the reply has its counters, which are still 0
     server.request("feed")
@@ -182,7 +154,7 @@ def test_a_server_without_descriptors_raises_and_leaves_the_pool_unchanged(
 
 
 def test_a_successor_detects_deaths_that_it_could_not_check_at_once(
-    pool: Pool, paths: list[Path], server: Starving
+    pool: Pool, paths: list[Path], server: Process
 ) -> None:
     with Process(roles.serve, paths) as first:
         clients = [Process(roles.call, paths) for _ in range(3)]
@@ -190,14 +162,13 @@ def test_a_successor_detects_deaths_that_it_could_not_check_at_once(
         for client in clients:
             client.kill()
     server.request("starve 6")  # two descriptors are left for three sessions
-    assert server.request("start") == "started"
-    assert eventually(lambda: server.counts()[1] == 0)
+    assert server.request("start") == "done"
+    assert eventually(lambda: counts(server)[1] == 0)
 
 
 def test_attach_fails_without_descriptors_and_succeeds_later(pool: Pool, paths: list[Path]) -> None:
     with Server(pool) as server:
-        client = Starving(CALLS, paths)
-        try:
+        with Process(call, paths) as client:
             client.request("starve 0")
             assert "Too many open files" in client.request("attach")
             client.request("feed")
@@ -205,10 +176,8 @@ def test_attach_fails_without_descriptors_and_succeeds_later(pool: Pool, paths: 
             assert "Too many open files" in client.request("attach")
             assert server.stat().live_count == 0
             client.request("feed")
-            assert client.request("attach") == "attached"
-            assert client.request("ping") == "answered"
-        finally:
-            client.end()
+            assert client.request("attach") == "done"
+            assert client.request("ping") == "done"
         assert eventually(lambda: server.stat().live_count == 0)
 
 

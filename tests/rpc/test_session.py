@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from sizes import LANES
-from support import roles
-from support.emulation import PATIENCE, fewer
+from support import role, roles
+from support.blocks import eventually
+from support.emulation import fewer
 from support.role import Process
 
 from beluga.errors import NoLaneError, NoServerError
@@ -29,15 +28,6 @@ def server(pool: Pool) -> Iterator[Server]:
     with Server(pool) as server:
         server.handle(METHOD_USER, lambda request: request)
         yield server
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def liveness_locks(pool: Pool) -> int:
@@ -257,28 +247,21 @@ def test_a_surviving_child_does_not_keep_its_parents_session(pool: Pool, server:
         os.waitpid(child, 0)
 
 
-BUSY_AT_EXIT = """
-import sys, threading
-from beluga.pool import Pool
-from beluga.rpc import METHOD_USER, Client
+def call_at_exit(paths: list[str]) -> None:
+    called = threading.Event()
+    client = Client(Pool.open(paths))
 
-called = threading.Event()
-client = Client(Pool.open(sys.argv[1:]))
+    def call() -> None:
+        while client.call(METHOD_USER, bytes(4096)):
+            called.set()
 
-def call():
-    while client.call(METHOD_USER, bytes(4096)):
-        called.set()
-
-threading.Thread(target=call, daemon=True).start()
-called.wait()
-"""
+    threading.Thread(target=call, daemon=True).start()
+    called.wait()
 
 
 def test_an_interpreter_may_exit_while_a_daemon_thread_calls(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
-    command = [sys.executable, "-c", BUSY_AT_EXIT, *map(str, paths)]
     for _ in range(3):
-        process = subprocess.run(command, capture_output=True, timeout=60 * PATIENCE, check=False)
-        assert process.returncode == 0
+        assert role.run(call_at_exit, paths).returncode == 0
     assert eventually(lambda: server.stat().live_count == 0)
