@@ -41,7 +41,7 @@ FOLDERS: dict[str, str] = {
     "gateway": "gateway",
     "kvcache": "kvcache",
     "index": "index kvcache/test_cache.py",
-    "pool": "pool cli/test_pool_command.py rpc/test_pool_in_use.py",
+    "pool": "pool cli/test_pool_command.py rpc/test_files.py",
     "coherence": "coherence",
     "replay": "replay",
     "router": "router gateway",

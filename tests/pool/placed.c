@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The arithmetic of format/interleave.h, for test_metadata_device.py.
+ * The arithmetic of format/interleave.h, for test_layout.py.
  */
 #include "format/interleave.h"
 

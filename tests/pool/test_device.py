@@ -114,7 +114,7 @@ def test_invalid_specifications_are_rejected(text: str, word: str) -> None:
         DeviceSpec.parse(text)
 
 
-# ---- Device files and their kinds; see test_devdax.py for devdax nodes.
+# ---- Device files and their kinds.
 
 
 def look_at(name: object, *, creating: bool = False) -> None:

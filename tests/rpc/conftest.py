@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from other_machine import Elsewhere
-from sizes import BULK, LANES, SLOTS
+from other_machine import BULK, LANES, SLOTS
 
 from beluga.pool import Pool
 

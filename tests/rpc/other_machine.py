@@ -20,6 +20,7 @@ from support.forge import line_hash, read, write
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool
 
+LANES, SLOTS, BULK = 4, 8, 8192  # of the pools of these tests
 MASK = (1 << 64) - 1
 Elsewhere = Callable[[], AbstractContextManager[None]]
 # A second implementation of csrc/format/line.h: a change there must be made twice, on purpose.

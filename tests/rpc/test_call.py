@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from sizes import BULK, SLOTS
+from other_machine import BULK, SLOTS
 
 from beluga.errors import (
     BadRequestError,

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fairness is measured in the server's work and not in time: one quantum of every other session. A
-handler blocks the server while rings are filled, so that the waiting requests are known exactly
-when it continues. The simulator's oracle (``tests/sim/native/scenarios/turns.c``) covers every
-interleaving.
-"""
+"""Fairness is measured in the server's work and not in time: one quantum of every other session."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cffi import FFI
 from support.blocks import eventually, keys
 from support.forge import Lane, bulk_payload, write
 
@@ -22,31 +21,37 @@ from beluga.index import IndexServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, ServerStat
 
+# ---- Fairness is measured in the server's work and not in time: one quantum of every other
+# session. A handler blocks the server while rings are filled, so that the waiting requests are
+# known exactly when it continues. The simulator's oracle
+# (``tests/sim/native/scenarios/turns.c``) covers every interleaving.
+
+
 HOLD, VICTIM = METHOD_USER, METHOD_USER + 1
 QUANTUM_REQUESTS, QUANTUM_KEYS = 64, 256
 AGGRESSORS = 3
 
 
 @pytest.fixture
-def pool(shm: Path, coherence: str) -> Iterator[Pool]:
+def wide_pool(shm: Path, coherence: str) -> Iterator[Pool]:
     with Pool.create(
         [shm / "a"], device_size=64 << 20, coherence=coherence, sparse=True, slot_count=256
-    ) as pool:
-        yield pool
+    ) as wide_pool:
+        yield wide_pool
 
 
 class Crowd:
     """A server that can be blocked, and its work before it served the victim."""
 
-    def __init__(self, pool: Pool, stack: ExitStack) -> None:
-        self.pool = pool
-        self.server = IndexServer(pool)
+    def __init__(self, wide_pool: Pool, stack: ExitStack) -> None:
+        self.pool = wide_pool
+        self.server = IndexServer(wide_pool)
         self.served: list[ServerStat] = []
         self._held, self._go = threading.Event(), threading.Event()
         self.server.handle(HOLD, self._hold)
         self.server.handle(VICTIM, self._note)
         stack.enter_context(self.server)
-        self.clients = [stack.enter_context(Client(pool)) for _ in range(AGGRESSORS + 2)]
+        self.clients = [stack.enter_context(Client(wide_pool)) for _ in range(AGGRESSORS + 2)]
 
     def _hold(self, _: bytes) -> bytes:
         self._held.set()
@@ -78,9 +83,9 @@ def long_call() -> bytes:
 
 
 @pytest.fixture
-def crowd(pool: Pool) -> Iterator[Crowd]:
+def crowd(wide_pool: Pool) -> Iterator[Crowd]:
     with ExitStack() as stack:
-        yield Crowd(pool, stack)
+        yield Crowd(wide_pool, stack)
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short calls", "calls of 256 keys"])
@@ -123,3 +128,93 @@ def test_a_call_of_more_keys_than_a_quantum_is_refused(crowd: Crowd) -> None:
     lane.send(1, lib.BL_METHOD_LOOKUP, bulk_payload(data), flags=lib.BL_MESSAGE_BULK)
     assert eventually(lambda: lane.answered(1))
     assert crowd.server.stat().error_count == 1
+
+
+# ---- The call quota's token bucket (csrc/rpc/quota.h) on a virtual clock: its limit, its rate
+# and its credit.
+
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+RATE = 4  # calls per second
+SECOND = 1_000_000_000
+
+SOURCE = """
+#include "rpc/quota.h"
+void fill(bl_allowance *a, uint32_t rate, uint64_t now_ns) { bl_allowance_fill(a, rate, now_ns); }
+int take(bl_allowance *a, uint32_t rate, uint32_t method)
+{
+    return bl_allowance_take(a, rate, method);
+}
+"""
+DECLARED = """
+typedef struct { int64_t tokens; uint64_t filled_ns; } bl_allowance;
+void fill(bl_allowance *, uint32_t, uint64_t);
+int take(bl_allowance *, uint32_t, uint32_t);
+"""
+LOOKUP = 1
+GIVERS = (3, 4, 5)  # commit, abort, release
+
+
+class Bucket:
+    """One session's bucket, empty at time 0."""
+
+    def __init__(self, ffi: FFI, library: Any) -> None:
+        self._library = library
+        self._bucket = ffi.new("bl_allowance *")
+
+    def at(self, now_ns: int) -> Bucket:
+        self._library.fill(self._bucket, RATE, now_ns)
+        return self
+
+    def taken(self, method: int = LOOKUP) -> int:
+        """Return how many consecutive calls are admitted."""
+        count = 0
+        while self._library.take(self._bucket, RATE, method):
+            count += 1
+        return count
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FFI, Any]:
+    folder = tmp_path_factory.mktemp("allowance")
+    (folder / "allowance.c").write_text(SOURCE)
+    target = folder / "allowance.so"
+    command = ["cc", "-std=gnu11", "-shared", "-fPIC", f"-I{CSRC}", "-o", str(target)]
+    subprocess.run([*command, str(folder / "allowance.c")], check=True)
+    ffi = FFI()
+    ffi.cdef(DECLARED)
+    return ffi, ffi.dlopen(str(target))
+
+
+@pytest.fixture
+def bucket(made: tuple[FFI, Any]) -> Bucket:
+    return Bucket(*made)
+
+
+def test_the_bucket_refills_at_the_rate_in_whole_calls(bucket: Bucket) -> None:
+    assert bucket.taken() == 0
+    assert bucket.at(SECOND // RATE - 1).taken() == 0
+    assert bucket.at(SECOND // RATE).taken() == 1  # earlier tokens count, too
+    assert bucket.at(SECOND // RATE).taken() == 0  # no tokens are added twice for the same time
+    assert bucket.at(SECOND).taken() == RATE - 1
+
+
+def test_a_bucket_holds_the_tokens_of_one_second(bucket: Bucket) -> None:
+    assert bucket.at(1000 * SECOND).taken() == RATE
+    assert bucket.at(1001 * SECOND).taken() == RATE
+    assert bucket.at(1001 * SECOND + SECOND // 2).taken() == RATE // 2
+
+
+@pytest.mark.parametrize("method", GIVERS)
+def test_calls_that_release_space_have_a_credit_of_one_bucket(bucket: Bucket, method: int) -> None:
+    assert bucket.at(SECOND).taken() == RATE
+    assert bucket.taken(method) == RATE
+    assert bucket.at(2 * SECOND).taken() == 0  # first the credit is repaid
+    assert bucket.at(2 * SECOND).taken(method) == RATE
+    assert bucket.at(4 * SECOND).taken() == RATE
+
+
+@pytest.mark.parametrize("method", [0, 1, 2, 6, 7, 8, 9, 10, 11, 64])
+def test_other_calls_have_no_credit(bucket: Bucket, method: int) -> None:
+    assert bucket.taken(method) == 0
+    assert bucket.at(SECOND).taken(method) == RATE

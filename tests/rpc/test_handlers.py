@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
-from sizes import BULK, LANES
+from other_machine import BULK, LANES
 from support.emulation import fewer
 
 from beluga import Client, Handlers, IndexServer, Pool, Server

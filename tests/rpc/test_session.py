@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions: lanes are assigned and released; many sessions, forks and deaths."""
+"""Sessions: lanes are assigned and released; many sessions, forks, deaths; numbers out of range."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sizes import LANES
+from other_machine import LANES
 from support import role, roles
 from support.blocks import eventually
 from support.emulation import fewer
 from support.role import Process
 
-from beluga.errors import NoLaneError, NoServerError
+from beluga import IndexServer, KVCache
+from beluga.errors import BadValueError, NoLaneError, NoServerError
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
+
+# ---- Sessions: lanes are assigned and released; many sessions, forks and deaths.
 
 
 @pytest.fixture
@@ -265,3 +269,45 @@ def test_an_interpreter_may_exit_while_a_daemon_thread_calls(
     for _ in range(3):
         assert role.run(call_at_exit, paths).returncode == 0
     assert eventually(lambda: server.stat().live_count == 0)
+
+
+# ---- Host numbers and times out of range: one line states the valid range, before the pool is
+# touched.
+
+
+HOSTS: tuple[Any, ...] = (1 << 20, 64, -1, 1 << 64, True, False, 1.0, "1")
+TIMES = (-1.0, float("nan"), float("inf"), 1e12)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_an_invalid_host_number_is_rejected(pool: Pool, host: Any) -> None:
+    with Server(pool):
+        for kind in (Client, Server, IndexServer):
+            with pytest.raises(BadValueError, match=r"from 0 to 63; .* is not"):
+                kind(pool, host=host)
+        with pytest.raises(BadValueError, match=r"from 0 to 63; .* is not"):
+            KVCache(pool, namespace="hosts", host=host)
+
+
+def test_the_last_host_number_is_accepted(pool: Pool) -> None:
+    assert pool.host_number(63) == 63
+    assert pool.host_number(None) == 0
+
+
+@pytest.mark.parametrize("seconds", TIMES)
+def test_an_invalid_time_is_rejected(pool: Pool, seconds: float) -> None:
+    with IndexServer(pool) as server, Client(pool) as client:
+        calls = (
+            lambda: Client(pool, timeout_s=seconds),
+            lambda: client.call(0, timeout_s=seconds),
+            lambda: client.ping(timeout_s=seconds),
+            lambda: KVCache(pool, namespace="times", timeout_s=seconds),
+            lambda: KVCache(client, namespace="times", timeout_s=seconds),
+            lambda: Server(pool, heartbeat_lost_s=seconds),
+            lambda: server.watch(seconds, silent_s=1),
+            lambda: server.watch(0, silent_s=seconds),
+        )
+        for call in calls:
+            with pytest.raises(BadValueError, match="seconds"):
+                call()
+        client.ping()

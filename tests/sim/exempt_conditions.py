@@ -895,7 +895,7 @@ REASONED: Conditions = {
 # The failing Python test of each condition.
 _LINES_ONCE = "tests/transfer/dsa/test_dsa_rules.py::test_threads_flush_each_line_of_a_plan_once"
 _DAMAGED_EPOCH = (
-    "tests/rpc/test_torn_session.py::test_a_line_with_a_damaged_epoch_is_of_an_earlier_session"
+    "tests/rpc/test_rpc_takeover.py::test_a_line_with_a_damaged_epoch_is_of_an_earlier_session"
 )
 TESTED: Conditions = {
     ("index/recover.c", "bl_recover_extents"): {
@@ -1050,7 +1050,8 @@ TESTED: Conditions = {
             "tests/index/test_index_calls.py::test_a_count_that_does_not_match_the_bytes_is_refused"
         ),
         ("lane >= 0", 0, "true"): (
-            "tests/rpc/test_pidfds.py::test_the_lane_of_a_dead_requester_is_released_after_a_stop"
+            "tests/rpc/test_processes.py::"
+            "test_the_lane_of_a_dead_requester_is_released_after_a_stop"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
@@ -1058,7 +1059,7 @@ TESTED: Conditions = {
             "tests/crash/test_lane_fault.py::test_a_memory_fault_in_one_lane_affects_only_that_lane"
         ),
         ("bl_error_passes(-lane->liveness_lock)", 0, "true"): (
-            "tests/rpc/test_descriptors.py::test_a_successor_detects_deaths_that_it_could_not_check"
+            "tests/rpc/test_processes.py::test_a_successor_detects_deaths_that_it_could_not_check"
             "_at_once"
         ),
         (
@@ -1073,7 +1074,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lane_over"): {
         ("end == BL_END_GONE && inherited && --server->inherited_count == 0", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_kept_while_its_clie"
+            "tests/rpc/test_machines.py::test_a_grant_of_another_machine_is_kept_while_its_clie"
             "nt_has_a_heartbeat"
         ),
         (
@@ -1084,36 +1085,35 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lane_rebooted"): {
         ("lane->moved", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
+            "tests/rpc/test_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
         ),
         ("lane->moved", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
+            "tests/rpc/test_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
             "as_a_heartbeat"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_watch"): {
         ("count <= lane->heartbeat_count", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_session_of_an_earlier_boot_ends_when_its_hear"
+            "tests/rpc/test_machines.py::test_a_session_of_an_earlier_boot_ends_when_its_hear"
             "tbeat_stops"
         ),
         ("lane->heartbeat_count != 0", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
+            "tests/rpc/test_machines.py::test_a_rebooted_machine_waits_and_is_admitted"
         ),
     },
     ("rpc/housekeeping.c", "bl_lobby_clash_check"): {
         ("status < 0", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
+            "tests/rpc/test_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
             "as_a_heartbeat"
         ),
         ("status == 0", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
+            "tests/rpc/test_machines.py::test_a_client_is_rejected_while_an_inherited_session_h"
             "as_a_heartbeat"
         ),
     },
     ("rpc/housekeeping.c", "bl_lobby_give"): {
         ("here", 0, "true"): (
-            "tests/rpc/test_second_host.py::test_a_client_of_another_machine_is_refused_by_th"
-            "e_server"
+            "tests/rpc/test_machines.py::test_a_client_of_another_machine_is_refused_by_the_server"
         ),
         ("old >= 0", 0, "false"): (
             "tests/rpc/test_server.py::test_a_client_follows_to_the_next_server"
@@ -1122,7 +1122,7 @@ TESTED: Conditions = {
             "tests/rpc/test_server.py::test_a_client_follows_to_the_next_server"
         ),
         ("status < 0", 1, "false"): (
-            "tests/rpc/test_host_clash.py::test_another_machine_is_refused_while_a_client_has"
+            "tests/rpc/test_machines.py::test_another_machine_is_refused_while_a_client_has"
             "_its_number"
         ),
     },
@@ -1168,7 +1168,8 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_attach"): {
         ("lock < 0", 0, "false"): (
-            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_delays_others_only_brie"
+            "tests/rpc/test_processes.py::"
+            "test_a_stopped_process_that_attaches_delays_others_only_brie"
             "fly"
         ),
         ("session->attached", 0, "true"): (
@@ -1177,14 +1178,14 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
         ("reply->nonce == turn->nonce", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_reply_to_another_machine_assigns_no_lane"
+            "tests/rpc/test_machines.py::test_a_reply_to_another_machine_assigns_no_lane"
         ),
         ("!bl_wait_turn(memory, turn->wait)", 0, "false"): (
-            "tests/rpc/test_host_clash.py::test_a_client_is_refused_while_another_machine_has"
+            "tests/rpc/test_machines.py::test_a_client_is_refused_while_another_machine_has"
             "_its_number"
         ),
         ("bl_lobby_clash(session, &epoch)", 0, "false"): (
-            "tests/rpc/test_host_clash.py::test_a_client_is_refused_while_another_machine_has"
+            "tests/rpc/test_machines.py::test_a_client_is_refused_while_another_machine_has"
             "_its_number"
         ),
         ("status == 0 && nobody && !session->old_nonce", 0, "false"): (
@@ -1204,7 +1205,8 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_lock"): {
         ("!bl_wait_turn(&session->pool->memory, wait)", 0, "false"): (
-            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_delays_others_only_brie"
+            "tests/rpc/test_processes.py::"
+            "test_a_stopped_process_that_attaches_delays_others_only_brie"
             "fly"
         ),
     },
@@ -1430,7 +1432,7 @@ TESTED: Conditions = {
     },
     ("rpc/server.c", "bl_server_describe"): {
         ("server->pidfds", 0, "false"): (
-            "tests/rpc/test_pidfds.py::test_a_detached_session_is_no_longer_watched"
+            "tests/rpc/test_processes.py::test_a_detached_session_is_no_longer_watched"
         ),
     },
     ("rpc/server.c", "bl_call_answer"): {
@@ -1459,7 +1461,7 @@ TESTED: Conditions = {
     },
     ("rpc/session.c", "bl_session_open"): {
         ("host >= BL_HOST_COUNT", 0, "false"): (
-            "tests/rpc/test_host_clash.py::test_a_host_number_out_of_range_is_refused"
+            "tests/rpc/test_session.py::test_an_invalid_host_number_is_rejected"
         ),
         ("madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0", 0, "true"): (
             "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
@@ -1468,10 +1470,10 @@ TESTED: Conditions = {
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
         ("bl_error_passes(-server->watch.liveness_lock)", 0, "true"): (
-            "tests/rpc/test_descriptors.py::test_a_standby_checks_again_without_more_descriptors"
+            "tests/rpc/test_processes.py::test_a_standby_checks_again_without_more_descriptors"
         ),
         ("status == 1", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_standby_that_observed_a_live_server_does_not_re"
+            "tests/rpc/test_machines.py::test_a_standby_that_observed_a_live_server_does_not_re"
             "place_it"
         ),
         ("status == 1", 0, "false"): (
@@ -1486,11 +1488,11 @@ TESTED: Conditions = {
             "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("watch->count != 0", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"
+            "tests/rpc/test_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"
             "at_left_a_torn_heartbeat"
         ),
         ("count > watch->count", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"
+            "tests/rpc/test_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"
             "at_left_a_torn_heartbeat"
         ),
     },
@@ -1501,14 +1503,12 @@ TESTED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_follow"): {
         ("gone != 0", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_second_server_is_rejected_while_the_first_is_al"
-            "ive"
+            "tests/rpc/test_machines.py::test_a_second_server_is_rejected_while_the_first_is_alive"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_plan"): {
         ("!bl_declared(server, line[half].nonce)", 0, "true"): (
-            "tests/rpc/test_runtime_dir.py::test_an_emptied_directory_needs_an_operators_declaratio"
-            "n"
+            "tests/rpc/test_files.py::test_an_emptied_directory_needs_an_operators_declaration"
         ),
         ("line[newest].epoch == 0", 0, "false"): (
             "tests/index/test_check.py::test_other_hosts_must_be_declared_gone"
@@ -1654,18 +1654,17 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_lane_of_old"): {
         ("!bl_lane_here(server, lane)", 0, "true"): (
-            "tests/rpc/test_two_machines.py::"
+            "tests/rpc/test_machines.py::"
             "test_a_session_of_this_boot_without_a_lock_file_is_not_one_of_an_earlier_boot"
         ),
         ("lane->epoch == server->epoch", 0, "false"): (
-            "tests/rpc/test_two_machines.py::test_a_session_of_this_server_never_counts_as_one_of"
+            "tests/rpc/test_machines.py::test_a_session_of_this_server_never_counts_as_one_of"
             "_an_earlier_boot"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_clash"): {
         ("reply.epoch == epoch->epoch", 0, "true"): (
-            "tests/rpc/test_two_machines.py::test_a_host_record_of_an_older_server_excludes_no"
-            "_machine"
+            "tests/rpc/test_machines.py::test_a_host_record_of_an_older_server_excludes_no_machine"
         ),
     },
     ("index/journal.c", "bl_names_look"): {

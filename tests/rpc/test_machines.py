@@ -1,35 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two machines with one host number: another boot id means an earlier boot only if no heartbeat
-advances. Another machine has other lock files: here, another runtime directory.
+"""Several machines at a pool: boot ids, host numbers, and what an operator declares. Another
+machine has other lock files: here, another runtime directory.
 """
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
 from support import roles
 from support.blocks import eventually, keys
 from support.elsewhere import imitate
-from support.forge import read, sealed, write
+from support.emulation import PATIENCE, long
+from support.forge import LINE, read, sealed, write
 from support.role import Process
 
 from beluga._ffi import ffi, lib
-from beluga.errors import CallTimeoutError, HostClashError, ServerAliveError
+from beluga.cli import serve
+from beluga.errors import (
+    CallTimeoutError,
+    DeposedError,
+    HostClashError,
+    SecondHostError,
+    ServerAliveError,
+    SessionAliveError,
+)
 from beluga.index import IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
+# ---- Two machines with one host number: another boot id means an earlier boot only if no
+# heartbeat advances. Another machine has other lock files: here, another runtime directory.
+
+
 OTHER = (1, 2)
 NONCE = 77
 
-# In a pool of hardware coherence a second machine is refused whatever its number is
-# (test_second_host.py).
-pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
+
+@pytest.fixture
+def coherence(request: pytest.FixtureRequest) -> Any:
+    """Hardware coherence admits no second machine, whatever its number is."""
+    return getattr(request, "param", "software")
 
 
 def test_a_second_server_is_rejected_while_the_first_is_alive(
@@ -234,3 +252,193 @@ def test_a_reply_to_another_machine_assigns_no_lane(pool: Pool, paths: list[Path
         write(pool, offset, sealed(bytes(ffi.buffer(reply)), line.sequence + 1, 0))
         with pytest.raises(CallTimeoutError):
             Client(pool, timeout_s=0.2)
+
+
+# ---- Two machines are configured with one host number: the second one is refused.
+
+
+def request_line(pool: Pool) -> bytes:
+    """Return host 0's last lobby request."""
+    return bytes(read(pool, lib.BL_LOBBY_OFFSET, LINE))
+
+
+def test_a_client_is_refused_while_another_machine_has_its_number(pool: Pool) -> None:
+    with Server(pool) as server:
+        assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
+        before = request_line(pool)
+        with pytest.raises(HostClashError, match="--host N"):
+            Client(pool, timeout_s=0.2)
+        assert request_line(pool) == before  # only the other machine may write this line
+        assert server.stat().attach_count == 1
+        with Client(pool, host=1) as client:
+            client.ping()
+
+
+def test_another_machine_is_refused_while_a_client_has_its_number(pool: Pool) -> None:
+    with Server(pool), Client(pool, host=3) as client:
+        other = OtherMachine(pool, host=3, boot_id=(1, 2))
+        assert other.attach(nonce=77) == -lib.BL_ERROR_HOST_CLASH
+        client.ping()
+        assert client.stat().reattach_count == 0
+
+
+def test_a_number_is_free_again_when_its_machine_has_detached(pool: Pool) -> None:
+    with Server(pool):
+        with Client(pool):
+            pass
+        assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
+
+
+# ---- A pool with a device of hardware coherence, one host's own memory, refuses every other
+# host. A host with another boot id is another host; one with another number is reported.
+
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MOUNT = f'mount --bind "$0" {BOOT_ID} && mount -t tmpfs none "$1" && shift && exec "$@"'
+AS_ANOTHER = ("unshare", "--mount", "sh", "-c", MOUNT)
+OURS = pytest.mark.parametrize(
+    "coherence", [long("hardware"), ["software", "hardware"]], indirect=True, ids=str
+)
+
+
+@OURS
+def test_a_client_of_another_machine_is_refused_by_the_server(pool: Pool) -> None:
+    with Server(pool) as server:
+        other = OtherMachine(pool, host=0, boot_id=(1, 2))
+        assert other.attach(nonce=77) == -lib.BL_ERROR_SECOND_HOST
+        other = OtherMachine(pool, host=5, boot_id=(1, 2))
+        assert other.attach(nonce=78) == -lib.BL_ERROR_SECOND_HOST
+        assert server.stat().attach_count == 0
+
+
+@OURS
+def test_a_client_under_another_host_number_is_refused(pool: Pool) -> None:
+    with Server(pool, host=2), pytest.raises(SecondHostError, match="software"):
+        Client(pool, host=1)
+    with Server(pool, host=2), Client(pool, host=2) as client:
+        client.ping()
+
+
+def test_a_pool_with_software_coherence_may_have_many_hosts(pool: Pool) -> None:
+    with Server(pool, host=2), Client(pool, host=1) as first, Client(pool, host=2) as second:
+        first.ping()
+        second.ping()
+        assert OtherMachine(pool, host=5, boot_id=(1, 2)).attach(nonce=78) == 0
+
+
+class AnotherMachine:
+    """Runs commands with another boot id and without the pool's lock files."""
+
+    def __init__(self, pool: Pool, tmp_path: Path) -> None:
+        boot_id = tmp_path / "boot_id"
+        boot_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
+        self._as_another = [*AS_ANOTHER, str(boot_id), str(pool.runtime_dir)]
+        self._pool = [word for device in pool.devices for word in ("--pool", str(device.path))]
+
+    def possible(self) -> bool:
+        try:
+            return self._run("true").returncode == 0
+        except OSError:
+            return False
+
+    def beluga(self, *words: str) -> tuple[int, str]:
+        """Run the command. Returns its exit status and its last line."""
+        ended = self._run(sys.executable, "-m", "beluga.cli.main", *words, *self._pool)
+        return ended.returncode, (ended.stderr.splitlines() or [""])[-1]
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._as_another, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120 * PATIENCE,
+        )
+
+
+@OURS
+def test_commands_of_another_machine_are_refused(pool: Pool, tmp_path: Path) -> None:
+    another = AnotherMachine(pool, tmp_path)
+    if not another.possible():
+        pytest.skip("this user cannot mount another boot id (unshare --mount)")
+    with Server(pool):
+        requested = (("ping", "--timeout", "1"), ("ping", "--host", "1"), ("serve",))
+        for words in (*requested, ("serve", "--host", "1")):
+            status, line = another.beluga(*words)
+            assert (status, "another host has this pool" in line) == (1, True), line
+
+
+# ---- An operator's declaration that others are gone applies to sessions without a heartbeat.
+
+
+def test_a_server_with_a_moving_heartbeat_is_not_gone(pool: Pool, elsewhere: Elsewhere) -> None:
+    with Server(pool, host=1) as first:
+        serve_as(pool, epoch=1, boot_id=OTHER)
+        with elsewhere(), pytest.raises(ServerAliveError):
+            Server(pool, host=2, declared_gone=True).start()
+        with Client(pool, host=1) as client:
+            client.ping()
+        assert first.failure is None
+
+
+def test_a_session_with_a_moving_heartbeat_is_not_gone(pool: Pool) -> None:
+    with Server(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with beating(pool, 0, NONCE), pytest.raises(SessionAliveError, match="heartbeat moves"):
+        Server(pool, declared_gone=True)
+    word = Server(pool, declared_gone=True)
+    with beating(pool, 0, NONCE), pytest.raises(SessionAliveError):  # nor when it is used
+        assert eventually(lambda: word.watch(0.1, silent_s=1))
+        word.start()
+    word.stop()
+
+
+def test_listed_processes_are_declared_gone(pool: Pool) -> None:
+    with IndexServer(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with IndexServer(pool) as second:
+        assert second.stat().inherited_count == 1
+    with IndexServer(pool, declared_gone=True) as third:
+        assert eventually(lambda: third.stat().inherited_count == 0)
+
+
+def test_a_process_that_started_later_is_not_declared_gone(pool: Pool) -> None:
+    word = IndexServer(pool, declared_gone=True)
+    with IndexServer(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with word:
+        assert word.stat().inherited_count == 1
+
+
+def test_a_process_that_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
+    with IndexServer(pool) as first:
+        client = Client(pool)
+        IndexClient(client).reserve(keys([1]), length=1 << 20)
+        first.stop()
+    with IndexServer(pool, declared_gone=True) as second:
+        assert second.stat().inherited_count == 1
+        assert second.index_stat().held_bytes >= 1 << 20
+        client.close()
+        assert eventually(lambda: second.index_stat().held_bytes == 0)
+
+
+def test_the_command_prints_the_declaration_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[bool] = []
+
+    class Deposed:
+        def __init__(self, *_: object, declared_gone: bool, **__: object) -> None:
+            messages.append(declared_gone)
+
+    def run(*_: object, **__: object) -> None:
+        if len(messages) < 3:
+            raise DeposedError("another server has taken this pool over")
+
+    monkeypatch.setattr("beluga.index.IndexServer", Deposed)
+    monkeypatch.setattr(serve, "serve_until_stopped", run)
+    serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
+    assert messages == [True, False, False]

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients and servers around their calls into C: interrupts, forks, and closed resources."""
+"""Clients and servers around their calls into C: starts, ends, interrupts, forks and a standby."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
+import logging
 import os
 import signal
 import sys
@@ -12,16 +15,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from support import role
 from support.blocks import eventually
+from support.interrupts import Interrupts
 from support.watched_core import WatchedCore
 
+import beluga.rpc.server
+from beluga import IndexServer
 from beluga._ffi import lib
-from beluga.errors import BadValueError, NoServerError, RpcError, ServerAliveError
+from beluga.errors import (
+    BadValueError,
+    BelugaError,
+    NoServerError,
+    PoolError,
+    RpcError,
+    ServerAliveError,
+)
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Quota, Server
+from beluga.rpc.server import stand_by
+
+# ---- Clients and servers around their calls into C: interrupts, forks, and closed resources.
 
 
 @pytest.fixture
@@ -347,3 +364,228 @@ def test_a_quota_has_as_many_bits_as_its_field(name: str) -> None:
     for wrong in (limit + 1, -1):
         with pytest.raises(ValueError, match=f"{name} is .* must be from 0 to"):
             Quota(**{name: wrong})
+
+
+# ---- A server starts and stops once, from any thread, and never during a call that uses it.
+
+
+def names(pool: Pool) -> list[str]:
+    return sorted(path.name for path in pool.runtime_dir.iterdir())
+
+
+@pytest.mark.parametrize("kind", [Server, IndexServer])
+def test_a_second_start_is_rejected_and_changes_nothing(pool: Pool, kind: type[Server]) -> None:
+    with kind(pool) as server, Client(pool) as client:
+        before = names(pool)
+        for again in (server.start, server.serve_forever):
+            with pytest.raises(RpcError, match="was started already"):
+                again()
+        with pytest.raises(ServerAliveError), kind(pool):
+            pass
+        assert names(pool) == before
+        client.ping()
+        assert client.stat().reattach_count == 0
+    with pytest.raises(RpcError, match="make a new one"):
+        server.start()
+    # the successor finds the farewell of its predecessor, and needs no other proof
+    with kind(pool):
+        Client(pool).ping()
+    pool.close()
+
+
+def test_a_start_that_fails_after_the_takeover_releases_the_pool(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThread(beluga.rpc.server.Thread):
+        def start(self) -> None:
+            if self.name == "beluga-server":
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    server = Server(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(beluga.rpc.server, "Thread", NoThread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            server.start()
+    del server  # nothing writes to the pool any longer
+    with Server(pool), Client(pool) as client:
+        client.ping()
+    pool.close()
+
+
+def answers(pool: Pool) -> bool:
+    try:
+        Client(pool).ping()
+    except NoServerError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", [Server, IndexServer])
+def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> None:
+    idle, server = kind(pool), kind(pool)
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            server.serve_forever()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert eventually(lambda: answers(pool))
+    pool.close()
+    thread.join()
+    assert failures == []
+    for each in (idle, server):
+        for call in (each.stat, each.request_stop, each.start):
+            with pytest.raises(RpcError):
+                call()
+        with pytest.raises(RpcError):
+            each.watch(0, silent_s=1)
+        each.stop()
+    with pytest.raises(ValueError, match="closed"):
+        kind(pool)
+    with pytest.raises(ValueError, match="closed"):
+        Client(pool)
+
+
+def test_a_server_cannot_be_stopped_by_its_own_handler(pool: Pool) -> None:
+    server = Server(pool)
+    messages: list[str] = []
+
+    def handler(_: bytes) -> bytes:
+        with pytest.raises(RpcError, match="inside a handler"):
+            server.stop()
+        messages.append("refused")
+        return b"on"
+
+    server.handle(64, handler)
+    server.start()
+    assert Client(pool).call(64) == b"on"
+    assert messages == ["refused"]
+    pool.close()
+
+
+def test_an_interrupted_start_leaves_no_thread_in_a_closing_pool(shm: Path) -> None:
+    """A serving thread without an owner would access unmapped memory."""
+    before = threading.active_count()
+    for point in itertools.count(1):
+        paths = [shm / f"{point}"]
+        with Pool.create(paths, device_size=8 << 20, sparse=True, max_blocks=64) as pool:
+            server = Server(pool)
+            try:
+                with Interrupts({point}, called=True) as interrupts:
+                    server.start()
+            except (KeyboardInterrupt, RuntimeError):
+                pass  # the standard library raises RuntimeError for an interrupt at some points
+        if interrupts.count < point:
+            break
+    assert point > 10
+    until = time.monotonic() + 60
+    while sum(thread.is_alive() for thread in threading.enumerate()) > before:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def stop_during_calls(path: str, by_the_server: bool) -> None:
+    pool = Pool.create([path], device_size=16 << 20, sparse=True, max_blocks=64, force=True)
+    server = IndexServer(pool)
+    calls: list[Callable[[], object]] = [
+        *(server.stat, server.index_stat, server.start, server.request_stop, pool.prefault),
+        lambda: server.handle(70, bytes),
+        lambda: server.watch(0.001, silent_s=1),
+        lambda: Client(pool, timeout_s=0.2),
+        lambda: pool.geometry,
+    ]
+    over = threading.Event()
+
+    def repeat(call: Callable[[], object]) -> None:
+        while not over.is_set():
+            with contextlib.suppress(BelugaError, ValueError):
+                call()
+
+    threads = [threading.Thread(target=repeat, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.03)
+    (server.stop if by_the_server else pool.close)()
+    over.set()
+    for thread in threads:
+        thread.join()
+    server.stop()
+    pool.close()
+
+
+def test_calls_during_a_stop_or_close_get_no_server_or_a_valid_one(shm: Path) -> None:
+    for number in range(6):
+        ended = role.run(stop_during_calls, shm / "a", bool(number % 2))
+        assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+# ---- A server that stands by; the test controls when it starts.
+
+
+class FakeServer:
+    """The part of a server that :func:`stand_by` uses."""
+
+    def __init__(
+        self, *, watches: list[bool] | None = None, starts: list[Exception] | None = None
+    ) -> None:
+        self.watches = watches or [True]
+        self.starts = starts or []
+        self.started = 0
+        self.watched: list[tuple[float, float]] = []
+
+    def watch(self, timeout_s: float, *, silent_s: float) -> bool:
+        self.watched.append((timeout_s, silent_s))
+        return self.watches.pop(0) if len(self.watches) > 1 else self.watches[0]
+
+    def start(self) -> None:
+        if self.starts:
+            raise self.starts.pop(0)
+        self.started += 1
+
+
+def waits(server: FakeServer, **options: Any) -> bool:
+    return stand_by(cast("Server", server), threading.Event(), **options)
+
+
+def test_a_server_starts_when_it_is_due() -> None:
+    server = FakeServer(watches=[False, False, True])
+    assert waits(server, silent_s=7.0)
+    assert server.started == 1
+    assert len(server.watched) == 3
+    assert {silent for _, silent in server.watched} == {7.0}
+
+
+def test_a_stop_before_the_start_prevents_the_start() -> None:
+    server, called = FakeServer(), threading.Event()
+    called.set()
+    assert not stand_by(cast("Server", server), called)
+    assert (server.started, server.watched) == (0, [])
+
+
+def test_a_rejected_takeover_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
+    waited: list[float | None] = []
+    reasons: list[str] = []
+
+    class RecordedEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    server = FakeServer(starts=[ServerAliveError("it lives"), ServerAliveError("it lives")])
+    with caplog.at_level(logging.WARNING):
+        assert stand_by(cast("Server", server), RecordedEvent(), waits=reasons.append)
+    assert (server.started, len(server.watched), len(waited)) == (1, 3, 2)
+    assert reasons == ["it lives"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the takeover failed, will retry: it lives"
+    ]
+
+
+def test_other_errors_are_raised() -> None:
+    with pytest.raises(PoolError, match="no pool"):
+        waits(FakeServer(starts=[PoolError("no pool")]))
