@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from other_machine import Elsewhere
-from other_machine import BULK, LANES, SLOTS
+from other_machine import BULK, LANES, SLOTS, Elsewhere
 
 from beluga.pool import Pool
 
